@@ -114,10 +114,10 @@ class GatewaySettings(SharedSettings):
 
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        help="names under which clients reach the router, besides those of loopback, without port; "
-        "requests for another host are refused; none: only checked on a loopback address without "
-        "API keys; *: any",
-        pattern=r"\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+",
+        help="names under which clients reach the router, besides IP addresses and localhost, "
+        "without port; *.NAME: every name that ends so; requests for another host are refused; "
+        "none: only checked without API keys; *: any",
+        pattern=r"\*|\[[0-9A-Fa-f:.]+\]|(?:\*\.)?[A-Za-z0-9._\-]+",
     )
     root_path: str = setting(
         "",

@@ -193,7 +193,8 @@ def warn_of_open_doors(settings: GatewaySettings) -> None:
     if not has_keys and not is_loopback(settings.host):
         log.warning(
             "the API on %s is open to everyone who can reach it: set BATON_API_KEYS or "
-            "--api-key-file (docs/security.md)",
+            "--api-key-file (docs/security.md); it answers under IP addresses, localhost and the "
+            "names of --allowed-hosts only",
             settings.host,
         )
 

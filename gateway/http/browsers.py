@@ -21,11 +21,11 @@ from gateway.http.anthropic_errors import error_response
 from gateway.http.paths import PROBES
 from gateway.settings import GatewaySettings
 from http_kit.errors import HttpError
-from process.sockets.hosts import bracketed, is_loopback
+from process.sockets.hosts import is_address
 from protocol.errors import RequestError
 
 ANY = "*"
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+LOCALHOST = "localhost"
 PREFLIGHT_AGE_S = 600
 
 _HOST, _ORIGIN, _SITE = b"host", b"origin", b"sec-fetch-site"
@@ -39,10 +39,12 @@ _HEADER_NAMES = re.compile(rb"[A-Za-z0-9\-_, ]{1,1000}")
 
 @dataclass(frozen=True)
 class BrowserRules:
-    """`hosts`: accepted names in `Host`, in lower case and without port; None accepts any.
-    `origins`: the sites whose pages may use the router; `*` is every site."""
+    """`hosts`: accepted names in `Host` besides IP addresses, in lower case and without port; None
+    accepts any. `domains`: `.llm.example` accepts every name that ends so. `origins`: the sites
+    whose pages may use the router; `*` is every site."""
 
     hosts: frozenset[bytes] | None = None
+    domains: tuple[bytes, ...] = ()
     origins: frozenset[bytes] = frozenset()
 
     def is_host(self, value: bytes | None) -> bool:
@@ -53,7 +55,12 @@ class BrowserRules:
             return False
         host = value.strip().lower()
         name, colon, port = host.rpartition(b":")
-        return (name if colon and (port.isdigit() or not port) else host) in self.hosts
+        if colon and (port.isdigit() or not port):
+            host = name
+        host = host.removesuffix(b".")
+        return (
+            host in self.hosts or host.endswith(self.domains) or is_address(host.decode("latin-1"))
+        )
 
     def is_origin(self, value: bytes) -> bool:
         """Whether pages of an origin may use this router."""
@@ -61,15 +68,14 @@ class BrowserRules:
 
 
 def browser_rules(settings: GatewaySettings) -> BrowserRules:
-    """The rules from the settings. `Host` is checked if a list of names is given, and on a
-    loopback address without API keys."""
+    """The rules from the settings. `Host` is checked without API keys, and if names are given."""
     has_keys = bool(settings.api_keys) or settings.api_key_file is not None
-    is_checked = bool(settings.allowed_hosts) or (not has_keys and is_loopback(settings.host))
-    hosts = None
-    if is_checked and ANY not in settings.allowed_hosts:
-        own = [bracketed(settings.host)] if is_loopback(settings.host) else []
-        hosts = _lowered((*LOOPBACK_HOSTS, *own, *settings.allowed_hosts))
-    return BrowserRules(hosts, _lowered(settings.cors_origins))
+    given = settings.allowed_hosts
+    hosts, domains = None, frozenset[bytes]()
+    if (given or not has_keys) and ANY not in given:
+        domains = _lowered(each.removeprefix(ANY) for each in given if each.startswith(ANY))
+        hosts = _lowered((LOCALHOST, settings.host, *given))
+    return BrowserRules(hosts, tuple(domains), _lowered(settings.cors_origins))
 
 
 class BrowserCheck:
@@ -176,7 +182,8 @@ def _refusal(message: str, code: str) -> HttpError:
 
 
 _WRONG_HOST = _refusal(
-    "the Host header is none of this router's names; its operator can add it to --allowed-hosts",
+    "the Host header is none of this router's names; its operator can add it to --allowed-hosts "
+    "(BATON_ALLOWED_HOSTS); IP addresses and localhost need no entry",
     "host_not_allowed",
 )
 _WRONG_SITE = _refusal(

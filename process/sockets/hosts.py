@@ -21,6 +21,15 @@ def is_wildcard(host: str) -> bool:
         return host == "*"
 
 
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address, which no name server can point elsewhere."""
+    try:
+        ipaddress.ip_address(unbracketed(host))
+    except ValueError:
+        return False
+    return True
+
+
 def unbracketed(host: str) -> str:
     """The host as sockets take it: an IPv6 address without brackets."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host

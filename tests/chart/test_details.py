@@ -371,3 +371,37 @@ def test_ports_name_their_protocol() -> None:
     for _, found in pod_templates(release("everything")):
         ports = [port for each in found["spec"]["containers"] for port in each.get("ports", [])]
         assert all("protocol" in port for port in ports)
+
+
+OWN_HOSTS = ["demo-baton", *(f"demo-baton.ai{end}" for end in ("", ".svc", ".svc.cluster.local"))]
+
+
+@pytest.mark.parametrize(
+    ("values", "hosts"),
+    [
+        ({}, OWN_HOSTS),
+        ({"ingress": {"enabled": True, "host": "llm.example"}}, [*OWN_HOSTS, "llm.example"]),
+        (
+            {
+                "httpRoute": {
+                    "enabled": True,
+                    "parentRefs": [{"name": "gateway"}],
+                    "hostnames": ["*.llm.example"],
+                },
+                "router": {"settings": {"allowed_hosts": ["lb.example"]}},
+            },
+            [*OWN_HOSTS, "*.llm.example", "lb.example"],
+        ),
+        ({"router": {"apiKeys": {"enabled": True}}}, None),
+        ({"router": {"env": [{"name": "BATON_API_KEYS", "value": "k" * 20}]}}, None),
+        (
+            {"router": {"apiKeys": {"enabled": True}, "settings": {"allowed_hosts": ["a", "b"]}}},
+            ["a", "b"],
+        ),
+    ],
+)
+def test_routers_without_keys_answer_under_the_releases_names(values, hosts) -> None:
+    router = {"apiKeys": {"enabled": False}} | values.get("router", {})
+    args = container(values | {"router": router}, "router")["args"]
+    given = [each.partition("=")[2].split(",") for each in args if "allowed-hosts" in each]
+    assert given == ([] if hosts is None else [hosts])

@@ -95,6 +95,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 {{- end -}}
 
+{{/* The names under which clients reach routers without keys, which answer under no other name. With
+keys router.settings alone says whether names count. */}}
+{{- define "baton.allowedHosts" -}}
+{{- $hosts := default list .Values.router.settings.allowed_hosts -}}
+{{- $keys := .Values.router.apiKeys.enabled -}}
+{{- range .Values.router.env -}}
+{{- if has .name (list "BATON_API_KEYS" "BATON_API_KEY_FILE") -}}{{- $keys = true -}}{{- end -}}
+{{- end -}}
+{{- if not $keys -}}
+{{- $name := include "baton.fullname" . -}}
+{{- $own := list $name -}}
+{{- range list "%s.%s" "%s.%s.svc" "%s.%s.svc.cluster.local" -}}
+{{- $own = append $own (printf . $name $.Release.Namespace) -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled .Values.ingress.host -}}{{- $own = append $own .Values.ingress.host -}}{{- end -}}
+{{- if .Values.httpRoute.enabled -}}{{- $own = concat $own .Values.httpRoute.hostnames -}}{{- end -}}
+{{- $hosts = concat $own $hosts | uniq -}}
+{{- end -}}
+{{- toYaml $hosts -}}
+{{- end -}}
+
 {{/* A value as the text of a flag: whole numbers without exponent, lists with commas. */}}
 {{- define "baton.text" -}}
 {{- if kindIs "slice" . -}}
