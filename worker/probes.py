@@ -106,7 +106,7 @@ class WorkerProbes:
 def serve_probes(
     settings: WorkerSettings, probes: WorkerProbes, stack: ExitStack
 ) -> CollectorRegistry:
-    """Serve the probes, if there is a port for them, and the metrics of the registry that it
+    """Serve the probes, if there are ports for them, and the metrics of the registry that it
     returns. Raises ConfigError."""
     registry = process_registry()
     if settings.metrics_port is not None:
@@ -114,4 +114,10 @@ def serve_probes(
         server = start_metrics_server(settings.metrics_port, host, registry, probes.by_path())
         stack.callback(server.close)
         log.info("metrics and probes on http://%s:%d", bracketed(host), server.port)
+    if settings.probe_port is not None:
+        only_probes = start_metrics_server(
+            settings.probe_port, settings.host, None, probes.by_path()
+        )
+        stack.callback(only_probes.close)
+        log.info("probes on http://%s:%d", bracketed(settings.host), only_probes.port)
     return registry

@@ -249,6 +249,13 @@ class WorkerSettings(SharedSettings):
         minimum=0,
         maximum=65535,
     )
+    probe_port: int | None = setting(
+        None,
+        help="port of its own for the probes /live, /ready and /startup, on host; metrics_port has "
+        "them, too; none: no such port",
+        minimum=0,
+        maximum=65535,
+    )
     metrics_host: str | None = setting(
         None,
         help="address to serve metrics and probes on, to all who can reach it; none: that of host",

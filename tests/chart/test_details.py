@@ -221,7 +221,7 @@ def test_planes_without_policies() -> None:
     assert set(found) == {"kv"}
     any_peer, kv = found["kv"]["spec"]["ingress"]
     assert "from" not in any_peer
-    assert {port["port"] for port in any_peer["ports"]} == {7400, 7401, 9400}
+    assert {port["port"] for port in any_peer["ports"]} == {7400, 7401, 9400, 9401}
     assert kv["from"][0]["podSelector"]["matchExpressions"][0]["values"] == ["worker"]
     rdma = objects(gpu(networkPolicy={"enabled": False}))
     assert of_kind(rdma, "NetworkPolicy") == {}
@@ -250,6 +250,31 @@ def test_the_route_leads_to_the_pool_and_outlasts_requests() -> None:
     (pool,) = of_kind(release("gateway"), "InferencePool").values()
     router = of_kind(release("gateway"), "Deployment")["router"]["spec"]["template"]
     assert pool["spec"]["selector"]["matchLabels"].items() <= router["metadata"]["labels"].items()
+
+
+def test_only_peers_that_are_named_reach_the_workers_metrics() -> None:
+    prometheus = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+    for metrics in ([], [prometheus]):
+        found = of_kind(objects({"networkPolicy": {"metrics": metrics}}), "NetworkPolicy")
+        on_workers = [
+            each["spec"]
+            for each in found.values()
+            if each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "worker"
+        ]
+        rules = [rule for each in on_workers for rule in each["ingress"]]
+        reached = [r for r in rules if {9400, 9401} & {port["port"] for port in r["ports"]}]
+        assert [each["from"] for each in reached] == ([metrics] if metrics else [])
+
+
+def test_probes_have_a_port_of_their_own() -> None:
+    pods = [pod for _, pod in pod_templates(objects({}))]
+    workers = [c for each in pods for c in each["spec"]["containers"] if c["name"] == "worker"]
+    assert workers
+    for worker in workers:
+        ports = {each["name"]: each["containerPort"] for each in worker["ports"]}
+        assert f"--probe-port={ports['probes']}" in worker["args"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert worker[probe]["httpGet"]["port"] == "probes"
 
 
 def test_monitors_find_their_services_and_send_a_viewer_s_key() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 import urllib.request
@@ -10,8 +12,16 @@ import pytest
 from prometheus_client import Counter
 
 from process.clock import wall_us
-from process.metrics.metrics_server import process_registry, start_metrics_server
+from process.metrics import metrics_server
+from process.metrics.metrics_server import (
+    MOST_CONNECTIONS,
+    process_registry,
+    start_metrics_server,
+)
 from protocol.errors import ConfigError
+
+WAIT_S = 60.0
+PAUSE = threading.Event()
 
 
 def test_metrics_are_served_from_a_registry_of_their_own() -> None:
@@ -32,3 +42,56 @@ def test_the_wall_clock_never_goes_backwards_and_is_about_right() -> None:
     readings = [wall_us() for _ in range(10_000)]
     assert readings == sorted(readings)
     assert abs(readings[-1] - time.time() * 1e6) < 60e6
+
+
+def _ask(port: int, path: str) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /live HTTP/1.1\r\nx: ", b"x" * 100])
+def test_slow_connections_neither_delay_probes_nor_take_threads(sent: bytes) -> None:
+    probes = {"/live": lambda: None}
+    servers = [
+        start_metrics_server(0, "127.0.0.1", process_registry(), probes),
+        start_metrics_server(0, "127.0.0.1", None, probes),
+    ]
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.close)
+            threads = threading.active_count()
+            for _ in range(3 * MOST_CONNECTIONS):
+                slow = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                slow.sendall(sent)
+            assert _ask(server.port, "/live").startswith(b"HTTP/1.1 200 ")
+            assert threading.active_count() == threads
+        assert _ask(servers[1].port, "/metrics").startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_connection_has_a_deadline_for_the_whole_exchange(monkeypatch) -> None:
+    monkeypatch.setattr(metrics_server, "DEADLINE_S", 0.05)
+    server = start_metrics_server(0, "127.0.0.1", process_registry())
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as slow:
+            with contextlib.suppress(ConnectionError):
+                while slow.send(b"x"):  # never silent, never done
+                    PAUSE.wait(0.01)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"POST /live HTTP/1.1\r\n\r\n", 405), (b"HEAD /live HTTP/1.1\r\n\r\n", 200)],
+)
+def test_other_methods(sent: bytes, status: int) -> None:
+    server = start_metrics_server(0, "127.0.0.1", process_registry(), {"/live": lambda: None})
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as client:
+            client.sendall(sent)
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert answer.endswith(b"\r\n\r\n") == (status == 200)
+    finally:
+        server.close()

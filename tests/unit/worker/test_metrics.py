@@ -63,7 +63,9 @@ def test_gauges_and_counters_of_the_latest_report() -> None:
 def test_metrics_have_an_address_of_their_own(
     host: str, metrics_host: str | None, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = SimpleNamespace(host=host, metrics_host=metrics_host, metrics_port=0)
+    settings = SimpleNamespace(
+        host=host, metrics_host=metrics_host, metrics_port=0, probe_port=None
+    )
     probes = WorkerProbes(SimpleNamespace(phase="starting"), 10.0)
     with ExitStack() as stack, caplog.at_level(logging.INFO):
         registry = serve_probes(settings, probes, stack)

@@ -59,6 +59,7 @@ resourceClaims:
 - {{ printf "--control-port=%s" (include "baton.port" "control") | quote }}
 - {{ printf "--events-port=%s" (include "baton.port" "events") | quote }}
 - {{ printf "--metrics-port=%s" (include "baton.port" "metrics") | quote }}
+- {{ printf "--probe-port=%s" (include "baton.port" "probes") | quote }}
 - {{ printf "--request-deadline-s=%d" (.root.Values.requestTimeoutSeconds | int) | quote }}
 - {{ printf "--drain-grace-s=%d" (.root.Values.requestTimeoutSeconds | int) | quote }}
 - {{ printf "--log-level=%s" .root.Values.logLevel | quote }}
@@ -121,18 +122,19 @@ containers:
       - {name: control, containerPort: {{ include "baton.port" "control" }}, protocol: TCP}
       - {name: events, containerPort: {{ include "baton.port" "events" }}, protocol: TCP}
       - {name: metrics, containerPort: {{ include "baton.port" "metrics" }}, protocol: TCP}
+      - {name: probes, containerPort: {{ include "baton.port" "probes" }}, protocol: TCP}
     startupProbe:
-      httpGet: {path: /startup, port: metrics}
+      httpGet: {path: /startup, port: probes}
       periodSeconds: 5
       timeoutSeconds: 5
       failureThreshold: {{ div (add $seconds 4) 5 }}
     readinessProbe:
-      httpGet: {path: /ready, port: metrics}
+      httpGet: {path: /ready, port: probes}
       periodSeconds: 2
       timeoutSeconds: 5
       failureThreshold: 3
     livenessProbe:
-      httpGet: {path: /live, port: metrics}
+      httpGet: {path: /live, port: probes}
       periodSeconds: 10
       timeoutSeconds: 10
       failureThreshold: 6
