@@ -45,7 +45,9 @@ CHART_SETS = frozenset(
 )
 """Settings that the chart derives from its own values."""
 
-_TABLE = ("| value | default | meaning |", "|---|---|---|")
+_TABLE = ("| value | default | unit | meaning |", "|---|---|---|---|")
+_UNIT = "x-unit"
+"""Our keyword of the schema for a number's unit; validators ignore it."""
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _HEAD = (
     "# Values of the chart\n\n"
@@ -88,8 +90,9 @@ def settings_schema(cls: type) -> dict[str, Any]:
 
 def _setting_schema(spec: SettingSpec) -> dict[str, Any]:
     details = spec.details
-    text = details.help + (f" ({details.unit})" if details.unit else "")
-    schema: dict[str, Any] = {"description": text}
+    schema: dict[str, Any] = {"description": details.help}
+    if details.unit:
+        schema[_UNIT] = details.unit
     if spec.base is tuple:
         item = {"type": "string"} | (
             {"pattern": _whole(details.pattern)} if details.pattern else {}
@@ -145,10 +148,10 @@ def _rows(
         return
     if path == "pools":
         role = schema["$defs"]["pool"]["properties"]["role"]
-        yield f"| `pools.NAME.role` | | {_cell(role)} Required. |"
-        yield "| `pools.NAME.*` | as in `workers` | Any value of `workers`, for this pool. |"
+        yield f"| `pools.NAME.role` | | | {_cell(role)} Required. |"
+        yield "| `pools.NAME.*` | as in `workers` | | Any value of `workers`, for this pool. |"
         return
-    yield f"| `{path}` | `{json.dumps(default, ensure_ascii=False)}` | {_cell(part)} |"
+    yield f"| `{path}` | `{json.dumps(default, ensure_ascii=False)}` | {_unit(part)}{_cell(part)} |"
 
 
 def _cell(part: Mapping[str, Any]) -> str:
@@ -159,12 +162,16 @@ def _cell(part: Mapping[str, Any]) -> str:
     return text.replace("|", "\\|")
 
 
+def _unit(part: Mapping[str, Any]) -> str:
+    return f"{part[_UNIT]} | " if _UNIT in part else "| "
+
+
 def _setting_rows(defs: Mapping[str, Any], name: str) -> list[str]:
     worker = defs["workerSettings"]["properties"]
-    rows = ["| setting | meaning |", "|---|---|"]
+    rows = ["| setting | unit | meaning |", "|---|---|---|"]
     for key, part in defs[name]["properties"].items():
         only = " (decode workers only)" if name == "decodeSettings" and key not in worker else ""
-        rows.append(f"| `{key}` | {_cell(part)}{only} |")
+        rows.append(f"| `{key}` | {_unit(part)}{_cell(part)}{only} |")
     return rows
 
 

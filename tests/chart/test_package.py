@@ -41,6 +41,16 @@ def test_schema_and_page_of_values_are_current() -> None:
 def test_the_page_of_values_is_made_of_sentences() -> None:
     text = script("chart_values").document_text()
     assert re.findall(r"[^.] One of `", text) == []
+    assert re.findall(r"\| (?:Its|Their|Whether there (?:is|are)) [^|]*", text) == []
+
+
+def test_the_page_of_values_has_units_in_a_column() -> None:
+    text = script("chart_values").document_text()
+    assert "| `keepalive_s` | s |" in text
+    assert "| `model.sizeGi` | `0` | GiB |" in text
+    named = re.findall(r"^\| `\S+(?:_s|_ms|_bytes|_tokens|Seconds|Gi)` \|.*", text, re.MULTILINE)
+    unit = re.compile(r" \| (?:s|ms|bytes|tokens|GiB) \| ")
+    assert [row for row in named if not unit.search(row)] == []
 
 
 def test_every_value_has_a_default_and_a_meaning() -> None:
