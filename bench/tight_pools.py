@@ -176,7 +176,7 @@ async def measure(arguments: argparse.Namespace, console: Console) -> Report:
 
 
 def main(argv: list[str]) -> int:
-    """Run and print the table; 0 if every request ended as it may."""
+    """Run and print the table; 0 if every request ended correctly or with a proper refusal."""
     parser = argparse.ArgumentParser(prog="python -m bench.tight_pools", description=__doc__)
     parser.add_argument("--model", default=str(DEMO_MODEL))
     parser.add_argument("--requests", type=int, default=1000)

@@ -208,7 +208,7 @@ def _board(settings: RouterSettings, parts: _Parts) -> RouterBoard:
     board = RouterBoard(
         settings.redis_url,
         settings.cluster,
-        lambda: msgspec.json.encode(parts.report.summary(parts.log.told_rows())),
+        lambda: msgspec.json.encode(parts.report.summary(parts.log.shared_rows())),
         parts.report.peers.take,
         parts.log.answer,
         parts.ignored,

@@ -1,12 +1,11 @@
-"""Whose turn it is among waiting sequences: priorities that age, and equal turns for every share.
+"""The order among waiting sequences: priorities that age, and equal turns for every share.
 
 A share is the owner of a key; requests without a key are one share. Within a share, a sequence of a
-higher priority comes first, and each step of priority is worth `aging_s` seconds of waiting: so
-nothing waits for ever, and a backlog does not hold up an urgent newcomer because it is old. Between
-shares the number of tokens that a share has had decides (start-time fair queueing: Goyal, Vin and
-Cheng, 1996), whatever its priorities: a flood of one share takes no turns from another. A share
-that was idle has saved no turns. Sequences of a priority below 0 cost their share more, so
-background work yields. Pure.
+higher priority comes first, and each step of priority is worth `aging_s` seconds of waiting. So
+nothing waits for ever, and an old backlog does not hold up an urgent newcomer. Between shares, the
+share that has had the fewest tokens comes first, whatever its priorities (start-time fair queueing:
+Goyal, Vin and Cheng, 1996): a flood of one share takes no turns from another. An idle share saves
+no turns. Sequences of a priority below 0 cost their share more, so background work yields. Pure.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from scheduling.sequence import Sequence
 
 MAX_IDLE_SHARES = 1024
 MOST_STEPS = 5
-"""Each step of priority below 0 doubles the cost of a token, up to so many."""
+"""Each step of priority below 0 doubles the cost of a token, at most `MOST_STEPS` times."""
 
 
 class Turns:
-    """The tokens that each share has had. Its length is the number of shares that are known."""
+    """The tokens that each share has had. `len` is the number of known shares."""
 
     def __init__(self, aging_s: float) -> None:
         self._aging_s = aging_s
         self._had: dict[str, int] = {}
-        self._now = 0  # tokens that the share served last had had by then
+        self._now = 0  # virtual time: tokens charged to the share that was admitted last
         self._backlogged: set[str] = set()
 
     def __len__(self) -> int:
@@ -59,12 +58,12 @@ class Turns:
                 heapq.heappush(heap, (*self._rank(queue[-1]), next(ties), queue))
 
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
-        """A sequence got its turn; it computes so many tokens."""
+        """Admit a sequence, and charge its share for `num_tokens`."""
         self._now = max(self._now, self._had.get(sequence.share, 0))
         self.charge(sequence, num_tokens)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """A sequence has got so many tokens."""
+        """Charge the share of a sequence for `num_tokens`."""
         cost = num_tokens << min(MOST_STEPS, max(0, -sequence.priority))
         self._had[sequence.share] = self._had.get(sequence.share, 0) + cost
 
@@ -72,7 +71,7 @@ class Turns:
         return self._had.get(head.share, 0), self.seniority(head)
 
     def _join(self, shares: Iterable[str]) -> None:
-        """A share that did not wait before starts where the others are."""
+        """A share that starts to wait is charged up to the virtual time."""
         backlogged = set(shares)
         for share in backlogged - self._backlogged:
             self._had[share] = max(self._had.get(share, 0), self._now)

@@ -58,7 +58,7 @@ GRAPH_BATCHES = (1, 32)
 CONTEXTS = (1024, 8192)
 CHUNKS = (512, 2048, 8192)
 PROMPTS = (512, 2048)
-_POOL_BYTES = 96 << 30  # of the 128 GiB of 128 sequences of 8,192 tokens, where the card has them
+_POOL_BYTES = 96 << 30  # 128 sequences of 8,192 tokens would take 128 GiB; use at most this much
 _ROOM_BYTES = 4 << 30  # for steps and graphs beside the pool
 _MIXED_BLOCKS = 20_000  # more than any of its steps reads
 _BF16 = "bfloat16"
@@ -96,7 +96,7 @@ def exactness(device: torch.device) -> Iterator[Row]:
     from bench.gpu.exactness import check_exactness
 
     for name in ("M1", "M3"):
-        yield from check_exactness(Card(device, 1.0, 1.0), benchmark_checkpoint(name), name)
+        yield from check_exactness(Card.unmeasured(device), benchmark_checkpoint(name), name)
 
 
 def logits(device: torch.device) -> Iterator[Row]:
@@ -104,11 +104,12 @@ def logits(device: torch.device) -> Iterator[Row]:
     from bench.gpu.models import check_logits
 
     for name in ("M1", "M3"):
-        yield from check_logits(Card(device, 1.0, 1.0), benchmark_checkpoint(name), name)
+        yield from check_logits(Card.unmeasured(device), benchmark_checkpoint(name), name)
 
 
 def mixed(device: torch.device) -> Iterator[Row]:
-    """Attention for decodes beside a chunk, by one call and by two; for chunks, by fa3 and fa2."""
+    """Time attention of decodes beside a chunk in one call and in two, and of chunks with fa3 and
+    fa2."""
     from bench.gpu.mixed import MIXED_STEPS, check_kernels, check_mixed
 
     config = _llama(num_layers=4)
@@ -138,14 +139,14 @@ def decode(device: torch.device) -> Iterator[Row]:
 
 
 def ahead(device: torch.device) -> Iterator[Row]:
-    """Steps of the 8B shape by the engine, one by one and one ahead: decodes, and prompts; leaves
-    traces here."""
+    """Time engine steps on the 8B shape, waiting for each and running one ahead. Writes traces to
+    the current folder."""
     from bench.gpu.ahead import Decodes, Prefills, check_ahead, check_prefill_ahead
 
     load = Decodes()
     num_blocks = 2 * load.batch * load.context // BLOCK_SIZE
     passes = _passes(_llama(), device, num_blocks, [load.batch])
-    card = Card(device, 1.0, 1.0)
+    card = Card.unmeasured(device)
     yield from check_ahead(card, passes, load, Path())
     for length in PROMPTS:
         yield from check_prefill_ahead(card, passes, Prefills(length), Path())
@@ -166,7 +167,7 @@ def overlap(device: torch.device) -> Iterator[Row]:
 
     passes = _passes(_llama(), device, 2 * max(CHUNKS) // BLOCK_SIZE, [1])
     for chunk in CHUNKS:
-        yield from check_overlap(Card(device, 1.0, 1.0), passes, chunk)
+        yield from check_overlap(Card.unmeasured(device), passes, chunk)
 
 
 def fp8(device: torch.device) -> Iterator[Row]:
@@ -174,7 +175,7 @@ def fp8(device: torch.device) -> Iterator[Row]:
     from bench.gpu.precision import check_accuracy, check_error, check_fast_accum, check_gain
 
     yield from check_accuracy(DEMO_MODEL)
-    card = Card(device, 1.0, 1.0)
+    card = Card.unmeasured(device)
     for name in ("M1", "M3"):
         yield from check_error(card, benchmark_checkpoint(name), name)
     plain, narrow = (
@@ -189,7 +190,7 @@ def invariant(device: torch.device) -> Iterator[Row]:
     """The batch-invariant mode: bits of a text in different steps, and the mode's cost."""
     from bench.gpu.invariant import DECODES, Bits, check_bits, check_cost
 
-    card, bits, sizes = Card(device, 1.0, 1.0), Bits(), list(DECODES)
+    card, bits, sizes = Card.unmeasured(device), Bits(), list(DECODES)
     in_mode = _invariant_passes(_llama(), device, bits.num_blocks, sizes)
     yield from check_bits(card, in_mode, bits)
     plain = _passes(_llama(), device, bits.num_blocks, sizes)
@@ -200,14 +201,14 @@ def memory(device: torch.device) -> Iterator[Row]:
     """The memory that an engine takes, compared with its fraction of the card."""
     from bench.gpu.memory import check_memory
 
-    yield from check_memory(Card(device, 1.0, 1.0), benchmark_checkpoint("M2"), 0.45)
+    yield from check_memory(Card.unmeasured(device), benchmark_checkpoint("M2"), 0.45)
 
 
 def peer(device: torch.device) -> Iterator[Row]:
     """Throughput compared with transformers'."""
     from bench.gpu.models import Load, check_throughput
 
-    card = Card(device, 1.0, 1.0)
+    card = Card.unmeasured(device)
     yield from check_throughput(card, benchmark_checkpoint("M2"), "M2", Load())
 
 
@@ -271,7 +272,7 @@ def _built(device: torch.device, name: str, config: ModelConfig, kv_dtype: str) 
     """Run a first chunk and a first decode of this shape, which builds their kernels."""
     started = time.monotonic()
     passes = _passes(config, device, 64, [1], kv_dtype=kv_dtype)
-    check_prefill(Card(device, 1.0, 1.0), passes, 64)
+    check_prefill(Card.unmeasured(device), passes, 64)
     return Row("build", f"{name}: kernels, and a first step", time.monotonic() - started, "s")
 
 
@@ -323,8 +324,8 @@ def _passes_by(
 
 
 def fitting_blocks(num_blocks: int, block_bytes: int, room: int) -> int:
-    """As many of `num_blocks` as fit into `room` bytes, but at least one, whose allocation tells
-    what is lacking."""
+    """As many of `num_blocks` as fit into `room` bytes, but at least one, so that its allocation
+    raises with the shortage."""
     return max(1, min(num_blocks, room // block_bytes))
 
 

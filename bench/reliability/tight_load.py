@@ -1,8 +1,8 @@
-"""Load for pools that hold few prompts: whatever makes workers admit requests in different orders.
+"""Load for pools that hold few prompts, mixed so that workers admit requests in different orders.
 
 Prompts of mixed lengths come over several routers, some with priorities, grammars or two choices,
-and some clients go away. Each answer is compared with what one worker with a large pool said. A
-request ends well with a whole and right answer, or with 503 and Retry-After.
+and some clients go away. Each answer is compared with the answer of one worker with a large pool. A
+request ends well with a complete and correct answer, or with 503 and Retry-After.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LONGEST_PAUSE_S = 2.0
 
 @dataclass
 class Outcome:
-    """What became of the requests of one run. Waits are the times to the first token, s."""
+    """The results of one run. Waits are the times to the first token, s."""
 
     finished: int = 0
     aborted: int = 0
@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every request ended as it may."""
+        """Whether every request ended correctly or with a proper refusal."""
         return self.finished > 0 and not self.wrong and not self.errors
 
     @property
@@ -155,7 +155,7 @@ class TightLoad:
         outcome.wrong += not is_done or any(tokens != known.output for tokens in choices)
 
     async def _take_refusal(self, answer: httpx.Response, outcome: Outcome) -> None:
-        """503 with Retry-After is an end as it may be; the client pauses as it is told."""
+        """A 503 with Retry-After is an accepted end; the client waits as told."""
         await answer.aread()
         retry_after = answer.headers.get("retry-after", "")
         if answer.status_code != 503 or not retry_after:

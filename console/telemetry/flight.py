@@ -1,7 +1,7 @@
-"""What a router's flight recorder, or a worker's, says about the last minutes.
+"""The flight recorders of the router and its workers, as JSON.
 
-A router's own events come from the traces and the history of the fleet that it keeps in any case;
-its recorder adds only what is in neither: refusals, and an event loop that lagged.
+The router's events come from its traces and from the history of the fleet. Its recorder adds what
+neither contains: refusals, and delays of the event loop.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def _events_of(trace: RequestTrace) -> Iterator[FlightEvent]:
 
 
 def _is_wanted(event: FlightEvent, wanted: FlightRequest) -> bool:
-    """Whether it is within the time, and of the request or of none."""
+    """Whether the event lies in the wanted time span and belongs to the wanted request or to
+    none."""
     is_other = wanted.request_id and event.request_id and event.request_id != wanted.request_id
     is_later = wanted.until_us and event.at_us > wanted.until_us
     return not is_other and not is_later and event.at_us + event.duration_us >= wanted.since_us

@@ -1,8 +1,8 @@
 """What other routers of the fleet know: their sums, their rows, and single requests on demand.
 
 Each router puts a summary into the store every few seconds (`process.store.router_board`); this
-module makes ours and keeps theirs. A router that is gone leaves a gap: its rows vanish with its
-summary, the history points that it had told stay.
+module builds ours and keeps theirs. When a router leaves, its rows disappear with its summary;
+history points received from it stay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from http_kit.origin import Caller
 from process.store.ignored_entries import DECODE_ERRORS, SUMMARY, IgnoredEntries
 from protocol.registration import Count
 
-TOLD_POINTS = 8
+SHARED_POINTS = 8
 Number = Annotated[float, Meta(ge=-1e15, le=1e15)]
 Buckets = dict[Annotated[int, Meta(ge=-MOST_BUCKET, le=MOST_BUCKET)], Count]
 
@@ -58,7 +58,8 @@ class SlotData(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RouterSummary(msgspec.Struct, frozen=True):
-    """One router's sums and rows; `seconds` is how long its last minute is."""
+    """One router's sums and rows. `seconds` is the time that `minute` covers: less than 60 just
+    after a start."""
 
     minute: SlotData
     seconds: Annotated[float, Meta(ge=1, le=1e6)]
@@ -68,7 +69,7 @@ class RouterSummary(msgspec.Struct, frozen=True):
     rows: list[dict[str, Any]]
 
 
-class ToldPair(msgspec.Struct, frozen=True):
+class SharedPair(msgspec.Struct, frozen=True):
     """One of the pairs of a summary; see `console.telemetry.pairs`."""
 
     prefill: str
@@ -81,10 +82,10 @@ class ToldPair(msgspec.Struct, frozen=True):
     writes_per_s: Number
     exposed_p95_ms: Number | None
     failures: Count
-    is_below_way: bool = False  # a router of an earlier release does not tell
+    is_below_way: bool = False  # missing from routers of an earlier release
 
 
-class ToldRow(msgspec.Struct, frozen=True):
+class SharedRow(msgspec.Struct, frozen=True):
     """One of the rows of a summary; see `router.requests.trace_json`."""
 
     request_id: str
@@ -101,7 +102,7 @@ class ToldRow(msgspec.Struct, frozen=True):
 
 
 class _ReadSummary(msgspec.Struct, frozen=True):
-    """A summary as it is read: whatever is wrong with one row or pair spoils no other."""
+    """A summary with undecoded rows and pairs, so that one malformed row spoils no other."""
 
     minute: SlotData
     seconds: Annotated[float, Meta(ge=1, le=1e6)]
@@ -126,17 +127,17 @@ class RequestQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PeerRouters:
-    """The last summary of every other router. What cannot be read of one is left out, and noted in
-    `ignored`."""
+    """The last summary of every other router. Parts that cannot be decoded are left out and noted
+    in `ignored`."""
 
     def __init__(self, ignored: IgnoredEntries | None = None) -> None:
         self._ignored = ignored or IgnoredEntries()
         self.summaries: dict[str, RouterSummary] = {}
         self._points: OrderedDict[int, Slot] = OrderedDict()
-        self._told: dict[str, int] = {}  # by router: the start of its last point taken
+        self._last_points: dict[str, int] = {}  # by router: the start of its last point taken, µs
 
     def take(self, bodies: Mapping[str, bytes]) -> None:
-        """These are the summaries now."""
+        """Replace all summaries; skip those that cannot be decoded."""
         self.summaries = {}
         for router_id, body in bodies.items():
             read = self._decoded(_SUMMARY, router_id, body)
@@ -144,14 +145,14 @@ class PeerRouters:
                 self.summaries[router_id] = self._summary_of(router_id, read)
         for router_id, summary in self.summaries.items():
             self._take_points(router_id, summary.points)
-        self._told = {each: at for each, at in self._told.items() if each in bodies}
+        self._last_points = {each: at for each, at in self._last_points.items() if each in bodies}
 
     def points(self) -> Mapping[int, Slot]:
-        """The others' history points, added up, by their start."""
+        """The sums of the other routers' history points, by start time."""
         return self._points
 
     def rows(self) -> list[dict[str, Any]]:
-        """The others' rows."""
+        """The rows of all other routers."""
         return [row for each in self.summaries.values() for row in each.rows]
 
     def _summary_of(self, router_id: str, read: _ReadSummary) -> RouterSummary:
@@ -180,9 +181,9 @@ class PeerRouters:
 
     def _take_points(self, router_id: str, points: Sequence[SlotData]) -> None:
         for each in points:
-            if each.start_us <= self._told.get(router_id, 0):
+            if each.start_us <= self._last_points.get(router_id, 0):
                 continue
-            self._told[router_id] = each.start_us
+            self._last_points[router_id] = each.start_us
             slot = each.slot()
             known = self._points.get(each.start_us)
             self._points[each.start_us] = slot if known is None else known.plus(slot)
@@ -191,13 +192,13 @@ class PeerRouters:
 
 
 _SUMMARY = msgspec.json.Decoder(_ReadSummary)
-_PAIR = msgspec.json.Decoder(ToldPair)
-_ROW = msgspec.json.Decoder(ToldRow)
+_PAIR = msgspec.json.Decoder(SharedPair)
+_ROW = msgspec.json.Decoder(SharedRow)
 
 
 def merged_pairs(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Pairs as several routers saw them: rates and failures add up, the longest exposed time
-    counts, and a way that one of them measured is the pair's."""
+    """Merge what several routers measured of the same pairs. Rates and failures are summed; the
+    longest exposed time wins; the path is taken from a router that measured it."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for pairs in lists:
         for pair in pairs:

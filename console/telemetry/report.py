@@ -15,7 +15,13 @@ from console.telemetry.fleet_load import FleetLoad, SteadyLoad, fleet_load, tpot
 from console.telemetry.pairs import PairKey, PairPaths, PairTable
 from console.telemetry.path_watch import PathWatch
 from console.telemetry.paths import UNKNOWN, expected_path, is_off_way
-from console.telemetry.peers import TOLD_POINTS, PeerRouters, RouterSummary, SlotData, merged_pairs
+from console.telemetry.peers import (
+    SHARED_POINTS,
+    PeerRouters,
+    RouterSummary,
+    SlotData,
+    merged_pairs,
+)
 from console.telemetry.pressure import SideState, Verdict
 from console.telemetry.targets import Targets
 from console.telemetry.window import POINT_US, Ended, RequestWindow, Slot
@@ -148,13 +154,13 @@ class FleetReport:
         }
 
     def summary(self, rows: list[dict[str, Any]]) -> RouterSummary:
-        """What other routers are told; `rows` are this router's requests."""
+        """The summary for other routers; `rows` are this router's requests."""
         self._traces.tell_ended()
         minute, seconds = self._window.minute()
         return RouterSummary(
             minute=SlotData.of(minute),
             seconds=seconds,
-            points=[SlotData.of(each) for each in self._window.points()[-TOLD_POINTS:]],
+            points=[SlotData.of(each) for each in self._window.points()[-SHARED_POINTS:]],
             num_inflight=self._traces.num_running,
             pairs=self.pairs.as_json(self._paths_of),
             rows=rows,

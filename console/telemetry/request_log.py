@@ -1,7 +1,7 @@
 """Finished and running requests for operators and clients: rows, traces, receipts.
 
-Reads this router's traces and what other routers tell. A request of another router is fetched from
-it when it is asked for. Knows no HTTP.
+Reads this router's traces and the rows that other routers share. The trace of another router's
+request is fetched from that router on demand. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.requests.trace import RequestTrace, TraceStore
 from router.requests.trace_json import RUNNING, receipt_json, row_json, trace_json
 
 MAX_ROWS = 200
-MAX_TOLD = 80
+MAX_SHARED = 80
 ASK_S = 1.0
 """How long other routers have to answer."""
 
@@ -34,7 +34,7 @@ class Order(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a request stands. RETRIED: it took more than one attempt, however it ended."""
+    """Filter by outcome. RETRIED: more than one attempt, whatever the outcome."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -45,7 +45,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class RowQuery:
-    """Which requests to list; `outcome` None is any, `prefix` begins the id."""
+    """Which requests to list. `outcome` None means any; only ids that start with `prefix`."""
 
     order: Order = Order.RECENT
     outcome: Outcome | None = None
@@ -57,7 +57,7 @@ Ask = Callable[[bytes, float], Awaitable[bytes | None]]
 
 
 class RequestLog:
-    """The requests that the fleet's routers know. `ask` asks the other routers."""
+    """The requests of all routers of the fleet. `ask` sends a question to the other routers."""
 
     def __init__(
         self, traces: TraceStore, peers: PeerRouters | None = None, ask: Ask | None = None
@@ -65,10 +65,10 @@ class RequestLog:
         self.ask = ask
         self._traces = traces
         self._peers = peers or PeerRouters()
-        self._told: dict[str, dict[str, Any]] = {}  # rows of ended requests, by id
+        self._shared: dict[str, dict[str, Any]] = {}  # rows of ended requests, by id
 
     def rows(self, query: RowQuery) -> list[dict[str, Any]]:
-        """Rows in order. A running request without a token is as slow as it is old."""
+        """Rows in the wanted order. A running request without a token counts as slow as its age."""
         now_us = self._traces.wall_us()
         rows = self._own_rows(query, now_us)
         known = {each["request_id"] for each in rows}
@@ -80,27 +80,27 @@ class RequestLog:
         rows.sort(key=lambda row: _row_key(row, query.order, now_us), reverse=True)
         return rows[: query.limit]
 
-    def told_rows(self) -> list[dict[str, Any]]:
-        """The rows that other routers are told, if there are any: recent and slow requests that
-        have ended."""
+    def shared_rows(self) -> list[dict[str, Any]]:
+        """Rows to share with other routers: recent and slow requests that have ended. Empty if
+        there are no other routers."""
         if not self._peers.summaries:
             return []
         now_us = self._traces.wall_us()
         ended = [each for each in self._traces.all() if each.outcome is not None]
-        half = MAX_TOLD // 2
+        half = MAX_SHARED // 2
         slow = heapq.nlargest(half, ended, key=lambda each: _wait_us(each, now_us))
         chosen = {each.request_id: each for each in (*ended[-half:], *slow)}
-        self._told = {
-            name: self._told.get(name) or row_json(each, now_us) for name, each in chosen.items()
+        self._shared = {
+            name: self._shared.get(name) or row_json(each, now_us) for name, each in chosen.items()
         }
-        return list(self._told.values())
+        return list(self._shared.values())
 
     async def trace(self, request_id: str) -> dict[str, Any] | None:
-        """A generation's trace; an HTTP request's id means its first choice."""
+        """A generation's trace; the id of an HTTP request selects its first choice."""
         return await self._find(RequestQuestion(request_id))
 
     async def receipt(self, request_id: str, caller: Caller) -> dict[str, Any] | None:
-        """The receipt, for the caller who sent the request and for operators; else None."""
+        """The receipt, if `caller` sent the request or is an operator; otherwise None."""
         return await self._find(RequestQuestion(request_id, True, caller.digest, caller.is_admin))
 
     def answer(self, question: bytes) -> bytes | None:
@@ -120,10 +120,10 @@ class RequestLog:
         if answer is None:
             return None
         try:
-            told: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+            found_there: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
         except DECODE_ERRORS:
             return None
-        return told
+        return found_there
 
     def _own(self, question: RequestQuestion) -> dict[str, Any] | None:
         found, now_us = self._traces.get(question.request_id), self._traces.wall_us()

@@ -119,7 +119,7 @@ class Bookmark:
         self._shown[choice] = shown % (before + num_tokens)
         return True
 
-    def tell_usage(self) -> None:
+    def add_usage(self) -> None:
         """The next event carries the usage."""
         self._suffix = b"u\n"
 
@@ -142,7 +142,7 @@ class EventCount:
         self._num_tokens += num_tokens
         return True
 
-    def tell_usage(self) -> None:
+    def add_usage(self) -> None:
         """See Bookmark; does nothing, since the usage is an event like any other."""
 
     def marked(self, events: bytes) -> bytes:

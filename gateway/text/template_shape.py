@@ -1,8 +1,8 @@
-"""In which form a chat template wants its input, found out by rendering small conversations.
+"""The form in which a chat template wants its input, detected by rendering small conversations.
 
 Templates differ in whether they write the parts of a message's content one by one, whether they
-encode the arguments of a call themselves, and under which name they read reasoning. The same
-template may take another form with tools or documents, so each combination has its own shape.
+encode the arguments of a call themselves, and under which name they read reasoning. A template may
+take another form with tools or documents, so each combination has its own shape.
 """
 
 from __future__ import annotations
@@ -36,18 +36,24 @@ PROBE_TOOLS = (
     },
 )
 PROBE_DOCUMENTS = ({"doc_id": "1", "title": "probe", "text": "probe"},)
-"""What probes with tools and documents are rendered with."""
+"""Tools and documents of the probes that have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateShape:
-    """What a template reads. Messages of `part_roles` may have their content in parts, those of
-    `only_part_roles` must, in a single one if their role is not among `part_roles`.
-    `reasoning_names` are the names under which it reads reasoning, unless it reads
-    `reasoning_in_parts`. An empty answer `needs_parts_if_empty` if the template refuses it as
-    text. With `unquoted_arguments` it writes arguments that are text without quotes, so that they
-    must come as literals. With `single_calls` it takes messages of one call each, with
-    `short_call_ids` only ids of nine letters and digits."""
+    """The form of a template's input.
+
+    - `arguments_as_text`: arguments of calls must be JSON text, not objects.
+    - `unquoted_arguments`: the template writes text arguments without quotes, so they must be
+      literals.
+    - `part_roles`: content may be a list of parts.
+    - `only_part_roles`: content must be a list; roles in this set alone take one part.
+    - `reasoning_names`: the names under which the template reads reasoning, unless it reads
+      `reasoning_in_parts`.
+    - `needs_parts_if_empty`: the template refuses an empty string as an answer.
+    - `single_calls`: a message may have only one call.
+    - `short_call_ids`: ids of calls must be nine letters and digits.
+    """
 
     knows_developer_role: bool = False
     arguments_as_text: bool = False
@@ -62,14 +68,14 @@ class TemplateShape:
 
 
 def shape_of(source: str, render: Render) -> TemplateShape | None:
-    """The shape of the template with this source; None if it refuses every probe. `render` raises
-    InvalidRequest for what the template refuses."""
+    """The shape of the template with this source; None if the template refuses every probe.
+    `render` raises InvalidRequest if the template refuses the messages."""
     probe = _Probe(render)
     probe.find_forms()
     if _wants_text_arguments(probe):
         probe.arguments_as_text = True
     if probe.arguments_as_text or probe.only_part_roles:
-        probe.find_forms()  # now that the messages around have the form that they need
+        probe.find_forms()  # again, since the messages around now have the right form
     read = [name for name in _REASONING_NAMES if re.search(rf"\b{name}\b", source)]
     shape = TemplateShape(
         knows_developer_role="developer" in source,
@@ -87,8 +93,8 @@ def shape_of(source: str, render: Render) -> TemplateShape | None:
 
 
 class _Probe:
-    """Renders small conversations, in the form that the template takes as far as it is known.
-    `rendered` says whether the template took any of them."""
+    """Renders small conversations in the form detected so far. `rendered`: the template accepted
+    at least one of them."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -98,13 +104,13 @@ class _Probe:
         self.only_part_roles: set[str] = set()
 
     def find_forms(self) -> None:
-        """Find out how the template takes the contents of each role. The later roles stand behind
-        the earlier ones."""
+        """Detect the form of content for each role. A later role's probe contains messages of the
+        earlier roles."""
         for role in _ROLES:
             self._find_form_of(role)
 
     def _find_form_of(self, role: str) -> None:
-        """A form counts if the template writes it at every place where it writes any form."""
+        """A role takes a form if the template writes this form wherever it writes any form."""
         parts, text = [text_part(_FIRST), text_part(_SECOND)], f"{_FIRST}\n{_SECOND}"
         takes_parts, takes_text, takes_one_part = True, True, True
         num_places = 0
@@ -167,7 +173,7 @@ class _Probe:
         return [[given, user], [given, user, answer, user], [user, answer, given, user]]
 
     def _is_written(self, role: str, content: Any, place: int) -> bool:
-        """Whether the template writes this content, and not encoded."""
+        """Whether the template writes the text itself, not an encoding of the parts."""
         text = self.with_content(role, content, place)
         return _FIRST in text and _SECOND in text and not _ENCODED_PART.search(text)
 
@@ -220,7 +226,8 @@ def _refuses_empty_text(probe: _Probe) -> bool:
 
 
 def _takes_single_calls_only(probe: _Probe) -> bool:
-    """Whether a template refuses or drops the second call of a message, but not of two."""
+    """Whether the template refuses or drops the second call of one message, but accepts both in
+    two messages."""
 
     def writes_both(each_alone: bool) -> bool:
         text = probe.with_calls(_SHORT_IDS, each_alone)
@@ -234,8 +241,8 @@ def _takes_short_ids_only(probe: _Probe) -> bool:
 
 
 def _leaves_out_quotes(probe: _Probe) -> bool:
-    """Whether a template writes arguments as `key=value`, text without quotes, and writes those
-    quotes that it is given."""
+    """Whether the template writes `key=value` without adding quotes to text, and keeps quotes that
+    the value has."""
     if f"{_KEY}={_VALUE}" not in probe.with_arguments({_KEY: _VALUE}):
         return False
     as_literal = probe.with_arguments({_KEY: repr(_VALUE)})
@@ -243,8 +250,8 @@ def _leaves_out_quotes(probe: _Probe) -> bool:
 
 
 def _wants_text_arguments(probe: _Probe) -> bool:
-    """Whether a template writes the arguments of calls as they are, so that they must be JSON
-    text; as an object it would refuse them, or write them as Python does."""
+    """Whether arguments must be JSON text: given an object, the template raises or writes Python's
+    repr."""
     as_object = probe.with_arguments({_KEY: _VALUE})
     if _VALUE in as_object and f"'{_KEY}'" not in as_object:
         return False

@@ -161,7 +161,7 @@ class MemoryServer:
 
     def _refuse(self, caller: _Caller, reason: str) -> None:
         self.num_refused += 1
-        if self.num_refused.bit_count() == 1:  # strangers shall not fill the log
+        if self.num_refused.bit_count() == 1:  # 1, 2, 4, 8, ...: strangers cannot fill the log
             _log.warning(
                 "a connection to the KV memory is refused, number %d: %s", self.num_refused, reason
             )

@@ -145,8 +145,8 @@ class Launcher:
         if query.max_tokens <= (self._fleet.max_context or 0):
             most = max(each.max_context for each in loads)
             raise Overloaded(
-                f"prompt and output may have {query.max_tokens} tokens; the decode worker that "
-                f"takes so many is not ready, the others take {most}"
+                f"prompt and output may have {query.max_tokens} tokens; the only decode worker "
+                f"that accepts that many is not ready; the others accept {most}"
             )
 
     def _query(

@@ -127,7 +127,7 @@ def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[W
             limit,
             query.num_tokens,
             query.max_tokens - query.num_tokens,
-            reason="No decode worker that is ready takes so many.",
+            reason="No ready decode worker accepts that many tokens.",
         )
     roomy = [each for each in fitting if _has_room(num_blocks, each)]
     if not roomy:

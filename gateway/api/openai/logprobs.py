@@ -101,7 +101,7 @@ class EchoedLogprobs:
     token has no values."""
 
     prompt: EchoedPrompt
-    told: PromptLogprobs
+    logprobs: PromptLogprobs
     count: int
     token_names: TokenNames
 
@@ -117,7 +117,7 @@ class EchoedLogprobs:
             yield [max(LOWEST, entry.logprob) for entry in entries]
 
     def alternatives(self) -> Iterator[list[dict[str, float] | None]]:
-        """The most likely tokens at their positions, and themselves."""
+        """For each position, the most likely tokens and the prompt's own token."""
         yield [None]
         for ids, entries in self._entries(1 + self.count):
             yield [
@@ -126,22 +126,22 @@ class EchoedLogprobs:
             ]
 
     def offsets(self) -> Iterator[list[int]]:
-        """Where their texts begin, in characters."""
+        """The offsets of the tokens' texts, in characters."""
         yield _offsets(self.prompt, self.token_names.tokenizer)
 
     def _entries(self, width: int) -> Iterator[tuple[list[int], list[PromptLogprob]]]:
-        return _prompt_entries(self.prompt.token_ids, self.told, width)
+        return _prompt_entries(self.prompt.token_ids, self.logprobs, width)
 
 
 def prompt_logprobs(
-    token_ids: list[int], told: PromptLogprobs, count: int, tokenizer: Tokenizer
+    token_ids: list[int], logprobs: PromptLogprobs, count: int, tokenizer: Tokenizer
 ) -> Iterator[bytes]:
     """JSON of `PromptTokenLogprobs`, vLLM's format, in pieces: the prompt's own token, then the
     `count` most likely ones at its position."""
 
     def parts() -> Iterator[PromptTokenLogprobs]:
         yield [None]
-        for ids, entries in _prompt_entries(token_ids, told, 1 + count):
+        for ids, entries in _prompt_entries(token_ids, logprobs, 1 + count):
             yield [
                 _place(token_id, entry, count, tokenizer)
                 for token_id, entry in zip(ids, entries, strict=True)
@@ -163,14 +163,14 @@ def _place(
 
 
 def _prompt_entries(
-    token_ids: list[int], told: PromptLogprobs, width: int
+    token_ids: list[int], logprobs: PromptLogprobs, width: int
 ) -> Iterator[tuple[list[int], list[PromptLogprob]]]:
     """Slices of the prompt's tokens but the first, with their entries."""
-    if told.num_entries != len(token_ids) - 1:
-        raise ValueError(f"{told.num_entries} entries for {len(token_ids)} tokens")
-    for part in slices(range(told.num_entries), width):
+    if logprobs.num_entries != len(token_ids) - 1:
+        raise ValueError(f"{logprobs.num_entries} entries for {len(token_ids)} tokens")
+    for part in slices(range(logprobs.num_entries), width):
         start, stop = part[0], part[-1] + 1
-        yield token_ids[start + 1 : stop + 1], told.entries(start, stop)
+        yield token_ids[start + 1 : stop + 1], logprobs.entries(start, stop)
 
 
 def chat_logprobs(tokens: Sequence[OutputToken], names: TokenNames) -> ChatLogprobs:

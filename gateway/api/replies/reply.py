@@ -54,8 +54,8 @@ _HOLE = b"\0"
 class Plan(msgspec.Struct, frozen=True):
     """The plan of a request: the identity of its stream or answer, and the choices to run.
 
-    An answer holds the `num_best` most likely choices of each prompt, or all of them if None. If
-    the end of a stream repeats its log-probabilities (`repeats_output`), a thread formats it.
+    An answer holds the `num_best` most likely choices of each prompt, or all of them if None.
+    `repeats_output`: the stream's last event repeats all log-probabilities, so a thread formats it.
     """
 
     identity: StreamIdentity
@@ -134,7 +134,7 @@ async def run_unattended(
 def _runner(
     context: ApiContext, record: RequestRecord, plan: Plan, usage: UsageCount
 ) -> Callable[[TextSink], Coroutine[Any, Any, None]]:
-    """Runs the choices into a sink, when it is called; their prompts count from now on."""
+    """Returns a function that runs the choices into a sink. Counts their prompt tokens now."""
     is_new = not plan.identity.life
     if is_new:
         context.metrics.prompt_tokens.value += usage.num_prompt
@@ -242,11 +242,11 @@ class _LongDocument:
 
 
 class _Chunks:
-    """Writes the text of all choices as events that the client lacks; implements `TextSink`.
+    """Writes all choices as events, leaving out those the client already has. A `TextSink`.
 
     Events that the client already has are formatted, too, because formats keep state. Prompt
-    log-probabilities and long ends are formatted piece by piece in a thread, as fast as the client
-    reads; meanwhile no other delta is taken.
+    log-probabilities and long last events are formatted piece by piece in a thread, as fast as the
+    client reads. Meanwhile the sink takes no other delta.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class _Chunks:
     ) -> None:
         self._writer = writer
         self._tokenizer = tokenizer
-        self._telling: asyncio.Task[None] | None = None
+        self._long_write: asyncio.Task[None] | None = None
         self._frame = writer.style.frame
         self._usage = usage
         self._bookmark = bookmark
@@ -274,12 +274,12 @@ class _Chunks:
 
     @property
     def is_full(self) -> bool:
-        telling = self._telling
-        return self._writer.is_full or (telling is not None and not telling.done())
+        writing = self._long_write
+        return self._writer.is_full or (writing is not None and not writing.done())
 
     async def wait_room(self) -> None:
-        if self._telling is not None:
-            await asyncio.wait((self._telling,))
+        if self._long_write is not None:
+            await asyncio.wait((self._long_write,))
         await self._writer.wait_room()
 
     def take(self, choice: Choice, delta: TextDelta) -> None:
@@ -291,15 +291,18 @@ class _Chunks:
             self._begun.add(choice.index)
         if delta.prompt_logprobs is not None or (has_ended and self._ends_long):
             pieces = self._format.long_chunk(choice, delta, is_first)
-            self._telling = asyncio.ensure_future(self._tell(pieces, self._telling))
+            writing = self._write_in_pieces(pieces, self._long_write)
+            self._long_write = asyncio.ensure_future(writing)
             return
         if is_first or delta.text or delta.tokens or delta.finish or self._sends_all:
             document = self._format.chunk(choice, delta, is_first)
             if is_new and document:
                 self._write(document)
 
-    async def _tell(self, pieces: Iterator[bytes], earlier: asyncio.Task[None] | None) -> None:
-        """Writes a document that comes in pieces."""
+    async def _write_in_pieces(
+        self, pieces: Iterator[bytes], earlier: asyncio.Task[None] | None
+    ) -> None:
+        """Writes a document that comes in pieces, after the `earlier` one."""
         if earlier is not None:
             await earlier
         if self._frame is as_it_is:
@@ -323,11 +326,11 @@ class _Chunks:
 
     async def finish(self) -> None:
         """Call after the last delta of all choices."""
-        if self._telling is not None:
-            await self._telling
+        if self._long_write is not None:
+            await self._long_write
         if not self._wants_usage:
             return
-        self._bookmark.tell_usage()
+        self._bookmark.add_usage()
         usage = self._usage.total()
         if self._ends_long:
             await self._write_long(lambda: self._frame(self._format.usage_chunk(usage)))
@@ -336,8 +339,8 @@ class _Chunks:
 
     def close(self) -> None:
         """Stops writing; pending prompt log-probabilities are dropped."""
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._long_write is not None:
+            self._long_write.cancel()
 
     def _write(self, document: bytes) -> None:
         events = self._bookmark.marked(self._frame(document))
@@ -361,7 +364,7 @@ def _join(deltas: list[TextDelta]) -> TextDelta:
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         tokens=tokens,
         finish=deltas[-1].finish,
-        prompt_logprobs=_told(deltas),
+        prompt_logprobs=_prompt_logprobs(deltas),
     )
 
 
@@ -378,6 +381,6 @@ def _width(delta: TextDelta) -> int:
     return 1 + len(delta.tokens[0].logprobs.top) if delta.tokens else 0
 
 
-def _told(deltas: Iterable[TextDelta]) -> PromptLogprobs | None:
+def _prompt_logprobs(deltas: Iterable[TextDelta]) -> PromptLogprobs | None:
     """The prompt log-probabilities carried by one of the deltas."""
     return next((each.prompt_logprobs for each in deltas if each.prompt_logprobs), None)

@@ -1,9 +1,8 @@
 """Calls that are JSON objects, `{"name": ..., "arguments": {...}}`, alone or in a list.
 
-The base of several families, which differ in their markers. Between the markers, text that is no
-call is dropped once a call was read there: a bracket too many, or the rest of a call that went
-wrong. Without markers, only an object that names one of the caller's tools is a call, since the
-answer itself may be JSON.
+The base of several families, which differ in their markers. After a call, other text up to the end
+marker is dropped: a stray bracket, the rest of a malformed call. Without markers, only an object
+that names one of the caller's tools is a call, because the answer itself may be JSON.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ async def test_requests_of_another_router(here: Harness, there: Harness) -> None
         return others.answer(question)
 
     log = RequestLog(here.traces, here.report.peers, ask)
-    told = there.report.summary(others.told_rows())
+    told = there.report.summary(others.shared_rows())
     here.report.peers.take({"there": msgspec.json.encode(told)})
     ids = [each["request_id"] for each in log.rows(RowQuery(Order.SLOW))]
     assert sorted(ids) == ["cmpl-here-0", "cmpl-there-0"]
@@ -129,12 +129,12 @@ async def test_requests_of_another_router(here: Harness, there: Harness) -> None
     assert others.answer(b"\xc1") is None
 
 
-async def test_told_rows_are_few_and_made_once(here: Harness) -> None:
+async def test_shared_rows_are_few_and_made_once(here: Harness) -> None:
     for number in range(100):
         here.traces.end(here.traces.begin(f"r{number}", 5), "finished")
     log = RequestLog(here.traces, here.report.peers)
-    assert log.told_rows() == [], "nobody reads them"
+    assert log.shared_rows() == [], "nobody reads them"
     here.report.peers.take({"there": summary()})
-    told = log.told_rows()
+    told = log.shared_rows()
     assert len(told) == 80
-    assert log.told_rows()[0] is told[0]
+    assert log.shared_rows()[0] is told[0]

@@ -233,7 +233,7 @@ async def test_while_the_large_worker_is_away_the_caller_may_come_again(harness:
         await Consumer(harness.dispatcher, request(300)).end()
     harness.workers["d3"] = stalled
     harness.refresh()
-    with pytest.raises(Overloaded, match="takes so many is not ready"):
+    with pytest.raises(Overloaded, match="accepts that many is not ready"):
         await Consumer(harness.dispatcher, request(300, "again")).end()
 
 
