@@ -25,6 +25,7 @@ from cli.commands import settings_classes
 from cli.fleet import Fleet
 from cli.http_json import get_json, post_json
 from cli.tables import print_table
+from cli.terminal_text import plain_console
 from cli.time_table import time_table
 from cli.up import run_fleet, with_local_model
 from cli.up_settings import UpSettings
@@ -136,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
             description="Start a fleet, and hold a short conversation with it.",
             section="demo",
         )
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = plain_console()
     uses_nixl = chosen_transport(settings.transport, "cpu", is_one_host=False) == "nixl"
     console.print(OVER_NIXL if uses_nixl else THROUGH_MEMORY)
     transport = "nixl" if uses_nixl else settings.transport

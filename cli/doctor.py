@@ -21,6 +21,7 @@ from rich.text import Text
 
 from cli.http_json import RouterAccess, get_json
 from cli.status import StatusSettings
+from cli.terminal_text import plain_console, shown_json
 from console.doctor.doctor import Doctor
 from console.doctor.observation import MIN_REQUESTS, Observation
 from process.settings import setting, setting_of, settings_or_exit
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     if settings.json:
         print(json.dumps(diagnosis, indent=2))
     else:
-        _print(Console(highlight=False), diagnosis)
+        _print(plain_console(soft_wrap=False), diagnosis)
     if not diagnosis["is_conclusive"]:
         return UNKNOWN
     return FOUND if diagnosis["findings"] else 0
@@ -93,7 +94,10 @@ def _examined(path: str) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no observation of this version: {error}") from error
     examination = Doctor().examine(seen).as_json(seen.window_s, seen.now_us)
-    return examination | {"num_requests": len(seen.requests), "min_requests": MIN_REQUESTS}
+    return shown_json(examination) | {
+        "num_requests": len(seen.requests),
+        "min_requests": MIN_REQUESTS,
+    }
 
 
 def _save(settings: DoctorSettings, path: str) -> None:

@@ -1,4 +1,7 @@
-"""Small HTTP requests to a router for operators' commands, with the standard library."""
+"""Small HTTP requests to a router for operators' commands, with the standard library.
+
+All text of the router is made harmless for a terminal, errors included.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cli.terminal_text import shown, shown_json
 from protocol.addresses import parsed_address, shown_address
 from protocol.errors import ConfigError, ServiceError
 
@@ -89,14 +93,14 @@ def _json(request: urllib.request.Request, timeout_s: float, access: RouterAcces
     url = shown_address(request.full_url)
     try:
         with access.open(request, timeout_s) as response:
-            return json.load(response)
+            return shown_json(json.load(response))
     except urllib.error.HTTPError as error:
         with error:
             detail = error.read().decode(errors="replace").strip()
-        raise ServiceError(f"{url} answers {error.code}: {detail[:500]}") from error
+        raise ServiceError(shown(f"{url} answers {error.code}: {detail[:500]}")) from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise RouterUnreachable(f"no router answers at {url}: {reason}") from error
+        raise RouterUnreachable(shown(f"no router answers at {url}: {reason}")) from error
     except ValueError as error:
         raise ServiceError(f"{url} does not answer with JSON: is it a router?") from error
 

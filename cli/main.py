@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from cli.commands import COMMANDS, Command, settings_classes
+from cli.terminal_text import shown
 from process.openmp import let_threads_sleep
 from process.settings import other_settings
 from process.version import baton_version
@@ -64,7 +65,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         with other_settings(settings_classes()):
             return command.load_main()(argv)
     except BatonError as error:
-        print(f"baton {command.name}: {error}", file=sys.stderr)
+        print(f"baton {command.name}: {shown(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, (ConfigError, ModelLoadError)) else 1
     except KeyboardInterrupt:
         return 130

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
 from cli.http_json import RouterAccess, RouterUnreachable, get_json
 from cli.tables import is_refused, print_workers
+from cli.terminal_text import plain_console, shown_json
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.membership import read_fleet
 from protocol.addresses import shown_address
@@ -75,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     if not workers:
         print("no worker is registered")
         return 0
-    print_workers(Console(), workers, has_load)
+    print_workers(plain_console(), workers, has_load)
     for each in filter(is_refused, workers):
         print(f"{each['worker_id']} is {each['condition']}")
     return 0
@@ -95,7 +94,8 @@ def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:
             ) from error
         print(f"baton status: {error}; load is not known", file=sys.stderr)
         found = read_fleet(settings.redis_url, settings.cluster, settings.timeout_s)
-        return {"workers": [registered(info) for info in found.values()]}, False
+        workers = [shown_json(registered(info)) for info in found.values()]
+        return {"workers": workers}, False
 
 
 def _fleet_of(url: str, answer: Any) -> dict[str, Any]:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from cli.arguments import split_names
 from cli.http_json import RouterAccess, get_json
 from cli.status import StatusSettings
 from cli.tables import print_table
+from cli.terminal_text import plain_console
 from cli.time_table import time_table
 from console.telemetry.perfetto import perfetto_flight, perfetto_trace
 from process.settings import setting, setting_of, settings_or_exit
@@ -101,7 +100,7 @@ def _write_trace(settings: TraceSettings, fleet: _Fleet, request_id: str) -> int
     trace = fleet.get(f"/requests/{urllib.parse.quote(request_id, safe='')}/trace")
     status = _write(settings, request_id, perfetto_trace(trace, _records_of(trace, fleet)))
     if not status and trace["attempts"]:
-        print_table(Console(), time_table(trace))
+        print_table(plain_console(), time_table(trace))
     return status
 
 

@@ -20,6 +20,7 @@ from cli.child_settings import ChildSettings
 from cli.fleet import Fleet
 from cli.json_output import JsonOutput
 from cli.tables import print_workers
+from cli.terminal_text import plain_console
 from cli.up_settings import TO_STDOUT, UpSettings
 from process.cores import ranges_of, usable_cores
 from process.logs import setup_logs
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 def console_on(output: JsonOutput | None) -> Console:
     """Where `baton up` tells what it does: the terminal, or lines of JSON."""
     if output is None:
-        return Console(highlight=False, markup=False, soft_wrap=True)
+        return plain_console()
     stream = output.stream_of("up")
     return Console(
         file=cast(TextIO, stream), highlight=False, markup=False, soft_wrap=True, no_color=True

@@ -1,7 +1,7 @@
 """One streamed answer of a fleet over HTTP, with what it cost.
 
-Owns the request and its connection. Text comes as the router sends it; `shown` makes it harmless
-for a terminal.
+Owns the request and its connection. Text comes as the router sends it; all else that the
+router tells is made harmless for a terminal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import http.client
 import json
 import time
-import unicodedata
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Iterator, Sequence
@@ -18,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cli.http_json import OPEN_ACCESS, RouterAccess, RouterUnreachable, get_json
+from cli.terminal_text import shown, shown_json
 from protocol.addresses import shown_address
 from protocol.errors import ConfigError, ServiceError
 
 Message = dict[str, str]
 _TIMING_HEADER = "x-baton-timing"
-_KEPT_CONTROLS = "\n\t"
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class AnswerStream:
                     self.text += text
                     yield text
         except (OSError, http.client.HTTPException) as error:
-            raise ServiceError(f"the answer broke off: {error}") from error
+            raise ServiceError(shown(f"the answer broke off: {error}")) from error
 
     @property
     def num_tokens(self) -> int | None:
@@ -136,29 +135,22 @@ class AnswerStream:
             return endpoint.access.open(request, endpoint.timeout_s)
         except urllib.error.HTTPError as error:
             with error:
-                raise ServiceError(_refusal(error)) from error
+                raise ServiceError(shown(_refusal(error))) from error
         except OSError as error:
             reason = getattr(error, "reason", error)
             where = shown_address(endpoint.url)
-            raise RouterUnreachable(f"no router answers at {where}: {reason}") from error
+            raise RouterUnreachable(shown(f"no router answers at {where}: {reason}")) from error
 
     def _take(self, event: dict[str, Any]) -> str:
         self._usage = event.get("usage") or self._usage
         timing = (event.get("baton") or {}).get("choices") or []
         if timing:
-            self._placement = timing[0].get("placement") or {}
+            self._placement = shown_json(timing[0].get("placement") or {})
         texts = []
         for choice in event.get("choices", ()):
             delta = choice.get("delta") or {}
             texts += [delta.get("reasoning_content") or "", delta.get("content") or ""]
-        return "".join(texts)
-
-
-def shown(text: str) -> str:
-    """The text without control characters, by which a model could steer the terminal."""
-    return "".join(
-        each for each in text if each in _KEPT_CONTROLS or unicodedata.category(each) != "Cc"
-    )
+        return "".join(texts).encode(errors="replace").decode()  # no halves of surrogate pairs
 
 
 def _events(response: Any) -> Iterator[dict[str, Any]]:
@@ -172,9 +164,9 @@ def _events(response: Any) -> Iterator[dict[str, Any]]:
         try:
             event = json.loads(data)
         except ValueError as error:
-            raise ServiceError(f"the router sent what is not JSON: {data[:100]}") from error
+            raise ServiceError(shown(f"the router sent what is not JSON: {data[:100]}")) from error
         if "error" in event:
-            raise ServiceError(str(event["error"].get("message", event["error"])))
+            raise ServiceError(shown(str(event["error"].get("message", event["error"]))))
         yield event
     raise ServiceError("the answer ended without [DONE]")
 

@@ -11,11 +11,12 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import ANSI
 from rich.console import Console
 
-from cli.chat.answer_stream import AnswerStream, Endpoint, served_model, shown
+from cli.chat.answer_stream import AnswerStream, Endpoint, served_model
 from cli.chat.conversation import COMMANDS, Conversation, parse_command
 from cli.chat.settings import ChatSettings, split_question
 from cli.chat.turn import show_answer
 from cli.http_json import RouterAccess
+from cli.terminal_text import plain_console, shown
 from process.settings import settings_or_exit
 from protocol.addresses import shown_address
 from protocol.error_line import one_line
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     conversation = Conversation(settings.system)
     if question is not None:
         return _answer_once(endpoint, conversation, question)
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = plain_console()
     where = shown_address(endpoint.url)
     console.print(f"{endpoint.model} at {where}; /help lists commands", style="dim")
     _converse(endpoint, conversation, console)

@@ -154,3 +154,19 @@ def test_no_password_of_a_url_is_shown(url: str, capsys: pytest.CaptureFixture[s
     with contextlib.suppress(SystemExit):
         assert baton(["status", f"--router-url={url}"]) != 0
     assert "word" not in capsys.readouterr().err
+
+
+def test_nothing_of_a_router_steers_the_terminal(
+    router: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "\x1b]52;c;ZXZpbA==\x07[red]:smile:\u202e\ud800"
+    row = WORKER | {"worker_id": hostile, "condition": f"refused: {hostile}"}
+    router.body = json.dumps({"workers": [row]}).encode()
+    assert main([f"--router-url={router.url}"]) == 0
+    table = capsys.readouterr().out
+    assert table.count("]52;c;ZXZpbA==[red]:smile:") == 3
+    router.status, router.body = 500, hostile.replace("\ud800", "").encode()
+    assert main([f"--router-url={router.url}"]) == 1
+    error = capsys.readouterr().err
+    assert "]52;c;ZXZpbA==" in error
+    assert not {"\x1b", "\x07", "\u202e", "\ud800"} & set(table + error)

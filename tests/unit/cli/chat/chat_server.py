@@ -23,6 +23,9 @@ class ChatServer(ThreadingHTTPServer):
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.refusal: str | None = None
+        self.events: list[dict[str, Any]] = []
+        """These come first."""
+        self.placement: dict[str, str] = PLACEMENT
         self.was_left = threading.Event()
 
     @property
@@ -51,6 +54,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("x-baton-request-id", "chatcmpl-1")
         self.end_headers()
+        for event in self.server.events:
+            self._send_event(event)
         for piece in pieces:
             if piece is None:
                 self.connection.settimeout(60)
@@ -64,7 +69,9 @@ class _Handler(BaseHTTPRequestHandler):
             "prompt_tokens_details": {"cached_tokens": 16},
         }
         self._send_event({"choices": [], "usage": usage})
-        self._send_event({"choices": [], "baton": {"choices": [{"placement": PLACEMENT}]}})
+        self._send_event(
+            {"choices": [], "baton": {"choices": [{"placement": self.server.placement}]}}
+        )
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _send_event(self, event: dict[str, Any]) -> None:

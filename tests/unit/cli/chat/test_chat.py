@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.chat.answer_stream import Endpoint, shown
+from cli.chat.answer_stream import Endpoint
 from cli.chat.conversation import Conversation, parse_command
 from cli.chat.main import main
 from cli.chat.settings import split_question
@@ -105,6 +105,35 @@ def test_an_answer_that_breaks_off_is_an_error(server):
     server.answers = [["Hel", None]]
     with pytest.raises(ServiceError, match=r"broke off|without \[DONE\]"):
         main([f"--url={server.url}", "--timeout-s=2", "hello"])
+
+
+@pytest.mark.usefixtures("no_input")
+@pytest.mark.parametrize("part", ["refusal", "error", "event", "placement"])
+def test_nothing_of_a_server_steers_the_terminal(server, capsys, part):
+    hostile = "\x1b]52;c;ZXZpbA==\x07 \u202eno\u2066 \ud800"
+    if part == "refusal":
+        server.refusal = hostile
+    elif part == "error":
+        server.events = [{"error": {"message": hostile}}]
+    elif part == "event":
+        server.answers = [[hostile]]
+    else:
+        server.placement = {"prefill": hostile, "decode": hostile, "reason": hostile}
+    status = baton(["chat", f"--url={server.url}", "hello"])
+    told = capsys.readouterr()
+    assert status == (1 if part in ("refusal", "error") else 0)
+    told_of = told.err if status else told.out
+    if part == "placement":
+        conversation, console = Conversation(), Console(file=io.StringIO())
+        conversation.ask("?")
+        show_answer(Endpoint(server.url, MODEL), conversation, console)
+        told_of = console.file.getvalue()
+    told_of.encode()
+    if part == "event":  # a pipe gets the answer as it is
+        assert told_of == hostile.replace("\ud800", "?") + "\n"
+        return
+    assert "]52;c;ZXZpbA==" in told_of
+    assert not {"\x1b", "\x07", "\u202e", "\u2066"} & set(told_of)
 
 
 # -- a conversation -----------------------------------------------------------------------------
@@ -212,10 +241,6 @@ def test_the_question_may_stand_anywhere():
     )
     assert split_question(["--", "--why?"]) == ([], "--why?")
     assert split_question([]) == ([], None)
-
-
-def test_a_model_cannot_steer_the_terminal():
-    assert shown("a\x1b[2Jb\x07\tc\n\x9bd\r") == "a[2Jb\tc\nd"
 
 
 def test_an_answer_on_a_console_cannot_steer_it(server):

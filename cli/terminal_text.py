@@ -1,0 +1,41 @@
+"""Text of a server, made harmless for a terminal, by which it could otherwise be steered.
+
+Everything that commands print and did not write themselves passes through here: answers, errors,
+names of models and workers, and what else a router or a store tells.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+from rich.console import Console
+
+_KEPT = "\n\t\u200c\u200d"  # the last two shape letters of Persian and Hindi, and emoji
+_LEFT_OUT = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+
+
+def shown(text: str) -> str:
+    """The text without what is invisible in a terminal but acts there: control characters, those
+    that change the direction or the order of letters, and halves of surrogate pairs."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        each for each in text if each in _KEPT or unicodedata.category(each) not in _LEFT_OUT
+    )
+
+
+def shown_json(value: Any) -> Any:
+    """A decoded JSON value with `shown` applied to all its texts and names."""
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, list):
+        return [shown_json(each) for each in value]
+    if isinstance(value, dict):
+        return {shown(name): shown_json(each) for name, each in value.items()}
+    return value
+
+
+def plain_console(soft_wrap: bool = True) -> Console:
+    """A console that prints text as it is: brackets in it are no markup, colons no emoji."""
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
