@@ -16,7 +16,7 @@ from bench.engine.limits import step_needs
 from engine.attention.base import AttentionBackend, Segment
 from engine.backend import Backend
 from engine.checkpoint.config import ModelConfig
-from engine.checkpoint.weights import LayerWeights, Weights
+from engine.checkpoint.weights import empty_weights
 from engine.device import wait_for
 from engine.gpu.graphs import DecodeGraphs
 from engine.kv_pool import KvPool
@@ -135,40 +135,18 @@ def check_overhead(card: Card, passes: Passes, batch: int = 32, context: int = 1
     return Row("overhead", f"batch {batch} at {context}", share, "% of step", "< 5")
 
 
-def random_model(
-    config: ModelConfig,
-    backend: Backend,
-) -> DecoderModel:
+def random_model(config: ModelConfig, backend: Backend) -> DecoderModel:
     """A model of this shape with random bf16 weights, made on the backend's device."""
-    device = backend.device
-    hidden, head = config.hidden_size, config.head_dim
-    q, kv = config.num_heads * head, config.num_kv_heads * head
-
-    def normal(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn((rows, columns), device=device, dtype=torch.bfloat16).mul_(0.02)
-
-    def ones(size: int) -> torch.Tensor:
-        return torch.ones(size, device=device, dtype=torch.bfloat16)
-
-    def layer() -> LayerWeights:
-        return LayerWeights(
-            input_norm=ones(hidden),
-            qkv=normal(q + 2 * kv, hidden),
-            qkv_bias=None,
-            q_norm=ones(head) if config.qk_norm else None,
-            k_norm=ones(head) if config.qk_norm else None,
-            o=normal(hidden, q),
-            o_bias=None,
-            post_norm=ones(hidden),
-            gate_up=normal(2 * config.intermediate_size, hidden),
-            gate_up_bias=None,
-            down=normal(hidden, config.intermediate_size),
-            down_bias=None,
-        )
-
-    layers = [layer() for _ in range(config.num_layers)]
-    embed, head_weight = normal(config.vocab_size, hidden), normal(config.vocab_size, hidden)
-    weights = Weights(embed, layers, ones(hidden), head_weight)
+    weights = empty_weights(config, backend.device, torch.bfloat16)
+    halves = [half for each in weights.layers for half in (each.attention, each.feed_forward)]
+    norms = [norm for each in weights.layers for norm in (each.input_norm, each.post_norm)]
+    matrices = [matrix for half in halves for matrix in half.matrices.values()]
+    vectors = [vector for half in halves for vector in half.vectors.values()]
+    for matrix in (weights.embed, weights.lm_head, *matrices):
+        assert isinstance(matrix, torch.Tensor)
+        matrix.normal_(std=0.02)
+    for vector in (weights.final_norm, *norms, *vectors):
+        vector.fill_(1.0)
     return DecoderModel(config, weights, backend)
 
 

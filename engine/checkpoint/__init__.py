@@ -1,4 +1,4 @@
 """Reading a checkpoint: its configuration, its files, its weights.
 
-Imports `protocol`, `checkpoint` and `engine.device`; only `weights` needs torch.
+Imports `protocol`, `checkpoint`, `engine.device` and the kinds of layers in `engine`.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 from checkpoint.generation_config import load_generation_config
 from checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
 from engine.checkpoint.rope_config import RopeConfig, parse_rope
-from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture
+from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import DTYPE_BYTES, KvLayout
 
@@ -28,8 +28,9 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 class ModelConfig:
     """A decoder-only transformer.
 
-    `sliding_windows[i]` is layer i's window in tokens, the token itself included, or None if the
-    layer attends to all earlier tokens. `dtype` is the checkpoint's dtype.
+    `layer_kinds[i]` is what layer i is made of. `sliding_windows[i]` is its window in tokens, the
+    token itself included, or None if it attends to all earlier tokens. `dtype` is the checkpoint's
+    dtype.
     """
 
     architecture: str
@@ -50,6 +51,7 @@ class ModelConfig:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    layer_kinds: tuple[LayerKinds, ...]
     sliding_windows: tuple[int | None, ...]
     eos_token_ids: tuple[int, ...]
     qk_rows_in_pairs: bool = False
@@ -136,6 +138,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=kind.qk_norm,
+        layer_kinds=(kind.layer_kinds,) * num_layers,
         sliding_windows=_sliding_windows(keys, kind, num_layers),
         eos_token_ids=_end_ids(keys, generation_eos, vocab_size),
         qk_rows_in_pairs=keys.flag("qk_rows_in_pairs", False),

@@ -13,6 +13,8 @@ from engine.cpu.fused_layers import FusedLayer, FusedLayers
 from engine.cpu.fused_step import Ends, FusedStep
 from engine.cpu.native_linear import NativeLinear
 from engine.layers.embedding import TorchEmbedding
+from engine.layers.gated_feed_forward import GatedFeedForward
+from engine.layers.grouped_attention import GroupedAttention
 from engine.models.parts import ModelParts
 
 
@@ -56,6 +58,10 @@ def fused(parts: ModelParts, kernels: ctypes.CDLL) -> KernelPass | None:
     layers = []
     for layer in parts.layers:
         attention, feed_forward = layer.attention, layer.feed_forward
+        if not isinstance(attention, GroupedAttention):
+            return None
+        if not isinstance(feed_forward, GatedFeedForward):
+            return None
         products = (attention.qkv, attention.o, feed_forward.gate_up, feed_forward.down)
         native = [product for product in products if isinstance(product, NativeLinear)]
         if len(native) < len(products):

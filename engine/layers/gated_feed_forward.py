@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from engine.checkpoint.weights import LayerWeights
-from engine.layers.linear import LinearFactory
+from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
+from engine.layers.linear import LinearFactory, LinearLayer
 from engine.layers.ops import LayerOps
 
 
 class GatedFeedForward:
     """One layer's feed-forward half, from normed inputs to the sum with the residual."""
 
-    def __init__(self, weights: LayerWeights, make: LinearFactory) -> None:
-        self.gate_up = make.linear(weights.gate_up, weights.gate_up_bias)
-        self.down = make.output_linear(weights.down, weights.down_bias)
+    def __init__(self, config: ModelConfig, weights: KindWeights, make: LinearFactory) -> None:
+        matrices, vectors = weights.matrices, weights.vectors
+        self.gate_up = make.linear(matrices.pop("gate_up"), vectors.get("gate_up_bias"))
+        self.down = make.output_linear(matrices.pop("down"), vectors.get("down_bias"))
+
+    @staticmethod
+    def tensors(config: ModelConfig) -> list[LayerTensor]:
+        """See Kind. Rows of `gate_up` are gate's, then up's."""
+        hidden, inner = config.hidden_size, config.intermediate_size
+
+        def gate_up(kind: str) -> list[Rows]:
+            return [Rows(f"{name}_proj.{kind}", inner) for name in ("gate", "up")]
+
+        found = [
+            LayerTensor("gate_up", gate_up("weight"), hidden, Split.OUTPUTS),
+            LayerTensor("down", [Rows("down_proj.weight", hidden)], inner, Split.INPUTS),
+        ]
+        if config.mlp_bias:
+            bias = [Rows("down_proj.bias", hidden)]
+            found.append(LayerTensor("gate_up_bias", gate_up("bias"), split=Split.OUTPUTS))
+            found.append(LayerTensor("down_bias", bias, split=Split.FIRST))
+        return found
+
+    @property
+    def products(self) -> Sequence[LinearLayer]:
+        """See FeedForwardLayer."""
+        return self.gate_up, self.down
 
     def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor) -> torch.Tensor:
-        """`x` [N, hidden] to [N, hidden], plus `add`."""
+        """See FeedForwardLayer."""
         return self.down(ops.gate(self.gate_up(x)), add=add)

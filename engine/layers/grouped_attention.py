@@ -6,12 +6,14 @@ window of them, the attention backend knows; the layer computes alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.checkpoint.config import ModelConfig
-from engine.checkpoint.weights import LayerWeights
+from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
 from engine.layers.attention_pass import AttentionPass
-from engine.layers.linear import LinearFactory
+from engine.layers.linear import LinearFactory, LinearLayer
 
 
 class GroupedAttention:
@@ -21,16 +23,49 @@ class GroupedAttention:
     [num_heads + num_kv_heads, head_dim].
     """
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, make: LinearFactory) -> None:
+    def __init__(self, config: ModelConfig, weights: KindWeights, make: LinearFactory) -> None:
         self._num_heads, self._num_kv_heads = config.num_heads, config.num_kv_heads
         self._head_dim = config.head_dim
-        self.qkv = make.linear(weights.qkv, weights.qkv_bias)
-        self.qk_norm = _qk_norm(config, weights)
-        self.o = make.output_linear(weights.o, weights.o_bias)
+        matrices, vectors = weights.matrices, weights.vectors
+        self.qkv = make.linear(matrices.pop("qkv"), vectors.get("qkv_bias"))
+        self.qk_norm = _qk_norm(config, vectors) if config.qk_norm else None
+        self.o = make.output_linear(matrices.pop("o"), vectors.get("o_bias"))
+
+    @staticmethod
+    def tensors(config: ModelConfig) -> list[LayerTensor]:
+        """See Kind. Rows of `qkv` are q's, then k's, then v's."""
+        hidden, head_dim = config.hidden_size, config.head_dim
+        q_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
+
+        def qkv(kind: str) -> list[Rows]:
+            return [
+                Rows(f"q_proj.{kind}", q_rows, config.num_heads),
+                Rows(f"k_proj.{kind}", kv_rows, config.num_kv_heads),
+                Rows(f"v_proj.{kind}", kv_rows),
+            ]
+
+        found = [
+            LayerTensor("qkv", qkv("weight"), hidden, Split.OUTPUTS),
+            LayerTensor("o", [Rows("o_proj.weight", hidden)], q_rows, Split.INPUTS),
+        ]
+        if config.qkv_bias:
+            found.append(LayerTensor("qkv_bias", qkv("bias"), split=Split.OUTPUTS))
+        if config.o_bias:
+            found.append(LayerTensor("o_bias", [Rows("o_proj.bias", hidden)], split=Split.FIRST))
+        if config.qk_norm:
+            found += [
+                LayerTensor(name, [Rows(f"{name}.weight", head_dim)])
+                for name in ("q_norm", "k_norm")
+            ]
+        return found
+
+    @property
+    def products(self) -> Sequence[LinearLayer]:
+        """See AttentionLayer."""
+        return self.qkv, self.o
 
     def attend(self, x: torch.Tensor, layer: int, batch: AttentionPass) -> torch.Tensor:
-        """`x` [N, hidden] to the heads' results, [N, num_heads * head_dim]; `layer` is the layer's
-        number in the pool, which gets the keys and values."""
+        """See AttentionLayer."""
         qkv = self.qkv(x)
         heads = qkv.view(len(qkv), self._num_heads + 2 * self._num_kv_heads, self._head_dim)
         if batch.storing is not None:
@@ -43,7 +78,7 @@ class GroupedAttention:
         return batch.backend.run(layer, _scaled(q, batch.scale), k, v).flatten(1)
 
     def output(self, attended: torch.Tensor, add: torch.Tensor) -> torch.Tensor:
-        """Of results of `attend`, all or some rows: [N, hidden], plus `add`."""
+        """See AttentionLayer."""
         return self.o(attended, add=add)
 
 
@@ -51,8 +86,6 @@ def _scaled(q: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     return q if scale is None else q * scale.to(q.dtype)
 
 
-def _qk_norm(config: ModelConfig, weights: LayerWeights) -> torch.Tensor | None:
-    if weights.q_norm is None or weights.k_norm is None:
-        return None
-    norms = (weights.q_norm, config.num_heads), (weights.k_norm, config.num_kv_heads)
-    return torch.cat([norm.expand(num_heads, -1) for norm, num_heads in norms])
+def _qk_norm(config: ModelConfig, vectors: dict[str, torch.Tensor]) -> torch.Tensor:
+    q, k = vectors["q_norm"], vectors["k_norm"]  # [head_dim]
+    return torch.cat((q.expand(config.num_heads, -1), k.expand(config.num_kv_heads, -1)))

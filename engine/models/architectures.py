@@ -6,6 +6,19 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
+class LayerKinds:
+    """What a layer is made of: its kinds of attention and feed-forward, by their names in
+    `engine.layers.kinds`, and the names that the checkpoint gives to its four parts."""
+
+    attention: str = "grouped"
+    feed_forward: str = "gated"
+    input_norm_name: str = "input_layernorm"
+    attention_name: str = "self_attn"
+    post_norm_name: str = "post_attention_layernorm"
+    feed_forward_name: str = "mlp"
+
+
+@dataclass(frozen=True)
 class Architecture:
     """How an architecture differs from the others; the defaults follow transformers."""
 
@@ -21,6 +34,7 @@ class Architecture:
     windows: str = "none"  # "none", "refused", "uniform" (Mistral) or "layers" (Qwen)
     default_window: int | None = 4096  # of "uniform" windows
     scales_queries: bool = False  # by their positions (llama_4_scaling_beta)
+    layer_kinds: LayerKinds = LayerKinds()  # of all layers
 
 
 _LLAMA = Architecture(

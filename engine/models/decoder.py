@@ -17,10 +17,10 @@ from engine.backend import Backend, WholeStep
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.weights import LayerWeights, Weights
 from engine.layers.attention_pass import AttentionPass
-from engine.layers.gated_feed_forward import GatedFeedForward
-from engine.layers.grouped_attention import GroupedAttention
+from engine.layers.kinds import ATTENTION, FEED_FORWARD
 from engine.layers.linear import LinearLayer
 from engine.layers.rope import Rope, query_scale
+from engine.models.architectures import LayerKinds
 from engine.models.parts import Layer, ModelParts
 
 
@@ -36,9 +36,10 @@ class DecoderModel:
         self.device = weights.final_norm.device
         self.dtype = weights.final_norm.dtype
         weights.layers.reverse()
-        layers = []
+        layers: list[Layer] = []
         while weights.layers:
-            layers.append(_layer(config, weights.layers.pop(), backend))
+            kinds = config.layer_kinds[len(layers)]
+            layers.append(_layer(config, kinds, weights.layers.pop(), backend))
         self._parts = ModelParts(
             config,
             backend.embedding(weights.embed),
@@ -54,8 +55,7 @@ class DecoderModel:
         """All that multiplies by weights."""
         yield self._parts.lm_head
         for layer in self._parts.layers:
-            yield from (layer.attention.qkv, layer.attention.o)
-            yield from (layer.feed_forward.gate_up, layer.feed_forward.down)
+            yield from (*layer.attention.products, *layer.feed_forward.products)
 
     @torch.inference_mode()
     def forward(
@@ -120,10 +120,12 @@ class DecoderModel:
         return x
 
 
-def _layer(config: ModelConfig, weights: LayerWeights, backend: Backend) -> Layer:
+def _layer(
+    config: ModelConfig, kinds: LayerKinds, weights: LayerWeights, backend: Backend
+) -> Layer:
     return Layer(
         weights.input_norm,
-        GroupedAttention(config, weights, backend),
+        ATTENTION[kinds.attention].make(config, weights.attention, backend),
         weights.post_norm,
-        GatedFeedForward(weights, backend),
+        FEED_FORWARD[kinds.feed_forward].make(config, weights.feed_forward, backend),
     )

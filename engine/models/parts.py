@@ -9,8 +9,7 @@ import torch
 
 from engine.checkpoint.config import ModelConfig
 from engine.layers.embedding import Embedding
-from engine.layers.gated_feed_forward import GatedFeedForward
-from engine.layers.grouped_attention import GroupedAttention
+from engine.layers.kinds import AttentionLayer, FeedForwardLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.rope import Rope
 
@@ -20,9 +19,9 @@ class Layer:
     """`x += attention(norm(x)); x += feed_forward(norm(x))`; norm weights are [hidden]."""
 
     input_norm: torch.Tensor
-    attention: GroupedAttention
+    attention: AttentionLayer
     post_norm: torch.Tensor
-    feed_forward: GatedFeedForward
+    feed_forward: FeedForwardLayer
 
 
 @dataclass(frozen=True)

@@ -117,13 +117,15 @@ def test_packed_blocks_hold_the_values_of_the_gguf_package(folder):
                 "ffn_down",
             )
         )
-        queries, keys, rest = packed(layer.qkv).split([len(q), len(k), len(v)])
+        queries, keys, rest = packed(layer.attention.matrices["qkv"]).split(
+            [len(q), len(k), len(v)]
+        )
         assert np.array_equal(in_pairs(queries.numpy(), config.num_heads), q)
         assert np.array_equal(in_pairs(keys.numpy(), config.num_kv_heads), k)
         assert torch.equal(rest, v)
-        assert torch.equal(packed(layer.o), o)
-        assert torch.equal(packed(layer.gate_up), torch.cat([gate, up]))
-        assert torch.equal(packed(layer.down), down)
+        assert torch.equal(packed(layer.attention.matrices["o"]), o)
+        assert torch.equal(packed(layer.feed_forward.matrices["gate_up"]), torch.cat([gate, up]))
+        assert torch.equal(packed(layer.feed_forward.matrices["down"]), down)
     assert not values
 
 

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from engine.attention.base import Segment, wanted_rows
-from engine.checkpoint.config import load_model_config
+from engine.checkpoint.config import ModelConfig, load_model_config
 from engine.checkpoint.weights import load_weights
 from engine.cpu.backend import CpuBackend
 from engine.kv_pool import KvPool
@@ -117,8 +117,9 @@ class PagedModel:
         num_blocks: int = 64,
         kernels: ctypes.CDLL | None = None,
         kv_dtype: str | None = None,
+        config: ModelConfig | None = None,
     ) -> None:
-        self.config = load_model_config(folder)
+        self.config = config or load_model_config(folder)
         backend = CpuBackend(self.config, self.config.dtype, kernels)
         self.model = DecoderModel(self.config, load_weights(folder, self.config), backend)
         layout = self.config.kv_layout("tiny", BLOCK_SIZE, kv_dtype or self.config.dtype)

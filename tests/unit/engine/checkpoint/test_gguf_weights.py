@@ -58,18 +58,30 @@ def test_each_family_is_loaded(make_tiny, tmp_path, architecture):
         assert getattr(ours, field.name) == expected, field.name
     weights = load_weights(folder, ours)
     for index, layer in enumerate(weights.layers):
-        assert torch.equal(layer.qkv, fused(values, index, "self_attn", ("q", "k", "v")))
-        assert torch.equal(layer.gate_up, fused(values, index, "mlp", ("gate", "up")))
-        assert torch.equal(layer.down, fused(values, index, "mlp", ("down",)))
-        assert torch.equal(layer.o, fused(values, index, "self_attn", ("o",)))
+        assert torch.equal(
+            layer.attention.matrices["qkv"], fused(values, index, "self_attn", ("q", "k", "v"))
+        )
+        assert torch.equal(
+            layer.feed_forward.matrices["gate_up"], fused(values, index, "mlp", ("gate", "up"))
+        )
+        assert torch.equal(
+            layer.feed_forward.matrices["down"], fused(values, index, "mlp", ("down",))
+        )
+        assert torch.equal(layer.attention.matrices["o"], fused(values, index, "self_attn", ("o",)))
     reference = load_weights(tiny.folder, theirs)
     assert torch.equal(weights.embed, reference.embed)
     assert torch.equal(weights.lm_head, reference.lm_head)
     assert torch.equal(weights.final_norm, reference.final_norm)
     if ours.qkv_bias:
-        assert torch.equal(weights.layers[1].qkv_bias, reference.layers[1].qkv_bias)
+        assert torch.equal(
+            weights.layers[1].attention.vectors["qkv_bias"],
+            reference.layers[1].attention.vectors["qkv_bias"],
+        )
     if ours.qk_norm:
-        assert torch.equal(weights.layers[1].q_norm, reference.layers[1].q_norm)
+        assert torch.equal(
+            weights.layers[1].attention.vectors["q_norm"],
+            reference.layers[1].attention.vectors["q_norm"],
+        )
 
 
 def test_biases_of_llama_are_permuted_too(make_tiny, tmp_path):
@@ -78,9 +90,11 @@ def test_biases_of_llama_are_permuted_too(make_tiny, tmp_path):
     ours = load_weights(folder, load_model_config(folder))
     theirs = load_weights(tiny.folder, load_model_config(tiny.folder))
     for mine, other in zip(ours.layers, theirs.layers, strict=True):
-        assert torch.equal(mine.qkv_bias, other.qkv_bias)
-        assert torch.equal(mine.o_bias, other.o_bias)
-        assert torch.equal(mine.gate_up_bias, other.gate_up_bias)
+        assert torch.equal(mine.attention.vectors["qkv_bias"], other.attention.vectors["qkv_bias"])
+        assert torch.equal(mine.attention.vectors["o_bias"], other.attention.vectors["o_bias"])
+        assert torch.equal(
+            mine.feed_forward.vectors["gate_up_bias"], other.feed_forward.vectors["gate_up_bias"]
+        )
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
@@ -91,8 +105,12 @@ def test_values_are_those_of_the_gguf_package(make_tiny, tmp_path, kind):
     assert config.dtype == ("float16" if kind == "F16" else "bfloat16")
     weights = load_weights(folder, config, dtype=torch.float32)
     for index, layer in enumerate(weights.layers):
-        assert torch.equal(layer.qkv, fused(values, index, "self_attn", ("q", "k", "v")))
-        assert torch.equal(layer.gate_up, fused(values, index, "mlp", ("gate", "up")))
+        assert torch.equal(
+            layer.attention.matrices["qkv"], fused(values, index, "self_attn", ("q", "k", "v"))
+        )
+        assert torch.equal(
+            layer.feed_forward.matrices["gate_up"], fused(values, index, "mlp", ("gate", "up"))
+        )
     assert torch.equal(weights.embed, values["model.embed_tokens.weight"])
 
 
@@ -106,13 +124,25 @@ def test_weights_in_blocks_have_the_same_values(make_tiny, tmp_path):
     assert torch.equal(values_of(weights.lm_head), values["lm_head.weight"])
     assert torch.equal(weights.final_norm, values["model.norm.weight"])
     for index, layer in enumerate(weights.layers):
-        assert torch.equal(values_of(layer.qkv), fused(values, index, "self_attn", ("q", "k", "v")))
-        assert torch.equal(values_of(layer.o), fused(values, index, "self_attn", ("o",)))
-        assert torch.equal(values_of(layer.gate_up), fused(values, index, "mlp", ("gate", "up")))
-        assert torch.equal(values_of(layer.down), fused(values, index, "mlp", ("down",)))
+        assert torch.equal(
+            values_of(layer.attention.matrices["qkv"]),
+            fused(values, index, "self_attn", ("q", "k", "v")),
+        )
+        assert torch.equal(
+            values_of(layer.attention.matrices["o"]), fused(values, index, "self_attn", ("o",))
+        )
+        assert torch.equal(
+            values_of(layer.feed_forward.matrices["gate_up"]),
+            fused(values, index, "mlp", ("gate", "up")),
+        )
+        assert torch.equal(
+            values_of(layer.feed_forward.matrices["down"]), fused(values, index, "mlp", ("down",))
+        )
         name = f"model.layers.{index}"
         assert torch.equal(layer.input_norm, values[f"{name}.input_layernorm.weight"])
-        assert torch.equal(layer.down_bias, values[f"{name}.mlp.down_proj.bias"])
+        assert torch.equal(
+            layer.feed_forward.vectors["down_bias"], values[f"{name}.mlp.down_proj.bias"]
+        )
 
 
 def values_of(weight: BlockMatrix | MatrixStack) -> torch.Tensor:
@@ -130,11 +160,12 @@ def test_ranks_load_their_parts_of_quantized_weights(make_tiny, tmp_path):
     parts = [load_weights(folder, config, shard=Shard(rank, 2)) for rank in range(2)]
     for index, layer in enumerate(whole.layers):
         of_ranks = [part.layers[index] for part in parts]
-        for name in ("o", "down"):
-            together = torch.cat([getattr(each, name) for each in of_ranks], dim=1)
-            assert torch.equal(together, getattr(layer, name))
-        gates, ups = zip(*[each.gate_up.chunk(2) for each in of_ranks], strict=True)
-        assert torch.equal(torch.cat([*gates, *ups]), layer.gate_up)
+        for half, name in (("attention", "o"), ("feed_forward", "down")):
+            *some, expected = (getattr(each, half).matrices[name] for each in (*of_ranks, layer))
+            assert torch.equal(torch.cat(some, dim=1), expected)
+        pairs = [each.feed_forward.matrices["gate_up"].chunk(2) for each in of_ranks]
+        gates, ups = zip(*pairs, strict=True)
+        assert torch.equal(torch.cat([*gates, *ups]), layer.feed_forward.matrices["gate_up"])
 
 
 @pytest.mark.parametrize(

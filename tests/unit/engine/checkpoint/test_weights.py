@@ -41,24 +41,36 @@ def test_tensors_are_fused_and_cast(make_tiny, dtype):
     for index, layer in enumerate(weights.layers):
         prefix = f"model.layers.{index}"
         for kind, qkv, gate_up in (
-            ("weight", layer.qkv, layer.gate_up),
-            ("bias", layer.qkv_bias, layer.gate_up_bias),
+            ("weight", layer.attention.matrices["qkv"], layer.feed_forward.matrices["gate_up"]),
+            (
+                "bias",
+                layer.attention.vectors["qkv_bias"],
+                layer.feed_forward.vectors["gate_up_bias"],
+            ),
         ):
             parts = [state[f"{prefix}.self_attn.{name}_proj.{kind}"] for name in "qkv"]
             assert torch.equal(qkv, torch.cat(parts))
             parts = [state[f"{prefix}.mlp.{name}_proj.{kind}"] for name in ("gate", "up")]
             assert torch.equal(gate_up, torch.cat(parts))
-        assert torch.equal(layer.o, state[f"{prefix}.self_attn.o_proj.weight"])
-        assert torch.equal(layer.o_bias, state[f"{prefix}.self_attn.o_proj.bias"])
-        assert torch.equal(layer.down, state[f"{prefix}.mlp.down_proj.weight"])
-        assert torch.equal(layer.down_bias, state[f"{prefix}.mlp.down_proj.bias"])
+        assert torch.equal(
+            layer.attention.matrices["o"], state[f"{prefix}.self_attn.o_proj.weight"]
+        )
+        assert torch.equal(
+            layer.attention.vectors["o_bias"], state[f"{prefix}.self_attn.o_proj.bias"]
+        )
+        assert torch.equal(
+            layer.feed_forward.matrices["down"], state[f"{prefix}.mlp.down_proj.weight"]
+        )
+        assert torch.equal(
+            layer.feed_forward.vectors["down_bias"], state[f"{prefix}.mlp.down_proj.bias"]
+        )
         assert torch.equal(layer.input_norm, state[f"{prefix}.input_layernorm.weight"])
         assert torch.equal(layer.post_norm, state[f"{prefix}.post_attention_layernorm.weight"])
 
 
 def test_the_dtype_is_the_checkpoints_own_by_default(make_tiny):
     weights = load(make_tiny(dtype=torch.bfloat16).folder)
-    assert weights.layers[0].qkv.dtype == torch.bfloat16
+    assert weights.layers[0].attention.matrices["qkv"].dtype == torch.bfloat16
 
 
 def test_tied_embeddings_are_one_tensor(make_tiny):

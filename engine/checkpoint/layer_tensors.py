@@ -1,0 +1,59 @@
+"""How a kind of layer says which tensors of a checkpoint it is made of; and its packed weights.
+
+A kind packs tensors that are multiplied together into one weight, one under another. Knows no
+kind, and not how tensors are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+
+from engine.checkpoint.blocks import Matrix
+
+
+class Split(Enum):
+    """How a weight is shared out to ranks."""
+
+    NONE = "every rank has the whole"
+    OUTPUTS = "each has some rows of each tensor"
+    INPUTS = "each has some columns"
+    FIRST = "the first rank has the whole, the others zeros: their sums are added"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a weight that one tensor of the checkpoint holds, named within its half of the
+    layer. `num_heads`: of q and k, whose rows some files hold in rotated pairs."""
+
+    name: str
+    count: int
+    num_heads: int | None = None
+
+
+@dataclass(frozen=True)
+class LayerTensor:
+    """One weight of a kind of layer, [rows, inputs], or [rows] without inputs."""
+
+    name: str
+    rows: Sequence[Rows]
+    inputs: int | None = None
+    split: Split = Split.NONE
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The packed weight's shape."""
+        num_rows = sum(rows.count for rows in self.rows)
+        return (num_rows,) if self.inputs is None else (num_rows, self.inputs)
+
+
+@dataclass
+class KindWeights:
+    """The weights of one layer's attention or feed-forward half, by the names of its kind's
+    `tensors`; quantized matrices may be blocks."""
+
+    matrices: dict[str, Matrix] = field(default_factory=dict)
+    vectors: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -1,0 +1,67 @@
+"""The kinds of attention and feed-forward that a layer may be made of, one file each.
+
+`engine.models.architectures` says which layers are of which kind. To add a kind, write its class
+and add a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.layer_tensors import KindWeights, LayerTensor
+from engine.layers.attention_pass import AttentionPass
+from engine.layers.gated_feed_forward import GatedFeedForward
+from engine.layers.grouped_attention import GroupedAttention
+from engine.layers.linear import LinearFactory, LinearLayer
+from engine.layers.ops import LayerOps
+
+
+class AttentionLayer(Protocol):
+    """One layer's attention."""
+
+    @property
+    def products(self) -> Sequence[LinearLayer]:
+        """All that multiplies by weights."""
+
+    def attend(self, x: torch.Tensor, layer: int, batch: AttentionPass) -> torch.Tensor:
+        """Normed `x` [N, hidden] to what `output` takes, [N, ...]; stores what the batch's tokens
+        leave in the KV pool. `layer` is the layer's number there."""
+
+    def output(self, attended: torch.Tensor, add: torch.Tensor) -> torch.Tensor:
+        """Of all or some rows of `attend`'s result: [N, hidden], plus `add`."""
+
+
+class FeedForwardLayer(Protocol):
+    """One layer's feed-forward half."""
+
+    @property
+    def products(self) -> Sequence[LinearLayer]:
+        """All that multiplies by weights."""
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor) -> torch.Tensor:
+        """Normed `x` [N, hidden] to [N, hidden], plus `add`."""
+
+
+LayerT = TypeVar("LayerT")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[LayerT]):
+    """`tensors` gives the weights that a layer of this kind has in a model, or in a rank's share of
+    one. `make` consumes them, so that no weight is in memory twice."""
+
+    tensors: Callable[[ModelConfig], Sequence[LayerTensor]]
+    make: Callable[[ModelConfig, KindWeights, LinearFactory], LayerT]
+
+
+ATTENTION: dict[str, Kind[AttentionLayer]] = {
+    "grouped": Kind(GroupedAttention.tensors, GroupedAttention),
+}
+FEED_FORWARD: dict[str, Kind[FeedForwardLayer]] = {
+    "gated": Kind(GatedFeedForward.tensors, GatedFeedForward),
+}
