@@ -17,7 +17,10 @@ BatonError
 └── ServiceError           Baton's fault: becomes a 5xx
     ├── Overloaded         503 with Retry-After
     │   ├── DeadlineUnreachable 503, the request would wait for longer than its time
-    │   └── StoreAway      503, the request needs a response that is kept in the store
+    │   └── StoreTrouble       503, the request needs the store of responses
+    │       ├── StoreAway      which cannot be reached
+    │       ├── StoreFull      which has no room
+    │       └── StoreRefused   which answers with an error
     └── GenerationFailed   500, the attempts are used up
         └── DeadlineExceeded 504, the request's time is over
 """
@@ -211,15 +214,46 @@ class DeadlineUnreachable(Overloaded):
     code = "deadline_unreachable"
 
 
-class StoreAway(Overloaded):
+class StoreTrouble(Overloaded):
+    """The store of responses does not do what the request cannot do without. `reason` is a metric's
+    label."""
+
+    reason = "store_refused"
+
+
+class StoreAway(StoreTrouble):
     """The store of responses cannot be reached, and the request cannot do without it."""
 
     code = "store_unavailable"
+    reason = "store_away"
 
     def __init__(self) -> None:
         super().__init__(
             "the store that keeps responses cannot be reached; try again, or send the whole "
             "conversation as 'input', without 'previous_response_id' and 'background'"
+        )
+
+
+class StoreFull(StoreTrouble):
+    """The store of responses has no room, and nothing of ours that could make some."""
+
+    code = "store_full"
+    reason = "store_full"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the store that keeps responses is full; try again later, or without 'background'"
+        )
+
+
+class StoreRefused(StoreTrouble):
+    """The store of responses answers a call with an error."""
+
+    code = "store_refused"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the store that keeps responses refuses the call; the router's log has its words"
         )
 
 

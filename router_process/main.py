@@ -150,7 +150,7 @@ async def _run(settings: RouterSettings) -> None:
         rules = access_rules(settings, key_files)
         gate = Gate(settings.max_inflight, time.monotonic, lambda: len(rules.api), parts.registry)
         waiting = LateApp(waiting_app(parts.registry, ready, operators, settings.root_path))
-        responses = _responses(settings, parts.registry)
+        responses = _responses(settings, parts.registry, parts.ignored)
         front = _Front(waiting, ready, operators, gate, responses, prefixes)
         keyed = KeyCheck(front.app, rules, parts.registry)
         guarded = BrowserCheck(keyed, browser_rules(settings), parts.registry)
@@ -217,12 +217,14 @@ def _board(settings: RouterSettings, parts: _Parts) -> RouterBoard:
     return board
 
 
-def _responses(settings: RouterSettings, registry: CollectorRegistry) -> BackgroundRuns | None:
+def _responses(
+    settings: RouterSettings, registry: CollectorRegistry, ignored: IgnoredEntries
+) -> BackgroundRuns | None:
     """The memory of responses, if there is to be one."""
     if not settings.responses_store:
         return None
     records = records_of(settings.redis_url, settings.cluster, settings.responses_store_bytes)
-    return BackgroundRuns(ResponseMemory(records, registry), registry)
+    return BackgroundRuns(ResponseMemory(records, registry, ignored), registry)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from protocol.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_NO_SUCH_DATABASE = "DB index"
+_REFUSALS = ("DB index", "DENIED")
+"""No such database; protected mode."""
 
 
 def check_store(redis_url: str, cluster: str, timeout_s: float = 2.0) -> None:
@@ -27,15 +28,20 @@ def check_store(redis_url: str, cluster: str, timeout_s: float = 2.0) -> None:
     try:
         client.eval(*Registry(cluster).read())
     except (RedisError, OSError) as error:
-        if _is_final(error):
-            where = shown_address(redis_url)
-            raise ConfigError(f"redis_url {where}: the store refuses it: {error}") from error
+        if is_refusal(error):
+            raise refused(shown_address(redis_url), error) from error
         log.warning("cannot reach %s yet: %s", shown_address(redis_url), error)
     finally:
         client.close()
 
 
-def _is_final(error: Exception) -> bool:
+def is_refusal(error: Exception) -> bool:
+    """Whether the store answers, and will not serve us whenever we ask again."""
     if isinstance(error, (AuthenticationError, NoPermissionError)):
         return True
-    return isinstance(error, ResponseError) and _NO_SUCH_DATABASE in str(error)
+    return isinstance(error, ResponseError) and any(each in str(error) for each in _REFUSALS)
+
+
+def refused(where: str, error: Exception) -> ConfigError:
+    """What an operator is told of a refusal."""
+    return ConfigError(f"redis_url {where}: the store refuses it: {error}")

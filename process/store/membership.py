@@ -21,6 +21,7 @@ import redis.asyncio
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from process.store.answers import answer_of, check_cancelled
+from process.store.first_contact import is_refusal, refused
 from process.store.id_claim import GRACE_S, IdClaim, holder_name, is_registration, refusal
 from process.store.ignored_entries import DRAIN_REQUEST, ROUTER, IgnoredEntries
 from process.store.registry import (
@@ -319,7 +320,7 @@ class FleetWatcher:
         self._on_change = on_change
         self._poll_s = poll_s
         self._view = FleetView(settle_s, ignored)
-        self._was_reported_away = False
+        self._was_reported_away = self._was_served = False
 
     @property
     def members(self) -> Members:
@@ -327,13 +328,16 @@ class FleetWatcher:
         return self._view.members
 
     async def run(self) -> None:
-        """Watch until cancelled, waiting while the store is away. Closes the connections."""
+        """Watch until cancelled, waiting while the store is away. Closes the connections. Raises
+        ConfigError if the store refuses us before it has ever served us."""
         backoff = BACKOFF_S
         try:
             while True:
                 try:
                     await self._follow()
                 except (RedisError, OSError) as error:
+                    if not self._was_served and is_refusal(error):
+                        raise refused(self._where, error) from error
                     backoff = BACKOFF_S if self.is_connected else min(2 * backoff, BACKOFF_MAX_S)
                     self._note_away(error)
                     await asyncio.sleep(backoff)
@@ -354,6 +358,7 @@ class FleetWatcher:
         if self._was_reported_away:
             log.info("%s is back", self._where)
         self.is_connected, self._was_reported_away, self.trouble = True, False, None
+        self._was_served = True
         if self._view.take(reply, time.monotonic()):
             self._on_change(self._view.members)
 

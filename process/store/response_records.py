@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
 
 from process.store.answers import answer_of, check_cancelled
-from process.store.registry import BACKOFF_MAX_S, client_from_url
-from protocol.errors import StoreAway
+from process.store.registry import BACKOFF_MAX_S, CLAIM_KIND, client_from_url
+from protocol.error_line import one_line
+from protocol.errors import StoreAway, StoreFull, StoreRefused
 
 log = logging.getLogger(__name__)
 
@@ -32,26 +33,43 @@ MOST_RECORDS = 1000
 TIMEOUT_S = 2.0
 _OVERHEAD_BYTES = 512
 """Counted for a record besides its answer and its input."""
+_MOST_TRIES = 5
+_IS_FULL = "OOM command not allowed"
 _MOST_AT_ONCE = 32
 """Commands in flight."""
 QUEUED, IN_PROGRESS, FAILED, CANCELLED = "queued", "in_progress", "failed", "cancelled"
 
 # KEYS: the prefix of all keys. Each script's first ARGV is OWNER:ID.
-_COMMON = """
+_COMMON = (
+    f"""{CLAIM_KIND}"""
+    + """
 local base, name = KEYS[1], ARGV[1]
 local record, lease = base .. 'record:' .. name, base .. 'lease:' .. name
+claim_kind(record, 'hash')
+claim_kind(base .. 'sizes', 'hash')
+claim_kind(base .. 'total', 'string')
+for _, key in ipairs({'all', 'of:' .. string.match(name, '^[^:]*'), 'owners'}) do
+  claim_kind(base .. key, 'zset')
+end
 local function owner_of(each) return string.match(each, '^[^:]*') end
+local function count(text)
+  local number = text and string.match(text, '^%d+$') and tonumber(text)
+  return number and number < 1e15 and number or 0
+end
+local function total() return count(redis.call('GET', base .. 'total')) end
 local function resize(each, bytes)
-  local former = tonumber(redis.call('HGET', base .. 'sizes', each) or '0')
+  local change = bytes - count(redis.call('HGET', base .. 'sizes', each))
   redis.call('HSET', base .. 'sizes', each, bytes)
-  redis.call('ZINCRBY', base .. 'owners', bytes - former, owner_of(each))
-  redis.call('INCRBY', base .. 'total', bytes - former)
+  redis.call('ZINCRBY', base .. 'owners', change, owner_of(each))
+  local sum = string.format('%.0f', math.max(0, total() + change))
+  redis.call('SET', base .. 'total', sum, 'KEEPTTL')
 end
 local function drop(each)
   local owner = owner_of(each)
+  -- first what a full store allows; after that it allows the rest, too
+  redis.call('DEL', base .. 'record:' .. each, base .. 'lease:' .. each)
   resize(each, 0)
   redis.call('HDEL', base .. 'sizes', each)
-  redis.call('DEL', base .. 'record:' .. each, base .. 'lease:' .. each)
   redis.call('ZREM', base .. 'all', each)
   redis.call('ZREM', base .. 'of:' .. owner, string.sub(each, #owner + 2))
   redis.call('ZREMRANGEBYSCORE', base .. 'owners', '-inf', 0)
@@ -60,7 +78,7 @@ local function runs(status) return status == 'queued' or status == 'in_progress'
 local function look()
   local status = redis.call('HGET', record, 'status')
   if runs(status) and redis.call('EXISTS', lease) == 0 then
-    redis.call('HSET', record, 'status', 'failed')
+    redis.pcall('HSET', record, 'status', 'failed')  -- which a full store does not allow
     return 'failed'
   end
   return status
@@ -70,14 +88,38 @@ local function found()
   if not status then return false end
   return {status, unpack(redis.call('HMGET', record, 'background', 'answer', 'input'))}
 end
+local function oldest_of_largest()
+  local owner = redis.call('ZREVRANGE', base .. 'owners', 0, 0)[1]
+  if owner then claim_kind(base .. 'of:' .. owner, 'zset') end
+  local oldest = owner and redis.call('ZRANGE', base .. 'of:' .. owner, 0, 0)[1]
+  if owner and not oldest then redis.call('ZREM', base .. 'owners', owner) end
+  return oldest and owner .. ':' .. oldest, owner
+end
 local function make_room(most_bytes)
-  while tonumber(redis.call('GET', base .. 'total') or '0') > most_bytes do
-    local owner = redis.call('ZREVRANGE', base .. 'owners', 0, 0)[1]
-    local oldest = owner and redis.call('ZRANGE', base .. 'of:' .. owner, 0, 0)[1]
-    if not oldest then break end
-    drop(owner .. ':' .. oldest)
+  while total() > most_bytes do
+    local oldest, owner = oldest_of_largest()
+    if not owner then break end
+    if oldest then drop(oldest) end
   end
 end
+"""
+)
+
+# ARGV: name, bytes. Drops other records, the oldest of the owners with the most bytes, until so
+# many bytes are free; answers how many records were dropped.
+_FREE = """
+local left, dropped, tries = tonumber(ARGV[2]), 0, 0
+while left > 0 and tries < 1000 do
+  tries = tries + 1
+  local oldest, owner = oldest_of_largest()
+  if not owner or oldest == name then break end
+  if oldest then
+    left = left - count(redis.call('HGET', base .. 'sizes', oldest))
+    drop(oldest)
+    dropped = dropped + 1
+  end
+end
+return dropped
 """
 
 # ARGV: name, owner, id, ttl in s, most records, most bytes, overhead, lease in ms (0: none),
@@ -125,8 +167,8 @@ return 1
 # Answers as _READ does; a response in the background that runs is cancelled.
 _CANCEL = """
 if runs(look()) and redis.call('HGET', record, 'background') == '1' then
-  redis.call('HSET', record, 'status', 'cancelled')
   redis.call('DEL', lease)
+  redis.call('HSET', record, 'status', 'cancelled')
 end
 return found()
 """
@@ -141,8 +183,9 @@ return was_there
 # ARGV: name, lease in ms. Answers whether the response still runs; it is then in progress.
 _RENEW = """
 if not runs(redis.call('HGET', record, 'status')) then return 0 end
+-- first what a full store allows
+if redis.call('PEXPIRE', lease, ARGV[2]) == 0 then redis.call('SET', lease, '1', 'PX', ARGV[2]) end
 redis.call('HSET', record, 'status', 'in_progress')
-redis.call('SET', lease, '1', 'PX', ARGV[2])
 return 1
 """
 
@@ -178,7 +221,9 @@ class ResponseRecord:
 class ResponseRecords:
     """One router's access to the records. After a failure every call fails at once for a while.
 
-    All calls raise StoreAway if the store cannot be reached.
+    All calls raise StoreAway if the store cannot be reached, and StoreRefused if it does not do
+    what they ask. Calls that keep something raise StoreFull if there is no room, and dropping the
+    oldest records makes none.
     """
 
     def __init__(
@@ -199,10 +244,10 @@ class ResponseRecords:
 
     async def put(self, name: ResponseName, record: ResponseRecord, lease_s: float = 0) -> None:
         """Keep a record, in place of an earlier one. One that runs needs a lease."""
-        await self._call(
-            _PUT, name, name.owner, name.id, TTL_S, MOST_RECORDS, self._max_bytes, _OVERHEAD_BYTES,
-            round(lease_s * 1000), record.status, int(record.is_background), record.answer,
-            record.input,
+        await self._keep(
+            _PUT, name, len(record.answer) + len(record.input), name.owner, name.id, TTL_S,
+            MOST_RECORDS, self._max_bytes, _OVERHEAD_BYTES, round(lease_s * 1000), record.status,
+            int(record.is_background), record.answer, record.input,
         )  # fmt: skip
 
     async def read(self, name: ResponseName) -> ResponseRecord | None:
@@ -214,7 +259,9 @@ class ResponseRecords:
     async def finish(self, name: ResponseName, status: str, answer: bytes) -> bool:
         """Keep the answer of a response that ran; False if it was cancelled, given up or deleted
         before."""
-        found = await self._call(_FINISH, name, status, answer, self._max_bytes, _OVERHEAD_BYTES)
+        found = await self._keep(
+            _FINISH, name, len(answer), status, answer, self._max_bytes, _OVERHEAD_BYTES
+        )
         return bool(found)
 
     async def cancel(self, name: ResponseName) -> ResponseRecord | None:
@@ -235,6 +282,16 @@ class ResponseRecords:
         """Close the connections."""
         await self._client.aclose()
 
+    async def _keep(self, script: str, name: ResponseName, num_bytes: int, *args: Any) -> Any:
+        """The script's answer; in a full store the oldest records make room for so many bytes."""
+        for _ in range(_MOST_TRIES):
+            try:
+                return await self._call(script, name, *args)
+            except StoreFull:
+                if not await self._call(_FREE, name, 2 * num_bytes + _OVERHEAD_BYTES):
+                    raise
+        raise StoreFull
+
     async def _call(self, script: str, name: ResponseName, *args: Any) -> Any:
         """The script's answer."""
         if self.is_away:
@@ -243,6 +300,13 @@ class ResponseRecords:
             async with self._turns:
                 asked = self._client.eval(_COMMON + script, 1, self._prefix, name.key, *args)
                 return await answer_of(asked)
+        except OutOfMemoryError as error:
+            raise StoreFull from error
+        except (AuthenticationError, ResponseError) as error:
+            if _IS_FULL in str(error):
+                raise StoreFull from error
+            log.warning("the store of responses refuses a call: %s", one_line(error))
+            raise StoreRefused from error
         except (RedisError, OSError) as error:
             if not self.is_away:
                 log.warning("the store of responses cannot be used: %s", error)
@@ -254,4 +318,4 @@ def _record_of(found: list[bytes | None] | None) -> ResponseRecord | None:
     if found is None:
         return None
     status, background, answer, given = (each or b"" for each in found)
-    return ResponseRecord(status.decode(), background == b"1", answer, given)
+    return ResponseRecord(status.decode(errors="replace"), background == b"1", answer, given)

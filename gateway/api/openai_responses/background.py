@@ -19,7 +19,7 @@ from gateway.api.openai_responses import answer as api
 from gateway.api.openai_responses.memory import LEASE_S, ResponseMemory
 from process.store.answers import check_cancelled
 from process.store.response_records import ResponseName
-from protocol.errors import GenerationFailed, StoreAway
+from protocol.errors import GenerationFailed, StoreTrouble
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class BackgroundRuns:
     async def _renew(self, name: ResponseName) -> None:
         try:
             is_wanted = await self.memory.records.renew(name, LEASE_S)
-        except StoreAway:
+        except StoreTrouble:
             return
         if not is_wanted:
             self.stop(name)
@@ -97,10 +97,12 @@ class BackgroundRuns:
     async def _keep(self, name: ResponseName, response: api.Response) -> None:
         """Keep the end; while the store is away, try as long as the lease may hold."""
         answer = msgspec.json.encode(response)
+        reason = StoreTrouble.reason
         for _ in range(round(LEASE_S / RENEW_S)):
             try:
                 await self.memory.finish(name, response.status, answer)
                 return
-            except StoreAway:
+            except StoreTrouble as error:
+                reason = error.reason
                 await asyncio.sleep(RENEW_S)
-        self.memory.give_up(name)
+        self.memory.give_up(name, reason)

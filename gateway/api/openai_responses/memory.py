@@ -22,14 +22,17 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.api.context import MAX_INLINE_BYTES
 from gateway.api.openai_responses import answer as api
 from gateway.api.openai_responses.items import continued_json, items_by_id
+from process.store.ignored_entries import DECODE_ERRORS, RESPONSE, IgnoredEntries
 from process.store.response_records import (
+    CANCELLED,
     FAILED,
+    IN_PROGRESS,
     QUEUED,
     ResponseName,
     ResponseRecord,
     ResponseRecords,
 )
-from protocol.errors import InvalidRequest, PreviousNotFound, StoreAway
+from protocol.errors import InvalidRequest, PreviousNotFound, StoreTrouble
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -47,7 +50,7 @@ _LOST = "the router that ran this response went away before it was finished; sen
 _LEVEL = 1
 _ID = re.compile(r"resp_[0-9a-f]{32}")
 _ITEM_ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_i?[0-9]{1,6}")
-_REASONS = ("store_away", "too_large", "backlog", "error")
+_REASONS = ("store_away", "store_full", "store_refused", "too_large", "backlog", "error")
 
 Made = tuple[str, bytes, bytes]
 """Status, answer and input of a response."""
@@ -69,9 +72,15 @@ class ResponseMemory:
     """Keeps and finds responses. `adopt` is called with every task that has to end before the
     router does."""
 
-    def __init__(self, records: ResponseRecords, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        records: ResponseRecords,
+        registry: CollectorRegistry,
+        ignored: IgnoredEntries | None = None,
+    ) -> None:
         self.adopt: Adopt = lambda task: None
         self.records = records
+        self._ignored = ignored or IgnoredEntries()
         self._tasks: dict[ResponseName, asyncio.Task[None]] = {}
         self._pending_bytes = 0
         self._reads = asyncio.Semaphore(_MOST_READS)
@@ -81,8 +90,9 @@ class ResponseMemory:
         self._not_kept = Counter(
             "baton_responses_not_kept",
             "Responses that were to be kept and were not: the store could not be reached "
-            "(store_away), they were too large (too_large), too much waited for the store "
-            "(backlog), or an unexpected error, which the log has (error)",
+            "(store_away), had no room (store_full) or answered with an error (store_refused), "
+            "they were too large (too_large), too much waited for the store (backlog), or an "
+            "unexpected error, which the log has (error)",
             ["reason"],
             registry=registry,
         )
@@ -113,8 +123,8 @@ class ResponseMemory:
         return task
 
     async def begin(self, name: ResponseName, answer: bytes, given: bytes) -> None:
-        """Keep a response that will run in the background. Raises StoreAway, and InvalidRequest if
-        its input is too large."""
+        """Keep a response that will run in the background. Raises StoreTrouble, and InvalidRequest
+        if its input is too large."""
         if len(answer) + len(given) > MAX_RECORD_BYTES:
             raise InvalidRequest(
                 f"'background': a conversation of more than {MAX_RECORD_BYTES} bytes is not kept",
@@ -125,37 +135,37 @@ class ResponseMemory:
 
     async def finish(self, name: ResponseName, status: str, answer: bytes) -> None:
         """Keep the answer of a response that ran in the background, unless it is of no use any
-        more. Raises StoreAway."""
+        more. Raises StoreTrouble."""
         if len(answer) > MAX_RECORD_BYTES:
             self._skip("too_large")
             answer, status = _with_error(answer, "the answer is too large to be kept"), FAILED
         if await self.records.finish(name, status, await _deflated(answer)):
             self._kept.inc()
 
-    def give_up(self, name: ResponseName) -> None:
-        """An answer cannot be kept because the store is away."""
-        self._skip("store_away")
-        log.warning("response %s could not be kept: the store is away", name.id)
+    def give_up(self, name: ResponseName, reason: str) -> None:
+        """An answer cannot be kept because of the store."""
+        self._skip(reason)
+        log.warning("response %s could not be kept: %s", name.id, reason)
 
     async def find(self, name: ResponseName) -> ResponseRecord | None:
-        """A response, if it is kept. Raises StoreAway."""
+        """A response, if it is kept. Raises StoreTrouble."""
         await self._settled(name)
         async with self._reads:
-            return await _unpacked(await self.records.read(name))
+            return await self._unpacked(name, await self.records.read(name))
 
     async def cancel(self, name: ResponseName) -> ResponseRecord | None:
-        """See ResponseRecords. Raises StoreAway."""
+        """See ResponseRecords. Raises StoreTrouble."""
         await self._settled(name)
         async with self._reads:
-            return await _unpacked(await self.records.cancel(name))
+            return await self._unpacked(name, await self.records.cancel(name))
 
     async def delete(self, name: ResponseName) -> bool:
-        """See ResponseRecords. Raises StoreAway."""
+        """See ResponseRecords. Raises StoreTrouble."""
         await self._settled(name)
         return await self.records.delete(name)
 
     async def history(self, name: ResponseName) -> bytes:
-        """The JSON list of the items up to and with the output of a response. Raises StoreAway,
+        """The JSON list of the items up to and with the output of a response. Raises StoreTrouble,
         PreviousNotFound, and InvalidRequest for a response that has no complete output."""
         found = await self._awaited(name)
         if found is None:
@@ -180,7 +190,7 @@ class ResponseMemory:
         return await off_loop(len(whole), lambda: items_by_id(whole, name.id, wanted))
 
     async def _awaited(self, name: ResponseName) -> ResponseRecord | None:
-        """A response that another router may be about to keep. Raises StoreAway."""
+        """A response that another router may be about to keep. Raises StoreTrouble."""
         for pause_s in (0.0, *_LOOKS_S):
             await asyncio.sleep(pause_s)
             found = await self.find(name)
@@ -203,11 +213,26 @@ class ResponseMemory:
             record = await _packed(ResponseRecord(status, False, answer, given))
             await self.records.put(name, record)
             self._kept.inc()
-        except StoreAway:
-            self.give_up(name)
+        except StoreTrouble as error:
+            self.give_up(name, error.reason)
         except Exception:
             log.exception("response %s could not be kept", name.id)
             self._skip("error")
+
+    async def _unpacked(
+        self, name: ResponseName, record: ResponseRecord | None
+    ) -> ResponseRecord | None:
+        """The record with what it keeps as it was; None if nobody can read it."""
+        if record is None:
+            return None
+        try:
+            answer, given = await _inflated(record.answer), await _inflated(record.input)
+            whole = replace(record, answer=answer, input=given)
+            await off_loop(len(answer) + len(given), lambda: _check_shape(whole))
+        except (zlib.error, ValueError, *DECODE_ERRORS) as error:
+            self._ignored.note(RESPONSE, name.id, record.answer, error)
+            return None
+        return whole
 
     def _forget(self, name: ResponseName, task: asyncio.Task[None], num_bytes: int) -> None:
         self._pending_bytes -= num_bytes
@@ -217,6 +242,33 @@ class ResponseMemory:
     def _skip(self, reason: str) -> str:
         self._not_kept.labels(reason).inc()
         return reason
+
+
+class _KeptPart(msgspec.Struct):
+    type: str
+
+
+class _KeptItem(msgspec.Struct):
+    """The part of an item that its readers rely on."""
+
+    type: str
+    id: str | None = None
+    role: str | None = None
+    content: str | list[_KeptPart] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.content, str) and self.role is None:
+            raise ValueError("an item of text has no role")
+
+
+class _KeptAnswer(msgspec.Struct):
+    status: str
+    output: list[_KeptItem]
+
+
+_ANSWER = msgspec.json.Decoder(_KeptAnswer)
+_ITEMS = msgspec.json.Decoder(list[_KeptItem])
+_STATUSES = (QUEUED, IN_PROGRESS, "completed", "incomplete", FAILED, CANCELLED)
 
 
 def document_of(record: ResponseRecord) -> bytes:
@@ -252,16 +304,12 @@ async def _packed(record: ResponseRecord) -> ResponseRecord:
     return replace(record, answer=answer, input=given)
 
 
-async def _unpacked(record: ResponseRecord | None) -> ResponseRecord | None:
-    """The record with what it keeps as it was; None if nobody can read it."""
-    if record is None:
-        return None
-    try:
-        answer, given = await _inflated(record.answer), await _inflated(record.input)
-    except (zlib.error, ValueError) as error:
-        log.warning("a response in the store cannot be read: %s", error)
-        return None
-    return replace(record, answer=answer, input=given)
+def _check_shape(record: ResponseRecord) -> None:
+    """Raises an error of `DECODE_ERRORS` if it is not what `keep` and `begin` write."""
+    kept = _ANSWER.decode(record.answer)
+    if kept.status not in _STATUSES:
+        raise msgspec.ValidationError("its answer has an unknown status")
+    _ITEMS.decode(record.input or b"[]")
 
 
 async def _deflated(data: bytes) -> bytes:

@@ -33,7 +33,7 @@ async def with_items(
 ) -> _Fields:
     """The request with the items themselves in place of references to them. One that the previous
     response has, or that stands twice, is in the conversation once. Raises InvalidRequest,
-    ItemNotFound and StoreAway."""
+    ItemNotFound and StoreTrouble."""
     given = fields.input
     if isinstance(given, str):
         return fields
@@ -72,7 +72,8 @@ async def with_items(
 
 
 async def _find(memory: ResponseMemory, owner: str, wanted: list[str]) -> dict[str, bytes]:
-    """The JSON of the wanted items by their ids. Raises InvalidRequest, ItemNotFound, StoreAway."""
+    """The JSON of the wanted items by their ids. Raises InvalidRequest, ItemNotFound and
+    StoreTrouble."""
     missing, num_looks = dict.fromkeys(wanted), 0
     found: dict[str, bytes] = {}
     for item_id in reversed(wanted):

@@ -115,7 +115,7 @@ async def _with_history(
     request: Request, context: ApiContext, runs: BackgroundRuns | None, fields: _Fields
 ) -> tuple[_Fields, bytes]:
     """The request with the whole conversation as its input, and the JSON of the items that came
-    from a previous response. Raises InvalidRequest, PreviousNotFound, and StoreAway."""
+    from a previous response. Raises InvalidRequest, PreviousNotFound, and StoreTrouble."""
     previous = fields.previous_response_id
     if previous is None:
         return fields, b""

@@ -64,8 +64,8 @@ class UnattendedRun:
     end: ResponseEnd
 
     async def start(self, scope: Scope, keeping: Keeping, blank: api.Response) -> bytes:
-        """Start it, and return its JSON as it is now. Raises StoreAway, and InvalidRequest if it is
-        too large to be kept."""
+        """Start it, and return its JSON as it is now. Raises StoreTrouble, and InvalidRequest if it
+        is too large to be kept."""
         answer = msgspec.json.encode(msgspec.structs.replace(blank, status=QUEUED))
         given = await self.context.convert(scope, keeping.make_input)
         await keeping.runs.memory.begin(keeping.name, answer, given)

@@ -442,6 +442,22 @@ async def test_what_is_wrong_with_its_port_ends_the_process_with_one_line(
     assert not any("Traceback" in line for line in lines)
 
 
+async def test_a_store_that_refuses_the_password_ends_the_process_with_one_line(
+    valkey: EmbeddedValkey, checkpoint: Path, tmp_path: Path
+) -> None:
+    log, where = tmp_path / "log", f"127.0.0.1:{valkey.port}"
+    process = fork(
+        log, f"--model={checkpoint}", "--port=0", BATON_CLUSTER_SECRET=SECRET,
+        BATON_REDIS_URL=f"redis://:no-password@{where}",
+    )  # fmt: skip
+    assert await asyncio.to_thread(process.wait, WAIT_S), log.read_text()
+    assert process.exit_status() == 2
+    *_, last = log.read_text().splitlines()
+    assert last.startswith(f"baton router: redis_url redis://{where}: the store refuses it")
+    assert "Traceback" not in log.read_text()
+    assert "no-password" not in log.read_text()
+
+
 async def test_help_names_every_setting_with_its_unit_and_needs_no_torch() -> None:
     code = "import sys; from router_process.main import main; assert 'torch' not in sys.modules; "
     code += "main(['--help'])"

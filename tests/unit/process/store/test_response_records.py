@@ -20,7 +20,9 @@ from process.store.response_records import (
     ResponseRecord,
     ResponseRecords,
 )
-from protocol.errors import StoreAway
+from protocol.errors import StoreAway, StoreFull, StoreRefused
+from tests.effort import some
+from tests.garbage import GARBAGE, keys_of, spoil
 
 LEASE_S = 300.0
 
@@ -186,3 +188,55 @@ async def test_a_store_that_is_away_is_not_asked_again_at_once() -> None:
     now = 10.0
     assert not made.is_away
     await made.close()
+
+
+async def test_the_oldest_make_room_in_a_full_store(valkey, store) -> None:
+    """The store's own limit: reads go on, and the oldest records make room."""
+    async with records(valkey, max_bytes=1 << 30) as made:
+        names = [named(place) for place in range(8)]
+        for name in names:
+            await made.put(name, done(b"x" * 100_000))
+        try:
+            store.config_set("maxmemory", 1)
+            with pytest.raises(StoreFull):
+                await made.put(named(9), done())
+            assert not made.is_away
+            assert await kept(made, names) == names[5:], "five attempts made no room"
+            used = store.info("memory")["used_memory"]
+            store.config_set("maxmemory", used + 500_000)
+            for name in names:
+                await made.put(name, done(b"y" * 100_000))
+            left = await kept(made, names)
+            assert left
+            assert left == names[-len(left) :]
+        finally:
+            store.config_set("maxmemory", 0)
+
+
+async def test_a_refused_call_is_no_store_that_is_away(valkey, store) -> None:
+    async with records(valkey) as made:
+        await made.put(named(1), done())
+        store.acl_setuser("default", commands=["-hset"], keys=["*"], enabled=True)
+        try:
+            with pytest.raises(StoreRefused):
+                await made.put(named(2), done())
+        finally:
+            store.acl_setuser("default", commands=["+hset"], keys=["*"], enabled=True)
+        assert not made.is_away
+        assert await made.read(named(1)) == done()
+
+
+@pytest.mark.parametrize("first", some(range(len(GARBAGE)), 4))
+async def test_records_are_kept_and_read_beside_garbage(valkey, store, first: int) -> None:
+    async with records(valkey) as made:
+        await made.put(named(1), done())
+        spoil(store, keys_of("c", [], [named(1).key, named(2).key]), first)
+        for call in (made.read, made.cancel):
+            await call(named(1))
+        await made.put(named(3), done())
+        assert await made.read(named(3)) == done()
+        await made.put(named(2), RUNNING, LEASE_S)
+        assert await made.renew(named(2), LEASE_S)
+        assert await made.finish(named(2), "completed", b"end")
+        await made.delete(named(1))
+        assert await made.read(named(1)) is None
