@@ -1,8 +1,8 @@
 """Requests whose prompt another worker computes: asked for, granted, awaited, joined.
 
 The worker asks the source of such a request, and reserves no block before the source has all of
-them. Then it grants the source the blocks that are not cached here; the sequence joins the batch
-when these blocks and its first token have arrived. The counterpart of `decode_worker.departures`.
+them. Then it grants the source the blocks that are not cached here. When these blocks and the first
+token have arrived, the sequence joins the batch. The counterpart of `decode_worker.departures`.
 Owns those blocks of ended tasks that a peer may still write to.
 """
 
@@ -40,7 +40,7 @@ class TaskOwner(Protocol):
     tasks: Tasks[DecodeTask]
 
     def emit(self, task: DecodeTask, produced: Produced, logprobs: TokenLogprobs | None) -> None:
-        """The task has a token."""
+        """Pass on a token of the task."""
 
     def fail(
         self,
@@ -50,7 +50,7 @@ class TaskOwner(Protocol):
         code: str = "",
         lacks_room: bool = False,
     ) -> None:
-        """The attempt fails."""
+        """Fail the attempt."""
 
 
 class Arrivals:
@@ -86,13 +86,13 @@ class Arrivals:
     # -- calls by the owner -----------------------------------------------------------------
 
     def expect(self, task: DecodeTask) -> None:
-        """If another worker computes the new task's prompt, ask it."""
+        """Ask the worker that computes the new task's prompt, if there is one."""
         if task.prefill is not None:
             self._inbound.ask(task.key, task.prefill)
 
     def grant(self, task: DecodeTask) -> None:
-        """Offer the source the missing blocks; there may be none. A silent worker gets no
-        blocks, because they would stay fenced for as long as it is silent."""
+        """Grant the source the missing blocks; there may be none. A silent worker gets no blocks,
+        because they would stay fenced for as long as it is silent."""
         assert task.prefill is not None
         if task.prefill.incarnation in self._silent:
             self._owner.fail(task, _SILENT, retryable=True)
@@ -103,7 +103,7 @@ class Arrivals:
         self._inbound.offer(task.key, first_block, blocks)
 
     def release(self, task: DecodeTask) -> None:
-        """A task has ended: leave the scheduler; blocks that a peer may still write to stay until
+        """Remove an ended task from the scheduler. Blocks that a peer may still write to stay until
         `on_unfenced`."""
         sequence = task.sequence
         self._scheduler.publish_arrived(sequence, self._sink.arrived(task.key))
@@ -121,15 +121,15 @@ class Arrivals:
 
     # -- events -----------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Look after the sources, and read what they say."""
-        self._peers.meet(self._clock.now())
+    def poll_sources(self) -> None:
+        """Connect to new sources, drop lost ones, and read what they have sent."""
+        self._peers.connect_new(self._clock.now())
         for incarnation, message in self._peers.receive():
             self._handle_source(incarnation, message)
-        for incarnation in self._peers.gone(self._clock.now()):
+        for incarnation in self._peers.take_lost(self._clock.now()):
             self._inbound.lose(incarnation)
             self._give_up_on_peer(incarnation, "the source is gone")
-        self._reach.look(self._clock.now())
+        self._reach.update(self._clock.now())
         for incarnation in self._peers.reset():
             self._give_up_on_peer(incarnation, "the source lost its connection to us")
         self._silent = self._peers.silent(self._clock.now())
@@ -138,7 +138,7 @@ class Arrivals:
         self._give_back()
 
     def land(self, event: NotificationArrived) -> None:
-        """Blocks have landed in our pool."""
+        """Note blocks that have landed in our pool."""
         self._inbound.follow(event)
 
     def sweep(self) -> None:
@@ -175,15 +175,15 @@ class Arrivals:
                 log.warning("source %s sent %s", incarnation, type(message).__name__)
 
     def _give_up_on_peer(self, incarnation: str, reason: str, of_blocks: bool = False) -> None:
-        """Stop waiting for this source's first tokens and, with `of_blocks`, for its
-        blocks, although it may still write them."""
+        """Stop waiting for this source's first tokens and, with `of_blocks`, for its blocks,
+        although it may still write them."""
         for task in self._owner.tasks:
             if task.waits_for(incarnation) and (of_blocks or task.token is None):
                 self._owner.fail(task, reason, retryable=True)
 
     def _give_back(self) -> None:
-        """Give back waiting requests that fit only if blocks return to which a silent worker may
-        still write: nobody knows when that is."""
+        """Fail waiting requests that fit only once blocks return that a silent worker may still
+        write to: nobody knows when that will be."""
         self._stuck = self.fenced.blocks_of(self._sink.fenced_by(self._silent))
         if not self._stuck:
             return
@@ -212,8 +212,8 @@ class Arrivals:
             self._try_join(task)
 
     def _finish_without_blocks(self, task: DecodeTask, token: HandoffToken) -> None:
-        """The first token completes the output, and nothing was granted for it: its blocks are not
-        needed here, where they might have to wait for room."""
+        """End a task whose first token completes the output before anything was granted: it needs
+        no blocks here, for which it might have to wait."""
         self._inbound.abort(task.key)
         produced = self._scheduler.completed(task.sequence, token.token_id, self._clock.now())
         if produced.finish is None:
@@ -223,7 +223,8 @@ class Arrivals:
             self._owner.emit(task, produced, token.logprobs)
 
     def _try_join(self, task: DecodeTask) -> None:
-        """Join the batch if blocks and first token have arrived and the grammar is compiled."""
+        """Join the batch if the blocks and the first token have arrived and the grammar is
+        compiled."""
         is_over = task.sequence.state is not SequenceState.RECEIVING
         if task.token is None or not task.blocks_arrived_us or is_over:
             return

@@ -1,7 +1,7 @@
 """Requests that leave this worker mid-stream, with their KV blocks.
 
-A sequence whose part here has ended keeps its blocks until the decode worker that continues it has
-copied them. This is the source of an ordinary handoff: its prompt is everything computed here, its
+A sequence that ends here keeps its blocks until the decode worker that continues it has copied
+them. This worker is the source of an ordinary handoff: its prompt is everything computed here, its
 first token the last one sampled here. Owns these sequences' blocks.
 """
 
@@ -34,7 +34,7 @@ class _Departure:
 
 
 class Departures:
-    """All requests that leave, by the attempt that continues them elsewhere."""
+    """All leaving requests, by the attempt that continues them elsewhere."""
 
     def __init__(self, host: WorkerHost, source: HandoffSource) -> None:
         self._host = host
@@ -47,7 +47,7 @@ class Departures:
 
     @property
     def num_open(self) -> int:
-        """Requests whose blocks are still needed here."""
+        """Number of requests whose blocks are still needed here."""
         return len(self._departures)
 
     def begin(self, task: DecodeTask, attempt: int) -> None:
@@ -84,12 +84,12 @@ class Departures:
         return True
 
     def abort_all(self) -> None:
-        """Abort all requests that leave."""
+        """Abort all leaving requests."""
         for key in list(self._departures):
             self.try_abort(key)
 
     def give_up(self, reason: str) -> None:
-        """The process ends: tell the routers that their requests go on without these blocks."""
+        """Tell the routers that their requests go on without these blocks: the process ends."""
         for key, departure in self._departures.items():
             if not departure.unwanted:
                 self._send_failure(key, departure, reason)
@@ -97,7 +97,7 @@ class Departures:
     # -- events -----------------------------------------------------------------------------
 
     def lose(self, peer: Peer) -> None:
-        """A router is gone: the requests that it moves end."""
+        """End the requests that a lost router was moving."""
         for key, departure in list(self._departures.items()):
             if departure.router == peer:
                 self.try_abort(key)

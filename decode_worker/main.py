@@ -56,29 +56,29 @@ def main(argv: Sequence[str]) -> int:
 def _reach(
     settings: DecodeSettings, host: WorkerHost, peers: SourcePeers, around: Surroundings
 ) -> PrefillReach:
-    """The watch on prefill workers, connected to metrics, readiness and what the pod shows."""
+    """The watch on prefill workers, connected to metrics, readiness and the pod's Events."""
     events = pod_events(settings.pod_name, settings.pod_uid)
     if events is not None:
         around.stack.callback(events.close)
 
     reach = PrefillReach(
         peers.obstacles,
-        peers.meet_again,
+        peers.retry_closed,
         settings.peer_silence_s,
         settings.require_prefill,
-        pod_teller(events, settings.pod_conditions),
+        pod_reporter(events, settings.pod_conditions),
     )
     host.watch_prefill(lambda: reach.is_lost)
     around.add_check(reach.not_ready_reason)
     return reach
 
 
-def pod_teller(events: PodEvents | None, has_conditions: bool) -> Callable[[bool, str], None]:
-    """What shows at the pod, if there is one, whether prefill workers can be reached: Events when
-    they are lost and when they are back, and from the first one on the condition, if wanted."""
+def pod_reporter(events: PodEvents | None, has_conditions: bool) -> Callable[[bool, str], None]:
+    """Shows on the pod, if there is one, whether prefill workers can be reached: an Event when they
+    are lost or back, and from the first Event on the condition, if wanted."""
     was_lost = False
 
-    def tell(is_lost: bool, text: str) -> None:
+    def report(is_lost: bool, text: str) -> None:
         nonlocal was_lost
         if events is not None:
             reason = "PrefillUnreachable" if is_lost else "PrefillReachable"
@@ -88,7 +88,7 @@ def pod_teller(events: PodEvents | None, has_conditions: bool) -> Callable[[bool
                 events.set_condition(PREFILL_REACHABLE, not is_lost, reason, text)
         was_lost = is_lost
 
-    return tell
+    return report
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from worker.host import WorkerHost
 
 
 class Outbox:
-    """Produced tokens that are not sent yet; belongs to the loop's thread."""
+    """Produced tokens that have not been sent yet; belongs to the loop's thread."""
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
@@ -24,7 +24,7 @@ class Outbox:
             self.flush()
 
     def flush(self) -> None:
-        """Send the queued tokens in the order in which they were put in."""
+        """Send the queued tokens in the order of `put`."""
         for router, sequences in self._queued.items():
             self._host.send(router, StepTokens(sequences=sequences))
         self._queued.clear()

@@ -1,10 +1,10 @@
 """Events about this process's pod in Kubernetes, as `kubectl describe pod` shows them, and
 conditions in its status.
 
-Written from a thread of its own, by the pod's service account, which needs nothing but `create` of
-events, and for conditions `patch` of pods/status. An Event that the API server refuses is logged
-and lost: it is never worth waiting for. A condition is written again until it is there, because it
-would be wrong until the next change.
+A thread of its own writes both with the pod's service account, which needs only `create` of events,
+and for conditions `patch` of pods/status. An Event that the API server refuses is logged and
+dropped: nothing waits for Events. A condition is written again until it succeeds, because it would
+be wrong until the next change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STRATEGIC = "application/strategic-merge-patch+json"
 
 
 class PodApi(Protocol):
-    """The calls of the API server that are needed. They raise ServiceError."""
+    """The required calls of the API server. They raise ServiceError."""
 
     def create_event(self, namespace: str, body: dict[str, Any]) -> None:
         """Create an Event."""
@@ -56,7 +56,7 @@ class _Condition:
 
 
 class PodEvents:
-    """Owns the thread. `close` waits for what is under way, for a few seconds at most."""
+    """Owns the thread. `close` waits for pending writes, for a few seconds at most."""
 
     def __init__(self, pod: Pod, api: PodApi, retry_s: float = RETRY_S) -> None:
         self._pod = pod
@@ -68,7 +68,7 @@ class PodEvents:
         self._thread.start()
 
     def write(self, reason: str, text: str, is_warning: bool) -> None:
-        """Write an Event soon. `reason` is one word in capitals and small letters."""
+        """Write an Event soon. `reason` is one word in CamelCase."""
         self._queue.put(_body(self._pod, reason, text, "Warning" if is_warning else "Normal"))
 
     def set_condition(self, kind: str, is_true: bool, reason: str, text: str) -> None:
@@ -104,7 +104,7 @@ class PodEvents:
         try:
             self._api.patch_status(self._pod.namespace, self._pod.name, condition.body)
         except ServiceError as error:
-            if condition.kind not in self._unwritten:  # said once
+            if condition.kind not in self._unwritten:  # log the first failure only
                 log.warning("the condition %s was not written yet: %s", condition.kind, error)
             self._unwritten[condition.kind] = condition
         else:
@@ -112,8 +112,8 @@ class PodEvents:
 
 
 def pod_events(name: str | None, uid: str | None, account: Path = ACCOUNT) -> PodEvents | None:
-    """Events of the pod with this name and uid; None outside of a pod. If the pod has no token of
-    its account, or the package `kubernetes` is missing, the log says so."""
+    """Events of the pod with this name and uid; None outside of a pod. Without a token of the pod's
+    account, or without the package `kubernetes`, None and a line in the log."""
     if not name or not uid:
         return None
     try:
@@ -126,7 +126,8 @@ def pod_events(name: str | None, uid: str | None, account: Path = ACCOUNT) -> Po
 
 
 class _Client:
-    """Kubernetes' own client, with the pod's account. Raises ImportError and ServiceError."""
+    """The client of the package `kubernetes`, with the pod's account. Raises ImportError and
+    ServiceError."""
 
     def __init__(self, account: Path) -> None:
         client = importlib.import_module("kubernetes.client")

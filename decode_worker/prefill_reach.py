@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
+_UPDATE_PERIOD_S = 0.5
 _MOST_NAMED = 3
 
 Obstacles = Callable[[float], Mapping[str, str | None]]
@@ -22,36 +22,37 @@ if it can."""
 
 
 class PrefillReach:
-    """The condition begins once no prefill worker has been reachable for `after_s` seconds.
+    """Lost prefill workers are reported once none has been reachable for `after_s` seconds.
 
-    `tell(is_lost, text)` is called when it begins and when it ends, and when a prefill worker is
-    reached for the first time since the start. `meet_again` is called every
-    `after_s` seconds while it lasts, to retry connections that were given up."""
+    `report(is_lost, text)` is called when they are lost, when one is reachable again, and when the
+    first one is reached after the start. While they are lost, `retry_closed` is called every
+    `after_s` seconds to retry connections that were given up.
+    """
 
     def __init__(
         self,
         obstacles: Obstacles,
-        meet_again: Callable[[], None],
+        retry_closed: Callable[[], None],
         after_s: float,
         is_required: bool,
-        tell: Callable[[bool, str], None],
+        report: Callable[[bool, str], None],
     ) -> None:
         self.is_lost = False
         self._obstacles = obstacles
-        self._meet_again = meet_again
+        self._retry_closed = retry_closed
         self._after_s = after_s
         self._is_required = self._is_expected = is_required
-        self._tell = tell
+        self._report = report
         self._has_reached = False
-        self._next_look = 0.0
+        self._next_update = 0.0
         self._unreached_since: float | None = None
         self._reason = "no prefill worker has been reached yet"
 
-    def look(self, now: float) -> None:
-        """Called every turn; `now` is monotonic. Cheap between two looks."""
-        if now < self._next_look:
+    def update(self, now: float) -> None:
+        """Call it every turn with monotonic time. It does nothing most of the time."""
+        if now < self._next_update:
             return
-        self._next_look = now + _LOOK_S
+        self._next_update = now + _UPDATE_PERIOD_S
         obstacles = self._obstacles(now)
         self._is_expected |= bool(obstacles)
         reached = [name for name, obstacle in obstacles.items() if obstacle is None]
@@ -62,7 +63,7 @@ class PrefillReach:
 
     def not_ready_reason(self) -> str | None:
         """Why the worker is not ready: prefill is required, and none was reached since the start,
-        or all are lost."""
+        or all are lost. None if it is ready."""
         if not self._is_required or (self._has_reached and not self.is_lost):
             return None
         return self._reason
@@ -70,12 +71,12 @@ class PrefillReach:
     def _note_reached(self, names: list[str]) -> None:
         is_first, self._has_reached, self._unreached_since = not self._has_reached, True, None
         if is_first and not self.is_lost:
-            self._tell(False, f"prefill workers can be reached: {_listed(names)}")
+            self._report(False, f"prefill workers can be reached: {_listed(names)}")
         if self.is_lost:
             self.is_lost = False
             text = f"prefill workers can be reached again: {_listed(names)}"
             log.warning("%s", text)
-            self._tell(False, text)
+            self._report(False, text)
 
     def _note_unreached(self, now: float, obstacles: Mapping[str, str | None]) -> None:
         if self._unreached_since is None:
@@ -84,12 +85,12 @@ class PrefillReach:
             return
         self._unreached_since = now
         self._reason = _words(obstacles)
-        self._meet_again()
+        self._retry_closed()
         if not self.is_lost:
             self.is_lost = True
             text = f"{self._reason}; prompts are computed here"
             log.error("%s", text)
-            self._tell(True, text)
+            self._report(True, text)
 
 
 def _words(obstacles: Mapping[str, str | None]) -> str:

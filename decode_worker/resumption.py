@@ -1,9 +1,9 @@
 """Streams that outlive their router: kept until another router resumes them or a grace time ends.
 
-A running stream goes on without a router (as an orphan). If its router reconnects, it only lost
-its connection and has moved the stream elsewhere, so the orphan ends. The tokens of a finished
-stream are kept even while its router lives, because the router may die before its client has read
-them. The router that asked last owns a stream: its attempt number fences all earlier routers.
+A running stream goes on without a router (as an orphan). A router that reconnects had only lost its
+connection and has moved the stream elsewhere, so the orphan ends. The tokens of a finished stream
+are kept even while its router lives, because the router may die before its client has read them. A
+stream belongs to the router that asked last: its attempt number fences all earlier routers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Resumption:
         self._size = 0
 
     def try_orphan(self, task: DecodeTask) -> bool:
-        """The task's router is gone: let the task go on without one; False if it may not."""
+        """Let a task go on without its router, which is gone; False if it may not."""
         if self._grace_s <= 0 or not task.is_resumable:
             return False
         task.orphaned_at = self._clock.now()

@@ -2,7 +2,7 @@
 
 A prompt that another worker computes arrives with its blocks and its first token
 (`decode_worker.arrivals`). Other prompts, and suffixes of cached prefixes, are prefilled here in
-chunks between decodes. A request that is handed over goes on elsewhere with its blocks
+chunks between decodes. A request that is handed over leaves with its blocks
 (`decode_worker.departures`). Owns the tasks.
 """
 
@@ -78,11 +78,11 @@ class DecodeRole:
 
     @property
     def is_sending(self) -> bool:
-        """Whether requests that leave still need their blocks."""
+        """Whether the blocks of leaving requests are still needed."""
         return self._departures.num_open > 0
 
     def end(self) -> None:
-        """The process ends: tell the routers of what is left."""
+        """Tell the routers of unfinished work, because the process ends."""
         self._departures.give_up("the worker stopped")
         for task in self.tasks:
             self.fail(task, "the worker stopped", retryable=True)
@@ -91,7 +91,7 @@ class DecodeRole:
     # -- receive ----------------------------------------------------------------------------
 
     def admits(self, message: NewAttempt) -> bool:
-        """Requests to generate tokens for."""
+        """Whether it is a request to generate tokens."""
         return isinstance(message, Generate)
 
     def is_known(self, key: HandoffKey) -> bool:
@@ -99,7 +99,7 @@ class DecodeRole:
         return self.tasks.is_known(key) or self._sink.is_known(key)
 
     def open(self, router: Peer, message: NewAttempt, sequence: Sequence) -> None:
-        """Generate tokens; if another worker computes the prompt, ask it."""
+        """Generate tokens. If another worker computes the prompt, ask that worker."""
         assert isinstance(message, Generate)
         task = DecodeTask(
             router,
@@ -113,10 +113,10 @@ class DecodeRole:
         self._arrivals.expect(task)
 
     def refuse(self, key: HandoffKey, reason: str) -> None:
-        """Nothing was asked of a source yet."""
+        """Do nothing: no source has been asked yet."""
 
     def handle(self, peer: Peer, message: ControlMessage) -> bool:
-        """Handle another message of a router; False if it is none of this role's."""
+        """Handle another message of a router; False if it is not for this role."""
         if peer.role is not Role.ROUTER:
             return False
         match message:
@@ -132,27 +132,27 @@ class DecodeRole:
         return True
 
     def drop_all(self) -> None:
-        """Others may take us for dead: end all tasks, and keep no stream."""
+        """End all tasks and keep no stream: others may consider us dead."""
         for task in self.tasks:
             self.drop(task)
         self._resumption.clear()
         self._departures.abort_all()
 
     def lose(self, peer: Peer) -> None:
-        """A router is gone: drop its work, but for the streams that may outlive it."""
+        """Drop the work of a lost router, except streams that may outlive it."""
         for task in self.tasks:
             if task.router == peer and not self._resumption.try_orphan(task):
                 self.drop(task)
         self._departures.lose(peer)
 
-    def look(self) -> None:
-        """Drop overdue orphans, and look after the sources."""
+    def poll_peers(self) -> None:
+        """Drop overdue orphans, and read from the sources."""
         for task in self._resumption.overdue(self.tasks):
             self.drop(task)
-        self._arrivals.look()
+        self._arrivals.poll_sources()
 
     def land(self, event: NotificationArrived) -> None:
-        """Blocks have landed in our pool."""
+        """Note blocks that have landed in our pool."""
         self._arrivals.land(event)
 
     def sweep(self) -> None:
@@ -160,7 +160,7 @@ class DecodeRole:
         self._arrivals.sweep()
 
     def _abort(self, router: Peer, message: Abort) -> None:
-        """The router no longer wants the attempt."""
+        """End an attempt that the router no longer wants."""
         task = self.tasks.asked_by(router, key_of(message))
         if task is not None:
             self._host.flight.note(FlightKind.ABORTED, task.asked)
@@ -170,7 +170,7 @@ class DecodeRole:
 
     def _hand_over(self, router: Peer, message: HandOver) -> None:
         """End the task's part here, between two steps. If it is decoding, its blocks stay for the
-        next attempt. If it waits, receives or prefills, others can get all its blocks elsewhere."""
+        next attempt. If it waits, receives or prefills, all its blocks exist elsewhere."""
         task = self.tasks.asked_by(router, key_of(message))
         if task is None:
             self._counters.add(Count.STALE_MESSAGES)
@@ -192,7 +192,7 @@ class DecodeRole:
     # -- schedule ---------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> None:
-        """Before a batch runs: grant blocks for what is admitted."""
+        """Grant blocks to the sources of admitted sequences, before a batch runs."""
         for sequence in batch.received:
             task = self.tasks.of(sequence)
             self._mark_admitted(task)
@@ -214,7 +214,7 @@ class DecodeRole:
     # -- deliver ----------------------------------------------------------------------------
 
     def deliver(self, result: StepResult) -> None:
-        """Note the steps of decodes, and send what was produced."""
+        """Note the steps of decodes, and send the produced tokens."""
         started, ended = self._clock.wall_us(result.started), self._clock.wall_us(result.ended)
         num_decodes = len(result.batch.decodes)
         span = StepSpan(started, ended, num_decodes, 1, result.batch.num_chunk_tokens)
@@ -245,7 +245,7 @@ class DecodeRole:
         self._outbox.flush()
 
     def load(self) -> HandoffLoad:
-        """The handoffs right now."""
+        """The current handoffs."""
         self._arrivals.count()
         return HandoffLoad(
             self._sink.num_open + self._departures.num_open,
@@ -255,7 +255,7 @@ class DecodeRole:
         )
 
     def holders(self) -> list[str]:
-        """What holds blocks, for people."""
+        """The holders of blocks, for people."""
         held = [
             f"{len(task.sequence.block_table)} blocks: {task.key}, {task.sequence.state}"
             + (f", from {task.prefill.worker_id}" if task.prefill else "")
@@ -272,7 +272,7 @@ class DecodeRole:
         code: str = "",
         lacks_room: bool = False,
     ) -> None:
-        """End the attempt without its last token and tell the router why."""
+        """End the attempt without its last token and tell the router the reason."""
         self.drop(task)
         self._outbox.flush()  # its tokens go before its end
         if task.orphaned_at is None:
@@ -283,7 +283,7 @@ class DecodeRole:
             self._host.send(task.router, failure)
 
     def drop(self, task: DecodeTask) -> None:
-        """Nobody wants the task any more: it leaves the scheduler. Blocks that arrived stay cached,
-        so that the next attempt need not fetch them again."""
+        """Remove a task that nobody wants from the scheduler. Blocks that arrived stay cached, so
+        that the next attempt need not fetch them again."""
         self.tasks.remove(task)
         self._arrivals.release(task)

@@ -1,4 +1,4 @@
-"""One attempt on a decode worker: its router, what it waits for and its trace."""
+"""One attempt on a decode worker: its router, its missing input and its trace."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class DecodeTask(Task):
     stalls: list[GapSpan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """A task that continues an earlier attempt lacks its tokens' log-probabilities; it cannot
-        be resumed if the request wants them."""
+        """A task that continues an earlier attempt lacks the log-probabilities of that attempt's
+        tokens, so it cannot be resumed if the request wants them."""
         super().__post_init__()
         sequence = self.sequence
         self.num_emitted = sequence.num_output
@@ -60,7 +60,7 @@ class DecodeTask(Task):
             self.is_resumable = False
 
     def note_step(self, span: StepSpan) -> None:
-        """A step decoded a token of the task; the tasks of a step share its span."""
+        """Record a step that decoded a token of the task; the tasks of a step share its span."""
         if self.steps and span.start_us - self.steps[-1].end_us > GAP_US:
             start_us = self.steps[-1].end_us
             self.stalls.append(GapSpan(start_us, span.start_us, self._stall_reason(start_us)))
@@ -68,7 +68,7 @@ class DecodeTask(Task):
         self.steps.append(span)
 
     def _stall_reason(self, since_us: int) -> str:
-        """Why no step decoded a token of the task since then."""
+        """Why no step has decoded a token of the task since `since_us`."""
         if self.sequence.num_preemptions == self.seen_preemptions:
             return "the worker ran no step for it"
         again = sum(each.num_tokens for each in self.chunks if each.start_us >= since_us)
@@ -86,7 +86,7 @@ class DecodeTask(Task):
 
     @property
     def _is_remote(self) -> bool:
-        """Whether another worker computes the prompt, and not all of it is here."""
+        """Whether another worker computes the prompt and not all blocks are here."""
         state = self.sequence.state
         is_asking = state is SequenceState.WAITING and self.sequence.remote
         return is_asking or state is SequenceState.RECEIVING
@@ -118,13 +118,14 @@ class DecodeTask(Task):
         )
 
     def _not_computed(self) -> int:
-        """How much of the prompt was not computed for the output's first token."""
+        """Number of prompt tokens that were not computed for the output's first token."""
         if self.token is not None:
             return self.token.cached_tokens
         return max(0, self.sequence.num_prompt - self.computed_tokens)
 
     def _take_prompt_logprobs(self) -> PromptLogprobs | None:
-        """The prompt's log-probabilities, from the peer or computed here; the task keeps none."""
+        """The prompt's log-probabilities, from the peer or computed here; removes them from the
+        task."""
         if self.token is None:
             return self.sequence.take_prompt_logprobs()
         told = self.token.prompt_logprobs
@@ -132,7 +133,7 @@ class DecodeTask(Task):
         return told
 
     def resumed(self, attempt: int, trace: DecodeTrace | None) -> Resumed:
-        """Everything so far, for the router that resumes the task as `attempt`."""
+        """All tokens so far, for the router that resumes the task as `attempt`."""
         num_prompt = self.sequence.num_prompt
         wants_logprobs = self.sequence.sampling.logprobs is not None
         return Resumed(
@@ -146,7 +147,7 @@ class DecodeTask(Task):
         )
 
     def handed_over(self, asked: HandOver, keeps_kv: bool, trace: DecodeTrace) -> HandedOver:
-        """The answer to `asked`: the attempt's part here has ended."""
+        """The answer to `asked`: the attempt has ended on this worker."""
         return HandedOver(
             request_id=self.sequence.request_id,
             attempt=self.attempt,

@@ -1,11 +1,11 @@
 """The prefill role: computes prompts in chunks, and streams the blocks that each chunk completed.
 
-A sink asks for a prompt, and learns that it has begun when this worker holds blocks for all of it;
-then the sink grants. Computing never waits for that: blocks that are ready before their grant are
-sent when it arrives. The blocks of a chunk are sent while the next chunk computes, because the
-transfer service has its own thread. One step ahead, a chunk that gives no token is offered at its
-launch: the transfer thread waits until its blocks are computed, while the loop launches the next
-chunk. Owns the tasks, and their sequences' blocks until the handoff releases them.
+When this worker holds blocks for a whole prompt, it answers the sink's ask, and the sink grants.
+Computing never waits for the grant: blocks that are ready earlier are sent when it arrives. The
+blocks of a chunk are sent while the next chunk computes, because the transfer service has its own
+thread. With one step ahead, a chunk that gives no token is offered at its launch: the transfer
+thread waits until its blocks are computed, while the loop launches the next chunk. Owns the tasks,
+and their sequences' blocks until the handoff releases them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PrefillRole:
 
     @property
     def num_jobs(self) -> int:
-        """Prompts whose blocks are still needed here."""
+        """Number of prompts whose blocks are still needed here."""
         return len(self.tasks)
 
     @property
@@ -67,7 +67,7 @@ class PrefillRole:
         return self._source.waits_for_grant
 
     def end(self) -> None:
-        """The process ends: tell the routers of what is left."""
+        """Tell the routers of unfinished work, because the process ends."""
         for task in self.tasks:
             if not task.unwanted:
                 reason, trace_id = "the worker stopped", task.sequence.trace_id
@@ -77,7 +77,7 @@ class PrefillRole:
     # -- receive ----------------------------------------------------------------------------
 
     def admits(self, message: NewAttempt) -> bool:
-        """Prompts to compute."""
+        """Whether it is a prompt to compute."""
         return isinstance(message, Prefill)
 
     def is_known(self, key: HandoffKey) -> bool:
@@ -92,11 +92,11 @@ class PrefillRole:
         self.outbound.open(task.key, num_blocks, sequence.deadline)
 
     def refuse(self, key: HandoffKey, reason: str) -> None:
-        """The prompt is not computed here: tell the sink, too."""
+        """Tell the sink, too, that the prompt is not computed here."""
         self.outbound.abort(key, reason)
 
     def handle(self, peer: Peer, message: ControlMessage) -> bool:
-        """The router no longer wants an attempt."""
+        """End an attempt that the router no longer wants; False for other messages."""
         if not isinstance(message, Abort) or peer.role is not Role.ROUTER:
             return False
         task = self.tasks.find(key_of(message))
@@ -107,42 +107,42 @@ class PrefillRole:
         return True
 
     def drop(self, task: PrefillTask) -> None:
-        """Nobody wants the attempt any more: stop computing and writing."""
+        """Stop computing and writing for an attempt that nobody wants any more."""
         task.unwanted = True
         self._host.flight.note(FlightKind.ABORTED, task.key)
         self._stop_computing(task)
         self.outbound.abort(task.key, "aborted")
 
     def drop_all(self) -> None:
-        """Others may take us for dead: end all prompts, also what was only asked for."""
+        """End all prompts, including those only asked for: others may consider us dead."""
         for task in self.tasks:
             self.drop(task)
         self.outbound.abort_all("the source stood still")
 
     def lose(self, peer: Peer) -> None:
-        """A router is gone: end its prompts. A resumable one that a sink waits for goes on: the
-        sink decides how long it is wanted."""
+        """End the prompts of a lost router. A resumable one that a sink waits for goes on: the sink
+        decides how long it is wanted."""
         for task in self.tasks:
             is_waited_for = task.is_resumable and self.outbound.is_asked_for(task.key)
             if task.router == peer and not is_waited_for:
                 self.drop(task)
 
-    def look(self) -> None:
-        """A source has no links of its own."""
+    def poll_peers(self) -> None:
+        """Do nothing: a source has no links of its own."""
 
     def land(self, event: NotificationArrived) -> None:
-        """A source has granted nothing: no blocks are expected."""
+        """Do nothing: a source has granted nothing and expects no blocks."""
         self._counters.add(Count.STALE_MESSAGES)
 
     def sweep(self) -> None:
-        """Share the pool among the sinks that are connected."""
+        """Share the pool among the connected sinks."""
         self._scheduler.shares.num_targets = self.outbound.num_sinks
 
     # -- schedule ---------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> None:
-        """Before a batch runs: tell sinks which prompts have begun, and send the blocks that were
-        already cached."""
+        """Tell sinks which prompts have begun, and send the blocks that were already cached, before
+        a batch runs."""
         for chunk in batch.chunks:
             task = self.tasks.find_of(chunk.sequence)
             if task is not None and not task.scheduled_us:
@@ -168,17 +168,17 @@ class PrefillRole:
                 self.outbound.finish(task.key, task.token)
 
     def fail(self, task: PrefillTask, reason: str, retryable: bool, code: str = "") -> None:
-        """A step failed, or the time is over: end the attempt."""
+        """End an attempt whose step failed or whose time is over."""
         task.error = reason
         task.is_hopeless, task.code = not retryable, code
         self._stop_computing(task)
         self.outbound.abort(task.key, reason)
 
     def flush(self) -> None:
-        """Tokens are sent as they come."""
+        """Do nothing: tokens are sent as they come."""
 
     def load(self) -> HandoffLoad:
-        """The handoffs right now."""
+        """The current handoffs."""
         return HandoffLoad(self._source.num_open, self._source.ignored)
 
     def _offer_chunk(self, stored: Stored) -> None:
@@ -202,7 +202,7 @@ class PrefillRole:
     # -- callbacks of handoffs: see `HandoffOwner` ---------------------------------------------
 
     def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
-        """Blocks have arrived."""
+        """Note blocks that have arrived at the sink."""
         task = self.tasks.find(key)
         if task is not None:
             task.writes.append(span)
@@ -210,7 +210,7 @@ class PrefillRole:
             self._host.flight.note(FlightKind.WRITE, key, number=span.num_blocks, since=since)
 
     def on_granted(self, key: HandoffKey) -> None:
-        """The sink takes the blocks: they no longer count as waiting for it."""
+        """The sink has granted its blocks: the prompt no longer counts as waiting for it."""
         task = self.tasks.find(key)
         if task is not None:
             self._scheduler.shares.release(task.sequence)
@@ -222,7 +222,7 @@ class PrefillRole:
             self._stop_computing(task)
 
     def on_closed(self, key: HandoffKey, error: str) -> str:
-        """The sink is told that the handoff ended, and the request's fault, if any."""
+        """The sink is being told that the handoff ended; returns the request's fault, if any."""
         task = self.tasks.find(key)
         if task is None:
             return ""
@@ -256,7 +256,7 @@ class PrefillRole:
             self._host.send(task.router, done)
 
     def holders(self) -> list[str]:
-        """What holds blocks, for people."""
+        """The holders of blocks, for people."""
         return [
             f"{len(task.sequence.block_table)} blocks: {task.key}, {task.sequence.state}, "
             f"for {task.sequence.target or 'an unnamed decode worker'}, "

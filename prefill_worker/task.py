@@ -16,11 +16,12 @@ class PrefillTask(Task):
     """An attempt from its Prefill message until its blocks are released. It ends with its first
     token.
 
-    `num_ready` of its blocks and `num_stored` of its chunks were offered, of which a card may still
-    compute the last; `chunks` are those that have run. `token` is known once the last one has run.
-    `answered` means that the sink was told that the handoff ended; `error` says why if it
-    failed. `unwanted` means that the router aborted the attempt, `is_hopeless` that it would fail
-    on any worker.
+    - `num_ready` of its blocks and `num_stored` of its chunks were offered; a card may still be
+      computing the last of them.
+    - `chunks` have run; `token` is known once the last chunk has run.
+    - `answered`: the sink was told that the handoff ended; `error` says why if it failed.
+    - `unwanted`: the router aborted the attempt.
+    - `is_hopeless`: the attempt would fail on any worker.
     """
 
     token: HandoffToken | None = None
@@ -37,7 +38,7 @@ class PrefillTask(Task):
     writes: list[WriteSpan] = field(default_factory=list)
 
     def note_chunk(self, span: ChunkSpan, step: int) -> None:
-        """A chunk was computed, in the worker's step of this number."""
+        """Record a chunk that was computed here, in step number `step`."""
         if self.chunks and span.start_us - self.chunks[-1].end_us > GAP_US:
             others = step - self.last_step - 1
             reason = f"{others} steps of other prompts" if others else "the worker ran no step"
@@ -46,7 +47,7 @@ class PrefillTask(Task):
         self.last_step = step
 
     def first_token(self, token: HandoffToken, trace: PrefillTrace) -> FirstToken:
-        """The message that carries the same token to the router."""
+        """The message that carries the first token to the router."""
         return FirstToken(
             request_id=token.request_id,
             attempt=token.attempt,

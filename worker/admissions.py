@@ -1,10 +1,10 @@
-"""Which routers have admitted this worker: orchestrators end an old worker once a new one is ready,
-so a new one is ready only when every live router can send it requests.
+"""The routers that have admitted this worker. Orchestrators end an old worker once a new one is
+ready, so a new worker is ready only when every live router can send it requests.
 
-A router asks for a dump of the cache as soon as it has admitted a worker. A router whose lease has
-ended does not count, and without any router the worker is ready at once: routers do not wait for
-workers to be ready, so that a fleet that starts afresh comes up. Once admitted by all, a worker
-stays so: a router that comes later has the others beside it.
+A router that has admitted a worker asks at once for a dump of its cache. Routers whose lease has
+ended do not count. Without any router the worker is ready at once: routers do not wait for workers
+to be ready, so a fleet that starts from nothing comes up. Once admitted by all, a worker stays
+admitted: a router that comes later has the others beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Admissions:
-    """The worker's thread notes admissions; probes' threads ask what is missing."""
+    """The worker's thread notes admissions; the probes' threads read what is missing."""
 
     def __init__(self, live_routers: Callable[[], Collection[str]]) -> None:
         """`live_routers` returns the names of the routers whose leases hold; it must not block."""
@@ -30,11 +30,11 @@ class Admissions:
         self._routers |= {router}
 
     def start_over(self) -> None:
-        """The worker is a new incarnation, which no router has admitted."""
+        """Forget all admissions: the worker is a new incarnation."""
         self._routers, self._are_complete = frozenset(), False
 
     def missing(self) -> str | None:
-        """Which live routers have not admitted the worker yet, in words; None once all have."""
+        """The live routers that have not admitted the worker yet, in words; None if all have."""
         if self._are_complete:
             return None
         awaited = sorted(set(self._live_routers()) - self._routers)

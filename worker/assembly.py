@@ -95,7 +95,7 @@ def run_worker(
     """Run one worker until it is told to stop; returns its exit status.
 
     A wrong setting or checkpoint, or an id that another worker holds, gives one line on stderr and
-    status 2. A worker that is told to stop while it starts ends at once and never registers.
+    status 2. A worker that is told to stop during its start ends at once and never registers.
     """
     times = since_process_began()
     setup_logs(settings.log_level, settings.log_format, settings.worker_id or role.value)
@@ -105,7 +105,7 @@ def run_worker(
             keep_to_cores(cores_in(settings.cores))
         _share_card(settings)
         settings = checked(settings)
-        # nothing is open yet: a signal ends a download
+        # nothing is open yet: a signal may end a download at once
         times.enter("fetch")
         folder = fetched(settings)
         with ExitStack() as stack:
@@ -132,7 +132,7 @@ def _share_card(settings: WorkerSettings) -> None:
 
 @dataclass(frozen=True)
 class _Start:
-    """What a worker starts from, and how long its phases take."""
+    """The settings of a worker's start, and the times of its phases."""
 
     settings: WorkerSettings
     folder: Path
@@ -149,7 +149,7 @@ class _Local:
     transfers: TransferService
     loaded: LoadedEngine
     descriptor: PeerDescriptor
-    paths: tuple[str, ...]  # that KV blocks may take to peers
+    paths: tuple[str, ...]  # the paths of KV blocks to peers
     folder: Path  # of the model's files
     texts: str  # the fingerprint of configuration and tokenizer
 
@@ -208,9 +208,9 @@ def _serve(
 
 
 def _prepare(start: _Start, wakeup: Wakeup, phases: StartPhases, stack: ExitStack) -> _Local:
-    """The transfer thread, and the engine with its registered pool. Raises Stopped."""
+    """Start the transfer thread, and the engine with its registered pool. Raises Stopped."""
     settings = start.settings
-    # while the transport starts
+    # in parallel with the transport's start
     trial = start_trial("worker.startup.checkpoint_trial", start.folder)
     stack.callback(trial.cancel)
     phases.enter("transport")
@@ -229,7 +229,7 @@ def _prepare(start: _Start, wakeup: Wakeup, phases: StartPhases, stack: ExitStac
 def _connect(
     settings: WorkerSettings, role: Role, local: _Local, probes: WorkerProbes, stack: ExitStack
 ) -> _Member:
-    """The sockets and a registration that is not announced yet."""
+    """Open the sockets and make a registration, which is not announced yet."""
     worker_id = choose_worker_id(role.value, settings.worker_id)
     engine, layout = local.loaded.engine, local.loaded.engine.layout
     network = Network(settings.cluster_secret)
@@ -330,7 +330,7 @@ def _transport_name(settings: WorkerSettings, device: str) -> str:
 
 
 def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:
-    """What UCX must read before NIXL starts."""
+    """The variables that UCX must read before NIXL starts."""
     outer_host = None if is_loopback(settings.host) else settings.host
     interfaces, allows_tcp = settings.kv_interface, settings.allow_kv_over_tcp
     return ucx_network(outer_host, interfaces, allows_tcp, os.environ, settings.kv_ports)

@@ -1,8 +1,8 @@
-"""Gives routers the list of cached blocks in pieces, so that it does not delay tokens.
+"""Gives routers the list of cached blocks in pieces, so that the list does not delay tokens.
 
-A list and tokens share a router's connection, which keeps its order, and a large cache is a list of
-megabytes. A router asks for the next piece when it has the one before. So at most one piece is on
-its way to a router, however slow the network is, and a token waits for no more than that.
+A list and tokens share a router's connection, which keeps their order, and the list of a large
+cache takes megabytes. A router asks for each piece when it has the one before. So at most one piece
+is on its way to a router, however slow the network, and tokens wait for one piece at most.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PIECE_BLOCKS = 1500
 
 
 class CacheDumps:
-    """Keeps the list that each router is reading, as it was when the router asked for it. Lists of
-    routers that are gone end with the next request of any router."""
+    """Keeps the list that each router is reading, as of the router's first request. The next
+    request of any router drops the lists of routers that are gone."""
 
     def __init__(self, take: Callable[[], CacheDump]) -> None:
-        """`take` returns the whole list of now."""
+        """`take` returns the whole list as it is now."""
         self._take = take
         self._lists: dict[Peer, CacheDump] = {}
 
@@ -31,8 +31,8 @@ class CacheDumps:
         return len(self._lists)
 
     def piece(self, peer: Peer, asked: CacheDumpRequest, connected: Collection[Peer]) -> CacheDump:
-        """The piece that a router asks for; the first one of a new list if it asks for that, or if
-        its list is not here."""
+        """The piece that a router asks for. If the router's list is not here, or it asks for a new
+        one: the first piece of a new list."""
         whole, first = self._lists.pop(peer, None), asked.first
         self._lists = {one: kept for one, kept in self._lists.items() if one in connected}
         if whole is None or not 0 < first < len(whole.hashes):

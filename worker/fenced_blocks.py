@@ -28,11 +28,11 @@ class FencedBlocks:
         return sum(len(each.block_table) for each in self._sequences.values())
 
     def keep(self, key: HandoffKey, sequence: Sequence) -> None:
-        """The task has ended, its handoff has not."""
+        """Keep the blocks of a task that has ended before its handoff."""
         self._sequences[key] = sequence
 
     def take(self, key: HandoffKey) -> Sequence | None:
-        """The handoff has ended: its blocks are the caller's, if there are any."""
+        """Hand the blocks of an ended handoff to the caller; None if there are none."""
         return self._sequences.pop(key, None)
 
     def blocks_of(self, keys: Iterable[HandoffKey]) -> set[int]:

@@ -1,8 +1,8 @@
 """The parts of a worker process that both roles share: engine, sockets, transfers, reports.
 
-Waits for input and answers the messages that every worker answers. Parts of its own are the
-worker's life (`lifecycle`), its steps, its counters, and the peers that it may write to. The role's
-loop uses these services; all of them belong to the loop's thread.
+Waits for input and answers the messages that every worker answers. Owns the worker's lifecycle, its
+steps, its counters and the peers that it may write to. The role's loop uses these services; all of
+them belong to the loop's thread.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class WorkerHost:
         log.warning("registered again as incarnation %s", incarnation)
 
     def wait(self) -> None:
-        """Wait for input; return at once after a step that computed something. Wakes during such
-        steps stay pending for the first real wait."""
+        """Wait for input; after a step that computed something, return at once. Wakes during such
+        steps stay pending until the next real wait."""
         if self.steps.is_busy:
             return
         self.poller.poll(IDLE_WAIT_MS)
@@ -140,8 +140,8 @@ class WorkerHost:
     def publish(
         self, num_handoffs: int, num_ignored: int, blocks_stuck: int = 0, blocks_fenced: int = 0
     ) -> None:
-        """Report load and cache if due; `num_ignored` is the number of messages so far about
-        unknown handoffs, `blocks_stuck` and `blocks_fenced` as in `WorkerStats`."""
+        """Report load and cache if due. `num_ignored` counts all messages so far about unknown
+        handoffs; `blocks_stuck` and `blocks_fenced` as in `WorkerStats`."""
         self.counters.add_up_to(Count.FRAMES_REFUSED, "server", sum(self.server.refused.values()))
         self.counters.add_up_to(Count.STALE_MESSAGES, "handoffs", num_ignored)
         self.counters.add_up_to(Count.PEERS_TURNED_AWAY, "handshakes", self.server.num_turned_away)
@@ -157,7 +157,7 @@ class WorkerHost:
         self._reporter.watch_prefill(is_lost)
 
     def send(self, peer: Peer, message: Message) -> None:
-        """Send, or count as undeliverable: `server.lost` soon reports the peer."""
+        """Send a message. If that fails, count it; `server.lost` soon reports the peer."""
         if not self.server.send(peer, message):
             self.counters.add(Count.UNDELIVERABLE_MESSAGES)
 
@@ -170,8 +170,8 @@ class WorkerHost:
         code: str = "",
         trace_id: str = "",
     ) -> AttemptFailed:
-        """The message that ends an attempt, which is also logged and recorded; with a `code` it is
-        not retryable."""
+        """The message that ends an attempt; also logs and records the failure. With a `code` the
+        failure is not retryable."""
         name, number = attempt.request_id, attempt.attempt
         self.flight.note(FlightKind.FAILED, (name, number), text=reason)
         line = "attempt %d of request %s failed: %s"
@@ -212,8 +212,8 @@ class WorkerHost:
         return FlightPage(nonce=asked.nonce, after=after, events=events)
 
     def _set_limits(self, message: SetLimits) -> None:
-        """Take new limits, as far as our memory allows: a card's was planned for the chunks of the
-        start, so there they can only shrink."""
+        """Take new limits, as far as memory allows: a card's memory was planned for the chunks of
+        the start, so on a card they can only shrink."""
         scheduler, settings = self.engine.scheduler, self.settings
         config = scheduler.config
         chunk = message.chunk_max_tokens or config.chunk_max_tokens

@@ -2,8 +2,8 @@
 
 `kv_transfer.handoff.sink` decides what to grant and when to lift a fence. Asks, grants, renewals
 and aborts go to the sources over their control links; the transport reports landed blocks. The
-counterpart of `worker.outbound`. It owns no blocks: its `GrantOwner` does, and is told
-when a source has begun, which blocks have arrived and when no peer can write to them any more.
+blocks belong to a `GrantOwner`, which learns when a source has begun, which blocks have arrived and
+when no peer can write to them any more. The counterpart of `worker.outbound`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class GrantOwner(Protocol):
-    """The owner of the granted blocks; it must ignore unknown keys."""
+    """The owner of the granted blocks. Its methods must ignore unknown keys."""
 
     def on_begun(self, key: HandoffKey) -> None:
         """The source holds every block of the prompt: blocks may be reserved for it."""
@@ -58,7 +58,7 @@ class GrantOwner(Protocol):
 
 
 class InboundHandoffs:
-    """Every handoff that this worker receives; belongs to the loop's thread."""
+    """All handoffs that this worker receives; belongs to the loop's thread."""
 
     def __init__(
         self, host: WorkerHost, sink: HandoffSink, peers: SourcePeers, owner: GrantOwner
@@ -101,7 +101,7 @@ class InboundHandoffs:
         self._carry_out(self._sink.agent_gone(incarnation, self._clock.now()))
 
     def follow(self, event: NotificationArrived) -> None:
-        """Blocks have landed; an undecodable notification is counted and dropped."""
+        """Note landed blocks. Undecodable notifications are counted and dropped."""
         try:
             written = wire.decode_notification(event.payload)
         except ProtocolError as error:

@@ -28,7 +28,7 @@ _TRACE_ID = re.compile("[0-9a-f]{32}")
 
 
 class Intake:
-    """Makes sequences for one engine. `max_deadline_s` caps the deadline that a router allows."""
+    """Makes sequences for one engine. `max_deadline_s` caps the deadlines that routers set."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Intake:
         self._max_deadline_s = max_deadline_s
 
     def sequence(self, message: NewAttempt, now: float) -> Sequence:
-        """The sequence that `message` asks for. Raises InvalidRequest, naming the field."""
+        """The sequence for `message`. Raises InvalidRequest, naming the field."""
         self._check(message)
         _check_sampling(message.sampling, self._limits.vocab_size)
         num_prompt = len(message.token_ids) - message.num_output

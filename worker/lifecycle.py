@@ -1,7 +1,7 @@
-"""Where a worker stands in its life: it serves, stands still, drains or has lapsed.
+"""The lifecycle of a worker: serving, stalled, draining or lapsed.
 
 Follows the stop signal and the registration, and announces each change to the fleet. Other threads
-may ask `turned_at`, `is_draining` and `is_stalled`.
+may read `turned_at`, `is_draining` and `is_stalled`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Membership(Protocol):
     is_asked_to_drain: bool
 
     def register_again(self, incarnation: str) -> None:
-        """Come back after a lapse."""
+        """Join the fleet again after a lapse."""
 
     def amend(self, chunk_max_tokens: int, itl_target_ms: float) -> None:
         """Announce new limits of our steps."""
@@ -44,9 +44,9 @@ class Lifecycle:
         self.is_draining = False
         """Whether the worker was told to stop and takes no new requests."""
         self.is_stalled = False
-        """Whether requests wait and nothing happens."""
+        """Whether requests wait without any progress."""
         self.turned_at = now()
-        """When the loop turned last."""
+        """The time of the loop's last turn."""
         self._worker_id = worker_id
         self._stop = stop
         self._announce = announce
@@ -60,7 +60,8 @@ class Lifecycle:
         self._membership = membership
 
     def is_finished(self, num_jobs: int) -> bool:
-        """Whether the loop may end: told to stop, and no jobs left or the grace period over.
+        """Whether the loop may end: the worker was told to stop, and no jobs are left or the grace
+        period is over.
 
         The first call after the stop signal announces the drain, so that routers send no new
         requests.
@@ -84,7 +85,7 @@ class Lifecycle:
         return num_jobs == 0 or grace_over
 
     def set_stalled(self, is_stalled: bool) -> None:
-        """The worker stands still, or goes on."""
+        """Announce that the worker stalls, or that it goes on."""
         self.is_stalled = is_stalled
         if not is_stalled:
             log.warning("%s goes on", self._worker_id)
@@ -93,11 +94,12 @@ class Lifecycle:
 
     @property
     def has_lapsed(self) -> bool:
-        """Whether others may take us for dead: drop their requests, then reincarnate."""
+        """Whether others may consider us dead. If so, the owner drops their requests, then
+        reincarnates."""
         return self._membership is not None and self._membership.has_lapsed
 
     def register_again(self, incarnation: str) -> None:
-        """Come back after a lapse."""
+        """Join the fleet again after a lapse."""
         assert self._membership is not None
         self._membership.register_again(incarnation)
 

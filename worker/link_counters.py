@@ -28,7 +28,7 @@ _Socket = tuple[str, str]  # own and peer's address with port
 
 
 class LinkCounters:
-    """Measures the bytes sent so far; sockets that are closed keep what they had sent."""
+    """Measures the bytes sent so far, including those of closed sockets."""
 
     def __init__(self, pid: int, system: Path = Path("/sys/class/infiniband")) -> None:
         self._pid = pid
@@ -39,7 +39,7 @@ class LinkCounters:
 
     def measure(self) -> dict[str, int]:
         """Bytes by link: `rdma` if there are RDMA ports, `tcp:ADDRESS` for each peer, and `tcp:`
-        (always 0) if TCP could be measured at all."""
+        (always 0) if TCP could be measured."""
         found: dict[str, int] = {}
         rdma = _rdma_bytes(self._system)
         if rdma is not None and self._rdma_at_start is not None:
@@ -63,7 +63,7 @@ class LinkCounters:
 
 
 class LinkWatch:
-    """Measures from its own thread, while `activity` (a growing number) grows."""
+    """Measures in a thread of its own, while `activity` (a growing number) grows."""
 
     def __init__(self, counters: LinkCounters, activity: Callable[[], int]) -> None:
         self._counters = counters
@@ -116,7 +116,7 @@ def address_of(endpoint: str) -> str:
 
 
 def _listing() -> str | None:
-    """What `ss` prints; None if it cannot be run."""
+    """The output of `ss`; None if it cannot be run."""
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(

@@ -1,9 +1,9 @@
 """The loop of a worker: receive, schedule, compute, deliver. Both roles run it.
 
-A task begins with a router's message and ends with its last token here: for a prefill worker, that
-is the prompt's first one. What the loop does follows from what the worker is sent; its role says
-which messages it admits, and what becomes of a task's blocks and tokens. Everything happens in the
-thread that calls `run`.
+A task begins with a router's message and ends with its last token here; on a prefill worker, that
+is the first token after the prompt. The messages determine what the loop does; the role says which
+messages it admits and what happens to a task's blocks and tokens. Everything happens in the thread
+that calls `run`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from worker.tasks import AnyTask, Tasks
 
 @dataclass(frozen=True)
 class HandoffLoad:
-    """The open handoffs, the messages so far about unknown ones, and the blocks behind fences, as
-    in `WorkerStats`."""
+    """The number of open handoffs, of messages so far about unknown ones, and of blocks behind
+    fences, as in `WorkerStats`."""
 
     num_open: int
     num_ignored: int
@@ -48,7 +48,7 @@ class HandoffLoad:
 
 
 class WorkerRole(Protocol[AnyTask]):
-    """What a role adds to the loop."""
+    """The part of the loop that differs between roles."""
 
     tasks: Tasks[AnyTask]
     outbound: OutboundHandoffs
@@ -63,39 +63,39 @@ class WorkerRole(Protocol[AnyTask]):
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether requests wait for a worker that lives and is busy."""
+        """Whether requests wait for another worker that is alive and busy."""
 
     # -- receive
 
     def admits(self, message: NewAttempt) -> bool:
-        """Whether the role takes such attempts."""
+        """Whether the role accepts such attempts."""
 
     def is_known(self, key: HandoffKey) -> bool:
         """Whether this attempt is here or was here before."""
 
     def open(self, router: Peer, message: NewAttempt, sequence: Sequence) -> None:
-        """Add the task of an attempt whose sequence the scheduler has taken."""
+        """Add the task of an attempt whose sequence the scheduler has accepted."""
 
     def refuse(self, key: HandoffKey, reason: str) -> None:
-        """The attempt does not start here; its router is told."""
+        """Note that the attempt does not start here. The caller tells its router."""
 
     def drop(self, task: AnyTask) -> None:
-        """Nobody wants the task any more."""
+        """End a task that nobody wants any more."""
 
     def drop_all(self) -> None:
-        """Others may take us for dead: nothing of what is here is wanted."""
+        """End all tasks: others may consider us dead and want none of them."""
 
     def handle(self, peer: Peer, message: ControlMessage) -> bool:
-        """Handle another message of the role's own; False if it has none such."""
+        """Handle a message of the role's own; False if it is none."""
 
     def lose(self, peer: Peer) -> None:
-        """A router, or another peer, is gone."""
+        """End the work of a router or another peer that is gone."""
 
-    def look(self) -> None:
-        """Look after peers and tasks, before the events of transfers."""
+    def poll_peers(self) -> None:
+        """Read from peers and end overdue tasks, before the events of transfers."""
 
     def land(self, event: NotificationArrived) -> None:
-        """Blocks have landed in our pool."""
+        """Note blocks that have landed in our pool."""
 
     def sweep(self) -> None:
         """Act on timeouts, after the events of transfers."""
@@ -103,25 +103,25 @@ class WorkerRole(Protocol[AnyTask]):
     # -- schedule and deliver
 
     def begin(self, batch: Batch) -> None:
-        """Before a batch runs."""
+        """Prepare for a batch, which runs next."""
 
     def deliver(self, result: StepResult) -> None:
-        """A step has run: pass on its blocks and tokens."""
+        """Pass on the blocks and tokens of a step that has run."""
 
     def fail(self, task: AnyTask, reason: str, retryable: bool, code: str = "") -> None:
-        """The attempt fails here; `code` as in AttemptFailed."""
+        """End an attempt that fails here; `code` as in AttemptFailed."""
 
     def flush(self) -> None:
         """Send what is queued for routers."""
 
     def load(self) -> HandoffLoad:
-        """The handoffs right now."""
+        """The current handoffs."""
 
     def holders(self) -> list[str]:
-        """What holds blocks, one line each, for people."""
+        """The holders of blocks, one line each, for people."""
 
     def end(self) -> None:
-        """The process ends: tell the routers of what is left."""
+        """Tell the routers of unfinished work, because the process ends."""
 
 
 class WorkerLoop(Generic[AnyTask]):
@@ -165,7 +165,7 @@ class WorkerLoop(Generic[AnyTask]):
         for peer in host.server.lost(self._clock.now()):
             role.lose(peer)
             role.outbound.lose(peer)
-        role.look()
+        role.poll_peers()
         for event in host.transfers.drain():
             if isinstance(event, NotificationArrived):
                 role.land(event)
@@ -187,8 +187,8 @@ class WorkerLoop(Generic[AnyTask]):
                     self._host.answer_common(peer, message)
 
     def _start(self, router: Peer, message: NewAttempt) -> None:
-        """Start a new attempt; older attempts at the same request end. An attempt that was here
-        before is not started again."""
+        """Start a new attempt; older attempts at the same request end. An attempt that is or was
+        here already is not started again."""
         host, role, key = self._host, self._role, key_of(message)
         others = role.tasks.of_request(key.request_id)
         if role.is_known(key) or any(other.attempt > key.attempt for other in others):
@@ -217,7 +217,7 @@ class WorkerLoop(Generic[AnyTask]):
     # -- schedule ---------------------------------------------------------------------------
 
     def _begin(self, batch: Batch) -> None:
-        """Before a batch runs: end expired tasks, and let the role act for those that begin."""
+        """End expired tasks, and let the role prepare for the batch."""
         for sequence in batch.expired:
             self._fail(sequence, "its deadline passed", retryable=False)
         self._role.begin(batch)
@@ -241,7 +241,7 @@ class WorkerLoop(Generic[AnyTask]):
             self._fail(sequence, failure.reason, retryable=True, code=failure.code)
 
     def _fail(self, sequence: Sequence, reason: str, retryable: bool, code: str = "") -> None:
-        """End an attempt whose step failed, or whose time is over; the worker goes on."""
+        """End an attempt whose step failed or whose time is over; the worker goes on."""
         task = self._role.tasks.find_of(sequence)
         if task is not None:
             self._role.fail(task, reason, retryable, code)
@@ -251,4 +251,4 @@ class WorkerLoop(Generic[AnyTask]):
         load = role.load()
         self._host.publish(load.num_open, load.num_ignored, load.blocks_stuck, load.blocks_fenced)
         now = self._clock.now()
-        self._host.stall_alarm.look(now, role.holders, lambda: role.waits_for_others)
+        self._host.stall_alarm.update(now, role.holders, lambda: role.waits_for_others)

@@ -36,7 +36,7 @@ _GAUGES = {
 
 
 class WorkerMetrics(Collector):
-    """`baton_worker_*`, labelled with the worker and its role. `latest` gives the last report."""
+    """`baton_worker_*`, labelled with the worker and its role. `latest` returns the last report."""
 
     def __init__(self, role: Role, worker_id: str, latest: Callable[[], WorkerStats]) -> None:
         self._labels = {"role": role.value, "worker": worker_id}

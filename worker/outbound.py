@@ -1,8 +1,8 @@
 """The source side of handoffs in a worker: connects the state machine to transfers and sockets.
 
 `kv_transfer.handoff.source` decides which blocks to write; the transfer thread writes them. Sinks
-ask, grant, renew and abort over the control socket, and get first tokens and answers there. It owns
-no blocks: its `HandoffOwner` does, reports which are ready and keeps them pinned until
+ask, grant, renew and abort over the control socket, where they also get first tokens and answers.
+The blocks belong to a `HandoffOwner`, which reports which are ready and keeps them pinned until
 `on_released`.
 """
 
@@ -47,14 +47,14 @@ FromSink = PeerDescriptor | AboutHandoff
 
 
 class HandoffOwner(Protocol):
-    """The owner of the blocks; it is told how handoffs go and must ignore unknown keys."""
+    """The owner of the blocks. Its methods report progress and must ignore unknown keys."""
 
     def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
-        """Blocks of the handoff are in place."""
+        """Blocks of the handoff have arrived at the sink."""
         ...
 
     def on_granted(self, key: HandoffKey) -> None:
-        """The sink has granted its blocks: ours now wait only for their writes."""
+        """The sink has granted its blocks: ours wait only for their writes now."""
         ...
 
     def on_unwanted(self, key: HandoffKey) -> None:
@@ -62,8 +62,8 @@ class HandoffOwner(Protocol):
         ...
 
     def on_closed(self, key: HandoffKey, error: str) -> str:
-        """The sink is being told that the handoff ended; `error` is "" for success.
-        Returns the `code` of the request's own fault, or ""."""
+        """The handoff ended, and the sink is being told; `error` is "" for success. Returns the
+        `code` of the fault if the request itself is at fault, otherwise ""."""
         ...
 
     def on_released(self, key: HandoffKey) -> None:
@@ -72,7 +72,7 @@ class HandoffOwner(Protocol):
 
 
 class OutboundHandoffs:
-    """Every handoff that this worker sends; belongs to the loop's thread."""
+    """All handoffs that this worker sends; belongs to the loop's thread."""
 
     def __init__(self, host: WorkerHost, source: HandoffSource, owner: HandoffOwner) -> None:
         self._host = host
@@ -82,43 +82,41 @@ class OutboundHandoffs:
         self._owner = owner
         self._writes: dict[int, PostWrite] = {}
         self._agents: dict[Peer, str] = {}  # of sinks; one may have several connections
-        self._speakers: dict[HandoffKey, Peer] = {}  # last peer to mention an open one: gets answer
+        self._speakers: dict[HandoffKey, Peer] = {}  # last to mention an open one
         self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a sink can get them
         self._fences: dict[HandoffKey, dict[int, Fence]] = {}  # of open ones, by chunk
 
     @property
     def num_sinks(self) -> int:
-        """Sinks that are connected to us and whose pools we can write to."""
+        """Number of connected sinks whose pools we can write to."""
         return len(set(self._agents.values()))
 
     def is_asked_for(self, key: HandoffKey) -> bool:
-        """Whether a sink waits for this handoff."""
+        """Whether a sink has asked for this handoff."""
         return self._source.agent_of(key) is not None
 
     # -- calls by the owner -----------------------------------------------------------------
 
     def open(self, key: HandoffKey, num_blocks: int, deadline: float) -> None:
-        """A handoff of `num_blocks` blocks is to come; its grant must arrive before `deadline`."""
+        """Expect a handoff of `num_blocks` blocks; its grant must arrive before `deadline`."""
         self._carry_out(self._source.open(key, num_blocks, self._clock.now(), deadline))
 
     def begin(self, key: HandoffKey) -> None:
-        """The owner holds a block for every block of the handoff and keeps it until
-        `on_released`."""
+        """The owner holds every block of the handoff and keeps them until `on_released`."""
         self._carry_out(self._source.begin(key, self._clock.now()))
 
     def offer(
         self, key: HandoffKey, first_block: int, blocks: Seq[int], chunk: int, fence: Fence
     ) -> None:
-        """These blocks of the pool are ready once `fence` is passed, and so are all that were
-        offered before; `chunk` completed them (-1: they were cached)."""
+        """Offer blocks of the pool, which are ready once `fence` is passed, as are all blocks
+        offered before. `chunk` completed them (-1: they were cached)."""
         if self._source.is_open(key):
             self._fences.setdefault(key, {})[chunk] = fence
         actions = self._source.blocks_ready(key, first_block, blocks, chunk, self._clock.now())
         self._carry_out(actions)
 
     def finish(self, key: HandoffKey, token: HandoffToken) -> None:
-        """Every block was offered, and this token follows them: the sink gets the token as soon as
-        it has asked.
+        """The last block was offered; `token` follows. The sink gets the token once it has asked.
 
         If this is the output's last token, the router has the whole output and will not report a
         lost sink, so the grant must arrive within `_COMPLETE_WAIT_S`.
@@ -131,18 +129,18 @@ class OutboundHandoffs:
         self._carry_out(self._source.finish(key, now, now + wait_s))
 
     def abort_all(self, error: str) -> None:
-        """Abort every handoff, also what was only asked for."""
+        """Abort every handoff, including those that were only asked for."""
         for key in self._source.keys:
             self.abort(key, error)
 
     def abort(self, key: HandoffKey, error: str) -> None:
-        """Post no more writes; the sink gets the reason."""
+        """Post no more writes, and give the sink the reason."""
         self._carry_out(self._source.abort(key, error))
 
     # -- events -----------------------------------------------------------------------------
 
     def handle(self, peer: Peer, message: FromSink) -> None:
-        """Handle a sink's message; turn it away if we cannot write to its pool."""
+        """Handle a sink's message; refuse it if we cannot write to the sink's pool."""
         if isinstance(message, PeerDescriptor):
             if self._host.transfer_peers.try_add(message):
                 self._agents[peer] = message.agent
@@ -154,7 +152,7 @@ class OutboundHandoffs:
             self._handle_handoff(peer, agent, message)
 
     def lose(self, peer: Peer) -> None:
-        """A connection is gone; if it was a sink's last, its handoffs fail."""
+        """Note a lost connection. If it was a sink's last, the sink's handoffs fail."""
         self._speakers = {key: each for key, each in self._speakers.items() if each != peer}
         agent = self._agents.pop(peer, None)
         if agent is not None and self._connection_of(agent) is None:
@@ -202,9 +200,9 @@ class OutboundHandoffs:
                 self._owner.on_unwanted(key)
 
     def _turn_away(self, peer: Peer, key: HandoffKey) -> None:
-        """Answer a sink whose pool we cannot write to, so that it neither waits for us
-        nor keeps its blocks fenced. A handoff that it asked for over another connection is aborted
-        and closes normally."""
+        """Answer a sink whose pool we cannot write to, so that it neither waits for us nor keeps
+        its blocks fenced. A handoff that the sink asked for over another connection is aborted and
+        closes normally."""
         self._counters.add(Count.STALE_MESSAGES)
         reason = "the pool of the sink is not known here"
         if self._source.agent_of(key) is not None:
@@ -246,8 +244,8 @@ class OutboundHandoffs:
                     self._owner.on_released(action.key)
 
     def _post(self, write: PostWrite) -> None:
-        """Queue a write. A card may still be computing the blocks: the transfer thread waits for
-        the fence of the chunk that completed the last of them, this thread does not."""
+        """Queue a write. A card may still be computing the blocks: the transfer thread, not this
+        one, waits for the fence of the chunk that completed the last of them."""
         self._writes[write.write_id] = write
         wants = self._host.transfer_peers.wants_digests(write.agent)
         digests = self._host.transfer_peers.digests(write.source_blocks) if wants else []
@@ -279,8 +277,8 @@ class OutboundHandoffs:
             self._host.send(peer, closed)
 
     def _listener(self, key: HandoffKey, agent: str | None) -> Peer | None:
-        """The connection for answers about a handoff that `agent` asked for: the last one on which
-        the sink mentioned the handoff, if still open, else its newest."""
+        """The connection for answers to `agent` about a handoff: the one over which the sink last
+        mentioned it, if still open, otherwise the sink's newest."""
         speaker = self._speakers.get(key)
         return self._connection_of(agent) if speaker is None and agent is not None else speaker
 

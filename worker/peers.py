@@ -39,14 +39,17 @@ class _Link:
 class SourcePeers:
     """Workers that send us blocks, by incarnation.
 
-    A peer on our machine is gone when its process has ended, and not before: a stopped process may
-    continue in the middle of a write. The peer's answer to our Hello says where it runs; until then
-    our view of the fleet may know. A peer elsewhere is gone when it has been silent for
-    `silence_s` and its lease has ended; it posts no writes once its own lease may have ended. A
-    peer that refuses us, or is another incarnation than named, is gone at once: it never held a
-    grant of ours, or has released all. A peer that never answered within `silence_s` is gone, too,
-    alive or not: our grants are still queued here until it answers. A peer that falls silent later
-    may still write, at an unknown time: it is `silent`, and requests need not wait for it.
+    - A peer on our machine is lost when its process has ended, and not before: a stopped process
+      may continue in the middle of a write. The peer's answer to our Hello says where it runs;
+      before the answer, our view of the fleet may know.
+    - A peer elsewhere is lost when it has been silent for `silence_s` and its lease has ended: it
+      posts no writes after its own lease may have ended.
+    - A peer that refuses us, or is another incarnation than named, is lost at once: it never held a
+      grant of ours, or has released all.
+    - A peer that has never answered is lost after `silence_s`, alive or not: our grants are still
+      queued here.
+    - A peer that falls silent later may still write at any time: it is `silent`, and requests need
+      not wait for it.
     """
 
     def __init__(self, around: Surroundings, poller: zmq.Poller, silence_s: float) -> None:
@@ -68,9 +71,9 @@ class SourcePeers:
         """Open links."""
         return len(self._links)
 
-    def meet(self, now: float) -> None:
-        """Open a link to each prefill worker that is new in the fleet, once, so that the first
-        handoff of a pair does not wait for its connection."""
+    def connect_new(self, now: float) -> None:
+        """Open a link to each prefill worker that is new in the fleet, so that the first handoff of
+        a pair does not wait for its connection. Each is tried once."""
         if now < self._next_meeting:
             return
         self._next_meeting = now + _MEET_S
@@ -90,14 +93,14 @@ class SourcePeers:
         self._met = {info.incarnation for info in members}
         self._why_gone = {each: why for each, why in self._why_gone.items() if each in self._met}
 
-    def meet_again(self) -> None:
-        """At the next meeting, open links again that were closed although their workers are in the
-        fleet."""
+    def retry_closed(self) -> None:
+        """Make the next `connect_new` open again the links that were closed although their workers
+        are in the fleet."""
         self._met.clear()
 
     def obstacles(self, now: float) -> dict[str, str | None]:
-        """By worker id, for each prefill worker that stays in the fleet: why it cannot send to us;
-        None if it can. Call it after `receive`."""
+        """For each prefill worker that stays in the fleet, by worker id: why it cannot send to us,
+        or None if it can. Call it after `receive`."""
         return {
             info.worker_id: self._obstacle(info, now)
             for info in self._around.members()
@@ -121,7 +124,8 @@ class SourcePeers:
         return is_ready and self._difference(info) is None
 
     def _difference(self, info: WorkerInfo) -> str | None:
-        """How a worker differs from us so that it cannot send to us, in words; None if it can."""
+        """The difference that keeps a worker from sending to us, in words; None if there is
+        none."""
         hello, transport = self._around.hello, self._around.descriptor.transport
         for what, theirs, ours in (
             ("protocol version", info.protocol_version, hello.protocol_version),
@@ -133,8 +137,8 @@ class SourcePeers:
         return None
 
     def connect(self, peer: KvPeer) -> None:
-        """Open the link to a peer unless it is open; `gone` reports a peer whose link cannot be
-        opened."""
+        """Open the link to a peer unless it is open. `take_lost` reports a peer whose link cannot
+        be opened."""
         if peer.incarnation in self._links:
             return
         try:
@@ -151,7 +155,7 @@ class SourcePeers:
         control.send(self._around.descriptor)
 
     def send(self, incarnation: str, message: Message) -> None:
-        """Queue a message; without a link it is dropped, and the sink's sweep repeats it."""
+        """Queue a message. Without a link it is dropped; the sink's sweep repeats it."""
         link = self._links.get(incarnation)
         if link is not None:
             link.control.send(message)
@@ -171,13 +175,13 @@ class SourcePeers:
         return received
 
     def reset(self) -> list[str]:
-        """Incarnations that forgot us and know us again, since the last call: their messages may
-        be lost."""
+        """Incarnations that lost their connection state with us and accepted us again since the
+        last call: their messages may be lost."""
         reset, self._reset = self._reset, []
         return reset
 
-    def gone(self, now: float) -> list[str]:
-        """Incarnations that went away since the last call; their links are closed."""
+    def take_lost(self, now: float) -> list[str]:
+        """Incarnations that were lost since the last call; their links are closed."""
         gone, self._unreachable = self._unreachable, []
         for incarnation, link in list(self._links.items()):
             link.control.tick(now)

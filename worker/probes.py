@@ -1,8 +1,8 @@
-"""A worker's answers to an orchestrator's probes: has it started, does it live, is it ready?
+"""A worker's answers to an orchestrator's probes: has it started, is it alive, is it ready?
 
-They are served beside its metrics, from before the model loads. Probes run in the server's threads
-and only read what the worker's own threads have set. What else readiness may depend on, such as the
-routers' admission, adds a check.
+Answers are served beside the metrics, even before the model loads. Probes run in the server's
+threads and only read what the worker's own threads have set. Other conditions of readiness, such as
+the routers' admission, are added as checks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SILENCES = 3
 
 
 class StepLoop(Protocol):
-    """A running worker, as `Lifecycle` shows it."""
+    """A running worker; implemented by `Lifecycle`."""
 
     @property
     def turned_at(self) -> float: ...
@@ -39,14 +39,14 @@ class StepLoop(Protocol):
 
 
 class Lease(Protocol):
-    """A registration, as `WorkerLease` shows it."""
+    """A registration; implemented by `WorkerLease`."""
 
     @property
     def is_registered(self) -> bool: ...
 
 
 class WorkerProbes:
-    """The three probes; each returns None for yes, else the reason why not.
+    """The three probes; each returns None for yes, otherwise the reason why not.
 
     `peer_silence_s` is longer than the worker's longest step.
     """
@@ -64,16 +64,16 @@ class WorkerProbes:
         self._checks: list[ReadinessCheck] = []
 
     def watch(self, loop: StepLoop, lease: Lease) -> None:
-        """The worker has started: its loop turns from now on, under this lease."""
+        """Note that the worker has started: its loop turns from now on, under this lease."""
         self._running = (loop, lease)
 
     def add_check(self, check: ReadinessCheck) -> None:
-        """Be ready only if this check also returns None. Probes' threads call it: it must not
-        block."""
+        """Be ready only while this check also returns None. The probes' threads call it, so it must
+        not block."""
         self._checks.append(check)
 
     def by_path(self) -> dict[str, Probe]:
-        """The probes by the path that they are served at."""
+        """The probes, by the path at which they are served."""
         return {"/live": self.live, "/ready": self.ready, "/startup": self.startup}
 
     def startup(self) -> str | None:
@@ -81,7 +81,7 @@ class WorkerProbes:
         return None if self._running is not None else self._phases.phase
 
     def live(self) -> str | None:
-        """Whether the step loop turns; while the worker starts, there is none."""
+        """Whether the step loop turns. True during the start, when there is no loop."""
         if self._running is None:
             return None
         still_s = self._clock() - self._running[0].turned_at

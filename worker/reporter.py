@@ -19,9 +19,9 @@ from worker.counters import Count, Counters
 
 
 class Reporter:
-    """One worker's publisher on the event plane. `counters` has every `Count`, in every report.
+    """One worker's publisher on the event plane. Every report has every `Count` of `counters`.
 
-    Load is published when it changed, at most every `interval_s` and at least every `idle_s`.
+    Load is published when it has changed, at most every `interval_s` and at least every `idle_s`.
     """
 
     def __init__(
@@ -48,15 +48,16 @@ class Reporter:
         self._last_at = float("-inf")
 
     def watch_links(self, links: Callable[[], dict[str, int]]) -> None:
-        """Report the bytes sent by link, as `links` returns them, from now on."""
+        """Include in reports the bytes sent by link, as `links` returns them."""
         self._links = links
 
     def watch_received(self, received: Callable[[], dict[str, int]]) -> None:
-        """Report how many requests each router's session has brought, as `received` returns it."""
+        """Include in reports the requests that each router's session has sent, as `received`
+        returns them."""
         self._received = received
 
     def watch_prefill(self, is_lost: Callable[[], bool]) -> None:
-        """Report whether no prefill worker can be reached, as `is_lost` says, from now on."""
+        """Include in reports whether no prefill worker can be reached, as `is_lost` returns it."""
         self._is_prefill_lost = is_lost
 
     def reincarnate(self, incarnation: str) -> None:
@@ -79,7 +80,7 @@ class Reporter:
     def stats(
         self, num_handoffs: int, blocks_stuck: int = 0, blocks_fenced: int = 0
     ) -> WorkerStats:
-        """The load right now."""
+        """The current load."""
         scheduler, blocks = self._engine.scheduler, self._engine.scheduler.blocks
         fixed, per_token, per_attended = scheduler.model.coefficients
         totals = scheduler.model.totals
@@ -116,7 +117,7 @@ class Reporter:
         return self._last
 
     def dump(self) -> CacheDump:
-        """Every block hash that is usable now, in one piece."""
+        """Every block hash that can be matched now, in one piece."""
         self._publish_cache_events()
         return CacheDump(
             incarnation=self._incarnation,

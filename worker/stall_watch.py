@@ -1,6 +1,6 @@
-"""Notices that a worker does nothing although requests wait that it could admit. An alarm, no cure.
+"""Notices that a worker does nothing although waiting requests could be admitted. Only reports it.
 
-`StallWatch` is pure: its owner says what has happened so far and whether requests wait.
+`StallWatch` is pure: its owner passes in progress and waiting requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class StallWatch:
-    """`is_stalled` from `bound_s` after the last progress until the next."""
+    """`is_stalled` is True from `bound_s` after the last progress until the next progress."""
 
     def __init__(self, bound_s: float) -> None:
         self.is_stalled = False
@@ -24,10 +24,10 @@ class StallWatch:
         self._seen: Hashable = None
         self._since = float("inf")
 
-    def look(self, now: float, progress: Hashable, waits: Callable[[], bool]) -> bool:
-        """Whether `is_stalled` has changed. `progress` differs after each step, grant or release;
-        `waits` says whether requests could be admitted if there were room, and is asked only if
-        nothing has happened."""
+    def update(self, now: float, progress: Hashable, waits: Callable[[], bool]) -> bool:
+        """Returns whether `is_stalled` has changed. `progress` differs after each step, grant or
+        release. `waits` returns whether requests could be admitted if there were room; it is called
+        only without progress."""
         if progress != self._seen or not waits():
             self._seen, self._since = progress, now
         was_stalled, self.is_stalled = self.is_stalled, now - self._since >= self._bound_s
@@ -35,7 +35,7 @@ class StallWatch:
 
 
 class StallAlarm:
-    """Raises the alarm that a worker stands still, and ends it."""
+    """Logs, counts and announces the stalls of a worker, and their ends."""
 
     def __init__(
         self, scheduler: Scheduler, counters: Counters, lifecycle: Lifecycle, alarm_s: float
@@ -46,21 +46,21 @@ class StallAlarm:
         self._alarm_s = alarm_s
         self._watch = StallWatch(alarm_s)
 
-    def look(
+    def update(
         self,
         now: float,
         holders: Callable[[], list[str]],
         waits_for_others: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Called every turn. `holders` says what holds the worker's blocks, one line each. While it
-        `waits_for_others` that live and are busy, it does not stand still."""
+        """Call it every turn. `holders` returns the holders of the worker's blocks, one line each.
+        While `waits_for_others` (which are alive and busy), the worker is not stalled."""
         blocks = self._scheduler.blocks
         progress = (self._counters[Count.STEPS], blocks.num_moves)
 
         def waits() -> bool:
             return self._scheduler.num_held_up > 0 and not waits_for_others()
 
-        if not self._watch.look(now, progress, waits):
+        if not self._watch.update(now, progress, waits):
             return
         if self._watch.is_stalled:
             self._counters.add(Count.STALLS)

@@ -33,7 +33,7 @@ class StepOutcome:
 
 
 class StepRunner:
-    """The steps of one worker. `is_busy` after one that computed something or runs ahead."""
+    """The steps of one worker. `is_busy` after a step that computed something or runs ahead."""
 
     def __init__(self, engine: Engine, counters: Counters, flight: FlightRecorder) -> None:
         self.is_busy = False
@@ -42,10 +42,10 @@ class StepRunner:
         self._flight = flight
 
     def run(self, batch: Batch) -> StepOutcome:
-        """Run a planned batch. If it raises, run its members one by one, so that a poisonous one
-        fails alone. If all fail, or there was only one, the worker may be to blame. One step ahead,
-        either of two steps may be to blame: both are withdrawn, and the next plan runs by itself.
-        """
+        """Run a planned batch. If it raises, run its members one by one, so that only a sequence at
+        fault fails. If all fail, or there was only one, the worker may be to blame. With one step
+        ahead, either of two steps may be to blame: both are withdrawn, and the next plan runs by
+        itself."""
         self.is_busy = not batch.is_empty or self._engine.is_ahead
         self._counters.add(Count.PREEMPTIONS, len(batch.preempted))
         for sequence in batch.preempted:
@@ -68,7 +68,7 @@ class StepRunner:
     def _try_run(
         self, batch: Batch, run: Callable[[Batch], StepResult]
     ) -> tuple[StepResult | None, str]:
-        """The result, or None and the reason; the error is logged."""
+        """The result, or None and the reason; errors are logged."""
         try:
             result = run(batch)
         except Exception as error:  # the top of a task: an engine error must not end the worker

@@ -35,7 +35,7 @@ class Task:
 
     @property
     def asked(self) -> HandoffKey:
-        """The attempt as its router knows it."""
+        """The attempt under which the router knows the task."""
         return HandoffKey(self.sequence.request_id, self.attempt)
 
     @property
@@ -49,7 +49,7 @@ class Task:
         return sum(each.num_tokens for each in self.chunks)
 
     def note_chunk(self, span: ChunkSpan, step: int) -> None:
-        """A chunk was computed, in the worker's step of this number."""
+        """Record a chunk that was computed here, in step number `step`."""
         self.chunks.append(span)
 
 

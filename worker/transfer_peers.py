@@ -65,12 +65,12 @@ class TransferPeers:
         return message is not None and message.wants_digests
 
     def note_dropped(self, agent: str) -> None:
-        """The transport dropped this peer after a failure; `restore` may follow."""
+        """The transport has dropped this peer after a failure; `restore` may follow."""
         self._added.discard(agent)
 
     def remove(self, agent: str) -> None:
-        """Remove a peer that is gone: outstanding writes to it fail; a new descriptor adds it
-        again."""
+        """Remove a peer that is gone. Outstanding writes to the peer fail; a new descriptor adds
+        the peer again."""
         self._descriptors.pop(agent, None)
         self._added.discard(agent)
         self._transfers.remove_peer(agent)

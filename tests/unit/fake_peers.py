@@ -110,10 +110,10 @@ class FakePeers:
         self.forgotten: list[str] = []
         self.mute: list[str] = []
 
-    def meet(self, now: float) -> None:
+    def connect_new(self, now: float) -> None:
         pass
 
-    def meet_again(self) -> None:
+    def retry_closed(self) -> None:
         pass
 
     def obstacles(self, now: float) -> dict[str, str | None]:
@@ -133,7 +133,7 @@ class FakePeers:
         inbox, self.inbox = self.inbox, []
         return inbox
 
-    def gone(self, now: float) -> list[str]:
+    def take_lost(self, now: float) -> list[str]:
         dead, self.dead = self.dead, []
         return dead
 

@@ -228,7 +228,11 @@ class DecodeBench(Bench):
         peers: Any = self.peers
         self.resumption = Resumption(self.host, GRACE_S)
         self.reach = PrefillReach(
-            peers.obstacles, peers.meet_again, 10.0, is_required=False, tell=lambda lost, text: None
+            peers.obstacles,
+            peers.retry_closed,
+            10.0,
+            is_required=False,
+            report=lambda lost, text: None,
         )
         self.role = DecodeRole(
             self.host, self.sink, self.source, peers, self.reach, self.resumption

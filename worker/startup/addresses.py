@@ -1,5 +1,5 @@
-"""Where a worker listens, and by which address others reach it; checked before its model loads, as
-is whatever else can be known to be wrong by then.
+"""The addresses at which a worker listens and others reach it. Checked before its model loads, as
+are all other faults of the settings that can be found by then.
 
 A worker listens on `host` and registers the advertised address. In a container the two differ: it
 listens on all addresses of its pod.
@@ -30,9 +30,9 @@ S = TypeVar("S", bound=WorkerSettings)
 
 
 def checked(settings: S) -> S:
-    """The settings with the advertised address, once nothing is found that would stop the worker
-    after its model has loaded (ports, addresses, the store), and nothing that it would silently do
-    without (its kernels). Raises ConfigError."""
+    """The settings with the advertised address. Raises ConfigError for faults that would stop the
+    worker after its model has loaded (ports, addresses, the store), or that it would silently do
+    without (its kernels)."""
     if settings.kernels_dir is not None and not Path(settings.kernels_dir).is_dir():
         raise ConfigError(f"kernels_dir {settings.kernels_dir}: there is no such folder")
     check_url(settings.redis_url)

@@ -1,7 +1,7 @@
 """The child process in which a worker first reads its tokenizer, see `checkpoint.trial`.
 
 Only grammars need the tokenizer on a worker. A tokenizer that llguidance does not support is no
-error; one that crashes or stalls it is.
+error, but one that crashes or stalls llguidance is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Loads a worker's engine as its settings say, from its checkpoint or with another worker's
-weights, and warms it up.
-"""
+"""Loads a worker's engine from its checkpoint or from another worker's weights, and warms it up."""
 
 from __future__ import annotations
 
@@ -41,12 +39,12 @@ def fetched(settings: WorkerSettings) -> Path:
 
 
 def served_name(settings: WorkerSettings) -> str:
-    """The name that answers carry."""
+    """The model's name in answers."""
     return next(iter(settings.served_model_name), model_name(settings.model))
 
 
 class ModelLoading:
-    """Loads the model once. `folder` is that of its files."""
+    """Loads the model once. `folder` has the model's files."""
 
     def __init__(
         self,
@@ -109,7 +107,7 @@ class ModelLoading:
 
 
 def transfer_means(settings: WorkerSettings, transfers: TransferService) -> TransferMeans:
-    """How weights move between this worker and others: as KV blocks do."""
+    """The transport for weights between this worker and others, the same as for KV blocks."""
     name = transfers.transport_name
     return TransferMeans(
         settings.cluster_secret.encode(),
@@ -120,7 +118,7 @@ def transfer_means(settings: WorkerSettings, transfers: TransferService) -> Tran
 
 
 def engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
-    """How the engine runs the checkpoint in `folder`."""
+    """The engine's configuration for the checkpoint in `folder`."""
     limits = step_limits(settings, card_bytes(pick_device(settings.device)))
     return EngineConfig(
         folder=folder,

@@ -1,7 +1,7 @@
-"""The phases of a worker's start: which one runs, how long each took, and an end between any two.
+"""The phases of a worker's start, their times, and the check for a stop between two phases.
 
 The main thread enters phases; other threads may read the current one. The start is over once the
-worker is registered, which the lease's thread says.
+lease's thread reports that the worker is registered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORDS = {
 
 
 class PhaseTimes:
-    """How long each phase took: one begins where the former ends. Phases are those of `_WORDS`."""
+    """The time of each phase: one begins where the former ends. Phases are those of `_WORDS`."""
 
     def __init__(
         self, phase: str, since: float, clock: Callable[[], float] = time.monotonic
@@ -44,13 +44,13 @@ class PhaseTimes:
         self._took_s: dict[str, float] = {}
 
     def enter(self, phase: str) -> None:
-        """The current phase is over, and another one begins; one that is entered again goes on."""
+        """End the current phase and begin another. Entering a phase again adds to its time."""
         now = self._clock()
         self._took_s[self.phase] = self._took_s.get(self.phase, 0.0) + now - self._since
         self.phase, self._since = phase, now
 
     def finish(self) -> dict[str, int]:
-        """The last phase is over: milliseconds by phase, in the order of the phases."""
+        """End the last phase; returns milliseconds by phase, in the order of the phases."""
         self.enter(self.phase)
         return {phase: round(took_s * 1e3) for phase, took_s in self._took_s.items()}
 
@@ -70,21 +70,21 @@ class StartPhases:
         self._times = times
 
     def enter(self, phase: str) -> None:
-        """Begin a phase. Raises Stopped if the process was told to stop meanwhile."""
+        """Begin a phase. Raises Stopped if the process has been told to stop."""
         self.stop.check()
         self._times.enter(phase)
         self.phase = _WORDS[phase]
 
     def finish(self) -> dict[str, int]:
-        """The start is over: log and return how long each phase took, in milliseconds."""
+        """End the start: log and return the time of each phase, in milliseconds."""
         took_ms = self._times.finish()
         phases = ", ".join(f"{phase} {took / 1e3:.1f}" for phase, took in took_ms.items())
         log.info("started in %.1f s: %s", sum(took_ms.values()) / 1e3, phases)
         return took_ms
 
     def weights(self, name: str) -> Progress:
-        """A callback that follows the loading of weights, and logs it once a second and at the end.
-        It raises Stopped."""
+        """A callback for the progress of loading weights, which logs it once a second and at the
+        end. It raises Stopped."""
         said_at = time.monotonic()
 
         def progress(done: int, total: int) -> None:

@@ -1,9 +1,8 @@
-"""How many sequences and prompt tokens a step may have, and whether it runs ahead, where the
-settings leave that open.
+"""The defaults of a step's limits: sequences, prompt tokens, and whether steps run ahead.
 
-A card needs far more tokens than a CPU to be busy, and a prefill worker, beside whose chunks nobody
-waits for a token, more than a decode worker. A large chunk also needs memory for its activations,
-so a small card gets smaller chunks.
+A card needs far more tokens than a CPU to be busy. A prefill worker can take larger chunks than a
+decode worker, because no decodes wait beside its chunks. A large chunk also needs memory for its
+activations, so a small card gets smaller chunks.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class StepLimits:
 
 
 def step_limits(settings: WorkerSettings, card_bytes: int | None) -> StepLimits:
-    """The limits that are set, or the defaults of the role and the device: a card with `card_bytes`
-    of memory, or a CPU (None)."""
+    """The limits in the settings, or else the defaults of the role and the device: a card with
+    `card_bytes` of memory, or a CPU (None)."""
     sequences, tokens = _CPU
     if card_bytes is not None:
         sequences = _CARD_SEQUENCES

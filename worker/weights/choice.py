@@ -1,8 +1,8 @@
-"""Whose weights a starting worker loads: those of another worker, if it can have them, else those
-of its checkpoint.
+"""The choice of a starting worker's weights: another worker's if available, otherwise its
+checkpoint's.
 
-Nothing here keeps a worker from starting: whatever is wrong with the others is said in one line,
-and the checkpoint is loaded.
+Nothing here keeps a worker from starting: whatever is wrong with other workers is logged in one
+line, and the checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Wanted:
-    """The weights that are wanted: those of `model`, whose configuration and tokenizer are in
-    `folder`, and which may lie there, too."""
+    """The wanted weights: those of `model`, whose configuration and tokenizer are in `folder`. The
+    weights may be there, too."""
 
     redis_url: str
     cluster: str
@@ -53,8 +53,8 @@ def try_load_from_peer(
     load: Callable[[OpenTensors], T],
     stack: ExitStack,
 ) -> T | None:
-    """What `load` makes of another worker's tensors, or None if none can be had, and the log says
-    why. Raises what `load` raises once it has all tensors."""
+    """The result of `load` for another worker's tensors. None if no worker has them, with the
+    reason in the log. Raises what `load` raises once it has all tensors."""
     try:
         peers = peers_with(wanted, asker.name, means.transport)
     except (ConfigError, ServiceError, TransferError, ModelLoadError) as error:
@@ -82,8 +82,9 @@ def try_load_from_peer(
 
 
 def peers_with(wanted: Wanted, own_id: str, transport: str) -> list[WorkerInfo]:
-    """The workers that can send the weights: those on this machine first, and those that prefill.
-    Raises TransferError, which says why there are none, and errors of the store and the folder."""
+    """The workers that can send the weights: those on this machine come first, and among equals
+    prefill workers. Raises TransferError, with the reason, if there are none; and errors of the
+    store and the folder."""
     fleet = read_fleet(wanted.redis_url, wanted.cluster)
     others = [info for info in fleet.values() if info.worker_id != own_id]
     texts, fingerprint = texts_fingerprint(wanted.folder), own_fingerprint(wanted.folder)
@@ -121,7 +122,7 @@ def _why_not(info: WorkerInfo, model: str, texts: str, fingerprint: str, transpo
 
 
 def own_fingerprint(folder: Path) -> str:
-    """That of the checkpoint; "" if its weights are not there, or cannot be read."""
+    """The fingerprint of the checkpoint; "" if its weights are missing or unreadable."""
     try:
         return model_fingerprint(folder)
     except ModelLoadError:
@@ -129,7 +130,8 @@ def own_fingerprint(folder: Path) -> str:
 
 
 def can_send(folder: Path) -> bool:
-    """Whether the weights in `folder` may be sent to others: there are files, and not of GGUF."""
+    """Whether `folder` has weights that may be sent to others: files in a format other than
+    GGUF."""
     try:
         return all(file.suffix != SUFFIX for file in weight_files(folder))
     except ModelLoadError:

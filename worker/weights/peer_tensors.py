@@ -1,7 +1,7 @@
 """The checkpoint of another worker, received piece by piece (see `WeightsOffer` in
 `protocol.messages`).
 
-Owns the connection, and the small pool that the pieces arrive in. Nothing of a tensor is used
+Owns the connection, and the small pool in which the pieces arrive. No byte of a tensor is used
 before its digest has been compared. The main thread calls everything while the model loads.
 """
 
@@ -58,14 +58,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks: our name and role, and the cluster's secret."""
+    """Our name and role, and the cluster's secret."""
 
     name: str
     role: Role
     secret: str
 
     def hello(self) -> Hello:
-        """Our fingerprints are not known yet."""
+        """Our Hello, without fingerprints, which are not known yet."""
         return Hello(
             sender=self.name,
             role=self.role,
@@ -76,7 +76,7 @@ class Asker:
 
 
 class PeerTensors:
-    """See `StoredTensors`; they are there once `open` has returned."""
+    """The peer's `StoredTensors`, available once `open` has returned."""
 
     def __init__(
         self,
@@ -108,11 +108,11 @@ class PeerTensors:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors that have been read, or passed over."""
+        """Bytes of the tensors that have been read or skipped."""
         return self._at
 
     def open(self) -> PeerTensors:
-        """Ask the worker. Raises TransferError if it does not answer, or refuses."""
+        """Ask the worker. Raises TransferError if the worker does not answer or refuses."""
         self.took_s = -time.monotonic()
         self._connect()
         offer = self._wait(lambda: self._offer)
@@ -127,8 +127,8 @@ class PeerTensors:
         return self
 
     def read(self, name: str) -> torch.Tensor:
-        """See `StoredTensors`. Raises TransferError if the worker is gone, or if the bytes are not
-        those that it has read."""
+        """See `StoredTensors`. Raises TransferError if the worker is gone, or if the bytes differ
+        from those that the worker has read."""
         entry = self.entries[name]
         dtype, shape = stored_form(name, entry)
         self._skip(entry.begin - self._at)
@@ -142,8 +142,8 @@ class PeerTensors:
         return stored.view(dtype).view(shape)
 
     def finish(self) -> None:
-        """Let the rest pass, so that nothing is written any more, and close. All that is wanted is
-        there, so an error that comes now means nothing."""
+        """Skip the remaining bytes, so that the worker writes nothing any more, and close. All
+        wanted tensors are here, so errors are ignored."""
         self.is_finished = True
         with contextlib.suppress(TransferError):
             self._skip(self._end - self._at)
@@ -152,7 +152,7 @@ class PeerTensors:
         self.took_s += time.monotonic()
 
     def hang_up(self) -> None:
-        """End the connection. The pool stays: the worker may still write. A second call does
+        """End the connection, but keep the pool: the worker may still write. A second call does
         nothing."""
         if self._link is not None:
             self._link.send(WeightsClose(ask=self._ask))
@@ -202,7 +202,7 @@ class PeerTensors:
             filled += len(found)
 
     def _next(self, most: int) -> memoryview:
-        """The bytes that come next, `most` at most; valid until the next call."""
+        """The next bytes, `most` at most; valid until the next call."""
         assert self._pool is not None
         if self._offset == self._pool.block_bytes:
             self._arrived.discard(self._piece)
@@ -224,8 +224,8 @@ class PeerTensors:
     # -- news --------------------------------------------------------------------------------
 
     def _wait(self, check: Callable[[], T | None]) -> T:
-        """The first result that is neither None nor False. Raises TransferError if the worker
-        refuses or is known to have ended, or if nothing comes from it for too long."""
+        """The first result of `check` that is neither None nor False. Raises TransferError if the
+        worker refuses, is known to have ended, or sends nothing for too long."""
         patience_s = self._means.patience_s
         deadline, next_look = time.monotonic() + patience_s, time.monotonic() + _LOOK_S
         while not (result := check()):
@@ -242,7 +242,8 @@ class PeerTensors:
         return result
 
     def _has_news(self) -> bool:
-        """Take what has come; False if nothing has. Raises TransferError if we are refused."""
+        """Process received messages and events; False if there are none. Raises TransferError if
+        the worker refuses."""
         assert self._link is not None
         assert self._pool is not None
         has_news = False

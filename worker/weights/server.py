@@ -1,9 +1,9 @@
 """Sends this worker's checkpoint to workers that start, see `WeightsOffer` in `protocol.messages`.
 
 A thread for each asker reads the files and writes the pieces through a transport of its own. The
-threads have a low priority, and hold no lock while they read, hash and copy a piece, so the step
+threads have a low priority and hold no lock while they read, hash and copy a piece, so the step
 loop does not wait for them. Tensors come from the files, not from the engine, which may have packed
-them: an asker may run on another device, with other kernels, and round the weights in its own way.
+them: an asker may use another device or other kernels, and rounds the weights in its own way.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ it has the interpreter's lock would hold up the step loop, too."""
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The checkpoint in `folder`, as the worker that serves it has loaded it."""
+    """The checkpoint in `folder` that this worker has loaded and serves."""
 
     folder: Path
     fingerprint: str
@@ -64,7 +64,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class TransferMeans:
-    """How pieces move: the cluster's secret, the transport's name, and how one is opened; how long
+    """The cluster's secret, the transport's name, a function that opens a transport, and how long
     to wait for the other side."""
 
     secret: bytes
@@ -85,7 +85,7 @@ class WeightsServer:
         self._transfers: dict[tuple[bytes, str], _Transfer] = {}
 
     def handle(self, peer: Peer, message: WeightsMessage) -> None:
-        """Take a message of an asker."""
+        """Handle a message of an asker."""
         self._transfers = {
             key: each for key, each in self._transfers.items() if each.thread.is_alive()
         }
@@ -96,7 +96,7 @@ class WeightsServer:
             self._transfers[key].messages.put(message)
 
     def take_answers(self) -> list[tuple[Peer, Message]]:
-        """What is to be sent to askers."""
+        """The messages to send to askers."""
         taken = []
         while True:
             try:
@@ -194,7 +194,7 @@ class _Transfer:
 
     def _send(self, stream: TensorStream, pool: StagingPool) -> None:
         """Write pieces as they are granted, until the asker closes the transfer. Raises
-        TransferError if it is gone or silent."""
+        TransferError if the asker is gone or silent."""
         num_pieces = -(-stream.num_bytes // pool.block_bytes)
         num_sent, is_ready = 0, False
         busy: dict[int, int] = {}  # the block that is written from, by handle
@@ -228,8 +228,8 @@ class _Transfer:
                 raise TransferError(f"it has been silent for {self._means.patience_s:g} s")
 
     def _receive(self, wait_s: float) -> bool:
-        """Take the asker's messages, if none is there the next within `wait_s`; True if there was
-        one."""
+        """Take the asker's messages; if there are none, wait up to `wait_s` for one. Returns
+        whether there was one."""
         has_some = False
         try:
             while True:
@@ -244,7 +244,7 @@ class _Transfer:
 
 
 def _tensors_of(model: ServedModel) -> dict[str, TensorEntry]:
-    """The stored tensors in the order in which they are sent. Raises ModelLoadError."""
+    """The stored tensors in the order of sending. Raises ModelLoadError."""
     files = weight_files(model.folder)
     if any(file.suffix == SUFFIX for file in files):
         raise ModelLoadError("a GGUF file, which holds configuration and weights, is not sent")
@@ -257,6 +257,6 @@ def _tensors_of(model: ServedModel) -> dict[str, TensorEntry]:
 
 
 def _lower_priority() -> None:
-    """Where threads have priorities of their own, this one yields to the step loop."""
+    """Let this thread yield to the step loop, where threads have priorities of their own."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,4 +1,4 @@
-"""The stream of bytes that carries a checkpoint's tensors, as its sender makes it."""
+"""The stream of bytes that carries a checkpoint's tensors, on the sender's side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIGEST_BYTES = 32
 
 
 class TensorStream:
-    """The bytes of stored tensors one after the other, each followed by their SHA-256."""
+    """The bytes of stored tensors one after the other, each followed by its SHA-256."""
 
     def __init__(self, tensors: dict[str, TensorEntry]) -> None:
         self.tensors = [
@@ -30,8 +30,8 @@ class TensorStream:
         self._tail = b""
 
     def read_into(self, place: memoryview) -> int:
-        """Fill `place` with what comes next; returns the number of bytes, less only at the end.
-        Raises ModelLoadError if a file has become shorter."""
+        """Fill `place` with the next bytes; returns their number, which is less than its size only
+        at the end. Raises ModelLoadError if a file has become shorter."""
         filled = 0
         while filled < len(place):
             if self._left:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decode_worker.main import pod_teller
+from decode_worker.main import pod_reporter
 from decode_worker.prefill_reach import PrefillReach
 
 AFTER_S = 10.0
@@ -23,17 +23,17 @@ class Watch:
         self.told: list[tuple[bool, str]] = []
         self.num_meetings = 0
         self.reach = PrefillReach(
-            lambda now: self.obstacles, self._meet_again, AFTER_S, is_required,
+            lambda now: self.obstacles, self._retry_closed, AFTER_S, is_required,
             lambda is_lost, text: self.told.append((is_lost, text)),
         )  # fmt: skip
 
-    def _meet_again(self) -> None:
+    def _retry_closed(self) -> None:
         self.num_meetings += 1
 
     def look_until(self, begin: float, end: float) -> None:
         """A turn every second."""
         for second in range(int(begin), int(end) + 1):
-            self.reach.look(float(second))
+            self.reach.update(float(second))
 
 
 def test_it_begins_when_none_has_been_reached_for_a_while_and_ends_with_the_first() -> None:
@@ -73,9 +73,9 @@ class FakePod:
 @pytest.mark.parametrize("has_conditions", [False, True])
 def test_a_pod_shows_losses_as_events_and_its_state_as_a_condition(has_conditions: bool) -> None:
     pod: Any = FakePod()
-    tell = pod_teller(pod, has_conditions)
+    report = pod_reporter(pod, has_conditions)
     for is_lost in (False, True, False):
-        tell(is_lost, "text")
+        report(is_lost, "text")
     assert pod.written == [("PrefillUnreachable", True), ("PrefillReachable", False)]
     kind = "baton/PrefillReachable"
     shown = [
@@ -84,7 +84,7 @@ def test_a_pod_shows_losses_as_events_and_its_state_as_a_condition(has_condition
         (kind, True, "PrefillReachable"),
     ]
     assert pod.conditions == (shown if has_conditions else [])
-    pod_teller(None, has_conditions)(True, "outside of a pod")
+    pod_reporter(None, has_conditions)(True, "outside of a pod")
 
 
 def test_a_moment_without_any_is_none() -> None:

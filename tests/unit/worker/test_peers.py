@@ -119,12 +119,12 @@ def member(pair: Pair, **changes: Any) -> WorkerInfo:
 
 
 def test_a_prefill_worker_that_appears_gets_to_know_our_pool(pair: Pair) -> None:
-    pair.peers.meet(0.0)
+    pair.peers.connect_new(0.0)
     pair.members = [member(pair)]
-    pair.peers.meet(0.05)
+    pair.peers.connect_new(0.05)
     assert pair.peers.num_links == 0, "it is not the time to look yet"
-    pair.peers.meet(0.2)
-    pair.peers.meet(0.4)
+    pair.peers.connect_new(0.2)
+    pair.peers.connect_new(0.4)
     assert pair.peers.num_links == 1
     pair.exchange(lambda: pair.peers.receive() or pair.heard)
     assert [type(message) for _, message in pair.heard] == [PeerDescriptor]
@@ -143,15 +143,15 @@ def test_a_prefill_worker_that_appears_gets_to_know_our_pool(pair: Pair) -> None
 )
 def test_who_will_not_send_to_us_is_left_alone(pair: Pair, changes: dict[str, Any]) -> None:
     pair.members = [member(pair, **changes)]
-    pair.peers.meet(1.0)
+    pair.peers.connect_new(1.0)
     assert pair.peers.num_links == 0
 
 
 def test_one_that_refuses_us_is_met_once(pair: Pair) -> None:
     pair.members = [member(pair, incarnation="former")]
-    pair.peers.meet(1.0)
-    pair.exchange(lambda: pair.peers.receive() or pair.peers.gone(1.0))
-    pair.peers.meet(2.0)
+    pair.peers.connect_new(1.0)
+    pair.exchange(lambda: pair.peers.receive() or pair.peers.take_lost(1.0))
+    pair.peers.connect_new(2.0)
     assert pair.peers.num_links == 0
 
 
@@ -196,10 +196,10 @@ def test_silence_alone_is_not_death(pair: Pair) -> None:
     introduce(pair)
     assert pair.peers.silent(time.monotonic()) == []
     far = 1e12  # links hear by the process's own clock
-    assert pair.peers.gone(far) == []
+    assert pair.peers.take_lost(far) == []
     assert pair.peers.silent(far) == ["p-i"], "but nobody need wait for it"
     pair.alive = False
-    assert pair.peers.gone(far) == ["p-i"]
+    assert pair.peers.take_lost(far) == ["p-i"]
     assert pair.peers.num_links == 0
     pair.peers.send("p-i", ABORT)  # dropped: its receiver hears that the peer is gone
 
@@ -210,8 +210,8 @@ def test_one_that_never_answers_is_gone_however_alive_it_is(pair: Pair, machine:
     pair.info = member(pair, machine=machine, pid=os.getpid())
     pair.peers.connect(pair.peer)
     pair.peers.send("p-i", ABORT)
-    assert pair.peers.gone(time.monotonic()) == []
-    assert pair.peers.gone(1e12) == ["p-i"]
+    assert pair.peers.take_lost(time.monotonic()) == []
+    assert pair.peers.take_lost(1e12) == ["p-i"]
     pair.peers.connect(pair.peer)
     pair.exchange(lambda: pair.peers.receive() or pair.heard)
     assert [type(message) for _, message in pair.heard] == [PeerDescriptor], "and nothing of before"
@@ -220,7 +220,7 @@ def test_one_that_never_answers_is_gone_however_alive_it_is(pair: Pair, machine:
 def test_another_process_at_the_same_place_is_not_the_one_that_was_named(pair: Pair) -> None:
     pair.peers.connect(KvPeer(worker_id="p", incarnation="before", control=pair.endpoint))
     gone: list[str] = []
-    pair.exchange(lambda: pair.peers.receive() or gone.extend(pair.peers.gone(0.0)) or gone)
+    pair.exchange(lambda: pair.peers.receive() or gone.extend(pair.peers.take_lost(0.0)) or gone)
     assert gone == ["before"]
 
 
@@ -228,7 +228,7 @@ def test_a_peer_with_another_model_is_gone_at_once() -> None:
     pair = Pair(model="another")
     pair.peers.connect(pair.peer)
     gone: list[str] = []
-    pair.exchange(lambda: pair.peers.receive() or gone.extend(pair.peers.gone(0.0)) or gone)
+    pair.exchange(lambda: pair.peers.receive() or gone.extend(pair.peers.take_lost(0.0)) or gone)
     assert gone == ["p-i"]
     pair.close()
 
@@ -236,8 +236,8 @@ def test_a_peer_with_another_model_is_gone_at_once() -> None:
 def test_a_place_that_is_none_is_gone_at_once(pair: Pair) -> None:
     nowhere = KvPeer(worker_id="p", incarnation="x", control="carrier-pigeon://p")
     pair.peers.connect(nowhere)
-    assert pair.peers.gone(0.0) == ["x"]
-    assert pair.peers.gone(0.0) == []
+    assert pair.peers.take_lost(0.0) == ["x"]
+    assert pair.peers.take_lost(0.0) == []
 
 
 def test_what_keeps_each_prefill_worker_from_sending_is_said(pair: Pair) -> None:
@@ -253,7 +253,7 @@ def test_what_keeps_each_prefill_worker_from_sending_is_said(pair: Pair) -> None
         "new": "not connected yet",
     }
     pair.members = [member(pair)]
-    pair.peers.meet(1.0)
+    pair.peers.connect_new(1.0)
     assert pair.peers.obstacles(0.0) == {"p": f"nobody has answered yet at {pair.endpoint}"}
     pair.exchange(lambda: pair.peers.receive() or pair.heard)
     pair.exchange(lambda: pair.peers.receive() or pair.peers.obstacles(0.0) == {"p": None})
@@ -262,13 +262,13 @@ def test_what_keeps_each_prefill_worker_from_sending_is_said(pair: Pair) -> None
 
 def test_one_that_was_given_up_is_met_again_when_asked_for(pair: Pair) -> None:
     pair.members = [member(pair)]
-    pair.peers.meet(1.0)
-    assert pair.peers.gone(1e12) == ["p-i"]
-    pair.peers.meet(2.0)
+    pair.peers.connect_new(1.0)
+    assert pair.peers.take_lost(1e12) == ["p-i"]
+    pair.peers.connect_new(2.0)
     assert pair.peers.num_links == 0
     assert pair.peers.obstacles(0.0) == {"p": f"nobody answers at {pair.endpoint}"}
-    pair.peers.meet_again()
-    pair.peers.meet(3.0)
+    pair.peers.retry_closed()
+    pair.peers.connect_new(3.0)
     assert pair.peers.num_links == 1
     pair.exchange(lambda: pair.peers.receive() or pair.peers.obstacles(0.0) == {"p": None})
 
@@ -295,9 +295,9 @@ def test_a_neighbour_is_gone_when_its_process_has_ended_and_not_before(
     introduce(pair)
     pair.alive = False
     process.send_signal(signal.SIGSTOP)
-    assert pair.peers.gone(1e9) == []
+    assert pair.peers.take_lost(1e9) == []
     end(process)
-    assert pair.peers.gone(2e9) == ["p-i"]
+    assert pair.peers.take_lost(2e9) == ["p-i"]
 
 
 def test_a_neighbour_says_itself_where_it_runs(process: subprocess.Popen[bytes]) -> None:
@@ -305,8 +305,8 @@ def test_a_neighbour_says_itself_where_it_runs(process: subprocess.Popen[bytes])
     pair = Pair(machine="here", pid=process.pid)
     introduce(pair)
     pair.alive = False
-    still_there, _ = pair.peers.gone(1e9), end(process)
-    gone = pair.peers.gone(2e9)
+    still_there, _ = pair.peers.take_lost(1e9), end(process)
+    gone = pair.peers.take_lost(2e9)
     pair.close()
     assert (still_there, gone) == ([], ["p-i"]), "neither silence nor its lease says more"
 
@@ -315,4 +315,4 @@ def test_a_process_elsewhere_is_not_looked_for_here(pair: Pair) -> None:
     pair.info = member(pair, machine="elsewhere", pid=os.getpid())
     introduce(pair)
     pair.alive = False
-    assert pair.peers.gone(1e9) == ["p-i"]
+    assert pair.peers.take_lost(1e9) == ["p-i"]
