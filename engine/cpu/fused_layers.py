@@ -44,7 +44,7 @@ class Forward(ctypes.Structure):
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """One layer's packed linear layers and norm weights; `qk_norm` as in models/decoder.py."""
+    """One layer's packed linear layers and norm weights; `qk_norm` as in `GroupedAttention`."""
 
     qkv: NativeLinear
     o: NativeLinear
