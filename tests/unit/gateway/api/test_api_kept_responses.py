@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def running_api(
 @pytest.fixture(autouse=True)
 def quick_misses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_LOOKS_S", (0.001,))
+
+
+OTHER_SHAPES = (
+    b"7", b"null", b"{}", b"[7]", b"[{}]", b"\xff", b"[" * 10_000, b'[{"type": 5}]',
+    b'[{"type": "message", "content": "x"}]', b'[{"type": "message", "content": [{}]}]',
+    b'{"status": "odd", "output": []}', b'{"status": "completed", "output": [7]}',
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -354,6 +362,24 @@ def test_a_record_that_nobody_can_read_is_not_found(client, api, valkey):
         store.hset(record, "answer", b"\x00bad")
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(answer.id)
+
+
+@pytest.mark.parametrize("field", ["answer", "input"])
+def test_a_record_of_another_shape_is_not_found(client, valkey, field: str):
+    kept = ask(client)
+    with redis.Redis.from_url(valkey.url) as store:
+        [record] = store.scan_iter(f"*:record:*{kept.id}")
+        for shape in OTHER_SHAPES:
+            store.hset(record, field, zlib.compress(shape))
+            for call in (client.responses.retrieve, client.responses.input_items.list):
+                with pytest.raises(openai.NotFoundError):
+                    call(kept.id)
+        with pytest.raises(openai.BadRequestError):
+            client.responses.create(model=MODEL, input="Hi", previous_response_id=kept.id)
+        store.delete(record)
+        store.set(record, b"no hash")
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(kept.id)
 
 
 @pytest.fixture
