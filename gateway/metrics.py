@@ -24,7 +24,7 @@ CLIENT_GONE_STATUS = 499
 """The status that counts requests whose client left before the end."""
 
 _LONG_S = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Requests may take `request_timeout_s`, which is 600 s unless the operator sets another."""
+"""Requests may take `request_timeout_s`; its default lies among these."""
 _FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, *_LONG_S)
 _BETWEEN_TOKENS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0, *_LONG_S,

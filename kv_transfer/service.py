@@ -1,10 +1,10 @@
 """The worker's interface to the transfer thread: commands in, events out, without waiting.
 
 Owns the thread, and through it the transport. Commands return at once; `drain()` returns their
-results as events, and `wake` is called when there are some. The thread polls every 100 us while
-writes are outstanding, every millisecond while data is expected (another worker computes a
-prompt), else every 10 ms; it never spins. If the thread dies of an error, it reports an event and
-everything outstanding fails, as do all later commands.
+results as events, and `wake` is called when there are some. The thread polls every `EAGER_PERIOD_S`
+while writes are outstanding, every `EXPECTING_PERIOD_S` while another worker computes a prompt
+whose data is expected, and otherwise every `IDLE_PERIOD_S`; it never spins. If the thread dies of
+an error, it reports an event and everything outstanding fails, as do all later commands.
 """
 
 from __future__ import annotations

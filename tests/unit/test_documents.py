@@ -8,6 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from decode_worker.settings import DecodeSettings
+from gateway.api import choice_planner, context, generation_fields, strict_model
+from gateway.chat import tool_parser
+from gateway.grammars import grammar
+from gateway.http import request_scope
+from http_kit import errors
+from process.setting_spec import specs_of
+from process.sockets import options
+from process.store import response_records
+from router_process.settings import RouterSettings
 from tests.paths import ROOT
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -78,3 +88,65 @@ def test_a_file_that_does_not_exist_is_found() -> None:
     assert missing_files("| x | `worker/loop.py`, `intake.py`, `gone.py`, `router/` |\n") == [
         "gone.py"
     ]
+
+
+SETTINGS = specs_of(RouterSettings) | specs_of(DecodeSettings)
+_DEFAULT = re.compile(
+    r"`(?:--)?([a-z][a-z_-]+)`[^`|.;\n]{0,40}?\((?:by default )?(\d[\d,]*(?:\.\d+)?)( MiB)?"
+)
+
+
+def wrong_defaults(text: str) -> list[str]:
+    """The settings whose number in parentheses is not their default."""
+    found = []
+    for name, number, mebibytes in _DEFAULT.findall(text):
+        spec = SETTINGS.get(name.replace("-", "_"))
+        value = float(number.replace(",", "")) * ((1 << 20) if mebibytes else 1)
+        if spec is not None and spec.default != value:
+            found.append(f"{name} ({number}{mebibytes}): {spec.default}")
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_defaults_of_settings_are_those_of_the_code(document: Path) -> None:
+    assert wrong_defaults(document.read_text(encoding="utf-8")) == []
+
+
+def test_a_wrong_default_is_found() -> None:
+    assert wrong_defaults("silent for `keepalive_s` (14 s)") == ["keepalive_s (14): 15.0"]
+
+
+LIMITS = [
+    ("api.md", "lists and objects | {:,} |", strict_model.MAX_PARTS),
+    ("api.md", "| values of any kind | {:,};", strict_model.MAX_VALUES),
+    ("api.md", "| bytes outside strings | {} MiB |", strict_model.MAX_BYTES_OUTSIDE >> 20),
+    ("api.md", "calls in one list | {:,} |", strict_model.MAX_LIST_ITEMS),
+    ("api.md", "token ids in one list | {:,} |", strict_model.MAX_TOKEN_IDS),
+    ("api.md", "prompts times choices | {} |", generation_fields.MAX_CHOICES),
+    ("api.md", "A body of more than {} KiB", context.MAX_INLINE_BYTES >> 10),
+    ("api.md", "at most {} KiB, then the number", request_scope.MAX_IGNORED_BYTES >> 10),
+    ("api.md", "A message has at most {:,} characters", errors.MAX_MESSAGE_CHARS),
+    ("api.md", "`allowed_token_ids` (up to {:,})", generation_fields.MAX_ALLOWED_TOKENS),
+    ("api.md", "`bad_words` (up to {:,},", generation_fields.MAX_BAD_STRINGS),
+    ("api.md", "reports at most {:,} values", choice_planner.MAX_REPORTED_VALUES),
+    ("api.md", "reports at most {:,} log-probabilities", choice_planner.MAX_REPEATED_VALUES),
+    ("api.md", "have at most {:,} tokens", choice_planner.MAX_STARTED_TOKENS),
+    ("api.md", "nests deeper than {} levels", grammar.MAX_SCHEMA_NESTING),
+    ("api.md", "more than {} optional properties", grammar.MAX_OPTIONAL_PROPERTIES),
+    ("api.md", "From {:,} characters on", tool_parser.MAX_HELD_CHARS),
+    ("api.md", "| {} h, at most", response_records.TTL_S // 3600),
+    ("api.md", "h, at most {:,} for each key", response_records.MOST_RECORDS),
+    ("security.md", "holds a connection for {} s", options.HANDSHAKE_MS // 1000),
+]
+
+
+@pytest.mark.parametrize(("document", "text", "value"), LIMITS)
+def test_limits_are_those_of_the_code(document: str, text: str, value: int) -> None:
+    assert text.format(value) in (ROOT / "docs" / document).read_text(encoding="utf-8")
+
+
+def test_the_page_for_newcomers_names_every_document() -> None:
+    page = ROOT / "docs/README.md"
+    named = {(page.parent / link).resolve() for link in _LINK.findall(page.read_text())}
+    documents = {each for each in DOCUMENTS if each.parent.name != "measured"} - {page}
+    assert documents - named == set()
