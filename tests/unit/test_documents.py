@@ -90,6 +90,33 @@ def test_a_file_that_does_not_exist_is_found() -> None:
     ]
 
 
+def test_every_package_has_a_row_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE))
+    packages = {each.parent.name for each in ROOT.glob("*/__init__.py")}
+    assert packages - rows == set()
+
+
+def missing_programs(text: str) -> list[str]:
+    """The programs of `bench` and `tests` that a document names and nobody can start."""
+    names = re.findall(r"\b((?:bench|tests)(?:\.[a-z_]+)+)(?=[ `])", text)
+    paths = {name: ROOT / name.replace(".", "/") for name in names}
+    return [
+        name
+        for name, path in paths.items()
+        if not (path / "__main__.py").exists() and not path.with_suffix(".py").exists()
+    ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_programs_in_documents_exist(document: Path) -> None:
+    assert missing_programs(document.read_text(encoding="utf-8")) == []
+
+
+def test_a_program_that_does_not_exist_is_found() -> None:
+    assert missing_programs("`python -m bench.engine --x`, `bench.gone`") == ["bench.gone"]
+
+
 SETTINGS = specs_of(RouterSettings) | specs_of(DecodeSettings)
 _DEFAULT = re.compile(
     r"`(?:--)?([a-z][a-z_-]+)`[^`|.;\n]{0,40}?\((?:by default )?(\d[\d,]*(?:\.\d+)?)( MiB)?"
