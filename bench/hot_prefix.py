@@ -32,7 +32,7 @@ from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.paths import DEMO_MODEL
 from bench.tools.stream_load import completion_body, stream_events
 from engine.checkpoint.config import load_model_config
-from process.setting_spec import specs_of
+from process.settings.spec import specs_of
 from protocol.errors import BatonError
 from router_process.settings import RouterSettings
 

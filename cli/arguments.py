@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from process.setting_spec import specs_of
+from process.settings.spec import specs_of
 
 
 def split_names(cls: type, argv: Sequence[str]) -> tuple[list[str], list[str]]:

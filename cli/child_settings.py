@@ -17,8 +17,8 @@ from cli.commands import COMMANDS
 from cli.up_settings import TO_STDOUT, UpSettings
 from process.core_shares import by_neighbourhood, core_shares
 from process.cores import can_keep_to_cores, ranges_of, usable_cores
-from process.setting_spec import ENV_PREFIX, specs_of
-from process.settings import CONFIG_ENV
+from process.settings.loader import CONFIG_ENV
+from process.settings.spec import ENV_PREFIX, specs_of
 from protocol.messages import Role
 
 WORKER_HOST = "127.0.0.1"

@@ -24,9 +24,9 @@ from cli.chat.turn import show_answer
 from cli.commands import settings_classes
 from cli.fleet import Fleet
 from cli.http_json import get_json, post_json
-from cli.tables import print_table
-from cli.terminal_text import plain_console
-from cli.time_table import time_table
+from cli.output.tables import print_table
+from cli.output.terminal_text import plain_console
+from cli.output.time_table import time_table
 from cli.up import run_fleet, with_local_model
 from cli.up_settings import UpSettings
 from kv_transfer.transports.registry import AUTO, TRANSPORTS, chosen_transport

@@ -20,8 +20,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from cli.http_json import RouterAccess, get_json
+from cli.output.terminal_text import plain_console, shown_json
 from cli.status import StatusSettings
-from cli.terminal_text import plain_console, shown_json
 from console.doctor.doctor import Doctor
 from console.doctor.observation import MIN_REQUESTS, Observation
 from process.settings import setting, setting_of, settings_or_exit
@@ -94,7 +94,8 @@ def _examined(path: str) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no observation of this version: {error}") from error
     examination = Doctor().examine(seen).as_json(seen.window_s, seen.now_us)
-    return shown_json(examination) | {
+    shown: dict[str, Any] = shown_json(examination)
+    return shown | {
         "num_requests": len(seen.requests),
         "min_requests": MIN_REQUESTS,
     }

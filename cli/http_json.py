@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cli.terminal_text import shown, shown_json
+from cli.output.terminal_text import shown, shown_json
 from protocol.addresses import parsed_address, shown_address
 from protocol.errors import ConfigError, ServiceError
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from cli.commands import COMMANDS, Command, settings_classes
-from cli.terminal_text import shown
+from cli.output.terminal_text import shown
 from process.openmp import let_threads_sleep
 from process.settings import other_settings
 from process.version import baton_version

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cli.http_json import RouterAccess, RouterUnreachable, get_json
-from cli.tables import is_refused, print_workers
-from cli.terminal_text import plain_console, shown_json
+from cli.output.tables import is_refused, print_workers
+from cli.output.terminal_text import plain_console, shown_json
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.membership import read_fleet
 from protocol.addresses import shown_address

@@ -15,10 +15,10 @@ from typing import Any
 
 from cli.arguments import split_names
 from cli.http_json import RouterAccess, get_json
+from cli.output.tables import print_table
+from cli.output.terminal_text import plain_console
+from cli.output.time_table import time_table
 from cli.status import StatusSettings
-from cli.tables import print_table
-from cli.terminal_text import plain_console
-from cli.time_table import time_table
 from console.telemetry.perfetto import perfetto_flight, perfetto_trace
 from process.settings import setting, setting_of, settings_or_exit
 from protocol.errors import ConfigError, ServiceError

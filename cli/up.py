@@ -18,9 +18,9 @@ from rich.console import Console
 from checkpoint.model_source import commit_of, model_name, resolve_model
 from cli.child_settings import ChildSettings
 from cli.fleet import Fleet
-from cli.json_output import JsonOutput
-from cli.tables import print_workers
-from cli.terminal_text import plain_console
+from cli.output.json_output import JsonOutput
+from cli.output.tables import print_workers
+from cli.output.terminal_text import plain_console
 from cli.up_settings import TO_STDOUT, UpSettings
 from process.cores import ranges_of, usable_cores
 from process.logs import setup_logs

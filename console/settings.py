@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from process.settings import setting
-from process.shared_settings import SharedSettings
+from process.settings.shared import SharedSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.admission.api_keys import KEY_PATTERN
 from gateway.parser_names import AUTO, CONTROL_TOKENS, ESCAPE, REASONING_PARSERS, TOOL_PARSERS
 from process.settings import setting
-from process.shared_settings import SharedSettings
+from process.settings.shared import SharedSettings
 from protocol.errors import ConfigError
 
 DOORS = ("open", "api", "viewer", "admin")

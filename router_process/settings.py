@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from console.settings import ConsoleSettings
 from gateway.settings import GatewaySettings
 from process.settings import setting_of
-from process.shared_settings import SharedSettings
+from process.settings.shared import SharedSettings
 from router.settings import RoutingSettings
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from decode_worker.settings import DecodeSettings
-from process.setting_spec import SettingSpec, specs_of
+from process.settings.spec import SettingSpec, specs_of
 from router_process.settings import RouterSettings
 from worker.settings import WorkerSettings
 

@@ -7,7 +7,7 @@ import gc
 
 from cli.commands import settings_classes
 from gateway.text.character_classes import character_classes
-from process.setting_spec import specs_of
+from process.settings.spec import specs_of
 
 for _each in settings_classes():
     specs_of(_each)

@@ -13,7 +13,7 @@ from typing import ClassVar
 from kv_transfer.transports.registry import AUTO, TRANSPORTS
 from process.cores import CORES_PATTERN
 from process.settings import setting
-from process.shared_settings import NAME_PATTERN, SharedSettings
+from process.settings.shared import NAME_PATTERN, SharedSettings
 from process.sockets.hosts import is_wildcard
 from protocol.errors import ConfigError
 

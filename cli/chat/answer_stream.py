@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cli.http_json import OPEN_ACCESS, RouterAccess, RouterUnreachable, get_json
-from cli.terminal_text import shown, shown_json
+from cli.output.terminal_text import shown, shown_json
 from protocol.addresses import shown_address
 from protocol.errors import ConfigError, ServiceError
 

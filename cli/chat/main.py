@@ -16,7 +16,7 @@ from cli.chat.conversation import COMMANDS, Conversation, parse_command
 from cli.chat.settings import ChatSettings, split_question
 from cli.chat.turn import show_answer
 from cli.http_json import RouterAccess
-from cli.terminal_text import plain_console, shown
+from cli.output.terminal_text import plain_console, shown
 from process.settings import settings_or_exit
 from protocol.addresses import shown_address
 from protocol.error_line import one_line

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cli.chat.answer_stream import AnswerStream, Endpoint
 from cli.chat.conversation import Conversation
-from cli.terminal_text import shown
+from cli.output.terminal_text import shown
 
 
 def show_answer(endpoint: Endpoint, conversation: Conversation, console: Console) -> AnswerStream:

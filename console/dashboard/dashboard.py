@@ -18,7 +18,7 @@ from console.dashboard.sample_prompts import Encode, SamplePrompts
 from console.dashboard.stream import stream_router
 from console.telemetry.report import FleetReport
 from process.clock import wall_us
-from process.shared_settings import SharedSettings
+from process.settings.shared import SharedSettings
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.requests.dispatcher import Dispatcher

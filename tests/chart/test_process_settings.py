@@ -10,8 +10,8 @@ import huggingface_hub
 import pytest
 
 from cli.commands import COMMANDS, settings_classes
-from process.setting_spec import specs_of
 from process.settings import load_settings
+from process.settings.spec import specs_of
 from tests.chart.chart import Object, objects, pod_templates
 from tests.chart.releases import MODEL, PROCESS_EXTRAS, RELEASES, Release, gpu
 from tests.paths import ROOT

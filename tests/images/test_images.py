@@ -15,8 +15,8 @@ import yaml
 
 from cli.commands import settings_classes
 from cli.up_settings import UpSettings
-from process.setting_spec import specs_of
 from process.settings import load_settings
+from process.settings.spec import specs_of
 from tests.effort import some
 from tests.images.dockerfiles import DOCKER, KINDS, Dockerfile, environment, step_file
 from tests.paths import ROOT

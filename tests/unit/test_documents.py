@@ -14,7 +14,7 @@ from gateway.chat import tool_parser
 from gateway.grammars import grammar
 from gateway.http import request_scope
 from http_kit import errors
-from process.setting_spec import specs_of
+from process.settings.spec import specs_of
 from process.sockets import options
 from process.store import response_records
 from router_process.settings import RouterSettings

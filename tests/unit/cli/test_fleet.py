@@ -22,7 +22,7 @@ from rich.console import Console
 
 from cli.fleet import MISCONFIGURED, STEADY_S, Fleet
 from cli.http_json import get_json
-from cli.json_output import JsonOutput
+from cli.output.json_output import JsonOutput
 from cli.up import console_on, run_fleet, show
 from cli.up_settings import UpSettings
 from process.process_watch import machine_name

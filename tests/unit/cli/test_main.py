@@ -11,8 +11,8 @@ import pytest
 from cli.commands import COMMANDS, settings_classes
 from cli.main import main
 from process.openmp import SPINS
-from process.setting_spec import specs_of
 from process.settings import SECTIONS
+from process.settings.spec import specs_of
 from tests.paths import ROOT
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from process.service_links import is_service_link
 from process.settings import load_settings, setting
+from process.settings.service_links import is_service_link
 
 
 def links_of(service: str, host: str, ports: dict[str, int], protocol: str) -> dict[str, str]:

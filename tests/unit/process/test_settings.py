@@ -9,7 +9,6 @@ from typing import Literal
 
 import pytest
 
-from process.setting_spec import specs_of
 from process.settings import (
     config_path_of,
     flags_given,
@@ -22,6 +21,7 @@ from process.settings import (
     settings_to_env,
     warn_of_unknown_variables,
 )
+from process.settings.spec import specs_of
 from protocol.errors import ConfigError
 
 

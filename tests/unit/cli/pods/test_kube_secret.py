@@ -13,7 +13,7 @@ from cli.main import main
 from cli.pods.kube_secret import PARTS
 from cli.pods.store import PASSWORD_PATTERN
 from gateway.admission.api_keys import KEY_PATTERN
-from process.setting_spec import specs_of
+from process.settings.spec import specs_of
 from tests.unit.cli.pods.api_server import SecretsServer, secrets_server
 from worker.settings import WorkerSettings
 

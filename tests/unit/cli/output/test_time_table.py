@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from cli.tables import print_table
-from cli.time_table import time_table
+from cli.output.tables import print_table
+from cli.output.time_table import time_table
 
 
 def shown(trace: dict[str, Any]) -> dict[str, tuple[str, str]]:

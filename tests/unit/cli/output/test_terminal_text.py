@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.terminal_text import shown, shown_json
+from cli.output.terminal_text import shown, shown_json
 
 
 @pytest.mark.parametrize(

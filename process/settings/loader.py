@@ -21,8 +21,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from process.service_links import is_service_link
-from process.setting_spec import ENV_PREFIX, SettingSpec, setting, setting_of, specs_of
+from process.settings.service_links import is_service_link
+from process.settings.spec import ENV_PREFIX, SettingSpec, setting, setting_of, specs_of
 from protocol.error_line import one_line
 from protocol.errors import ConfigError
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from cli.tables import print_table, print_workers
+from cli.output.tables import print_table, print_workers
 
 HEADINGS = [
     "WORKER", "ROLE", "STATE", "MODEL", "TRANSPORT", "KV BLOCKS", "USED", "CACHED", "RUNNING",

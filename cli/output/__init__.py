@@ -1,0 +1,4 @@
+"""What commands print: tables, JSON lines, and text of a server without what steers a terminal.
+
+Imports `process`.
+"""
