@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from decode_worker.settings import DecodeSettings
-from gateway.api import choice_planner, context, generation_fields, strict_model
+from gateway.api import body_reader, choice_planner, context, generation_fields, strict_model
+from gateway.api.anthropic.request import MessagesRequest
+from gateway.api.function_tools import Hint
+from gateway.api.openai.chat_request import ChatRequest
+from gateway.api.openai_responses.request import ResponsesRequest
+from gateway.api.unknown_fields.findings import Ignorable
 from gateway.chat import tool_parser
 from gateway.grammars import grammar
 from gateway.http import request_scope
@@ -67,16 +72,16 @@ def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
 def missing_files(text: str) -> list[str]:
     """The files and folders in a table's rows that do not exist.
 
-    A name without its folder is in the one of a file before it in the row, or a folder of that.
+    A name without its folder is in the folder of another file in the row, or in one named there.
     """
     found = []
     for row in re.findall(r"^\|.*\|$", text, re.MULTILINE):
-        folders = [ROOT]
-        for name in _FILE.findall(row):
-            if not any((folder / name).exists() for folder in folders):
-                found.append(name)
-            path = ROOT / name
-            folders += [path if name.endswith("/") else path.parent]
+        names = _FILE.findall(row)
+        folders = [
+            ROOT,
+            *(ROOT / name if name[-1] == "/" else (ROOT / name).parent for name in names),
+        ]
+        found += [name for name in names if not any((each / name).exists() for each in folders)]
     return found
 
 
@@ -117,7 +122,7 @@ def test_a_program_that_does_not_exist_is_found() -> None:
     assert missing_programs("`python -m bench.engine --x`, `bench.gone`") == ["bench.gone"]
 
 
-SETTINGS = specs_of(RouterSettings) | specs_of(DecodeSettings)
+SETTINGS = {**specs_of(RouterSettings), **specs_of(DecodeSettings)}
 _DEFAULT = re.compile(
     r"`(?:--)?([a-z][a-z_-]+)`[^`|.;\n]{0,40}?\((?:by default )?(\d[\d,]*(?:\.\d+)?)( MiB)?"
 )
@@ -177,3 +182,46 @@ def test_the_page_for_newcomers_names_every_document() -> None:
     named = {(page.parent / link).resolve() for link in _LINK.findall(page.read_text())}
     documents = {each for each in DOCUMENTS if each.parent.name != "measured"} - {page}
     assert documents - named == set()
+
+
+def rows_of_fields(section: str) -> dict[str, str]:
+    """The rows of the tables of fields of docs/api.md that follow a heading, by their kind."""
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8").partition(section)[2]
+    rows: dict[str, str] = {}
+    kind = ""
+    for first, fields in re.findall(r"^\| ([a-z ]*?) ?\| (`[^|]*)\|", text, re.MULTILINE):
+        kind = first or kind
+        rows.setdefault(kind, "")
+        rows[kind] += fields
+        if kind == "refused":
+            break
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("section", "body"),
+    [
+        ("## Parameters", ChatRequest),
+        ("## Responses", ResponsesRequest),
+        ("## Messages", MessagesRequest),
+    ],
+)
+def test_fields_without_effect_stand_in_their_rows(
+    section: str, body: type[body_reader.RequestBody]
+) -> None:
+    rows = rows_of_fields(section)
+    missing = []
+    hint = Hint.__metadata__[0].description
+    for name, field in body.model_fields.items():
+        kinds = {type(each) for each in field.metadata}
+        if body_reader.Only in kinds:
+            kind = "refused"
+        elif Ignorable in kinds:
+            kind = "ignored"
+        elif field.description == hint:
+            kind = "no effect"
+        else:
+            continue
+        if f"`{name}`" not in rows[kind]:
+            missing.append(f"{name}: {kind}")
+    assert missing == []
