@@ -128,9 +128,9 @@ class DecodeTask(Task):
         task."""
         if self.token is None:
             return self.sequence.take_prompt_logprobs()
-        told = self.token.prompt_logprobs
+        prompt_logprobs = self.token.prompt_logprobs
         self.token = msgspec.structs.replace(self.token, prompt_logprobs=None)
-        return told
+        return prompt_logprobs
 
     def resumed(self, attempt: int, trace: DecodeTrace | None) -> Resumed:
         """All tokens so far, for the router that resumes the task as `attempt`."""

@@ -21,7 +21,7 @@ class ClientGone(Exception):
 
 
 class ClientConnection(Protocol):
-    """An HTTP/1.1 connection as `gateway.http.connection` implements it."""
+    """An HTTP/1.1 connection; implemented by `gateway.http.connection`."""
 
     @property
     def is_lost(self) -> bool:
@@ -29,12 +29,12 @@ class ClientConnection(Protocol):
         ...
 
     def watch(self, on_lost: Callable[[], object]) -> None:
-        """Call `on_lost` once when the client goes; replaces any earlier callback."""
+        """Call `on_lost` once when the client leaves; replaces any earlier callback."""
         ...
 
     def unwatch(self, on_lost: Callable[[], object]) -> None:
-        """Stop calling `on_lost`. If the connection's next request has set its own callback in
-        the meantime, that callback stays."""
+        """Stop calling `on_lost`. A callback that the connection's next request has set in the
+        meantime stays."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class ClientConnection(Protocol):
         ...
 
     def try_body(self, scope: Scope) -> bytes | None:
-        """The body of this scope's request if it is complete; can be taken once."""
+        """The body of this scope's request if it is complete. It can be taken once."""
         ...
 
     def try_answer(self, scope: Scope, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:

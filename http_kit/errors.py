@@ -40,8 +40,8 @@ _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_me
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error response. `too_long` is the cause if a prompt was too long: Anthropic's API has
-    words of its own for that."""
+    """An error response. `too_long` is the cause if a prompt was too long, which Anthropic's API
+    words differently."""
 
     status: int
     message: str
@@ -116,7 +116,7 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
 
 
 def _hint(body: Any) -> str:
-    """The path that a body without the field that holds what is asked seems to be meant for."""
+    """The path for which a body without the required field seems to be meant."""
     for name, path in _PATHS.items():
         if isinstance(body, dict) and name in body:
             return f"; {name!r} is a field of {path}"
@@ -137,8 +137,9 @@ def _message(details: ErrorDetails, param: str | None) -> str:
 
 
 def _field_path(details: ErrorDetails) -> str | None:
-    """`messages[1].content`; parts in angle brackets name branches of unions, not fields, and a
-    last one in square brackets says that the name of a field is wrong, not its value."""
+    """The path of a field, such as `messages[1].content`. Parts in angle brackets name branches of
+    unions, not fields. A last part in square brackets says that the name of a field is wrong, not
+    its value."""
     path = ""
     places = details["loc"]
     for part in places[:-1] if places[-1:] == ("[key]",) else places:

@@ -1,4 +1,4 @@
-"""Where the current HTTP request comes from: when it arrived, and whose key it carries.
+"""The origin of the current HTTP request: its arrival time and its key.
 
 Tasks inherit the context, so the trace of a generation can name its origin without passing it
 through the API. A caller is known by a digest of its key, under a salt of the cluster, never by the
@@ -26,19 +26,20 @@ _PURPOSE = b"baton caller"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request; `digest` is empty without a key. `tenant` is the owner of its API key."""
+    """The sender of a request; `digest` is empty without a key. `tenant` is the owner of its API
+    key."""
 
     digest: bytes = b""
     is_admin: bool = False
     tenant: Tenant = field(default=EVERYBODY, compare=False)
 
     def may_read(self, owner: bytes) -> bool:
-        """Whether it may see what the caller with this digest sent."""
+        """Whether this caller may read what the caller with digest `owner` sent."""
         return self.is_admin or self.digest == owner
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The origin of a request; `arrived_us` is when its head had arrived."""
+    """The origin of a request; `arrived_us` is the arrival time of its head."""
 
     arrived_us: int
     caller: Caller
@@ -49,15 +50,15 @@ NOBODY = Caller()
 
 
 def digest_of(key: str, salt: bytes) -> bytes:
-    """The digest by which a cluster knows a key; `salt` is the cluster's secret, at most 64 bytes
-    of which count."""
+    """The digest by which a cluster knows a key. `salt` is the cluster's secret, of which the first
+    64 bytes count."""
     return hashlib.blake2b(
         key.encode(), digest_size=_DIGEST_BYTES, key=salt[:64], person=_PURPOSE
     ).digest()
 
 
 def owner_of(scope: Scope) -> str:
-    """The owner of what a request leaves behind, as kept responses and streams to resume: its API
-    key, or whatever key it sends to a router without keys; by a digest."""
+    """The owner of data that a request leaves behind, such as kept responses and streams to resume:
+    the digest of its API key. On a router without keys, of any key that the request sends."""
     caller: Caller = scope.get(CALLER, NOBODY)
     return caller.tenant.share or caller.digest.hex() or "nobody"

@@ -3,8 +3,8 @@
 The producer writes events as they come, without waiting; events written in one turn of the event
 loop leave together. The response begins with the first event, so that an earlier error can still
 get its own HTTP status. If the first event takes so long that proxies might time out, the response
-begins with a comment. Comments keep the connection alive in every long silence. However the
-response ends, the producer has then ended too, and with it every generation behind it.
+begins with a comment. Comments keep the connection alive in every long silence. When the response
+has ended, for whatever reason, its producer has ended too, with every generation behind it.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class EventWriter:
         return self._outlet is not None and self._outlet.is_paused
 
     async def wait_room(self) -> None:
-        """Wait until the client has caught up or is gone."""
+        """Wait until the client has caught up or left."""
         if self._outlet is not None:
             await self._outlet.wait_writable()
 
     def open(self, outlet: ClientConnection) -> None:
-        """The response has begun: send events from now on."""
+        """Send events from now on: the response has begun."""
         self._outlet = outlet
         self.flush()
 

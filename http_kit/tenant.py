@@ -1,7 +1,7 @@
-"""On whose behalf a request runs: the owner of a key, with what that key allows.
+"""The tenant of a request: the owner of a key, with the terms of that key.
 
-Everything that tells clients apart comes from here: which cache they share, whose turn it is, how
-many requests they may have in flight, how urgent these may be. Pure.
+The tenant decides which clients share a cache, whose turn it is, how many requests may be in
+flight, and how urgent they may be. Pure.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ _PURPOSE = b"baton tenant"
 
 @dataclass(frozen=True, slots=True)
 class KeyTerms:
-    """What a key allows its owner.
+    """The terms of a key.
 
-    As in the API, lower priorities are served earlier: `priority` is that of requests which name
-    none, `max_priority` the most urgent that a request may name (None: any). `inflight` bounds the
-    sequences in flight (None: the router's default). Keys with the same `cache` share cached
-    prefixes; a key without one shares them with no other key.
+    - `priority`: the priority of requests that name none. As in the API, lower values are served
+      earlier.
+    - `max_priority`: the most urgent priority that a request may name (None: any).
+    - `inflight`: the most sequences in flight (None: the router's default).
+    - `cache`: keys with the same value share cached prefixes; a key without one shares with no
+      other key.
     """
 
     name: str
@@ -34,23 +36,24 @@ class KeyTerms:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """The owner of a key. `share` names the tenant towards workers, which give all tenants equal
-    turns; `cache_salt` decides with whom it shares cached prefixes. Without keys there is one
-    tenant, for which both are empty."""
+    """The owner of a key. Workers give all tenants equal turns, by `share`; tenants with the same
+    `cache_salt` share cached prefixes. Without keys there is one tenant, for which both are
+    empty."""
 
     terms: KeyTerms
     share: str = ""
     cache_salt: str = ""
 
     def salt_with(self, own_salt: str) -> str:
-        """The salt of a request that names one itself: added to the tenant's, never instead."""
+        """The salt of a request that names its own: the tenant's salt combined with it, never
+        replaced."""
         if not self.cache_salt and not own_salt:
             return ""
         return f"{self.cache_salt}/{own_salt}"
 
     def priority_of(self, asked: int | None) -> int:
         """The priority of a request, in the API's terms. Raises InvalidRequest if the key does not
-        allow what was asked for."""
+        allow the requested one."""
         if asked is None:
             return self.terms.priority
         most = self.terms.max_priority

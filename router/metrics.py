@@ -1,6 +1,6 @@
 """Prometheus metrics of the router's work with the fleet.
 
-Those of the gateway and of the console lie with these. One object per registry, created once.
+The gateway and the console have metrics of their own. One object per registry, created once.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ BAD_FRAMES = ("undecodable", "handshake", "no_hello", "foreign", "unexpected")
 
 
 class FleetMetrics:
-    """Counters, gauges and histograms; each is an attribute. `before_reading` is called before they
-    are read, for those who count many things at once."""
+    """Counters, gauges and histograms; each is an attribute. `before_reading` is called before each
+    reading, for counts that are collected in batches."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.before_reading: Callable[[], None] = lambda: None
         self._registry = registry
-        registry.register(_Reading(self))  # the first to be read
+        registry.register(_Reading(self))  # read first
         self._phases = PhaseHistograms(_PHASES, _SECONDS, registry)
         self.inflight = self._gauge("inflight", "Generations that have not ended")
         self.workers = self._gauge("workers", "Usable workers", "role")
@@ -137,7 +137,7 @@ class FleetMetrics:
 
 
 class _Reading(Collector):
-    """Calls `before_reading`, and has no metrics of its own. A registry reads its collectors in the
+    """Calls `before_reading`; has no metrics of its own. A registry reads its collectors in the
     order of their registration."""
 
     def __init__(self, metrics: FleetMetrics) -> None:

@@ -1,4 +1,4 @@
-"""Settings of routing: what may be in flight, attempts and their pauses, the ties to workers."""
+"""Settings of routing: requests in flight, attempts and their pauses, connections to workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from process.settings.shared import SharedSettings
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingSettings(SharedSettings):
-    """Settings of what chooses workers and follows each request there."""
+    """Settings of the code that chooses workers and follows requests there."""
 
     local_prefill_threshold_tokens: int = setting(
         64,

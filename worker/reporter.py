@@ -52,8 +52,8 @@ class Reporter:
         self._links = links
 
     def watch_received(self, received: Callable[[], dict[str, int]]) -> None:
-        """Include in reports the requests that each router's session has sent, as `received`
-        returns them."""
+        """Include in reports the number of requests from each router's session, as `received`
+        returns it."""
         self._received = received
 
     def watch_prefill(self, is_lost: Callable[[], bool]) -> None:

@@ -78,7 +78,7 @@ class FleetReport:
 
     def sample(self) -> None:
         """Measure pressure; call this once per second."""
-        self._traces.tell_ended()
+        self._traces.report_ended()
         now_us = self._traces.wall_us()
         self._measure_paths(now_us)
         self._load = load = self._steady.sample(fleet_load(self._fleet, self._traces))
@@ -89,7 +89,7 @@ class FleetReport:
 
     def gauges(self) -> FleetGauges:
         """The numbers that Prometheus reads."""
-        self._traces.tell_ended()
+        self._traces.report_ended()
         load = self._load or NO_LOAD
         minute, _ = self._window.minute()
         return FleetGauges(
@@ -105,7 +105,7 @@ class FleetReport:
 
     def as_json(self) -> dict[str, Any]:
         """The body of `GET /fleet`."""
-        self._traces.tell_ended()
+        self._traces.report_ended()
         return {
             "workers": workers_json(self._fleet),
             "store": {"trouble": self._fleet.store_trouble},
@@ -155,7 +155,7 @@ class FleetReport:
 
     def summary(self, rows: list[dict[str, Any]]) -> RouterSummary:
         """The summary for other routers; `rows` are this router's requests."""
-        self._traces.tell_ended()
+        self._traces.report_ended()
         minute, seconds = self._window.minute()
         return RouterSummary(
             minute=SlotData.of(minute),

@@ -193,18 +193,18 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
             for number in range(self.wish.num_choices):
                 seed = choice_seed(first.seed, number)
                 index = len(choices)
-                told = self.wish.prompt_logprobs
-                if told is not None and not self._tells_prompt(index, number):
-                    told = None
+                num_scored = self.wish.prompt_logprobs
+                if num_scored is not None and not self._scores_prompt(index, number):
+                    num_scored = None
                 sampling = first
-                if number or told is not None:
-                    sampling = replace(first, seed=seed, prompt_logprobs=told)
+                if number or num_scored is not None:
+                    sampling = replace(first, seed=seed, prompt_logprobs=num_scored)
                 choices.append(self._choice(index, shared, sampling))
         if self.identity.positions:
             check_positions(self.identity, [each.request.sampling.max_tokens for each in choices])
         return choices
 
-    def _tells_prompt(self, index: int, number: int) -> bool:
+    def _scores_prompt(self, index: int, number: int) -> bool:
         """Whether a choice reports its prompt's log-probabilities. In a whole answer the prompt's
         first choice reports them for all. In a stream choices do not wait for each other, so
         every choice reports them, unless the client already has tokens of that choice."""

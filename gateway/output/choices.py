@@ -122,13 +122,13 @@ class _Decoding:
     def _decode(self, delta: TokenDelta) -> bool:
         """Pass on the text of one delta. Tokens that the client of a resumed stream already has
         come in a delta of their own and are not counted."""
-        choice, told = self._choice, delta.prompt_logprobs
+        choice, prompt_logprobs = self._choice, delta.prompt_logprobs
         if choice.is_echo_only:
-            out = TextDelta("", [], [], FinishReason.LENGTH, delta.cached_tokens, told)
+            out = TextDelta("", [], [], FinishReason.LENGTH, delta.cached_tokens, prompt_logprobs)
         else:
             out = choice.output.push(delta)
-            if told is not None:
-                out = msgspec.structs.replace(out, prompt_logprobs=told)
+            if prompt_logprobs is not None:
+                out = msgspec.structs.replace(out, prompt_logprobs=prompt_logprobs)
         self._probe.observe(len(out.token_ids) if self._known <= 0 else 0, out.cached_tokens)
         self._known -= len(delta.token_ids)
         self._sink.take(choice, out)

@@ -17,7 +17,7 @@ worker that holds a block holds those before it, except for rare remains of a br
 
 
 class Run(NamedTuple):
-    """Workers that hold so many leading blocks of a prompt, and not the next one."""
+    """The workers that hold exactly `num_blocks` leading blocks of a prompt."""
 
     num_blocks: int
     workers: int
@@ -33,16 +33,16 @@ class BlockHolders:
         return len(self._masks)
 
     def add(self, worker: int, digests: Collection[bytes]) -> None:
-        """A worker (one bit) holds these blocks."""
+        """Note that a worker (one bit) holds these blocks."""
         masks = self._masks
-        if masks.keys().isdisjoint(digests):  # nobody holds any: most often, and quick
+        if masks.keys().isdisjoint(digests):  # the usual case, and quick: no worker holds any
             masks.update(dict.fromkeys(digests, worker))
             return
         for digest in digests:
             masks[digest] = masks.get(digest, 0) | worker
 
     def remove(self, worker: int, digests: Iterable[bytes]) -> None:
-        """A worker does not hold these blocks."""
+        """Note that a worker does not hold these blocks."""
         masks = self._masks
         for digest in digests:
             mask = masks.get(digest, 0)
@@ -62,8 +62,8 @@ class BlockHolders:
         start: int = 0,
         also: BlockHolders | None = None,
     ) -> list[Run]:
-        """How many leading blocks of a prompt each of these workers holds, here or in `also`. They
-        are known to hold those before `start`."""
+        """The number of leading blocks of a prompt that each of these workers holds, here or in
+        `also`. The caller knows that they hold those before `start`."""
         masks, others = self._masks, {} if also is None else also._masks
         found: list[Run] = []
         place, num_blocks = start, len(hashes)
@@ -91,7 +91,7 @@ class BlockHolders:
         also: BlockHolders | None,
         found: list[Run],
     ) -> tuple[int, int]:
-        """Look up the blocks of a stride one by one; returns the stride's end, and the workers that
+        """Look up the blocks of a stride one by one; returns the stride's end and the workers that
         hold all of it."""
         for digest in hashes:
             holding = (self.of(digest) | (0 if also is None else also.of(digest))) & workers

@@ -1,13 +1,12 @@
 """Which KV blocks each worker holds, according to its published events.
 
-Owns one set of block hashes per worker, updated by numbered `CacheEvents` on top of a
-`CacheDump`, which comes in pieces, and one index from hash to workers. Knows no sockets: it reports
-when a dump is needed, and the caller sends its requests. The index is a hint for placement; a
-worker's own cache decides.
-Invariants: after a missing event, which the next event or the worker's load report reveals, a
-worker's blocks are kept as a hint until a dump has come; an event counts only if it comes from the
-same incarnation. The blocks of a newly routed prompt count as expected, not as held, so that a
-burst of equal prompts goes to the same worker as the first one.
+Owns one set of block hashes per worker, updated by numbered `CacheEvents` on top of a `CacheDump`,
+which comes in pieces, and one index from hash to workers. Knows no sockets: it reports when a dump
+is needed, and the caller sends its requests. The index is a hint for placement; a worker's own
+cache decides. Invariants: after a missing event, which the next event or load report reveals, a
+worker's blocks stay a hint until a dump has come. An event counts only if it comes from the same
+incarnation. The blocks of a newly routed prompt count as expected, not as held, so that a burst of
+equal prompts goes to the same worker as the first one.
 """
 
 from __future__ import annotations
@@ -46,10 +45,11 @@ NO_MATCH = PrefixMatch(0, 0)
 
 @dataclass(eq=False)
 class _WorkerBlocks:
-    """One worker's blocks; `bit` stands for it in the index. While a dump is awaited, `seq` is None
-    and events wait in `buffer`; the dump is requested again at `retry_at`. `gathered` are the
-    hashes that have come of the dump, `asked` is the number of its last request: a piece that
-    answers an earlier one is too late.
+    """One worker's blocks; `bit` stands for the worker in the index.
+
+    While a dump is awaited, `seq` is None and events wait in `buffer`; the dump is requested again
+    at `retry_at`. `gathered` are the hashes of the dump that have come. `asked` is the number of
+    the dump's last request: answers to earlier requests are dropped.
 
     `pending` maps an expected block to its expiry; `routed` has the same by prompt, oldest first.
     """
@@ -85,7 +85,7 @@ class CacheIndex:
         self.gaps = 0
 
     def join(self, worker_id: str, incarnation: str) -> None:
-        """Start to follow a worker with an empty set; the caller requests a dump from it."""
+        """Follow a worker, whose set is empty at first; the caller requests a dump from it."""
         self.leave(worker_id)
         if not self._free_bits:
             self._free_bits.append(1 << self._num_bits)
@@ -121,8 +121,9 @@ class CacheIndex:
         return self._lose_track(worker, events)
 
     def take_piece(self, worker_id: str, piece: CacheDump) -> CacheDumpRequest | None:
-        """Take a piece of a dump, and apply the dump once it is whole; returns what the caller must
-        request next. A piece that answers no request, or an earlier one, changes nothing."""
+        """Take a piece of a dump, and apply the dump once it is complete. Returns the next request
+        for the caller to send. A piece that answers no request, or an earlier one, changes
+        nothing."""
         worker = self._workers.get(worker_id)
         if worker is None or (worker.incarnation, worker.asked) != (piece.incarnation, piece.nonce):
             return None
@@ -139,13 +140,13 @@ class CacheIndex:
         return self.new_dump(worker_id) if self.apply_dump(worker_id, whole) else None
 
     def new_dump(self, worker_id: str) -> CacheDumpRequest:
-        """The request for the first piece of a new dump. A dump that is under way is given up."""
+        """The request for the first piece of a new dump. A dump in progress is given up."""
         self._workers[worker_id].gathered = []
         return self.next_piece(worker_id)
 
     def next_piece(self, worker_id: str) -> CacheDumpRequest:
-        """The request for the piece that follows those that have come; an answer to an earlier
-        request no longer counts."""
+        """The request for the next piece of the dump. An answer to an earlier request no longer
+        counts."""
         worker = self._workers[worker_id]
         worker.asked += 1
         return CacheDumpRequest(nonce=worker.asked, first=len(worker.gathered))
@@ -168,7 +169,7 @@ class CacheIndex:
         return wants_dump
 
     def check_seq(self, worker_id: str, incarnation: str, seq: int) -> bool:
-        """A worker says that its newest event has this number; True if that event has not come, and
+        """Compare with the number of a worker's newest event. True if that event has not come and
         the caller must request a dump."""
         worker = self._workers.get(worker_id)
         if worker is None or worker.incarnation != incarnation:
@@ -191,7 +192,7 @@ class CacheIndex:
         return found
 
     def tidy(self, now: float) -> None:
-        """Index the next part of caches that were too large to index at once, and forget expired
+        """Index the next part of caches that were too large to index at once, and drop expired
         expectations. Call it periodically."""
         self._expire_all(now)
         self._sort_some()
@@ -215,8 +216,9 @@ class CacheIndex:
             self._forget_pending(worker, worker.routed.popleft()[1])
 
     def matches(self, hashes: Sequence[bytes], now: float) -> dict[str, PrefixMatch]:
-        """How many leading blocks of a prompt each worker holds now and will soon hold, of the
-        workers that hold any. Behind the first `EXACT_BLOCKS` blocks, holes may be overlooked."""
+        """The number of leading blocks of a prompt that each worker holds now and will soon hold,
+        for workers that hold any. Beyond the first `EXACT_BLOCKS` blocks, holes may be
+        overlooked."""
         if not hashes:
             return {}
         if now >= self._next_expiry:
@@ -241,7 +243,7 @@ class CacheIndex:
         return {self._names[bit]: each for bit, each in found.items()}
 
     def match(self, worker_id: str, hashes: Sequence[bytes], now: float) -> PrefixMatch:
-        """The same of one worker."""
+        """As `matches`, for one worker."""
         return self.matches(hashes, now).get(worker_id, NO_MATCH)
 
     def holders(self, digest: bytes) -> list[str]:
@@ -249,12 +251,12 @@ class CacheIndex:
         return [name for name, worker in self._workers.items() if digest in worker.hashes]
 
     def num_blocks(self, worker_id: str) -> int:
-        """How many blocks a worker is known to hold."""
+        """Number of blocks that a worker is known to hold."""
         worker = self._workers.get(worker_id)
         return 0 if worker is None else len(worker.hashes)
 
     def is_synced(self, worker_id: str) -> bool:
-        """Whether the worker's dump arrived and no event has been missed since."""
+        """Whether the worker's dump has arrived and no event has been missed since."""
         worker = self._workers.get(worker_id)
         return worker is not None and worker.seq is not None
 
@@ -277,15 +279,15 @@ class CacheIndex:
         return True
 
     def _lose_track(self, worker: _WorkerBlocks, events: CacheEvents | None = None) -> bool:
-        """An event is missing: the blocks, some of which may be wrong, are a hint until the next
-        dump."""
+        """Keep the blocks as a hint until the next dump, because an event is missing and some of
+        the blocks may be wrong."""
         self.gaps += 1
         worker.seq = None
         worker.buffer = [] if events is None else [events]
         return True
 
     def _sort(self, worker: _WorkerBlocks, digests: Iterable[bytes]) -> None:
-        """Bring the index in line with the worker's set, for these blocks."""
+        """Update the index for these blocks from the worker's set."""
         self._unsorted.append((worker, iter(list(digests))))
         if len(self._unsorted) == 1:
             self._sort_some()
@@ -329,7 +331,7 @@ class CacheIndex:
 
 
 def _by_bit(runs: list[Run]) -> dict[int, int]:
-    """The number of blocks by worker, of the workers that hold any."""
+    """The number of blocks by worker, for workers that hold any."""
     found = {}
     for num_blocks, mask in runs:
         while num_blocks and mask:

@@ -1,10 +1,10 @@
-"""How far a worker's wall clock is from ours, from the times of pings and pongs.
+"""The offset of a worker's wall clock from ours, from the times of pings and pongs.
 
-A pong stamped by the worker lies between our sending of the ping and our receipt of the pong, so
-each round trip bounds the offset from both sides. The offset lies in the intersection of the last
-round trips' bounds (Marzullo, 1984). A worker answers between two steps, so single round trips
-may be long; the intersection is not. Clocks within these bounds count as equal: the first round
-trips to a worker that is just starting take long, and say little. Knows no clock.
+A worker stamps a pong between our sending of the ping and our receipt of the pong, so each round
+trip bounds the offset from both sides. The offset lies in the intersection of the last round trips'
+bounds (Marzullo, 1984). A worker answers between two steps, so single round trips may be long, but
+the intersection is narrow. Clocks within these bounds count as equal, because the first round trips
+to a starting worker are long and say little. Knows no clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WINDOW = 16
 
 
 class ClockReading(NamedTuple):
-    """A worker's clock minus ours, and how far that may be off, in microseconds."""
+    """A worker's clock minus ours, and the largest error of that, in microseconds."""
 
     offset_us: int
     error_us: int
@@ -28,21 +28,22 @@ class ClockOffset:
     def __init__(self) -> None:
         self._bounds: deque[tuple[int, int]] = deque(maxlen=WINDOW)
         self.reading: ClockReading | None = None
-        """The latest; None until a round trip was measured."""
+        """The latest reading; None before the first round trip."""
 
     @property
     def offset_us(self) -> int:
-        """The worker's clock minus ours; 0 until it was measured."""
+        """The worker's clock minus ours; 0 before the first measurement."""
         return 0 if self.reading is None else self.reading.offset_us
 
     def observe(self, sent_us: int, answered_us: int, received_us: int) -> None:
-        """A ping sent and answered by our clock; `answered_us` is the worker's stamp."""
+        """Take a round trip: a ping was sent and answered at these times of our clock;
+        `answered_us` is the worker's stamp."""
         low, high = answered_us - received_us, answered_us - sent_us
         if low > high:
             return
         self._bounds.append((low, high))
         lowest, highest = self._intersection()
-        if lowest > highest:  # a clock was set: former bounds hold no more
+        if lowest > highest:  # a clock was set: former bounds no longer hold
             self._bounds.clear()
             self._bounds.append((low, high))
             lowest, highest = low, high

@@ -1,8 +1,8 @@
-"""Which model a router serves, of those that registered workers serve. Pure.
+"""The model that a router serves, chosen from those that registered workers serve. Pure.
 
-The router's own checkpoint decides. Only if no worker tells which configuration and tokenizer it
-has, the name that an operator gave decides, and without one, what most workers serve. So a stray
-worker takes nothing over, even if it registers first.
+The router's own checkpoint decides. If no worker reports its configuration and tokenizer, the name
+that an operator gave decides, and without a name, the model of most workers. So a stray worker
+cannot change the model, even if it registers first.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from protocol.registration import WorkerInfo, WorkerState
 
 @dataclass(frozen=True)
 class WantedModel:
-    """What the router has: the model's name (`is_named` if an operator gave it), and the
-    fingerprint of its configuration and tokenizer, "" if there is none."""
+    """The router's own model: its name (`is_named` if an operator gave it), and the fingerprint of
+    its configuration and tokenizer, "" if there is none."""
 
     name: str
     texts_fingerprint: str = ""
@@ -60,7 +60,8 @@ class FleetIdentity:
 
 
 def elect(wanted: WantedModel, members: Iterable[WorkerInfo]) -> FleetIdentity | None:
-    """What the fleet serves; None while no worker is ready that this router can serve."""
+    """The model that the fleet serves; None while no ready worker serves one that this router can
+    serve."""
     usable = [
         each
         for each in members

@@ -1,11 +1,11 @@
 """The workers that this router uses: which ones exist, their load, their cached blocks.
 
-Owns one `Worker` (and its link) per usable registration, and the cache index. Members come from
-the membership watcher. A worker is dead when another incarnation registered, or when its
-registration is gone and it does not answer; being slow, or missing from the registry, is not
-enough. `router.fleet.election` decides what the fleet serves. A worker that differs is refused, and
-the log names both models once. Knows no requests: the fleet passes workers' messages and losses to
-its listener.
+Owns one `Worker` (and its link) per usable registration, and the cache index. The membership
+watcher supplies the members. A worker is dead when another incarnation has registered, or when its
+registration is gone and it does not answer; a worker that is only slow, or only missing from the
+registry, is alive. `router.fleet.election` decides what the fleet serves. A worker with another
+model is refused, and the log names both models once. Knows no requests: the fleet passes workers'
+messages and losses to its listener.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class FleetListener(Protocol):
     """Receives workers' messages about requests, and news of changed or lost workers."""
 
     def on_message(self, worker: Worker, message: ControlMessage) -> None:
-        """A worker sent a message about a request."""
+        """A worker has sent a message about a request."""
         ...
 
     def on_fleet(self) -> None:
-        """Workers came, went, or changed their state or load; may be called repeatedly."""
+        """Workers have come, left, or changed their state or load. May be called repeatedly."""
         ...
 
     def on_lost(self, worker: Worker, reason: str, loss: Loss) -> int:
-        """A worker, or the connection to it, is gone; every attempt there ends now. Returns how
-        many there were."""
+        """A worker, or the connection to it, is lost: end every attempt there. Returns the number
+        of these attempts."""
         ...
 
 
@@ -89,7 +89,7 @@ class Fleet:
         self._changed = asyncio.Event()
 
     def want(self, wanted: WantedModel) -> None:
-        """Serve workers of this checkpoint only; call this before the first `update`."""
+        """Serve only workers of this checkpoint. Call it before the first `update`."""
         self._wanted = wanted
 
     def listen(self, listener: FleetListener) -> None:
@@ -97,7 +97,7 @@ class Fleet:
         self._listener = listener
 
     def update(self, members: Mapping[str, WorkerInfo]) -> None:
-        """Bring the workers in line with the current registrations."""
+        """Update the workers from the current registrations."""
         self._members = dict(members)
         self.history.note_members(members)
         self.sweep()
@@ -117,7 +117,7 @@ class Fleet:
         self._note_change()
 
     def sweep(self) -> None:
-        """Drop workers whose lease ended and that do not answer; called periodically.
+        """Drop workers whose lease has ended and that do not answer. Call it periodically.
 
         A worker that answers stays: a restarted registry is empty until all workers are back.
         """
@@ -145,15 +145,15 @@ class Fleet:
         return self._workers.get(worker_id)
 
     def info(self, worker_id: str) -> WorkerInfo | None:
-        """The registration of this id, whether or not the router uses the worker."""
+        """The registration with this id, whether or not the router uses the worker."""
         return self._members.get(worker_id)
 
     def ready(self, role: Role) -> list[Worker]:
-        """Workers that new requests may go to.
+        """Workers of a role that accept new requests.
 
-        A slow worker is not a dead one: decode workers that do not answer at the moment are left
-        out only if others answer. Prefill workers are left out in any case, because decode workers
-        can compute prompts, too.
+        Decode workers that do not answer at the moment are left out only if others answer: a slow
+        worker is not dead. Prefill workers that do not answer are always left out, because decode
+        workers can compute prompts, too.
         """
         usable = [
             each
@@ -173,11 +173,11 @@ class Fleet:
         return [each for each in self._workers.values() if each.role is role]
 
     def matches(self, hashes: Sequence[bytes]) -> Mapping[str, PrefixMatch]:
-        """How many of these leading blocks of a prompt each worker holds, if it holds any."""
+        """The number of these leading blocks that each worker holds, for workers that hold any."""
         return self._index.matches(hashes, self._clock()) if hashes else {}
 
     def loads(self, role: Role, matches: Mapping[str, PrefixMatch]) -> list[WorkerLoad]:
-        """The load of each ready worker, with what it holds of a prompt."""
+        """The load of each ready worker, with the blocks of a prompt that it holds."""
         return [each.load(matches.get(each.worker_id, NO_MATCH)) for each in self.ready(role)]
 
     def holders(self, digest: bytes) -> list[str]:
@@ -190,12 +190,13 @@ class Fleet:
 
     @property
     def max_context(self) -> int | None:
-        """Tokens that some decode worker accepts, ready or for now not; None if there is none.
-        Placement knows the limits of each. One that drains counts only beside no other."""
+        """The most tokens that a decode worker accepts, whether or not it is ready; None without
+        decode workers. Placement knows each worker's limit. Draining workers count only if all
+        drain."""
         return self._max_context
 
     def not_ready_reason(self) -> str | None:
-        """Why nothing can be served now; None if something can."""
+        """Why no request can be served now; None if some can."""
         if self.ready(Role.DECODE):
             return None
         known = {e.worker_id: e.info for e in self._workers.values()} | self._members
@@ -211,8 +212,8 @@ class Fleet:
         return reason if trouble is None else f"{reason}; {trouble}"
 
     def condition(self, info: WorkerInfo) -> str:
-        """How a registered worker stands with this router, in words: refused and why, loading,
-        draining, stalled, registered (not used yet), not connected, silent, full or ready."""
+        """The condition of a registered worker, in words: refused and why, loading, draining,
+        stalled, registered (not used yet), not connected, silent, full or ready."""
         if info.incarnation in self._refused:
             return f"refused: {self._refused[info.incarnation]}"
         if info.state is not WorkerState.READY:
@@ -227,16 +228,16 @@ class Fleet:
         return "full" if worker.free_blocks <= 0 else "ready"
 
     def watch_store(self, trouble: Callable[[], str | None]) -> None:
-        """Ask `trouble` what is wrong with the store, for the reasons of `not_ready_reason`."""
+        """Set the function that returns the store's trouble, for `not_ready_reason`."""
         self._store_trouble = trouble
 
     @property
     def store_trouble(self) -> str | None:
-        """What is wrong with the store that holds the registrations; None if it answers."""
+        """The trouble with the store that holds the registrations; None if it answers."""
         return self._store_trouble()
 
     async def wait_for_decode(self, min_context: int = 0) -> None:
-        """Wait until a decode worker is ready that accepts so many tokens; the caller sets the
+        """Wait until a ready decode worker accepts `min_context` tokens. The caller sets the
         timeout."""
         while not any(e.info.max_context >= min_context for e in self.ready(Role.DECODE)):
             self._changed.clear()
@@ -247,7 +248,7 @@ class Fleet:
         return list(self._workers.values())
 
     def as_json(self) -> list[dict[str, Any]]:
-        """The members as `/fleet` shows them, including those that load or are refused."""
+        """The members as `/fleet` shows them, including loading and refused ones."""
         known = {name: worker.info for name, worker in self._workers.items()} | self._members
         members = sorted(known.values(), key=lambda each: (each.role, each.worker_id))
         workers = [(info, self._workers.get(info.worker_id)) for info in members]
@@ -262,7 +263,7 @@ class Fleet:
     # -- reports from links -----------------------------------------------------------------
 
     def on_ready(self, worker_id: str) -> None:
-        """A link's hello was accepted: request a dump of the worker's cached blocks."""
+        """A worker accepted a link's hello: request a dump of its cached blocks."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.broken_us = worker.requests_moved = 0
@@ -321,7 +322,7 @@ class Fleet:
     # -- membership -------------------------------------------------------------------------
 
     def _elect(self, members: Mapping[str, WorkerInfo]) -> None:
-        """Decide what this fleet serves; decide again once no worker serves the former."""
+        """Decide what this fleet serves; decide again once no worker serves the former model."""
         identity = self.identity
         if identity is not None and (
             self._workers or any(identity.refusal_of(each) is None for each in members.values())
@@ -330,7 +331,7 @@ class Fleet:
         self.identity = elect(self._wanted, members.values()) or identity
 
     def _add(self, info: WorkerInfo) -> None:
-        """Connect to a worker, unless it is still loading or cannot be used."""
+        """Connect to a worker, unless the worker is still loading or cannot be used."""
         if info.state is WorkerState.LOADING:
             return
         refusal = self._wanted.refusal_of(info)

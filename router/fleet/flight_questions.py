@@ -1,6 +1,6 @@
 """Asks workers for their flight recorders, page by page, over the control connection.
 
-Times of a worker's events are shifted to the router's clock. A worker answers between two steps.
+A worker answers between two steps. Times of its events are shifted to the router's clock.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MAX_PAGES = 64
 
 
 class FlightQuestions:
-    """The questions that wait for their answers."""
+    """The unanswered questions."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[FlightPage]] = {}
 
     async def ask(self, worker: Worker, wanted: FlightRequest) -> list[FlightEvent]:
-        """The events that a worker recorded, oldest first; `nonce` and `after` of `wanted` do not
-        matter. Raises ServiceError if the worker does not answer."""
+        """The events that a worker recorded, oldest first; `nonce` and `after` of `wanted` are
+        ignored. Raises ServiceError if the worker does not answer."""
         offset_us = worker.link.clock.offset_us
         since_us = wanted.since_us + offset_us if wanted.since_us else 0
         until_us = wanted.until_us + offset_us if wanted.until_us else 0
@@ -51,7 +51,7 @@ class FlightQuestions:
         return [_shifted(each, offset_us) for each in found]
 
     def answer(self, page: FlightPage) -> None:
-        """A page arrived; nobody may wait for it any more."""
+        """Take a page. It is dropped if its question is no longer waiting."""
         waiting = self._waiting.pop(page.nonce, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(page)

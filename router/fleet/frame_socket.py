@@ -25,11 +25,11 @@ class FrameSocket:
     """Passes the frames of every message to `take`; an error of `take` or of the socket goes to
     `fail`, once.
 
-    `take` may return an iterator: the rest of its work, which is done step by step, in later turns
-    if need be, and before the next message is taken.
+    `take` may return an iterator with the rest of its work. It runs step by step, in later turns if
+    necessary, and always before the next message is taken.
 
-    ZeroMQ signals new messages with a readable descriptor, but any other call on the socket
-    resets that signal. Every reader therefore takes all messages, and sending also reads.
+    ZeroMQ signals new messages with a readable descriptor, but any other call on the socket resets
+    that signal. So every reader takes all messages, and sending also reads.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class FrameSocket:
         fail: Callable[[Exception], object],
         max_queued: int,
     ) -> None:
-        """Serve `socket`, which is connected or about to be, from now on. At most `max_queued`
-        messages wait to be sent."""
+        """Serve `socket`, which is connected or about to be. At most `max_queued` messages wait to
+        be sent."""
         self._socket = socket
         self._take = take
         self._fail = fail
@@ -93,8 +93,8 @@ class FrameSocket:
         self._receive()
 
     def _take_some(self) -> bool:
-        """Take up to MAX_AT_ONCE messages, and no more after MAX_TURN_S; returns whether there may
-        be more."""
+        """Take up to MAX_AT_ONCE messages for at most MAX_TURN_S; returns whether there may be
+        more."""
         end = _clock() + MAX_TURN_S
         try:
             for _ in range(MAX_AT_ONCE):
@@ -117,7 +117,7 @@ class FrameSocket:
         return True
 
     def _finish_rest(self, end: float) -> bool:
-        """Go on with the rest of a message until `end`; returns whether it is done."""
+        """Continue with the rest of a message until `end`; returns whether it is done."""
         assert self._rest is not None
         for _ in self._rest:
             if _clock() > end or self._is_closed:
@@ -127,7 +127,8 @@ class FrameSocket:
 
     def _next_frames(self) -> list[bytes]:
         """The frames of the next message. Raises Again if there is none. Nearly every message is
-        one frame, which tells so itself: asking the socket costs as much as receiving."""
+        one frame. The frame itself says whether more follow; asking the socket would cost as much
+        as receiving."""
         frame = self._socket.recv(_NOWAIT, copy=False)
         frames = [frame.bytes]
         while frame.more:
@@ -149,7 +150,7 @@ class FrameSocket:
         outbox, num_sent = self._outbox, 0
         try:
             for frames in outbox:
-                if len(frames) == 1:  # cheaper, and by far the most
+                if len(frames) == 1:  # cheaper, and by far the most common
                     self._socket.send(frames[0], _NOWAIT)
                 else:
                     self._socket.send_multipart(frames, _NOWAIT)

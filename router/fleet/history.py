@@ -1,8 +1,8 @@
-"""What happened to the fleet in the last hour: events, and workers that are gone.
+"""The events of the fleet in the last hour, and the workers it has lost.
 
 Owns the events that operators see as marks on the time axis, and the last registration of every
-lost worker. A lost worker is forgotten after an hour, or when a worker of its id is back. Fed by
-the fleet and by the code that changes a setting; the clock is passed in.
+lost worker. A lost worker is forgotten after an hour, or when a worker with its id is back. The
+fleet, and the code that changes a setting, add events; the clock is passed in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROLLOUT_US = 600_000_000
 
 
 class EventKind(StrEnum):
-    """What kind of event it is."""
+    """The kind of an event."""
 
     ROLLOUT = "rollout"
     LOST = "lost"
@@ -34,7 +34,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """Something that happened to the fleet; `worker_id` is empty if it is about no worker."""
+    """An event of the fleet; `worker_id` is empty if it concerns no worker."""
 
     at_us: int
     kind: EventKind
@@ -44,7 +44,7 @@ class FleetEvent:
 
 @dataclass(frozen=True, slots=True)
 class LostWorker:
-    """A worker that is gone: why, since when, and how many requests moved on."""
+    """A lost worker: the reason, the time, and the number of its requests that moved on."""
 
     info: WorkerInfo
     at_us: int
@@ -54,7 +54,7 @@ class LostWorker:
 
 @dataclass
 class _Member:
-    """A registration as it was seen last; 0 for what has not been seen."""
+    """The last known registration of a worker; times are 0 for what has not been seen."""
 
     info: WorkerInfo
     loading_us: int = 0
@@ -77,7 +77,7 @@ class FleetHistory:
     # -- reports ----------------------------------------------------------------------------
 
     def note_members(self, members: Mapping[str, WorkerInfo]) -> None:
-        """These are the registrations now. The first ones are not news."""
+        """Take the current registrations and note the differences. The first ones are not news."""
         now_us = self.wall_us()
         for worker_id, info in members.items():
             member = self._members.get(worker_id)
@@ -92,7 +92,8 @@ class FleetHistory:
         self._has_begun = self._has_begun or bool(members)
 
     def note_lost(self, info: WorkerInfo, reason: str, requests_moved: int) -> None:
-        """The router gave up a worker. One that drained left as it should: no loss."""
+        """Note that the router gave up a worker. A worker that drained has left as it should and is
+        no loss."""
         now_us = self.wall_us()
         if info.state is WorkerState.DRAINING:
             self.add(EventKind.DRAIN, f"{info.worker_id} has drained and left", info.worker_id)
@@ -104,7 +105,7 @@ class FleetHistory:
         self.add(EventKind.LOST, text, info.worker_id)
 
     def add(self, kind: EventKind, text: str, worker_id: str = "") -> None:
-        """Add an event of now."""
+        """Add an event with the current time."""
         self._events.append(FleetEvent(self.wall_us(), kind, worker_id, text))
 
     # -- questions --------------------------------------------------------------------------
@@ -120,18 +121,19 @@ class FleetHistory:
         return [each for each in self._lost.values() if each.at_us >= since_us]
 
     def loading_since_us(self, worker_id: str) -> int | None:
-        """Since when a worker loads."""
+        """The time since which a worker loads."""
         member = self._members.get(worker_id)
         is_loading = member is not None and member.info.state is WorkerState.LOADING
         return member.loading_us if member is not None and is_loading else None
 
     def draining_since_us(self, worker_id: str) -> int | None:
-        """Since when a worker drains."""
+        """The time since which a worker drains."""
         member = self._members.get(worker_id)
         return (member.draining_us or None) if member is not None else None
 
     def last_load_ms(self, role: Role) -> float | None:
-        """How long the role's last worker loaded, from its registration until it was ready."""
+        """How long the role's last worker took to load, from its registration until it was
+        ready."""
         return self._last_load_ms.get(role)
 
     # -- steps ------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ _PINGS_TIMED = 64
 
 
 def in_parts(message: StepTokens) -> Iterator[StepTokens]:
-    """The same tokens, divided into messages of whole sequences that each take little work."""
+    """The same tokens, divided into messages of whole sequences that are each quick to process."""
     part: list[SequenceTokens] = []
     work = 0
     for sequence in message.sequences:
@@ -93,8 +93,9 @@ class LinkCallbacks(Protocol):
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """`ping_interval_s`: between pings; `silence_s`: when a silent worker is unresponsive;
-    `unreachable_s`: when the log says that a worker has never answered."""
+    """Times of a link, in seconds. `ping_interval_s`: between pings. `silence_s`: after it, a
+    silent worker is unresponsive. `unreachable_s`: after it, the log says that a worker has never
+    answered."""
 
     ping_interval_s: float
     silence_s: float
@@ -102,7 +103,7 @@ class LinkTimes:
 
 
 class WorkerLink:
-    """One worker's connection; must be created on the running event loop."""
+    """One worker's connection. Create it on the running event loop."""
 
     def __init__(
         self,
@@ -134,7 +135,9 @@ class WorkerLink:
         self._last_answered = 0
         self.clock = ClockOffset()
         self._sent_us: dict[int, int] = {}  # by number of ping, until it is answered
-        self._hearing: dict[asyncio.Future[None], int] = {}  # waiters, with their ping's number
+        self._pong_waiters: dict[
+            asyncio.Future[None], int
+        ] = {}  # waiters, with their ping's number
         self._complaint = asyncio.get_running_loop().call_later(times.unreachable_s, self._complain)
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"link to {info.worker_id}"
@@ -164,20 +167,20 @@ class WorkerLink:
         return self._num_pings
 
     def has_answered(self, number: int) -> bool:
-        """Whether the worker was alive after a ping: it has answered that ping or a later one."""
+        """Whether the worker has answered this ping or a later one."""
         return self._last_answered >= number
 
     async def wait_for_pong(self, number: int, timeout_s: float) -> None:
-        """Wait until the worker has answered that ping or a later one, the connection is gone, or
+        """Wait until the worker has answered this ping or a later one, the connection is lost, or
         the timeout has passed."""
         if not self._is_ready or self.has_answered(number):
             return
-        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._hearing[heard] = number
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pong_waiters[waiter] = number
         try:
-            await asyncio.wait([heard], timeout=timeout_s)
+            await asyncio.wait([waiter], timeout=timeout_s)
         finally:
-            del self._hearing[heard]
+            del self._pong_waiters[waiter]
 
     def close(self) -> None:
         """Stop the link; its sockets close when the task has ended, see `wait_closed`."""
@@ -290,7 +293,7 @@ class WorkerLink:
             self._pinging = None
 
     def _on_monitor(self, frames: list[bytes]) -> None:
-        """The control connection ended, or the keys of the two ends did not match."""
+        """The control connection has ended, or the keys of the two ends did not match."""
         if not self._lasts:
             return
         if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
@@ -313,7 +316,7 @@ class WorkerLink:
         return self._control.send(parts(encode(message)))
 
     def _take_control(self, message: ControlMessage) -> Iterator[None] | None:
-        """Take a message; the tokens of many sequences are left to be taken in parts."""
+        """Take a message. The tokens of many sequences are taken in parts, later."""
         if isinstance(message, HelloAccepted):
             self._accepted(message)
         elif message == NO_HELLO:
@@ -331,7 +334,7 @@ class WorkerLink:
         return None
 
     def _take_in_parts(self, message: StepTokens) -> Iterator[None]:
-        """Take the tokens of some sequences in each step, while the session lasts."""
+        """Take the tokens of some sequences in each step, until the session ends."""
         for part in in_parts(message):
             if self._is_ready:
                 self._callbacks.on_control(self._info.worker_id, part)
@@ -342,10 +345,10 @@ class WorkerLink:
         if sent_us and message.wall_us:
             self.clock.observe(sent_us, message.wall_us, wall_us())
         self._last_answered = max(self._last_answered, message.nonce)
-        self._let_go(self._last_answered)
+        self._release_waiters(self._last_answered)
 
     def _accepted(self, message: HelloAccepted) -> None:
-        """Become ready, if the worker that answers is the one that registered."""
+        """Become ready, if the worker that answers is the registered one."""
         registered = f"{self._info.worker_id}/{self._info.incarnation}"
         answering = f"{message.worker_id}/{message.incarnation}"
         if registered != answering:
@@ -374,15 +377,15 @@ class WorkerLink:
         )  # fmt: skip
 
     def _end_ready(self) -> None:
-        """The connection is gone: release every task that waits for a pong."""
+        """Release every task that waits for a pong, because the connection is lost."""
         self._is_ready = False
-        self._let_go(self._num_pings)
+        self._release_waiters(self._num_pings)
 
-    def _let_go(self, number: int) -> None:
+    def _release_waiters(self, number: int) -> None:
         """Release every task that waits for the answer to this ping or an earlier one."""
-        for heard, asked in self._hearing.items():
-            if asked <= number and not heard.done():
-                heard.set_result(None)
+        for waiter, asked in self._pong_waiters.items():
+            if asked <= number and not waiter.done():
+                waiter.set_result(None)
 
     def _take_event(self, message: EventMessage) -> None:
         if self._is_ready:

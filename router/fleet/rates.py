@@ -26,7 +26,7 @@ class Rates:
         self._last: _Sample | None = None
 
     def observe(self, stats: WorkerStats) -> None:
-        """Take a report."""
+        """Take a load report."""
         counters = stats.counters
         self._last = last = _Sample(
             stats.reported_us,
@@ -42,7 +42,7 @@ class Rates:
 
     @property
     def step_ms(self) -> float | None:
-        """Mean time of a step; None if there was none."""
+        """Mean time of a step; None if there were no steps."""
         grown = self._growth()
         if grown is None or grown.steps <= 0:
             return None

@@ -1,9 +1,9 @@
 """One worker as the router knows it: registration, link, last stats, and recent reservations.
 
-A request that was just sent is not in the worker's stats yet, so it counts here as a reservation.
-Stats come over another connection than the one that carries requests, and in no order with them; so
-they say how many requests they count. A reservation ends with the first stats that count its
-request, unless its owner releases it earlier.
+The worker's stats do not include a request that was just sent, so the request counts here as a
+reservation. Stats and requests use different connections, without a common order, so stats say how
+many requests they count. A reservation ends with the first stats that count its request, unless its
+owner releases it earlier.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from router.fleet.rates import Rates
 from router.routing.prediction import WorkerSpeed
 from router.routing.view import WorkerLoad
 
-_CHUNK_TOKENS, _ITL_TARGET_MS = 512, 50.0  # of workers that do not tell
+_CHUNK_TOKENS, _ITL_TARGET_MS = 512, 50.0  # of workers that do not report them
 
 
 class Link(Protocol):
-    """The connection to a worker, as `router.fleet.link.WorkerLink` implements it."""
+    """The connection to a worker; implemented by `router.fleet.link.WorkerLink`."""
 
     clock: ClockOffset
     session: str
@@ -45,9 +45,9 @@ class Link(Protocol):
 
 
 class Loss(Enum):
-    """How a worker was lost. A request may kill a worker's process, which breaks the connection
-    (BROKEN). No request makes a worker hang until its lease ends, or restart as another
-    incarnation (SILENT)."""
+    """How a worker was lost. BROKEN: its connection broke, perhaps because a request killed the
+    process. SILENT: it hung until its lease ended, or restarted as another incarnation; no request
+    causes that."""
 
     BROKEN = auto()
     SILENT = auto()
@@ -55,8 +55,8 @@ class Loss(Enum):
 
 @dataclass(eq=False)
 class Reservation:
-    """Load that is sent to a worker and is not in the worker's stats yet. `number` is the
-    request's among those that `session` has sent; 0 until it is sent."""
+    """Load that was sent to a worker whose stats do not include it yet. `number` counts the
+    requests that `session` has sent; 0 until this one is sent."""
 
     tokens: int
     blocks: int
@@ -64,7 +64,7 @@ class Reservation:
     number: int = 0
 
     def is_counted(self, received: dict[str, int]) -> bool:
-        """Whether stats with these numbers of received requests count this one."""
+        """Whether stats with these numbers of received requests include this one."""
         return 0 < self.number <= received.get(self.session, 0)
 
 
@@ -78,10 +78,10 @@ class Worker:
         self.speed: WorkerSpeed | None = None
         self.rates = Rates()
         self.broken_us = 0
-        """When the connection broke, if it did and is not back."""
+        """The time when the connection broke, until it is back."""
         self.requests_moved = 0
         self.evicted_blocks = 0
-        """Cached blocks that it gave up since the router knows it."""
+        """Cached blocks evicted since the router has known this worker."""
         self._reservations: set[Reservation] = set()
         self._reserved_tokens = self._reserved_blocks = 0
 
@@ -95,28 +95,31 @@ class Worker:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether new requests may go there: its lease says READY and it accepted our hello."""
+        """Whether new requests may go to this worker: its lease says READY and it accepted our
+        hello."""
         return self.info.state is WorkerState.READY and self.link.is_ready
 
     @property
     def num_reservations(self) -> int:
-        """Requests sent that the stats may not count yet."""
+        """Number of sent requests that the stats may not include yet."""
         return len(self._reservations)
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nothing uses or waits for, by the last stats and the requests sent since."""
+        """Blocks that are neither used nor waited for, by the last stats and the requests sent
+        since."""
         return self.info.num_blocks - self._claimed_blocks
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens that the worker has to compute, with the requests sent since its stats."""
+        """Prompt tokens that the worker still has to compute, including requests sent since its
+        stats."""
         queued = self.stats.queued_tokens if self.stats is not None else 0
         return queued + self._reserved_tokens
 
     @property
     def _claimed_blocks(self) -> int:
-        """Blocks that are used (granted and fenced ones included), waited for, or reserved. The
+        """Blocks that are used (including granted and fenced ones), waited for, or reserved. The
         queue of a prefill worker counts by its tokens instead."""
         stats, reserved = self.stats, self._reserved_blocks
         if stats is None:
@@ -125,7 +128,7 @@ class Worker:
         return stats.blocks_used + waiting + reserved
 
     def take_stats(self, stats: WorkerStats) -> None:
-        """Take the newest stats; end the reservations that they must include."""
+        """Take the newest stats; end the reservations that they include."""
         self.stats = stats
         self.speed = _speed(self.info, stats)
         self.rates.observe(stats)
@@ -133,7 +136,7 @@ class Worker:
             self.release(each)
 
     def reserve(self, tokens: int, blocks: int) -> Reservation:
-        """Reserve load for a request sent now: prompt tokens to compute, blocks to hold."""
+        """Reserve load for a request: prompt tokens to compute, blocks to hold."""
         reservation = Reservation(tokens, blocks)
         self._reservations.add(reservation)
         self._reserved_tokens += tokens
@@ -141,11 +144,11 @@ class Worker:
         return reservation
 
     def sent(self, reservation: Reservation) -> None:
-        """The request of a reservation has just been sent."""
+        """Note that the request of a reservation has just been sent."""
         reservation.session, reservation.number = self.link.session, self.link.num_legs
 
     def release(self, reservation: Reservation) -> None:
-        """End a reservation: its request is done there or was never sent. May be called again."""
+        """End a reservation: its request is over there or was never sent. May be called again."""
         if reservation in self._reservations:
             self._reservations.remove(reservation)
             self._reserved_tokens -= reservation.tokens
@@ -178,8 +181,8 @@ class Worker:
 
 
 def _speed(info: WorkerInfo, stats: WorkerStats) -> WorkerSpeed:
-    """What predictions need of a worker. The context of the sequences that decode is taken to fill
-    the blocks in use."""
+    """What predictions need to know about a worker. Assumes that the contexts of the decoding
+    sequences fill the blocks in use."""
     is_decode = info.role is Role.DECODE
     return WorkerSpeed(
         fixed_us=stats.step_fixed_us,
@@ -194,8 +197,8 @@ def _speed(info: WorkerInfo, stats: WorkerStats) -> WorkerSpeed:
 
 
 def _proven_tokens(counters: dict[str, int]) -> int:
-    """The prompt tokens that a worker has computed, if its step model was off by at most half of
-    the time that its steps took."""
+    """The prompt tokens that a worker has computed, if its step model's errors were at most half of
+    its total step time; otherwise 0."""
     took_us, error_us = counters.get("step_us", 0), counters.get("step_error_us", 0)
     return counters.get("prefill_tokens", 0) if 0 < took_us >= 2 * error_us else 0
 

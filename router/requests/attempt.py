@@ -16,10 +16,11 @@ from router.routing.view import Placement
 class Attempt:
     """One attempt: its workers and the load reserved on them.
 
-    `first_index` is the output index of the first token that this attempt produces. `prefill` is
-    the worker that sends the KV, if another one does: a prefill worker, or the decode worker that
-    hands the request over. `is_leaving` says that the attempt's own decode worker was asked to
-    hand the request over, `is_moved` that all KV has arrived at the decode worker.
+    - `first_index`: the output index of the first token that this attempt produces.
+    - `prefill`: the other worker that sends the KV, if any: a prefill worker, or the decode worker
+      that hands the request over.
+    - `is_leaving`: the attempt's own decode worker was asked to hand the request over.
+    - `is_moved`: all KV has arrived at the decode worker.
     """
 
     number: int
@@ -37,8 +38,8 @@ class Attempt:
     def involves(self, worker: Worker) -> bool:
         """Whether the attempt still depends on a worker.
 
-        Once the decode worker holds all KV, the attempt no longer depends on the prefill worker.
-        A token after the first one proves this if the prefill worker has not reported it.
+        Once the decode worker holds all KV, the attempt no longer depends on the prefill worker. A
+        second token proves this even if the prefill worker has not reported it.
         """
         needs_prefill = not (self.is_moved or self.decode_runs)
         return worker is self.decode or (worker is self.prefill and needs_prefill)
@@ -49,7 +50,7 @@ class Attempt:
         return self.decode.info.state is WorkerState.DRAINING and not self.is_leaving
 
     def sent(self, worker: Worker) -> None:
-        """The leg of this worker was just sent; its stats say how many legs they count."""
+        """Note that this worker's leg was just sent; its stats say how many legs they count."""
         for owner, reservation in self.reservations:
             if owner is worker:
                 owner.sent(reservation)

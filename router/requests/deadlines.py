@@ -70,7 +70,7 @@ class Deadlines:
         return made
 
     def note_end(self) -> None:
-        """A context was left before its deadline."""
+        """Note that a context was left before its deadline."""
         self._num_ended += 1
         if self._num_ended >= MIN_ENDED and 2 * self._num_ended > len(self._waiting):
             self._waiting = [each for each in self._waiting if each[2].task is not None]

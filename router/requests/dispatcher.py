@@ -3,7 +3,7 @@
 Owns every running generation. Starts both legs at once, puts tokens in order, retries a failed
 attempt on other workers from the token where it broke off, and aborts abandoned requests. Every
 wait ends by the request's deadline. Knows no HTTP and no sockets. Invariant: however `generate`
-ends, no state of the request is left here, and no worker still computes for it unasked.
+ends, no state of the request is left here, and no worker computes for it in vain.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Dispatcher:
                 await self._recover(generation, event)
 
     async def _search(self, generation: Generation) -> None:
-        """Find the worker that keeps the stream, if one does; `_on_resumed` continues there."""
+        """Find the worker that keeps the stream, if any; `_on_resumed` continues there."""
         generation.num_attempts += 1
         name = generation.request.request_id
         question = Resume(request_id=name, attempt=generation.attempt_number)
@@ -201,8 +201,8 @@ class Dispatcher:
             attempt.sent(worker)
 
     async def _recover(self, generation: Generation, failure: Failure) -> None:
-        """Wait until another attempt may start. Raises GenerationFailed if none may, Overloaded if
-        that is for lack of room."""
+        """Wait until another attempt may start. Raises GenerationFailed if none may, and Overloaded
+        if the reason is lack of room."""
         name = generation.request.request_id
         if failure.code:
             raise UnusableConstraint(f"request {name} failed: {failure.reason}", failure.code)
@@ -243,8 +243,8 @@ class Dispatcher:
             self._metrics.duplicates.inc(generation.stream.duplicates)
 
     def _end_life(self, generation: Generation) -> None:
-        """The client continues over another connection, even if the former one is still open.
-        The attempt keeps running on its worker."""
+        """End a generation whose client continues over another connection, even if the former
+        connection is still open. The attempt keeps running on its worker."""
         generation.drop_attempt()
         generation.events.put(Failure("the stream was resumed elsewhere", retryable=False))
 
@@ -271,13 +271,13 @@ class Dispatcher:
             if generation is not None:
                 reason = f"{worker.worker_id}: {message.reason}"
                 failure = Failure(reason, message.retryable, message.lacks_room, message.code)
-                generation.trace.attempts[-1].told_computed += message.computed_tokens
+                generation.trace.attempts[-1].reported_computed += message.computed_tokens
                 self._fail(generation, worker, failure)
         else:
             self._metrics.refused.add("unexpected")
 
     def on_fleet(self) -> None:
-        """See `FleetListener`: requests leave draining decode workers if another has room."""
+        """See `FleetListener`. Requests leave draining decode workers if another has room."""
         for order in orders(self._generations.values(), self._fleet.ready(Role.DECODE)):
             attempt = self._generations[order.request_id].attempt
             assert attempt is not None
@@ -297,7 +297,7 @@ class Dispatcher:
         return num_failed
 
     def _on_resumed(self, worker: Worker, message: Resumed) -> None:
-        """A worker has the stream, which continues there. A stream no longer wanted is aborted."""
+        """Continue a stream on the worker that has it. Abort a stream that is no longer wanted."""
         search = self._searches.try_find(message)
         generation = self._generations.get(message.request_id)
         if search is None or generation is None or generation.attempt is not None:
@@ -318,7 +318,7 @@ class Dispatcher:
         search.end()
 
     def _on_prefill_done(self, worker: Worker, message: PrefillDone) -> None:
-        """All KV has been written: the attempt no longer depends on the prefill worker."""
+        """All KV has arrived: the attempt no longer depends on the prefill worker."""
         self._traces.attach_prefill(
             message.request_id, message.attempt, message.trace, True, worker.link.clock
         )
@@ -365,12 +365,12 @@ class Dispatcher:
             return
         generation.note_cached(message.trace.cached_tokens)
         logprobs = None if message.logprobs is None else [message.logprobs]
-        ids, told = [message.token_id], message.prompt_logprobs
-        piece = TokenPiece(message.index, ids, logprobs, message.finish, told)
+        ids, prompt_logprobs = [message.token_id], message.prompt_logprobs
+        piece = TokenPiece(message.index, ids, logprobs, message.finish, prompt_logprobs)
         self._take(generation, worker, piece, self._traces.wall_us())
 
     def _take(self, generation: Generation, worker: Worker, piece: Piece, now_us: int) -> None:
-        """Put tokens that came at `now_us` in order and deliver the new ones; a gap fails the
+        """Put the tokens that came at `now_us` in order and deliver the new ones; a gap fails the
         attempt."""
         attempt, stream = generation.attempt, generation.stream
         assert attempt is not None
@@ -390,8 +390,8 @@ class Dispatcher:
             trace.first_token_received_us = now_us
             trace.first_attempt, trace.num_cached_tokens = attempt.number, generation.cached_tokens
         for each in fresh:
-            cached, told = generation.cached_tokens, each.prompt_logprobs
-            delta = TokenDelta(each.token_ids, each.logprobs, each.finish, cached, told)
+            cached, prompt_logprobs = generation.cached_tokens, each.prompt_logprobs
+            delta = TokenDelta(each.token_ids, each.logprobs, each.finish, cached, prompt_logprobs)
             generation.deliver(delta)
             if is_first:
                 now_us = self._traces.wall_us()  # the first token is timed when it is delivered
@@ -426,8 +426,8 @@ class Dispatcher:
         self, generation: Generation, worker: Worker, failure: Failure, loss: Loss | None = None
     ) -> None:
         """End the current attempt and blame one of its workers, unless the request is at fault."""
-        told = failure.reason if failure.code else "another leg failed"
-        attempt = self._end_attempt(generation, failure.reason, told, failed=worker)
+        abort_reason = failure.reason if failure.code else "another leg failed"
+        attempt = self._end_attempt(generation, failure.reason, abort_reason, failed=worker)
         self._metrics.failures.add(failure_kind(failure.retryable, failure.lacks_room, loss))
         if failure.lacks_room:
             generation.failures.avoid(worker)
@@ -441,19 +441,21 @@ class Dispatcher:
         generation.events.put(Failure(reason, retryable=False))
 
     def _end_attempt(
-        self, generation: Generation, reason: str, told: str, failed: Worker | None = None
+        self, generation: Generation, reason: str, abort_reason: str, failed: Worker | None = None
     ) -> Attempt:
-        """Drop the attempt, ignore its later messages, abort every leg but the failed one."""
+        """Drop the attempt, ignore its later messages, abort every leg but the failed one. The
+        trace gets `reason`, the legs `abort_reason`."""
         attempt = generation.drop_attempt()
         assert attempt is not None, "only a running attempt is ended"
-        attempt.abort(generation.request.request_id, told, failed=failed)
+        attempt.abort(generation.request.request_id, abort_reason, failed=failed)
         trace = generation.trace.find(attempt.number)
         assert trace is not None, "every attempt is noted in the trace"
         trace.failed, trace.failed_us = reason, self._traces.wall_us()
         return attempt
 
     def _current(self, worker: Worker, request_id: str, attempt: int) -> Generation | None:
-        """The generation a message belongs to; counts late messages and those of other workers."""
+        """The generation of a message. Counts late messages and those of other workers, and returns
+        None."""
         generation = self._generations.get(request_id)
         current = generation.attempt if generation else None
         is_awaited = (

@@ -26,7 +26,7 @@ class End:
 @dataclass(frozen=True)
 class Failure:
     """Why an attempt ended without finishing its generation. `lacks_room`: only because no worker
-    has room for it now. `code`: the request itself is at fault, as `UnusableConstraint` says."""
+    has room now. `code`: the request itself is at fault, as `UnusableConstraint` says."""
 
     reason: str
     retryable: bool = True
@@ -38,8 +38,8 @@ class Failure:
 class Generation:
     """A request on its way to its last token.
 
-    Deltas go straight to the sink. Once the sink was full (`is_behind`), deltas queue up among
-    the events until the sink has caught up.
+    Deltas go directly to the sink. When the sink is full (`is_behind`), deltas queue up among the
+    events until it has caught up.
     """
 
     request: GenerationRequest
@@ -62,7 +62,7 @@ class Generation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no attempt runs and no event waits: the next attempt may start."""
+        """Whether no attempt runs and no event waits, so that the next attempt may start."""
         return self.attempt is None and not self.events
 
     @property
@@ -77,8 +77,8 @@ class Generation:
 
     @property
     def needed_context(self) -> int:
-        """What a worker's context must hold: all that was asked for; without a limit, half of the
-        most output that some worker could give, and at least one token more than there are."""
+        """The context that a worker must offer: all tokens that were asked for. Without a limit,
+        half of the largest possible output, and at least one token more than there are."""
         if not self.request.is_open_ended:
             return self.max_tokens
         sampling, prompt = self.request.sampling, len(self.request.token_ids)
@@ -93,7 +93,7 @@ class Generation:
         return (self.request.life << _LIFE_BITS) + self.num_attempts
 
     def begin(self, attempt: Attempt, now_us: int) -> None:
-        """From now on, accept messages of this attempt only."""
+        """Accept messages of this attempt only."""
         self.attempt = attempt
         self.stream.start_attempt(is_remote=attempt.placement.mode is Mode.REMOTE)
         self.trace.attempts.append(
@@ -101,7 +101,7 @@ class Generation:
         )
 
     def drop_attempt(self) -> Attempt | None:
-        """From now on, accept no message. Closes and returns the running attempt, if any."""
+        """Accept no more messages. Closes and returns the running attempt, if any."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.close()
@@ -112,8 +112,8 @@ class Generation:
         return self.attempt is not None and self.attempt.prefill is worker
 
     def note_cached(self, cached_tokens: int) -> None:
-        """Note how much of the prompt the running attempt did not compute. What it says counts if
-        it gives the first token."""
+        """Note how many prompt tokens the running attempt did not compute. The number counts if
+        this attempt gives the first token."""
         if not self.stream.token_ids:
             self.cached_tokens = cached_tokens
 

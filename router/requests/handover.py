@@ -1,9 +1,9 @@
-"""Which requests a draining decode worker is asked to hand over now.
+"""The requests that a draining decode worker is asked to hand over now.
 
-Pure. A request moves only to a worker that accepts its full length and has enough free blocks
-for its present one: it would wait on any other worker, while it makes progress where it is. Free
-blocks are those of the last load reports, less the requests sent since. A request for which no
-worker has room is reconsidered when the next report arrives.
+Pure. A request moves only to a worker that accepts its full length and has enough free blocks for
+its current length. On other workers it would have to wait, while it makes progress where it is.
+Free blocks are those of the last load reports, minus the requests sent since. A request for which
+no worker has room is reconsidered when the next report arrives.
 """
 
 from __future__ import annotations

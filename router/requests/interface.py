@@ -32,9 +32,9 @@ ReadinessCheck = Callable[[], str | None]
 class ServedModel:
     """The model that this router serves.
 
-    `path` is the checkpoint's folder. `context` returns how many tokens a prompt and its output
-    may have together in the present fleet. `created` is in seconds since the Unix epoch. Clients
-    may call the model by its `name`, which answers carry, or by any of `other_names`.
+    `path` is the checkpoint's folder. `context` returns the most tokens that a prompt and its
+    output may have together in the current fleet. `created` is in seconds since the Unix epoch.
+    Answers carry `name`; clients may also use any of `other_names`.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, the one that answers carry first."""
+        """All names; the name in answers comes first."""
         return (self.name, *self.other_names)
 
     @property
@@ -57,13 +57,16 @@ class ServedModel:
 class GenerationRequest(msgspec.Struct, frozen=True):
     """One sequence to generate. `deadline_ms` is the time left for the whole request.
 
-    Another router may take over a resumable request if this one dies: `life` is 0 at first and
-    grows with every takeover. In every life the deltas begin with the first token. If the client
-    gave no limit of its output (`is_open_ended`), `max_tokens` is the most that some worker could
-    give, and an attempt may end earlier, where its worker's context does. Requests with the same
-    `token_ids` may share `hashes`. If `only_workers` names workers of a role, the request goes to
-    no other worker of that role. Workers give each `share` equal turns. The first `shared_tokens`
-    are declared as shared by everybody: the blocks that they fill have no salt.
+    - `life`: 0 at first; grows with every takeover by another router, which may take over a
+      resumable request if this router dies. In every life the deltas begin with the first token.
+    - `is_open_ended`: the client set no limit for the output. `max_tokens` is then the most that
+      some worker could give; an attempt may end earlier, at the end of its worker's context.
+    - `hashes`: requests with the same `token_ids` may share them.
+    - `only_workers`: if it names workers of a role, the request goes to no other worker of that
+      role.
+    - `share`: workers give each share equal turns.
+    - `shared_tokens`: leading tokens declared as shared by everybody; the blocks that they fill
+      have no salt.
     """
 
     request_id: str
@@ -84,11 +87,10 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):
     """Tokens that arrived together.
 
-    `logprobs` has one entry per token, or is None if none were requested. `finish` is set on
-    the last delta only; a token that stopped the sequence is among `token_ids`. `cached_tokens`
-    counts the prompt tokens that the attempt which gave the first token did not compute.
-    `prompt_logprobs` come
-    with the output's first token if they were requested.
+    `logprobs` has one entry per token, or is None if none were requested. `finish` is set on the
+    last delta only; a token that stopped the sequence is among `token_ids`. `cached_tokens` counts
+    the prompt tokens that were not computed by the attempt that gave the first token.
+    `prompt_logprobs` come with the output's first token if they were requested.
     """
 
     token_ids: list[int]
@@ -98,7 +100,7 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: PromptLogprobs | None = None
 
     def split(self, at: int) -> list[TokenDelta]:
-        """The first `at` tokens as one delta, then the rest, if there is any."""
+        """The first `at` tokens as one delta, then the rest, if any."""
         if len(self.token_ids) < at and self.finish is None:
             return [self]
         first, rest = (None, None) if self.logprobs is None else _halves(self.logprobs, at)
@@ -110,7 +112,7 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
 
     def one_by_one(self) -> list[TokenDelta]:
         """One delta per token. A finish by length gets a delta of its own after the last token,
-        because the router may also learn of it later."""
+        because the router may also learn about the limit later."""
         ids, finish = self.token_ids, self.finish
         ends_apart = finish is FinishReason.LENGTH and bool(ids)
         if len(ids) <= 1 and not ends_apart:
@@ -145,7 +147,7 @@ class ChosenWorkers(msgspec.Struct, frozen=True):
 
 class GenerationTiming(msgspec.Struct, frozen=True):
     """Durations of a generation in ms: of its last attempt, except for `ttft_ms` and `decode_ms`.
-    None for what did not happen, or has not been reported yet."""
+    None for phases that did not happen or have not been reported yet."""
 
     placement: ChosenWorkers | None
     num_attempts: int

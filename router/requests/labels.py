@@ -25,13 +25,13 @@ _ERRORS: dict[type[Exception], str] = {
 
 
 def error_label(error: RequestError | ServiceError) -> str:
-    """The label of an error; other kinds share one."""
+    """The label of an error; uncommon errors share one."""
     return _ERRORS.get(type(error), "other")
 
 
 def failure_kind(retryable: bool, lacks_room: bool, loss: Loss | None) -> str:
-    """Why an attempt failed: its worker was lost (two ways), had no room, failed for good, or
-    failed so that another attempt may succeed."""
+    """The kind of an attempt's failure: its worker was lost (two kinds), had no room, failed for
+    good, or failed so that another attempt may succeed."""
     if loss is not None:
         return "connection_broke" if loss is Loss.BROKEN else "worker_lost"
     if lacks_room:

@@ -1,4 +1,5 @@
-"""From a generation to its next attempt: its workers, its load on them, its start messages.
+"""From a generation to its next attempt: its workers, the load reserved on them, its start
+messages.
 
 Joins the fleet's snapshot with the placement policy. Sends nothing and keeps no state.
 """
@@ -58,12 +59,12 @@ class Launcher:
             raise PromptTooLong(limit, needed, output)
 
     def is_long(self, generation: Generation) -> bool:
-        """Whether the prompt is so long that `prepare` must hash its blocks in a thread, and that
-        `open` takes milliseconds."""
+        """Whether the prompt is so long that `prepare` must hash its blocks in a thread and `open`
+        takes milliseconds."""
         return len(generation.request.token_ids) > LONG_PROMPT_TOKENS
 
     async def prepare(self, generation: Generation) -> None:
-        """Hash the blocks of a long prompt, so that `open` need not."""
+        """Hash the blocks of a long prompt in advance of `open`."""
         identity, request = self._fleet.identity, generation.request
         if identity is not None:
             start = self._start(generation, identity)
@@ -79,9 +80,9 @@ class Launcher:
 
         `source` is the decode worker that hands the request over. It has the KV of all tokens but
         the newest, and sends that token as the next attempt's first one. `running` are the other
-        generations. Raises Overloaded when there is no decode worker, or for now none that is large
-        enough, or when a first attempt has no chance to meet its deadline; PromptTooLong when no
-        worker that is known could ever be large enough.
+        generations. Raises Overloaded when no decode worker is ready, when none that is ready is
+        large enough, or when a first attempt has no chance to meet its deadline. Raises
+        PromptTooLong when no known worker could ever be large enough.
         """
         identity = self._fleet.identity
         if identity is None:
@@ -136,7 +137,8 @@ class Launcher:
         )
 
     def _check_ready(self, query: PlacementQuery, loads: Sequence[WorkerLoad]) -> None:
-        """Raises Overloaded if no worker is ready, or only others are large enough."""
+        """Raises Overloaded if no worker is ready, or if only workers that are not ready are large
+        enough."""
         if not loads:
             raise Overloaded(self._fleet.not_ready_reason() or "no decode worker is ready")
         for each in loads:
@@ -176,7 +178,7 @@ class Launcher:
         block_size: int,
     ) -> Attempt:
         """Reserve load and note expected blocks, so that the next placement counts this one. Blocks
-        that a worker has, or will have from a prompt that was routed there, are not charged."""
+        that a worker has, or will have from a prompt routed there earlier, are not charged."""
         decode = self._chosen(placement.decode.worker_id)
         missing = placement.decode.recompute_tokens
         local_tokens = missing if placement.mode is Mode.LOCAL else 0
@@ -207,7 +209,7 @@ class Launcher:
 
 
 def _sampling(generation: Generation, attempt: Attempt) -> SamplingParams:
-    """The request's sampling; an open-ended output ends where the decode worker's context does."""
+    """The request's sampling. An open-ended output ends with the decode worker's context."""
     request, sampling = generation.request, generation.request.sampling
     room = attempt.decode.info.max_context - len(request.token_ids)
     if not request.is_open_ended or sampling.max_tokens <= room:

@@ -1,4 +1,4 @@
-"""Queues of the event loop: of items for one reader, and of tasks with long work."""
+"""Queues for tasks of one event loop: items for one reader, and turns for tasks with long work."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Mailbox(Generic[_T]):
 
 
 class Turnstile:
-    """Lets tasks pass in the order in which they came, one in each turn of the event loop.
+    """Lets tasks pass in the order of their arrival, one in each turn of the event loop.
 
     Tasks that wait for the same event wake up in the same turn. If each then computed for some
-    milliseconds, nobody else would be served until the last one is done.
+    milliseconds, other tasks would wait until the last one is done.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Turnstile:
         self._is_taken = False
 
     async def passed(self) -> None:
-        """Wait for this task's turn. A task that is cancelled meanwhile costs no turn."""
+        """Wait for this task's turn. A cancelled task uses no turn."""
         if not self._is_taken:
             self._is_taken = True
             asyncio.get_running_loop().call_soon(self._next)

@@ -28,8 +28,8 @@ class PromptHashes:
         return self._hashes
 
     async def prepare(self, token_ids: list[int], start: ChainStart, block_size: int) -> None:
-        """Compute the hashes in a thread, so that `of` need not. The sequences of one prompt wait
-        for the same thread."""
+        """Compute the hashes in a thread, in advance of `of`. The sequences of one prompt wait for
+        the same thread."""
         if self._hashes is not None and self._start == start:
             return
         if self._computing is None or self._computing[0] != start:

@@ -1,7 +1,7 @@
-"""Asking a fleet's decode workers which of them keeps a stream that is being resumed.
+"""Asks a fleet's decode workers which of them keeps a stream that is being resumed.
 
-Each generation has one open question at a time, which goes to every known decode worker as soon
-as that worker is connected. Does not know how the answer is used.
+Each generation has at most one open question, which goes to every known decode worker as soon as
+that worker is connected. Does not know how the answer is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from router.routing.view import Candidate, Mode, Placement, Rule
 
 
 class Search:
-    """One search. `done` resolves when a worker has the stream or no worker can have it."""
+    """One search. `done` resolves when a worker has the stream, or when no worker can have it."""
 
     def __init__(self, question: Resume, workers: Iterable[Worker]) -> None:
         self.question = question
@@ -32,13 +32,13 @@ class Search:
                 self._asked.add(worker)
 
     def rule_out(self, worker: Worker) -> None:
-        """This worker does not have the stream."""
+        """Note that this worker does not have the stream."""
         self._waiting.discard(worker)
         self._asked.discard(worker)
         self._check()
 
     def end(self) -> None:
-        """The stream was found."""
+        """Note that the stream was found."""
         self._waiting.clear()
         self._check()
 
@@ -51,7 +51,7 @@ class Searches:
     """All open searches; at most one, the latest, for each generation."""
 
     def __init__(self, wait_s: float) -> None:
-        """No search takes longer than `wait_s`."""
+        """`wait_s` is the longest time of a search."""
         self._wait_s = wait_s
         self._searches: dict[str, Search] = {}
 
@@ -61,7 +61,7 @@ class Searches:
         return len(self._searches)
 
     async def run(self, question: Resume, workers: Iterable[Worker]) -> None:
-        """Ask, and wait until the stream is found, no worker can have it, or time is up."""
+        """Ask, and wait until the stream is found, no worker can have it, or the time is up."""
         name = question.request_id
         search = self._searches[name] = Search(question, workers)
         try:
@@ -71,13 +71,13 @@ class Searches:
                 del self._searches[name]
 
     def try_find(self, answer: Resumed | NotKept) -> Search | None:
-        """The search that a worker answers; None if that search is over."""
+        """The search that a worker's answer belongs to; None if that search is over."""
         search = self._searches.get(answer.request_id)
         is_ours = search is not None and search.question.attempt == answer.attempt
         return search if is_ours else None
 
     def not_kept(self, worker: Worker, answer: NotKept) -> None:
-        """This worker does not have the stream."""
+        """Note that this worker does not have the stream."""
         search = self.try_find(answer)
         if search is not None:
             search.rule_out(worker)
@@ -88,7 +88,7 @@ class Searches:
             search.ask()
 
     def rule_out(self, worker: Worker) -> None:
-        """This worker is gone, with any stream that it kept."""
+        """Note that this worker is lost, with any stream that it kept."""
         for search in self._searches.values():
             search.rule_out(worker)
 

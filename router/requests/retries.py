@@ -1,8 +1,8 @@
 """Whether a failed attempt is retried, after which pause, and avoiding which workers.
 
-Failures and deaths since the last new token are bounded: a request that makes progress may
-outlive any number of workers, but one that kills two workers is not given to a third. The pause
-grows with every failure and is jittered.
+Failures and deaths since the last new token are bounded. A request that makes progress may outlive
+any number of workers, but a request that kills two workers is not given to a third. The pause grows
+with every failure and is jittered.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ MAX_DEATHS = 2
 class FailureHistory:
     """The failures of one request, and the workers its next attempt avoids or prefers.
 
-    `num_failures` counts attempts that failed since the last new token, `num_deaths` workers that
-    died while they ran the request since a decode worker computed a token. A request that makes
-    progress is not blamed for workers that die; no request is blamed for workers that hang.
+    `num_failures` counts the failed attempts since the last new token. `num_deaths` counts the
+    workers that died while they ran the request, since a decode worker last computed a token. A
+    request that makes progress is not blamed for workers that die; no request is blamed for workers
+    that hang.
 
-    `suspects` are the legs of attempts that lost a worker, by incarnation. The second leg to die
-    counts as another death only if it outlived the first, which it proves by answering the ping
-    whose number is the value (None: the leg is dead). A decode worker may report a failed handoff
-    before the router knows that the other end, `lost_peer`, has died. `failed` holds the
+    `suspects` are the legs of attempts that lost a worker, by incarnation. A second leg's death
+    counts as another death only if that leg outlived the first; it proves so by answering the ping
+    with the number in `suspects` (None: the leg is dead). A decode worker may report a failed
+    handoff before the router knows that the other end, `lost_peer`, has died. `failed` holds the
     incarnations to avoid.
     """
 
@@ -47,10 +48,10 @@ class FailureHistory:
     prefer_decode: str | None = None
 
     def on_progress(self, attempt: Attempt, num_new: int) -> None:
-        """A new token came, the `num_new`th of this attempt: reset the count of failures.
+        """A new token has come, number `num_new` of this attempt: reset the count of failures.
 
-        The count of deaths is reset too, unless the token is the first one, which a prefill
-        worker produces in every attempt: the step after it may be the one that kills.
+        The count of deaths is reset, too, except by the first token, which a prefill worker
+        produces in every attempt: the step after it may be the one that kills.
         """
         self.num_failures = 0
         if attempt.prefill is None or num_new > 1:
@@ -59,11 +60,11 @@ class FailureHistory:
             self.lost_peer = None
 
     def blame(self, attempt: Attempt, worker: Worker, loss: Loss | None) -> None:
-        """Note which worker the next attempt avoids and which it prefers.
+        """Note the worker that the next attempt avoids and the one that it prefers.
 
-        The decode worker reports a failed handoff, but usually the other end or the network
-        between them is at fault. The first time, the request therefore stays on the decode
-        worker, with the blocks that arrived, and only the prefill worker is avoided.
+        The decode worker reports a failed handoff, but usually the other end or the network between
+        them is at fault. So the first time, the request stays on the decode worker, with the blocks
+        that arrived, and avoids only the prefill worker.
         """
         if loss is Loss.BROKEN:
             self._count_death(attempt, worker)
@@ -80,12 +81,12 @@ class FailureHistory:
         self.failed.add(incarnation)
 
     def avoid(self, worker: Worker) -> None:
-        """The next attempt goes elsewhere: this worker has no room for it."""
+        """Let the next attempt avoid this worker, which has no room for the request."""
         self.prefer_decode = None
         self.failed.add(worker.info.incarnation)
 
     def count_late_death(self, worker: Worker) -> None:
-        """Count the death of a failed handoff's other end that the router saw only after the
+        """Count the death of a failed handoff's other end, which the router saw only after the
         failure. The worker that reported the failure outlived that death."""
         if self.lost_peer is worker:
             self.lost_peer = None
@@ -94,8 +95,8 @@ class FailureHistory:
                 self.suspects[worker.info.incarnation] = None
 
     async def wait_for_pong(self, keeper: Worker | None, timeout_s: float) -> None:
-        """If another leg died beside `keeper`, the worker that is to keep the request, wait until
-        `keeper` answers a ping: if it dies later, that counts as another death."""
+        """If a leg beside `keeper` died, wait until `keeper`, the worker that is to keep the
+        request, answers a ping. If `keeper` dies later, that counts as another death."""
         asked = self.suspects.get(keeper.info.incarnation) if keeper is not None else None
         if keeper is not None and asked is not None:
             await keeper.link.wait_for_pong(asked, timeout_s)
@@ -110,7 +111,7 @@ class FailureHistory:
         self.suspects[worker.info.incarnation] = None
 
     def _fell_before(self, worker: Worker) -> bool:
-        """Whether this death is already counted, on its own or with another leg's."""
+        """Whether this death is already counted, alone or with another leg's."""
         incarnation = worker.info.incarnation
         if incarnation not in self.suspects:
             return False

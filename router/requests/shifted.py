@@ -1,8 +1,8 @@
-"""Workers' traces by the router's clock.
+"""Workers' traces, shifted to the router's clock.
 
-A trace is shifted by the measured offset of its worker's clock. What still contradicts cause and
-effect (a message received before it was sent) is moved, at most by the error of that measurement.
-Pure.
+A trace is shifted by the measured offset of its worker's clock. Times that still contradict cause
+and effect (a message received before it was sent) are moved, at most by the error of that
+measurement. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T", PrefillTrace, DecodeTrace)
 
 
 def shifted(trace: T, clock: ClockReading, not_before_us: int, not_after_us: int) -> T:
-    """The trace by our clock; nothing in it was before or after these marks (0: not known)."""
+    """The trace by our clock; all its times are moved between these marks (0: not known)."""
     moved = _moved(trace, -clock.offset_us)
     times = _times(moved)
     if not times:
@@ -33,8 +33,8 @@ def shifted(trace: T, clock: ClockReading, not_before_us: int, not_after_us: int
 
 
 def _times(trace: PrefillTrace | DecodeTrace) -> list[int]:
-    """The first and the last time at which the trace and the router meet: the receipt of the
-    request, and the token that the worker sent last."""
+    """The first and last times at which the trace meets the router: the receipt of the request, and
+    the last token that the worker sent."""
     last = trace.chunks[-1].end_us if trace.chunks else 0
     if isinstance(trace, DecodeTrace):
         last = trace.finished_us or last

@@ -1,8 +1,8 @@
-"""Where every millisecond of a request went: its spans, laid end to end.
+"""The stages of a request: its spans, laid end to end, for every millisecond.
 
 Each microsecond between two marks belongs to the first span that covers it, and to UNEXPLAINED if
-none does, so the stages of a part always add up to the part. Pure: the times are of one clock,
-workers' times already shifted to the router's (`router.requests.shifted`).
+none does, so the stages of a part always add up to the part. Pure: all times are of one clock;
+workers' times are already shifted to the router's (`router.requests.shifted`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Part(StrEnum):
 
 
 class Stage(StrEnum):
-    """What a millisecond was spent on."""
+    """The kind of a span: what its time was spent on."""
 
     TOKENIZE = "tokenize"
-    """Received, validated, tokenised: from the arrival of the request's head on."""
+    """From the arrival of the request's head: received, validated, tokenised."""
     PLACEMENT = "placement"
     """Admission and the choice of workers."""
     LOST_ATTEMPT = "lost_attempt"
@@ -46,7 +46,7 @@ class Stage(StrEnum):
     TRANSFER = "transfer"
     """Handoff: KV blocks that no chunk hid."""
     STEP_BOUNDARY = "step_boundary"
-    """Handoff: all blocks are there, and the running step has to end first."""
+    """Handoff: all blocks have arrived; the running step has to end first."""
     DECODE = "decode"
     """Decode steps."""
     SHARED_DECODE = "shared_decode"
@@ -58,14 +58,14 @@ class Stage(StrEnum):
     LAST_TOKEN = "last_token"
     """The last token on its way to the router and the client."""
     WAITING = "waiting"
-    """A running attempt of which the workers have not reported anything yet."""
+    """A running attempt whose workers have not reported anything yet."""
     UNEXPLAINED = "unexplained"
     """No span covers it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time that one stage took; `where` names the process, `text` what happened."""
+    """The time of one stage; `where` names the process, `text` the event."""
 
     start_us: int
     end_us: int
@@ -87,9 +87,9 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class AttemptTimes:
-    """One attempt's times by the router's clock; `failed_us` is when it failed, 0 if it did not;
-    `next_us` is the start of the next one, or the request's end. `workers` names its workers, for
-    people."""
+    """One attempt's times by the router's clock. `failed_us` is the time of its failure, 0 if it
+    did not fail. `next_us` is the start of the next attempt, or the request's end. `workers` names
+    its workers, for people."""
 
     mode: Mode
     started_us: int
@@ -104,8 +104,8 @@ class AttemptTimes:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """A request's marks by the router's clock; 0 for what has not happened. `until_us` is its end,
-    or now."""
+    """A request's marks by the router's clock; 0 for events that have not happened. `until_us` is
+    its end, or now."""
 
     received_us: int
     tokenized_us: int
@@ -119,7 +119,7 @@ class RequestTimes:
 
 
 def stage_times(times: RequestTimes) -> list[StageTime]:
-    """The stages of both parts; UNEXPLAINED is in every part, also if it is 0. An output may have
+    """The stages of both parts, with UNEXPLAINED in each, even if it is 0. An output may have
     thousands of steps, so this takes milliseconds."""
     first = first_token_times(times)
     if not times.first_token_us or times.last_token_us <= times.first_token_us:
@@ -129,8 +129,8 @@ def stage_times(times: RequestTimes) -> list[StageTime]:
 
 
 def first_token_times(times: RequestTimes) -> list[StageTime]:
-    """The stages of the first part, which ends with the first token or, without one, with the
-    request."""
+    """The stages of the first part, which ends with the first token, or with the request if there
+    is no token."""
     end = times.first_token_us or times.until_us
     return _laid_out(Part.FIRST_TOKEN, _first_spans(times), times.received_us, end)
 

@@ -1,9 +1,9 @@
 """One generation's tokens in order, from any worker, duplicates included.
 
-Pure. Takes pieces of output with their index, from a prefill and a decode worker over several
-attempts, and returns new pieces in order. Duplicates are dropped and counted; a gap fails the
-attempt. One gap is allowed: messages on two connections are not ordered, so the decode worker's
-tokens may overtake the prefill worker's first token, and are held until it arrives.
+Pure. Takes indexed pieces of output, from a prefill and a decode worker over several attempts, and
+returns new pieces in order. Duplicates are dropped and counted; a gap fails the attempt. One gap is
+allowed: two connections have no common order, so the decode worker's tokens may overtake the
+prefill worker's first token. They are held until it arrives.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class TokenPiece(msgspec.Struct, frozen=True):
 
 
 class TokenStream:
-    """The output of one generation so far; `token_ids` are all tokens, in order. Pieces that
-    overtook the first token of their attempt are `held`.
+    """The output of one generation so far; `token_ids` are all tokens, in order. `held` are pieces
+    that overtook the first token of their attempt.
 
-    The first token comes with the log-probabilities of the prompt's `scored_prompt` tokens, or
-    with none if `scored_prompt` is 0.
+    The first token comes with the log-probabilities of the prompt's `scored_prompt` tokens, or with
+    none if `scored_prompt` is 0.
     """
 
     def __init__(self, scored_prompt: int = 0) -> None:
@@ -89,8 +89,8 @@ class TokenStream:
                 f"{len(piece.token_ids)} tokens came with {len(piece.logprobs)} log-probabilities"
             )
         if self._scored_prompt and not self.token_ids and piece.index == 0:
-            told = piece.prompt_logprobs
-            if told is None or not told.fits(self._scored_prompt):
+            prompt_logprobs = piece.prompt_logprobs
+            if prompt_logprobs is None or not prompt_logprobs.fits(self._scored_prompt):
                 raise ProtocolError("the prompt's log-probabilities are not what was asked for")
         if self.finish is not None:
             self.duplicates += len(piece.token_ids)
@@ -121,7 +121,7 @@ class TokenStream:
 
         The prompt's log-probabilities are new only with the very first token.
         """
-        told = None if self.token_ids else piece.prompt_logprobs
+        prompt_logprobs = None if self.token_ids else piece.prompt_logprobs
         known = min(len(self.token_ids) - piece.index, len(piece.token_ids))
         self.duplicates += known
         fresh = list(piece.token_ids[known:])
@@ -131,4 +131,4 @@ class TokenStream:
         reaches_end = piece.index + len(piece.token_ids) == len(self.token_ids)
         finish = piece.finish if reaches_end else None
         self.finish = finish
-        return TokenPiece(index, fresh, logprobs, finish, told)
+        return TokenPiece(index, fresh, logprobs, finish, prompt_logprobs)

@@ -1,9 +1,9 @@
-"""What happened to each generation, for running ones and the last finished ones.
+"""The history of each generation, for running ones and the last finished ones.
 
 Owns the traces behind `/requests` and receipts. Accepts workers' traces whenever they arrive: a
 prefill worker's last one comes after its handoff closed, often after the stream ended. Times are
-microseconds since the Unix epoch on each process's clock; durations are milliseconds. The JSON is
-made by `router.requests.trace_json`.
+microseconds since the Unix epoch on each process's clock; durations are milliseconds.
+`router.requests.trace_json` makes the JSON.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ MovedListener = Callable[["AttemptTrace", PrefillTrace], None]
 
 
 class AttemptTrace(msgspec.Struct):
-    """One attempt: its placement, its workers' traces, and why it failed if it did. `clocks` are
-    readings of the workers' clocks from when their traces came; `path` is the way that its KV took,
-    "" if it is not known; `told_computed` counts the prompt tokens that the worker on which it
-    failed had computed."""
+    """One attempt: its placement, its workers' traces, and the reason if it failed.
+
+    `clocks` are readings of the workers' clocks, taken when their traces came. `path` is the path
+    that its KV took, "" if unknown. `reported_computed` counts the prompt tokens that the worker on
+    which it failed had computed.
+    """
 
     number: int
     placement: Placement
@@ -45,7 +47,7 @@ class AttemptTrace(msgspec.Struct):
     failed_us: int = 0
     forecast: Forecast | None = None
     path: str = ""
-    told_computed: int = 0
+    reported_computed: int = 0
     clocks: dict[str, ClockReading] = {}
 
     @property
@@ -57,13 +59,13 @@ class AttemptTrace(msgspec.Struct):
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that its workers computed, as far as they have told."""
+        """Prompt tokens that its workers have reported as computed."""
         traces = [each for each in (self.prefill, self.decode) if each is not None]
         traced = sum(chunk.num_tokens for each in traces for chunk in each.chunks)
-        return max(self.told_computed, traced)
+        return max(self.reported_computed, traced)
 
     def clock_of(self, worker_id: str) -> ClockReading:
-        """The reading of a worker's clock; the same as ours if there is none."""
+        """The reading of a worker's clock; without one, a clock equal to ours."""
         return self.clocks.get(worker_id, _SAME_CLOCK)
 
     def read_clock(self, worker_id: str, clock: ClockOffset | None) -> None:
@@ -73,13 +75,13 @@ class AttemptTrace(msgspec.Struct):
 
 
 class RequestTrace(msgspec.Struct):
-    """One generation from its arrival to its end; `outcome` stays None while it runs.
+    """One generation from its arrival to its end; `outcome` is None while it runs.
 
-    `context` is the trace that the request is part of, the client's own or one that begins here;
-    `owner` the digest of the key that sent the request, `key` its name. `first_attempt` is the
-    number of the attempt that gave the first token, 0 before that; it did not compute
-    `num_cached_tokens` of the prompt. The dispatcher counts and times the tokens, without a call
-    for each.
+    `context` is the trace that the request is part of, the client's own or one that begins here.
+    `owner` is the digest of the key that sent the request, `key` the key's name. `first_attempt` is
+    the number of the attempt that gave the first token, 0 before that; this attempt did not compute
+    `num_cached_tokens` of the prompt. The dispatcher counts and times the tokens itself, without a
+    call for each.
     """
 
     request_id: str
@@ -107,16 +109,20 @@ class RequestTrace(msgspec.Struct):
         return None
 
     @property
-    def giver(self) -> AttemptTrace | None:
+    def first_token_attempt(self) -> AttemptTrace | None:
         """The attempt that gave the first token; None before that."""
         return self.find(self.first_attempt) if self.first_attempt else None
 
     @property
     def num_computed_before(self) -> int:
-        """Prompt tokens that attempts before the one with the first token computed, as far as their
-        workers have told."""
-        giver = self.giver
-        lost = [each for each in self.attempts if giver is None or each.number < giver.number]
+        """Prompt tokens that earlier attempts than the one with the first token computed, as far as
+        their workers have reported."""
+        first_token_attempt = self.first_token_attempt
+        lost = [
+            each
+            for each in self.attempts
+            if first_token_attempt is None or each.number < first_token_attempt.number
+        ]
         return sum(each.computed_tokens for each in lost)
 
     @property
@@ -126,7 +132,7 @@ class RequestTrace(msgspec.Struct):
 
     @property
     def ttft_ms(self) -> float | None:
-        """From the arrival to the first token; None without one."""
+        """From the arrival to the first token; None without a token."""
         return _span_ms(self.received_us, self.first_token_us)
 
     @property
@@ -138,8 +144,8 @@ class RequestTrace(msgspec.Struct):
         return decode / (self.num_output_tokens - 1)
 
     def durations(self) -> Durations:
-        """Milliseconds of each phase of the last attempt; None where it did not happen. Written
-        without helpers where it can be: every request that ends pays for it."""
+        """Milliseconds of each phase of the last attempt; None for phases that did not happen.
+        Avoids helper calls, because it runs for every request."""
         received, first, last = self.received_us, self.first_token_us, self.last_token_us
         attempts, decode_ms = self.attempts, _span_ms(first, last)
         found = dict(_NOTHING)
@@ -180,21 +186,21 @@ class TraceStore:
         self._on_ended: list[BatchListener] = []
         self._untold: list[RequestTrace] = []
         self._on_moved: list[MovedListener] = []
-        metrics.before_reading = self.tell_ended
+        metrics.before_reading = self.report_ended
 
     def on_end(self, listener: EndListener) -> None:
         """Call `listener` with each trace when its generation has ended."""
         self._on_end.append(listener)
 
     def on_ended(self, listener: BatchListener) -> None:
-        """Call `listener` with the traces of generations that have ended and their durations, many
-        at once: one by one would cost each request more. A listener calls `tell_ended` before it
-        answers others."""
+        """Call `listener` with the traces of ended generations and their durations, in batches:
+        single calls would cost each request more. A listener calls `report_ended` before it answers
+        others."""
         self._on_ended.append(listener)
 
-    def tell_ended(self) -> None:
-        """Account for the generations that have ended since the last call: in the metrics, and
-        with the listeners of `on_ended`."""
+    def report_ended(self) -> None:
+        """Report the generations that have ended since the last call to the metrics and to the
+        listeners of `on_ended`."""
         untold, self._untold = self._untold, []
         if not untold:
             return
@@ -217,7 +223,7 @@ class TraceStore:
         return len(self._running)
 
     def begin(self, request_id: str, num_prompt_tokens: int) -> RequestTrace:
-        """Open the trace of a generation: its prompt is tokenised."""
+        """Open the trace of a generation whose prompt is tokenised."""
         now_us, origin = self.wall_us(), CURRENT_ORIGIN.get()
         received_us = now_us if origin is None else origin.arrived_us
         trace = RequestTrace(request_id, received_us, num_prompt_tokens, now_us)
@@ -237,7 +243,7 @@ class TraceStore:
             listener(trace)
         self._untold.append(trace)
         if len(self._untold) >= MAX_UNTOLD:
-            self.tell_ended()
+            self.report_ended()
         if self._running.get(trace.request_id) is not trace:
             return
         del self._running[trace.request_id]
@@ -247,9 +253,9 @@ class TraceStore:
             self._ended.popitem(last=False)
 
     def _count_sources(self, trace: RequestTrace) -> None:
-        """Where the prompt's KV came from, in the attempt that had the first token."""
-        first = trace.giver
-        if first is None or len(trace.attempts) > 1:  # usually there is nothing to add up
+        """Count where the prompt's KV came from, for the attempt with the first token."""
+        first = trace.first_token_attempt
+        if first is None or len(trace.attempts) > 1:  # usually there is nothing to sum
             self._metrics.prompt_tokens.add("computed_before", trace.num_computed_before)
         if first is None:
             return
@@ -295,7 +301,7 @@ class TraceStore:
             found.read_clock(trace.worker_id, clock)
 
     def get(self, request_id: str) -> RequestTrace | None:
-        """A generation's trace; an HTTP request's id means its first choice."""
+        """A generation's trace; the id of an HTTP request selects its first choice."""
         for name in (request_id, f"{request_id}-0"):
             found = self._running.get(name) or self._ended.get(name)
             if found is not None:
@@ -303,12 +309,12 @@ class TraceStore:
         return None
 
     def recent(self) -> Iterator[RequestTrace]:
-        """Every trace that is kept: running ones, then those that ended, the latest first."""
+        """All kept traces: running ones first, then ended ones, the latest first."""
         yield from self._running.values()
         yield from reversed(self._ended.values())
 
     def all(self) -> Iterator[RequestTrace]:
-        """Every trace that is kept, running ones last."""
+        """All kept traces, running ones last."""
         yield from self._ended.values()
         yield from self._running.values()
 

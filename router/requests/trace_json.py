@@ -1,7 +1,7 @@
 """A trace as operators and clients read it: JSON by the router's clock, with every stage.
 
 Workers' times are shifted first (`router.requests.shifted`), so that all times of one answer are
-of one clock; `clock_offsets_us` says by how much.
+from one clock; `clock_offsets_us` has the shifts.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def trace_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
 
 
 def receipt_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
-    """The body of `/v1/requests/{id}/receipt`: where the request went and why, and what happened;
-    no process ids, endpoints or clocks."""
+    """The body of `/v1/requests/{id}/receipt`: where the request ran and why, and what happened.
+    Without process ids, endpoints or clocks."""
     whole = trace_json(trace, now_us)
     names = (
         "request_id", "trace_id", "outcome", "received_us", "finished_us", "placement",
@@ -104,7 +104,7 @@ def row_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
 
 
 def timing_lookup(traces: TraceStore) -> TimingLookup:
-    """What the API tells clients of a generation's time, from its trace so far."""
+    """The timing of a generation for API clients, from its trace so far."""
 
     def timing_of(request_id: str) -> GenerationTiming | None:
         trace = traces.get(request_id)

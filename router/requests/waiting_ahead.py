@@ -1,6 +1,6 @@
 """Refuses a request whose deadline will have passed before its turn comes.
 
-Counts only what is sure to come first: prompts of this router, on the same worker, that are older
+Counts only prompts that are sure to come first: those of this router, on the same worker, older
 than the request, of its share and of no lower priority. Other shares, other routers and the
 request's own prompt would make it later still. So a refused request would have been late even if
 the prediction is too high by a factor of `MARGIN`.
@@ -18,7 +18,7 @@ from router.routing.prediction import least_wait_ms
 from router.routing.view import Mode, Placement, WorkerLoad
 
 MARGIN = 2
-"""The wait that is predicted must exceed the time left so many times."""
+"""The predicted wait must exceed the time left by this factor."""
 MAX_RETRY_S = 60
 
 
@@ -28,8 +28,8 @@ def check_deadline(
     loads: Iterable[WorkerLoad],
     running: Iterable[Generation],
 ) -> None:
-    """Raises DeadlineUnreachable if prompts of `running` on the worker that is to compute the
-    prompt take too long. `loads` are those from which the placement was made."""
+    """Raises DeadlineUnreachable if the prompts of `running` on the same worker take too long.
+    `loads` are those from which the placement was made."""
     worker_id = _computing(placement)[0]
     for load in loads:
         if load.worker_id == worker_id:
@@ -59,7 +59,7 @@ def _precedes(other: Generation, generation: Generation) -> bool:
 
 
 def _waiting_tokens(generation: Generation, worker_id: str) -> int:
-    """Tokens of the prompt that the worker computes for a generation without a first token."""
+    """Prompt tokens that the worker still computes for a generation without a first token."""
     attempt = generation.attempt
     if attempt is None or generation.stream.token_ids:
         return 0
@@ -68,7 +68,7 @@ def _waiting_tokens(generation: Generation, worker_id: str) -> int:
 
 
 def _computing(placement: Placement) -> tuple[str, int]:
-    """The worker that computes the prompt, and how many tokens of it."""
+    """The worker that computes the prompt, and the number of tokens that it computes."""
     chosen = placement.decode
     if placement.mode is not Mode.LOCAL:
         if placement.prefill is None:

@@ -1,6 +1,6 @@
 """Predicted times to the first token of a placement and its candidates.
 
-Pure. No worker is chosen by them.
+Pure. No worker is chosen by these predictions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ KEPT_LOADS = 16
 
 
 class Forecast(msgspec.Struct, frozen=True, gc=False):
-    """What was predicted when an attempt was placed: the chosen worker's time, and the loads from
-    which those of its candidates can be computed."""
+    """The predictions made when an attempt was placed: the chosen worker's time, and the loads from
+    which the candidates' times can be computed."""
 
     ttft_ms: float | None
     num_tokens: int
@@ -26,7 +26,7 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     loads: tuple[WorkerLoad, ...] = ()
 
     def of_worker(self, worker_id: str) -> float | None:
-        """The time that was predicted for a worker."""
+        """The predicted time for a worker."""
         load = _load_of(worker_id, self.loads)
         return None if load is None else load_ttft_ms(load, self.num_tokens, self.block_size)
 
@@ -51,7 +51,7 @@ def placement_ttft_ms(
     decode: Sequence[WorkerLoad],
     prefill: Sequence[WorkerLoad],
 ) -> float | None:
-    """From the start of the attempt to its first token; None if its worker has not reported a step
+    """From the start of the attempt to its first token. None if its worker has not reported a step
     model, or if the KV is there already."""
     if placement.mode is Mode.LOCAL:
         chosen, loads = placement.decode, decode
@@ -64,7 +64,7 @@ def placement_ttft_ms(
 
 
 def load_ttft_ms(load: WorkerLoad, num_tokens: int, block_size: int) -> float | None:
-    """The same on a worker with this load, of a prompt of `num_tokens`."""
+    """The time to the first token of a prompt of `num_tokens` on a worker with this load."""
     if load.speed is None or not load.speed.is_known:
         return None
     cached = max(load.held_blocks, load.expected_blocks) * block_size

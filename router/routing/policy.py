@@ -2,10 +2,10 @@
 
 Takes a snapshot of the fleet and returns a decision with all its reasons. Costs are in tokens of
 prefill work, so that queues, missing prefixes and memory shortage add up in one unit. The rule:
-local if a decode worker already holds all of the prompt except at most a threshold, unless that
-worker is so loaded that a pair of other workers costs less; otherwise remote, on the cheapest pair,
-counting load and prefix hits. Without prefill workers every request is local. Knows no clock and no
-sockets; the random generator that breaks near-ties is passed in.
+remote, on the cheapest pair, counting load and prefix hits; but local if a decode worker already
+holds all but a threshold of the prompt, unless that worker is so loaded that a pair of other
+workers costs less. Without prefill workers every request is local. Knows no clock and no sockets;
+the random generator that breaks near-ties is passed in.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def place(
 ) -> Placement:
     """Choose the workers of an attempt.
 
-    Excluded decode workers are used after all if no other is left. Excluded prefill workers are
-    not, because a decode worker can also prefill. A worker is no candidate if the prompt fits there
-    only when stuck blocks return. Raises Overloaded when there is no decode worker, or none with
-    room, PromptTooLong when no decode worker could ever hold the prompt and its output.
+    Excluded decode workers are used if no other is left. Excluded prefill workers are not, because
+    a decode worker can also prefill. A worker is no candidate if the prompt fits there only when
+    stuck blocks return. Raises Overloaded when there is no decode worker, or none with room, and
+    PromptTooLong when no decode worker could ever hold the prompt and its output.
     """
     prefillers = [
         _weigh(query, each, RECOMPUTE_WEIGHT)
@@ -94,8 +94,8 @@ def _local(
     most_missing: int,
     rng: random.Random,
 ) -> tuple[Candidate | None, tuple[Candidate, ...]]:
-    """The best worker of those that lack at most so many tokens, among all local candidates; None,
-    and no candidates, if every worker lacks more."""
+    """The best worker among those that lack at most `most_missing` tokens, and all local
+    candidates. None, and no candidates, if every worker lacks more."""
     most_held = max([each.held_blocks for each in decode])
     if _missing(query, most_held) > most_missing:
         return None, ()
@@ -105,7 +105,7 @@ def _local(
 
 
 def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[WorkerLoad]:
-    """Decode workers that may take the request."""
+    """Decode workers that may run the request."""
     if not decode:
         raise Overloaded("no decode worker is ready")
     num_blocks = _blocks(query)
@@ -142,15 +142,15 @@ def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[W
 
 
 def _may_prefill(query: PlacementQuery, load: WorkerLoad) -> bool:
-    """Whether a prefill worker takes the prompt; the output is not its own."""
+    """Whether a prefill worker accepts the prompt; the output runs elsewhere."""
     num_blocks = _blocks(query)
     fits = num_blocks <= load.blocks_total and query.num_tokens <= load.max_context
     return fits and _has_room(num_blocks, load)
 
 
 def _has_room(num_blocks: int, load: WorkerLoad) -> bool:
-    """Whether a prompt of so many blocks may fit even if the worker's stuck blocks never return.
-    The prefix that it holds may lie in these; if it does not, the worker gives the request back."""
+    """Whether a prompt of `num_blocks` may fit even if the worker's stuck blocks never return. Its
+    cached prefix may lie in these blocks; if it does not, the worker gives the request back."""
     return num_blocks - load.held_blocks <= load.blocks_total - load.blocks_stuck
 
 
@@ -159,7 +159,7 @@ def _blocks(query: PlacementQuery) -> int:
 
 
 def _missing(query: PlacementQuery, cached_blocks: int) -> int:
-    """Tokens to compute. The last one is always computed, because its logits are needed."""
+    """Tokens to compute. The last token is always computed, because its logits are needed."""
     usable = min(cached_blocks, (query.num_tokens - 1) // query.block_size)
     return query.num_tokens - usable * query.block_size
 

@@ -2,8 +2,8 @@
 
 Pure: no clocks, no sockets. A worker reports the coefficients of `scheduling.step_model`; a step
 takes `fixed + per_token * tokens + per_attended * attended pairs`. The predictions are shown and
-compared with what happens; they choose no worker. What they leave out: time on the network, and
-requests that arrive later with a higher priority.
+compared with measured times; they choose no worker. They leave out time on the network, and later
+requests with a higher priority.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ US_PER_MS = 1000.0
 
 
 class WorkerSpeed(msgspec.Struct, frozen=True, gc=False):
-    """What a worker's predictions need: its step model (microseconds), its limits, its load.
+    """A worker's data for predictions: its step model (microseconds), its limits, its load.
 
-    `num_decodes` sequences decode there; `context_tokens` is their context together. The step model
-    has held for `proven_tokens` prompt tokens that were computed there.
+    `num_decodes` sequences decode there; `context_tokens` is the sum of their contexts. The step
+    model was accurate for `proven_tokens` prompt tokens computed there.
     """
 
     fixed_us: float
@@ -38,7 +38,8 @@ class WorkerSpeed(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_step_ms(speed: WorkerSpeed, more: int = 0) -> float:
-    """A step in which the worker's sequences, and `more` like them, decode one token each."""
+    """The time of a step in which the worker's sequences, and `more` like them, decode one token
+    each."""
     rows = max(1, speed.num_decodes + more)
     context = speed.context_tokens / max(1, speed.num_decodes) * rows
     took_us = speed.fixed_us + speed.per_token_us * rows + speed.per_attended_us * context
@@ -48,8 +49,8 @@ def decode_step_ms(speed: WorkerSpeed, more: int = 0) -> float:
 def ttft_ms(speed: WorkerSpeed, queued_tokens: int, num_tokens: int, cached_tokens: int) -> float:
     """From the dispatch of a prompt of `num_tokens` to its first token.
 
-    `queued_tokens` of other prompts come first; these prompts are taken to be as long as this one.
-    Beside running decodes, a step computes only as much as `itl_target_ms` leaves room for.
+    `queued_tokens` of other prompts come first; these prompts are assumed to be as long as this
+    one. Beside running decodes, a step computes only as much as `itl_target_ms` leaves room for.
     """
     missing = max(1, num_tokens - cached_tokens)
     attended = attended_pairs(missing, min(cached_tokens, num_tokens - 1))
@@ -58,9 +59,9 @@ def ttft_ms(speed: WorkerSpeed, queued_tokens: int, num_tokens: int, cached_toke
 
 
 def least_wait_ms(speed: WorkerSpeed, ahead_tokens: int) -> float:
-    """The least time that prompts of so many tokens together take: nothing decodes beside them, and
-    their contexts are short. 0 unless the step model has held for as many tokens before, because it
-    begins with a guess that may be far too slow."""
+    """A lower bound for the time of `ahead_tokens` prompt tokens: nothing decodes beside them, and
+    their contexts are short. 0 unless the step model has been accurate for as many tokens before,
+    because its initial guess may be far too slow."""
     if ahead_tokens > speed.proven_tokens:
         return 0.0
     alone = msgspec.structs.replace(speed, num_decodes=0, context_tokens=0)
@@ -68,7 +69,7 @@ def least_wait_ms(speed: WorkerSpeed, ahead_tokens: int) -> float:
 
 
 def _steps_ms(speed: WorkerSpeed, tokens: int, attended: int) -> float:
-    """The steps that compute so many prompt tokens."""
+    """The time of the steps that compute this many prompt tokens."""
     work_us = speed.per_token_us * tokens + speed.per_attended_us * attended
     num_steps = -(-tokens // max(1, speed.chunk_max_tokens))
     decode_us = speed.fixed_us

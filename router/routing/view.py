@@ -23,11 +23,14 @@ class Mode(StrEnum):
 class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
     """One worker as a placement sees it.
 
-    `queued_tokens` are prompt tokens still to compute there, `num_requests` its waiting and
-    running requests. `blocks_claimed` are in use, waited for or reserved; `blocks_stuck` of them
-    do not come back by themselves. `held_blocks` and `expected_blocks` are leading blocks of this
-    prompt in its cache: now, and once the prompts recently routed there are computed. `max_context`
-    bounds a prompt and its output together. `speed` is for predictions only.
+    - `queued_tokens`: prompt tokens still to compute there.
+    - `num_requests`: its waiting and running requests.
+    - `blocks_claimed`: blocks in use, waited for or reserved; `blocks_stuck` of them do not come
+      back by themselves.
+    - `held_blocks`, `expected_blocks`: leading blocks of this prompt in its cache: now, and once
+      the prompts recently routed there are computed.
+    - `max_context`: the most tokens of a prompt and its output together.
+    - `speed`: for predictions only.
     """
 
     worker_id: str
@@ -71,16 +74,16 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rule(StrEnum):
-    """Which rule of the policy decided."""
+    """The rule of the policy that decided."""
 
     NEAR = "near_prefix"
     """A decode worker holds nearly all of the prompt."""
     LOADED = "near_prefix_loaded"
-    """A decode worker holds nearly all of the prompt, and is loaded more than that is worth."""
+    """A decode worker holds nearly all of the prompt, but its load outweighs that."""
     NO_PREFILL = "no_prefill_worker"
     """No prefill worker is ready."""
     PREFILL_UNFIT = "no_fitting_prefill_worker"
-    """Prefill workers are ready, and none may take the prompt."""
+    """Prefill workers are ready, but none may take the prompt."""
     NOT_CACHED = "not_cached"
     """No decode worker holds enough of the prompt."""
     DRAIN = "drain"

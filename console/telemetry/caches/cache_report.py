@@ -85,7 +85,7 @@ class CacheReport:
 
     def sample(self) -> None:
         """Close the minute if it is over; call this once per second."""
-        self._traces.tell_ended()
+        self._traces.report_ended()
         self._curve.tick()
         if self._traces.wall_us() - self._since_us < (self._minute + 1) * MINUTE_US:
             return
@@ -98,7 +98,7 @@ class CacheReport:
 
     def as_json(self) -> dict[str, Any]:
         """The body of `GET /cache`."""
-        self._traces.tell_ended()
+        self._traces.report_ended()
         tokens, seconds = self._last_tokens, 60.0
         if self._minute == 0:
             tokens = self._tokens
@@ -132,8 +132,8 @@ class CacheReport:
 
     def _take_ended(self, traces: Sequence[RequestTrace], _: Sequence[Durations]) -> None:
         for trace in traces:
-            if trace.giver is not None:
-                self._count(trace, trace.giver)
+            if trace.first_token_attempt is not None:
+                self._count(trace, trace.first_token_attempt)
 
     def _count(self, trace: RequestTrace, attempt: AttemptTrace) -> None:
         saved, total = trace.num_cached_tokens, trace.num_prompt_tokens

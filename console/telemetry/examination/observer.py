@@ -58,7 +58,7 @@ class FleetObserver:
 
     async def sample(self) -> None:
         """Take samples of workers, and the facts of requests that ended; once per second."""
-        self._traces.tell_ended()
+        self._traces.report_ended()
         now_us, ended, self._ended = self._traces.wall_us(), self._ended, []
         if len(ended) > MAX_PER_S:
             ended = self._rng.sample(ended, MAX_PER_S)

@@ -37,7 +37,7 @@ def request_facts(trace: RequestTrace, now_us: int) -> RequestFacts:
         decode=placement.decode.worker_id if placement else None,
         num_prompt_tokens=trace.num_prompt_tokens,
         cached_tokens=trace.num_cached_tokens,
-        expected_cached_tokens=_expected(trace.giver, trace.num_prompt_tokens),
+        expected_cached_tokens=_expected(trace.first_token_attempt, trace.num_prompt_tokens),
         decode_cached_tokens=last.decode.cached_tokens if last and last.decode else 0,
         num_output_tokens=trace.num_output_tokens,
         ttft_ms=trace.ttft_ms,

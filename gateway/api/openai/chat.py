@@ -144,8 +144,8 @@ class ChatFormat(msgspec.Struct, frozen=True):
     def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
         """See AnswerFormat."""
         holes, message = Holes(), self._parsed(choice, delta)
-        told = self._prompt_logprobs(choice, delta, holes)
-        return holes.pieces(self._chunk_struct(choice, delta, is_first, message, told))
+        entries = self._prompt_logprobs(choice, delta, holes)
+        return holes.pieces(self._chunk_struct(choice, delta, is_first, message, entries))
 
     def _chunk_struct(
         self,
@@ -153,7 +153,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
         delta: TextDelta,
         is_first: bool,
         message: MessageDelta,
-        told: PromptTokenLogprobs | UnsetType,
+        entries: PromptTokenLogprobs | UnsetType,
     ) -> ChatChunk:
         logprobs = chat_logprobs(delta.tokens, self._names) if self.fields.logprobs else None
         is_legacy = self.fields.is_legacy
@@ -174,7 +174,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
             [part],
             usage=None if self.fields.wants_usage else UNSET,
             prompt_token_ids=choice.request.token_ids if with_prompt else UNSET,
-            prompt_logprobs=told,
+            prompt_logprobs=entries,
             service_tier=self._service_tier,
         )
 
@@ -216,10 +216,10 @@ class ChatFormat(msgspec.Struct, frozen=True):
     def _prompt_logprobs(
         self, choice: Choice, text: TextDelta, holes: Holes
     ) -> PromptTokenLogprobs | UnsetType:
-        count, told = self.fields.prompt_logprobs, text.prompt_logprobs
-        if count is None or told is None:
+        count, packed = self.fields.prompt_logprobs, text.prompt_logprobs
+        if count is None or packed is None:
             return UNSET
-        filling = prompt_logprobs(choice.request.token_ids, told, count, self.tokenizer)
+        filling = prompt_logprobs(choice.request.token_ids, packed, count, self.tokenizer)
         listed: PromptTokenLogprobs = holes.put(filling)
         return listed
 

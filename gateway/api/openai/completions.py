@@ -181,7 +181,7 @@ class CompletionFormat(msgspec.Struct, frozen=True):
         delta: TextDelta,
         is_first: bool,
         logprobs: CompletionLogprobs | None,
-        told: PromptTokenLogprobs | UnsetType = UNSET,
+        entries: PromptTokenLogprobs | UnsetType = UNSET,
     ) -> CompletionChoice:
         with_ids = bool(self.fields.return_token_ids)
         return CompletionChoice(
@@ -192,29 +192,29 @@ class CompletionFormat(msgspec.Struct, frozen=True):
             stop_reason=choice.output.stop_reason if delta.finish else UNSET,
             token_ids=delta.token_ids if with_ids else UNSET,
             prompt_token_ids=choice.request.token_ids if with_ids and is_first else UNSET,
-            prompt_logprobs=told,
+            prompt_logprobs=entries,
         )
 
     def _choice_pieces(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
         """JSON of a choice with all its log-probabilities, those of its prompt included."""
         holes = Holes()
         logprobs = self._long_logprobs(choice, delta, holes)
-        count, told = self.fields.prompt_logprobs, delta.prompt_logprobs
+        count, packed = self.fields.prompt_logprobs, delta.prompt_logprobs
         listed: PromptTokenLogprobs | UnsetType = UNSET
-        if count is not None and told is not None:
+        if count is not None and packed is not None:
             ids = choice.request.token_ids
-            listed = holes.put(prompt_logprobs(ids, told, count, self.tokenizer))
+            listed = holes.put(prompt_logprobs(ids, packed, count, self.tokenizer))
         return holes.pieces(self._choice(choice, delta, is_first, logprobs, listed))
 
     def _long_logprobs(
         self, choice: Choice, delta: TextDelta, holes: Holes
     ) -> CompletionLogprobs | None:
         """Log-probabilities of the output, behind those of an echoed prompt."""
-        fields, told, echoed = self.fields, delta.prompt_logprobs, None
+        fields, packed, echoed = self.fields, delta.prompt_logprobs, None
         if fields.logprobs is None:
             return None
-        if told is not None and fields.echo:
+        if packed is not None and fields.echo:
             skips_special = fields.skip_special_tokens is not False
             prompt = EchoedPrompt(choice.request.token_ids, choice.echo, skips_special)
-            echoed = EchoedLogprobs(prompt, told, fields.logprobs, self._names)
+            echoed = EchoedLogprobs(prompt, packed, fields.logprobs, self._names)
         return long_completion_logprobs(delta.tokens, self._names, holes, len(choice.echo), echoed)

@@ -209,10 +209,10 @@ class _Answer:
         All choices of a prompt share the log-probabilities that its first choice reported.
         """
         texts: list[tuple[Choice, TextDelta]] = []
-        told: dict[int, PromptLogprobs | None] = {}
+        by_prompt: dict[int, PromptLogprobs | None] = {}
         for choice in self._choices:
             text = _join(self._parts[choice.index])
-            shared = told.setdefault(choice.prompt_index, text.prompt_logprobs)
+            shared = by_prompt.setdefault(choice.prompt_index, text.prompt_logprobs)
             if shared is not None:
                 text = msgspec.structs.replace(text, prompt_logprobs=shared)
             texts.append((choice, text))

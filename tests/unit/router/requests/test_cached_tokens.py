@@ -117,7 +117,7 @@ async def test_it_is_the_prompt_minus_what_the_attempt_with_the_first_token_comp
     receipt = receipt_json(trace, 0)
     assert receipt["num_cached_tokens"] == story.cached
     assert receipt["num_computed_before"] == story.before
-    harness.traces.tell_ended()
+    harness.traces.report_ended()
     counted = {
         source: harness.registry.get_sample_value(
             "baton_prompt_tokens_by_source_total", {"source": source}

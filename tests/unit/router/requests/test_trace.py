@@ -70,7 +70,7 @@ def test_those_that_ended_are_told_many_at_once_and_before_metrics_are_read(
     assert told == names[:-2]
     assert registry.get_sample_value("baton_tokenize_seconds_count") == len(names)
     assert told == names
-    store.tell_ended()
+    store.report_ended()
     assert told == names
 
 
