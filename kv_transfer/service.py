@@ -2,9 +2,9 @@
 
 Owns the thread, and through it the transport. Commands return at once; `drain()` returns their
 results as events, and `wake` is called when there are some. The thread polls every `EAGER_PERIOD_S`
-while writes are outstanding, every `EXPECTING_PERIOD_S` while another worker computes a prompt
-whose data is expected, and otherwise every `IDLE_PERIOD_S`; it never spins. If the thread dies of
-an error, it reports an event and everything outstanding fails, as do all later commands.
+while writes are outstanding, every `EXPECTING_PERIOD_S` while data is expected (another worker
+computes a prompt), otherwise every `IDLE_PERIOD_S`; it never spins. If the thread dies of an error,
+it reports an event, and everything outstanding fails, as do all later commands.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Expect:
 
 @dataclass(frozen=True)
 class _Call(Generic[_T]):
-    """A call whose result the caller waits for, at start-up."""
+    """A call during start-up whose caller waits for the result."""
 
     function: Callable[[Transport], _T]
     result: Future[_T]
@@ -83,7 +83,7 @@ _Command = WriteCommand | _Hold | _AddPeer | _RemovePeer | _Expect | _Call[Any] 
 
 
 class TransferService:
-    """Moves blocks in a thread of its own. Its methods may be called from any thread."""
+    """Moves blocks in a thread of its own. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -119,7 +119,8 @@ class TransferService:
         self.paths = transport.paths
 
     def allocate(self, num_bytes: int) -> memoryview | None:
-        """Memory that the pool must live in, or None if any will do. Blocks; for start-up."""
+        """The memory in which the pool must live; None if any memory will do. Blocks; for
+        start-up."""
         return self._call(lambda transport: transport.allocate(num_bytes), ALLOCATE_TIMEOUT_S)
 
     def register(self, pool: PoolMemory) -> bytes:
@@ -134,7 +135,7 @@ class TransferService:
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
     ) -> None:
-        """Add a peer that the caller has verified: PeerAdded or PeerFailed follows. With `slices`
+        """Add a peer that the caller has verified: PeerAdded or PeerFailed follows. With `slices`,
         writes to the peer copy only these pieces of each block."""
         self._submit(_AddPeer(agent, descriptor, num_blocks, slices))
 
@@ -156,17 +157,17 @@ class TransferService:
             self._submit(_Expect(data))
 
     def hold(self, until: Callable[[], float]) -> None:
-        """From now on post no write at or after `until()`, which is called before each write."""
+        """Post no write at or after `until()`, which is called before each write."""
         self._submit(_Hold(until))
 
     def drain(self) -> list[TransferEvent]:
-        """Everything that happened since the last call."""
+        """All events since the last call."""
         with self._lock:
             events, self._events = self._events, []
         return events
 
     def close(self) -> None:
-        """Close the transport and end the thread. Raises TransferError if it hangs."""
+        """Close the transport and end the thread. Raises TransferError if the thread hangs."""
         self._submit(_Close())
         thread = self._thread
         if thread is None:
@@ -278,7 +279,7 @@ def _answer(call: _Call[_T], transport: Transport) -> None:
 
 
 def _refuse(command: _Command, reason: str) -> list[TransferEvent]:
-    """The events that fail a command that no thread will carry out."""
+    """The events that fail a command after the thread has ended."""
     match command:
         case WriteCommand(key=key):
             return [WriteFinished(key, reason, 0, 0)]

@@ -1,7 +1,7 @@
-"""A small pool of a transport of its own, through which bytes move that have no place in KV blocks.
+"""A small pool with a transport of its own, for bytes that are not KV blocks.
 
 Owns the transport and the pool's memory until `close`. One thread calls everything. A peer may
-still write into the pool of a receiver that has lost patience, so such a pool stays open.
+still write into the pool of a receiver that has given up, so such a pool stays open.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class PeerAdded:
 
 @dataclass(frozen=True)
 class PeerFailed:
-    """The agent was not added, or was dropped after a failure; add it again to go on."""
+    """The agent was not added, or was dropped after a failure. Add it again to go on."""
 
     agent: str
     reason: str
@@ -45,7 +45,7 @@ class PeerFailed:
 
 @dataclass(frozen=True)
 class WriteFinished:
-    """A write is over; times are microseconds of the Unix epoch (0: never posted)."""
+    """A write is over. Times are microseconds of the Unix epoch (0: never posted)."""
 
     key: Hashable
     error: str | None
@@ -75,16 +75,16 @@ class Fence(Protocol):
     """A point in a device's stream of work."""
 
     def is_done(self) -> bool:
-        """Whether the device is past it; asked by the transfer thread."""
+        """Whether the device has passed it. The transfer thread calls this."""
 
 
 @dataclass(frozen=True)
 class WriteCommand:
     """Copy own blocks into an agent's, pairwise; `key` comes back in WriteFinished.
 
-    The write is posted before `post_before` (of the loop's clock) or not at all: the right to
-    write may have ended while the command waited or while this process was suspended. If
-    `computed` is given, the write waits for that fence: until then the blocks are not final.
+    The write is posted before `post_before` (of the loop's clock) or not at all: the right to write
+    may have ended while the command waited or while this process was suspended. With `computed`,
+    the write waits for that fence: before it, the blocks are not final.
     """
 
     key: Hashable
@@ -105,9 +105,10 @@ class _Outstanding:
 
 
 class TransferLoop:
-    """Commands in, events out, for one transport. Called by one thread.
+    """Commands in, events out, for one transport. One thread calls everything.
 
-    `holds_until` is called before each write and returns until when this process may write at all.
+    `holds_until` is called before each write; it returns the time until which this process may
+    write at all.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class TransferLoop:
 
     @property
     def has_writes_under_way(self) -> bool:
-        """Whether a write may begin or end soon; writes to dropped peers do not count."""
+        """Whether a write may begin or end soon. Writes to dropped peers do not count."""
         posted = (write.agent for write in self._outstanding.values())
         return bool(self._held_back) or any(agent in self._peers for agent in posted)
 
@@ -201,7 +202,8 @@ class TransferLoop:
                 self._drop(write.agent, f"a write took longer than {self._write_timeout_s:g} s")
 
     def _write_held_back(self) -> None:
-        """Post the writes that need not wait any longer. If that raises, the rest stays held."""
+        """Post the writes that need not wait any longer. If that raises, the rest stay held
+        back."""
         waiting, self._held_back = deque(self._held_back), []
         try:
             while waiting:

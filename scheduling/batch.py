@@ -27,8 +27,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step. Sequences in `received` get their blocks from a peer; no compute is needed. Those
-    in `held` are running, and left out of steps from this one on until they have a mask."""
+    """One step. Sequences in `received` get their blocks from a peer, without compute here. Those
+    in `held` are running, but left out of steps from this one on until they have a mask."""
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Batch:
 
     @property
     def incomplete(self) -> list[Chunk]:
-        """Chunks after which more of their prompts is to be computed: they give no token."""
+        """Chunks that do not complete their prompts: they give no token."""
         return [chunk for chunk in self.chunks if not chunk.completes]
 
     @property
@@ -94,7 +94,7 @@ class Batch:
 
 
 class Produced(msgspec.Struct, frozen=True, gc=False):
-    """A token that a step added to a sequence, and whether the sequence ends with it."""
+    """A token that a step added to a sequence, and whether it ends the sequence."""
 
     sequence: Sequence
     index: int

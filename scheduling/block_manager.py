@@ -1,8 +1,8 @@
 """Tracks which KV blocks are in use and which free blocks still hold a usable prefix.
 
-Pure bookkeeping over block numbers; torch-free. Every block is either pinned (count > 0) or in
-the free list, never both, never neither. The free list is ordered: blocks without a hash first,
-then cached ones, least recently used first; all operations are O(1) per block.
+Pure bookkeeping over block numbers; torch-free. Every block is either pinned (count > 0) or in the
+free list, never both, never neither. The free list is ordered: blocks without a hash first, then
+cached ones, least recently used first. All operations are O(1) per block.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BlockManager:
         return blocks
 
     def num_free_after_pinning(self, blocks: Iterable[int]) -> int:
-        """Free blocks that would be left if `blocks` were pinned."""
+        """Number of free blocks that would be left if `blocks` were pinned."""
         return len(self._free) - sum(1 for block in blocks if self._pins[block] == 0)
 
     def pin(self, blocks: Iterable[int]) -> None:

@@ -1,8 +1,8 @@
 """Which sequences may be admitted past those that do not fit.
 
 A large prompt must not hold up small ones for which there is room, and they must not starve it. So
-the sequences that pass a waiting one take together at most as many blocks as it needs itself. After
-that none may pass, and blocks that become free are kept for it.
+all sequences that pass a waiting one may take together at most as many blocks as it needs itself.
+After that none may pass, and blocks that become free are kept for it.
 `tests/specification/handoff_model.py` checks that every request still ends. Pure.
 """
 
@@ -15,7 +15,7 @@ MAX_TRIES = 64
 
 
 class Overtaking:
-    """The sequences that do not fit in the step at hand."""
+    """The sequences that do not fit in the current step."""
 
     def __init__(self) -> None:
         self._blocked: list[Sequence] = []
@@ -23,11 +23,11 @@ class Overtaking:
 
     @property
     def is_over(self) -> bool:
-        """Whether no other sequence may pass, or enough were looked at."""
+        """Whether no other sequence may pass, or enough were tried."""
         return self._num_tries >= MAX_TRIES or any(_left(each) <= 0 for each in self._blocked)
 
     def block(self, sequence: Sequence) -> None:
-        """A sequence does not fit."""
+        """Note that a sequence does not fit."""
         self._blocked.append(sequence)
 
     def may_pass(self, sequence: Sequence) -> bool:
@@ -39,12 +39,12 @@ class Overtaking:
         return all(needed <= _left(each) for each in self._blocked)
 
     def passed(self, sequence: Sequence) -> None:
-        """A sequence was admitted."""
+        """Note that a sequence was admitted."""
         sequence.num_passed_blocks = 0
         for each in self._blocked:
             each.num_passed_blocks += sequence.blocks_for(sequence.num_tokens)
 
 
 def _left(blocked: Sequence) -> int:
-    """Blocks that may still pass this one."""
+    """The number of blocks that may still pass this sequence."""
     return blocked.blocks_for(blocked.num_tokens) - blocked.num_passed_blocks

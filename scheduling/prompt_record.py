@@ -34,8 +34,8 @@ class PromptRecord:
     def put(self, start: int, rows: PromptRows) -> None:
         """Add the rows of the positions from `start` on.
 
-        Replaces the rows of these positions and drops those of later ones: a preempted prompt
-        starts over, and a failed step runs again.
+        Replaces the rows of these positions and drops those of later ones, because a preempted
+        prompt starts over and a failed step runs again.
         """
         assert len(self._logprobs) >= 4 * start, "a chunk is missing"
         for known, fresh, width in (

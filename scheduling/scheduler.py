@@ -4,16 +4,19 @@ Both roles, the simulator and the tests use this one class. The scheduler gets t
 returns the next batch; it reads no clock, does no IO and imports no torch. Only the scheduler
 changes sequences' states and block tables.
 
-Invariants: every batch holds the decodes of all running sequences but those whose grammar awaits a
-mask, which keep their blocks and hold up no other sequence; a sequence is admitted only
-with blocks for all its tokens; a sequence with remote KV is admitted only when its source holds all
-of it, so that blocks here never wait for blocks there; a preempted sequence waits ahead of younger
-ones, and after `max_preemptions` it is preempted only if no other sequence can be.
+Invariants:
+
+- Every batch holds the decodes of all running sequences, except those whose grammar awaits a mask.
+  These keep their blocks and hold up no other sequence.
+- A sequence is admitted only with blocks for all its tokens. One with remote KV is admitted only
+  when its source holds all of it, so that blocks here never wait for blocks there.
+- A preempted sequence waits ahead of younger ones, and after `max_preemptions` it is preempted only
+  if no other sequence can be.
 
 A batch may be planned while the previous one is under way, between `launched` and `landed`. The
-plan counts the tokens of the step under way but does not know its outcome. Chunks that give
-no token have no outcome: they are committed at their launch. Blocks that this step writes to are
-not free: its sequences are not preempted, and the blocks of those that finish are released when the
+plan counts the tokens of the step under way but does not know its outcome. Chunks that give no
+token have no outcome: they are committed at their launch. Blocks that this step writes to are not
+free: its sequences are not preempted, and the blocks of those that finish are released when the
 step has landed.
 """
 
@@ -34,9 +37,12 @@ from scheduling.waiting_work import WaitingWork
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Limits of a step. Prefill must keep the inter-token latency within `itl_target_s`;
-    `target_share` is the part of the pool that `TargetShares` allows for one target; `aging_s` how
-    long a sequence waits to make up for one step of priority."""
+    """Limits of a step.
+
+    - `itl_target_s`: prefill must keep the inter-token latency below it.
+    - `target_share`: the part of the pool that `TargetShares` allows for one target.
+    - `aging_s`: the waiting time that is worth one step of priority.
+    """
 
     block_size: int
     max_batch_size: int = 64
@@ -136,7 +142,7 @@ class Scheduler:
         ]
 
     def launched(self, batch: Batch) -> None:
-        """The batch is under way; plans count its tokens as computed until it has landed.
+        """The batch is under way. Plans count its tokens as computed until it has landed.
 
         Its chunks that give no token are committed: steps run in order, so later ones may read
         their blocks, and other sequences may share them.
@@ -159,7 +165,7 @@ class Scheduler:
                 self.release_blocks(sequence)
 
     def arrived(self, sequence: Sequence, token_id: int, now: float) -> Produced:
-        """A peer delivered every block and the first token: the sequence joins the batch."""
+        """Join a sequence to the batch: a peer has delivered every block and the first token."""
         assert sequence.state is SequenceState.RECEIVING
         sequence.num_computed = sequence.num_tokens
         self._publish(sequence)
@@ -167,7 +173,8 @@ class Scheduler:
         return self._append(sequence, token_id, now)
 
     def completed(self, sequence: Sequence, token_id: int, now: float) -> Produced:
-        """A peer delivered the token that ends the output: a waiting sequence needs no blocks."""
+        """End a waiting sequence with the token that a peer delivered: it completes the output, so
+        the sequence needs no blocks."""
         assert sequence.state is SequenceState.WAITING
         return self._append(sequence, token_id, now)
 
@@ -179,8 +186,8 @@ class Scheduler:
             self.release_blocks(sequence)
 
     def release_blocks(self, sequence: Sequence) -> None:
-        """Release the blocks of a sequence that is finished or waiting; full ones stay cached. If
-        a step under way may write to them, they are released when that step has landed."""
+        """Release the blocks of a sequence that is finished or waiting; full ones stay cached.
+        Blocks that a step under way may write to are released when that step has landed."""
         if sequence.num_steps:
             self._leaving.add(sequence)
             return
@@ -226,7 +233,7 @@ class Scheduler:
 
     @property
     def num_held_up(self) -> int:
-        """Waiting sequences that lack nothing but room or time here."""
+        """Number of waiting sequences that need only room or time here."""
         return sum(
             each.source_has_begun if each.remote else each.is_ready
             for each in self._waiting.values()
@@ -266,7 +273,8 @@ class Scheduler:
 
     def _split_running(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences that can decode, oldest first, and those that are held from now on
-        because their grammar awaits a mask. Held ones count as served: no step hurries for them."""
+        because their grammar awaits a mask. Held ones count as served, so no step hurries for
+        them."""
         ready, held = [], []
         for sequence in sorted(self._running.values(), key=self.turns.seniority):
             if not sequence.awaits_mask:
@@ -280,8 +288,8 @@ class Scheduler:
         return ready, held
 
     def _grow(self, running: list[Sequence]) -> tuple[list[Sequence] | None, list[Sequence]]:
-        """Allocate a block where a running sequence's next token needs one, oldest first; if none
-        is free, preempt the youngest.
+        """Allocate a block for each running sequence whose next token needs one, oldest first. If
+        none is free, preempt the youngest sequence.
 
         Returns the sequences that decode and those that were preempted. The former is None if the
         victim is in the step under way, or if blocks become free when that step has landed.
@@ -303,20 +311,20 @@ class Scheduler:
     def _continue_prefills(self, step: _Step) -> None:
         for sequence in sorted(self._prefilling.values(), key=self.turns.seniority):
             if sequence.num_launched == sequence.num_tokens or sequence.awaits_mask:
-                continue  # the step under way completes it, or it could not be sampled
+                continue  # the step under way completes it, or it awaits a mask
             size = self._chunk_tokens(step, sequence, sequence.num_launched)
             if size == 0:
                 break
             step.add(sequence, size)
 
     def _admit(self, step: _Step) -> None:
-        """Admit sequences in turn, each with all its blocks. One that does not fit lets only
-        small ones pass, see `Overtaking`.
+        """Admit sequences in turn, each with all its blocks. One that does not fit lets only small
+        ones pass, see `Overtaking`.
 
-        A local sequence that finds no budget left does not hold up remote ones, which need no
-        budget, but no other local sequence overtakes it. These hold up no other: a sequence whose
-        grammar is still being compiled, a remote one whose source has not begun, and one whose
-        target has its share of the pool already (younger ones for that target wait behind it).
+        A local sequence without any budget left holds up later local sequences, but not remote
+        ones, which need no budget. These sequences hold up no others: one whose grammar is still
+        being compiled, a remote one whose source has not begun, and one whose target already has
+        its share of the pool (younger ones for that target wait behind it).
         """
         if self.num_running >= self.config.max_batch_size:
             return
@@ -358,15 +366,16 @@ class Scheduler:
     # -- helpers --------------------------------------------------------------------------
 
     def _slack(self, decodes: list[Sequence], now: float) -> float | None:
-        """Seconds this step may take before a running sequence exceeds the inter-token target."""
+        """The seconds that this step may take before a running sequence exceeds the inter-token
+        target."""
         if not decodes:
             return None
         latest = min(sequence.last_token_at for sequence in decodes)
         return max(0.0, latest + self.config.itl_target_s - now)
 
     def _chunk_tokens(self, step: _Step, sequence: Sequence, start: int) -> int:
-        """How many tokens of `sequence` from `start` fit into the step: whole blocks, or all of
-        the remaining tokens.
+        """The number of tokens of `sequence` from `start` that fit into the step: whole blocks, or
+        all of the remaining tokens.
 
         The first chunk of a step has at least `chunk_min_tokens`, however little slack there is.
         `start` is a block boundary, because every chunk but the last ends on one.
@@ -407,11 +416,11 @@ class Scheduler:
         return True
 
     def _victim(self) -> Sequence:
-        """The sequence to preempt: the least senior of those that have not reached
-        `max_preemptions`, if there are any.
+        """The sequence to preempt: the least senior of those below `max_preemptions`, or of all if
+        there are none.
 
-        The most senior sequence is chosen last, so at least one always makes progress. A peer reads
-        the blocks of prompts that end here: these are never chosen.
+        The most senior sequence is chosen last, so at least one always makes progress. Prompts that
+        end here are never chosen, because a peer reads their blocks.
         """
         started = (*self._prefilling.values(), *self._running.values())
         candidates = [sequence for sequence in started if not sequence.prefill_only]
@@ -430,7 +439,7 @@ class Scheduler:
         self._wait(sequence)
 
     def _note_chunk(self, chunk: Chunk) -> None:
-        """The chunk is computed, or will be in time; perhaps a later one is known already."""
+        """Note a chunk that is computed, or will be in time. A later one may be known already."""
         sequence = chunk.sequence
         sequence.num_computed = max(sequence.num_computed, chunk.start + chunk.num_tokens)
         self._publish(sequence)
@@ -443,7 +452,8 @@ class Scheduler:
         sequence.num_published = max(sequence.num_published, complete)
 
     def _append(self, sequence: Sequence, token_id: int, now: float) -> Produced:
-        """Add a token. Ends a finished sequence; releases its blocks unless a peer reads them."""
+        """Add a token. Ends a finished sequence and releases its blocks unless a peer reads
+        them."""
         index = sequence.num_output
         finish = sequence.append(token_id)
         self.turns.charge(sequence, 1)

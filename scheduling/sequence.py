@@ -27,18 +27,18 @@ class OutputGrammar(Protocol):
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether the tokens that may come next are not known, and not expected to be known soon
-        enough for a step that is planned now."""
+        """Whether the allowed next tokens are unknown and will not be known in time for a step that
+        is planned now."""
 
     def advance(self, token_id: int) -> bool:
         """Consume a chosen token; True if the grammar is complete and allows no further token."""
 
     def close(self) -> None:
-        """The sequence has ended."""
+        """Release the grammar: the sequence has ended."""
 
 
 class SequenceState(StrEnum):
-    """Where a sequence is.
+    """The state of a sequence.
 
     WAITING -> RECEIVING (blocks come from a peer) -> RUNNING
     WAITING -> PREFILLING (computed here) -> RUNNING
@@ -70,22 +70,24 @@ _MOVES: dict[SequenceState, frozenset[SequenceState]] = {
 class Sequence:
     """One sequence; identified by `(request_id, attempt)`.
 
-    `tokens` is the prompt followed by the output. The first `num_prompt` tokens are the caller's
-    prompt; output of earlier attempts follows them. The KV of `num_computed` tokens is in
-    `block_table`; steps under way, whose outcome is unknown, compute `num_ahead` more; `num_steps`
-    steps under way use its blocks. `remote` means that the blocks and the first token come from a
-    peer, which holds all these blocks once `source_has_begun`; `prefill_only` means that the
-    sequence ends on this worker with its first token, and that the worker `target` continues it.
-    `grammar` follows the output if `sampling` has a grammar; while the sequence `is_held`, it is
-    left out of steps, because its grammar awaits a mask. `last_token_at` is the time of the last
-    token, or of the last step that left it out. `num_passed_blocks` are those of sequences that
-    were admitted past it while it waits.
-    `history` holds the token counts of the sampler, if it needs any.
-    Sequences of one `share` belong to one owner; the shares get equal turns. Of the `hashes` of
-    full blocks the first `num_shared`, which are given, are those that everybody shares;
-    `root_hash` is the parent of the next one.
-    `prompt_record` collects the prompt's log-probabilities, if the request wants them. `trace_id`
-    is the trace that the request is part of, "" if there is none.
+    - `tokens`: the prompt followed by the output. The first `num_prompt` tokens are the caller's
+      prompt; output of earlier attempts follows them.
+    - `num_computed`: number of tokens whose KV is in `block_table`. Steps under way, whose outcome
+      is unknown, compute `num_ahead` more; `num_steps` steps under way use its blocks.
+    - `remote`: the blocks and the first token come from a peer, which holds all these blocks once
+      `source_has_begun`.
+    - `prefill_only`: the sequence ends on this worker with its first token, and the worker `target`
+      continues it.
+    - `grammar`: follows the output if `sampling` has a grammar. While the sequence `is_held`, steps
+      leave it out, because its grammar awaits a mask.
+    - `last_token_at`: the time of the last token, or of the last step that left the sequence out.
+    - `num_passed_blocks`: blocks of sequences that were admitted past this one while it waits.
+    - `history`: the token counts of the sampler, if it needs any.
+    - `share`: sequences of one share belong to one owner; the shares get equal turns.
+    - `hashes`: those of full blocks. The first `num_shared` are given and shared by everybody;
+      `root_hash` is the parent of the next one.
+    - `prompt_record`: collects the prompt's log-probabilities, if the request wants them.
+    - `trace_id`: the trace that the request is part of, "" if there is none.
     """
 
     request_id: str
@@ -137,7 +139,7 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        """Tokens of output so far, over all attempts; the index of the next one."""
+        """Number of output tokens so far, over all attempts; the index of the next one."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -152,8 +154,8 @@ class Sequence:
 
     @property
     def next_index(self) -> int:
-        """Output index of the token that the next step chooses; counts a token that the step
-        under way is choosing."""
+        """Output index of the token that the next step chooses. Counts a token that the step under
+        way is choosing."""
         promised = self.num_ahead if self.state is SequenceState.RUNNING else 0
         return self.num_output + promised
 
@@ -178,7 +180,7 @@ class Sequence:
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether a step planned now should leave the sequence out: see `OutputGrammar`."""
+        """Whether a step planned now should leave the sequence out; see `OutputGrammar`."""
         return self.grammar is not None and self.grammar.awaits_mask
 
     @property
@@ -188,7 +190,7 @@ class Sequence:
         return self.sampling.prompt_logprobs is not None and self.num_output == 0
 
     def take_prompt_logprobs(self) -> PromptLogprobs | None:
-        """Take the prompt's log-probabilities out of the sequence, once it has its first token;
+        """Take the prompt's log-probabilities out of the sequence, once it has its first token.
         None if there are none."""
         record, self.prompt_record = self.prompt_record, None
         return None if record is None else record.whole()

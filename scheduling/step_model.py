@@ -40,7 +40,7 @@ class StepCost:
 
 @dataclass
 class StepTotals:
-    """All observed steps: how long they took, and how long the model had predicted."""
+    """The sums over all observed steps: their times, and the times that the model had predicted."""
 
     seconds: float = 0.0
     predicted_s: float = 0.0
@@ -49,7 +49,7 @@ class StepTotals:
 
 
 class StepModel:
-    """The fitted model; starts from a cautious guess and forgets slowly."""
+    """The fitted model. It starts from a cautious guess and forgets slowly."""
 
     def __init__(
         self,
@@ -112,9 +112,9 @@ class StepModel:
 
 
 def _informed(known: _Symmetric, x: _Vector, forgetting: float) -> _Symmetric:
-    """The information after an observation at `x`. What is known decays towards the information of
-    the initial guess, not towards none: steps that are all alike say nothing about others, and
-    with no information about those, the first one with an unlucky time would upset the fit."""
+    """The information after an observation at `x`. Known information decays towards that of the
+    initial guess, not towards none: identical steps say nothing about others, and without
+    information about those, the first one with an unlucky time would upset the fit."""
     a, b, c, d, e, f = known
     u, v, w = x
     kept, least = forgetting, 1.0 - forgetting

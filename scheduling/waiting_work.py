@@ -1,7 +1,7 @@
 """The blocks that a worker's waiting sequences will need, and their tokens to compute.
 
-A block that several of them share counts once, because one computes it and the others find it. A
-prefix that was cached when a sequence began to wait is not counted as tokens to compute. Pure.
+A block that several of them share counts once, because one computes it and the others find it.
+Tokens of a prefix that was cached when a sequence began to wait do not count. Pure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from scheduling.sequence import Key, Sequence
 
 @dataclass(frozen=True)
 class _Noted:
-    """What was counted for a sequence: its full blocks, those of them that are not cached, and the
-    partial block at its end."""
+    """The counts of a sequence: its full blocks, those of them that are not cached, and the partial
+    block at its end."""
 
     blocks: tuple[bytes, ...]
     missing: tuple[bytes, ...]
@@ -25,7 +25,7 @@ class _Noted:
 
 class WaitingWork:
     """Counts by block. `num_blocks` includes cached blocks; `num_tokens` leaves out sequences whose
-    prompts others compute."""
+    prompts other workers compute."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -37,16 +37,16 @@ class WaitingWork:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that the sequences will need."""
+        """Number of blocks that the sequences will need."""
         return len(self._blocks) + self._partial_blocks
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that they have to compute."""
+        """Number of tokens that they have to compute."""
         return len(self._missing) * self._block_size + self._partial_tokens
 
     def add(self, sequence: Sequence, num_cached: int) -> None:
-        """A sequence waits from now on; `num_cached` of its leading blocks are cached."""
+        """Add a sequence that begins to wait; `num_cached` of its leading blocks are cached."""
         blocks = tuple(sequence.hashes)
         noted = _Noted(
             blocks,
@@ -61,7 +61,7 @@ class WaitingWork:
         self._partial_tokens += noted.partial_tokens
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence no longer waits."""
+        """Remove a sequence that no longer waits."""
         noted = self._noted.pop(sequence.key)
         _subtract(self._blocks, noted.blocks)
         _subtract(self._missing, noted.missing)

@@ -40,9 +40,9 @@ class CertificateReloader:
         """Look for changes until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
-            self.look()
+            self.reload_if_changed()
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Load the files if they have changed since they were last read."""
         stamp = _stamp(self._files)
         if stamp is None or stamp in (self._loaded, self._failed):

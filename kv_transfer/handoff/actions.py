@@ -17,8 +17,8 @@ from protocol.messages import KvAsk, KvGrant, KvRenew, KvWritten
 class PostWrite:
     """Write these blocks; `write_finished(write_id, ...)` must follow.
 
-    `chunk` is the prefill chunk that completed the last block (-1: it was cached before). The
-    write must be posted before `post_before`, the time when only the grant's margin is left.
+    `chunk` is the prefill chunk that completed the last block (-1: it was cached before). Post the
+    write before `post_before`, the time when only the grant's margin is left.
     """
 
     write_id: int
@@ -44,7 +44,7 @@ class PostWrite:
 
 @dataclass(frozen=True)
 class SendBegun:
-    """Tell the sink that owns `agent`: KvBegun. It may have been told before."""
+    """Send KvBegun to the sink that owns `agent`. It may be a repetition."""
 
     key: HandoffKey
     agent: str
@@ -52,7 +52,7 @@ class SendBegun:
 
 @dataclass(frozen=True)
 class Close:
-    """Tell the sink that owns `agent`: KvClosed with this error ("" for none)."""
+    """Send KvClosed with this error ("" for none) to the sink that owns `agent`."""
 
     key: HandoffKey
     agent: str
@@ -61,7 +61,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Release:
-    """The source blocks need no longer be pinned for this handoff."""
+    """The handoff no longer needs its source blocks: unpin them."""
 
     key: HandoffKey
 
@@ -79,7 +79,7 @@ class SendAsk:
 
 @dataclass(frozen=True)
 class Begun:
-    """The source holds every block of the prompt: blocks may be reserved and offered."""
+    """The source holds every block of the prompt: reserve and offer blocks."""
 
     key: HandoffKey
 
@@ -135,7 +135,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Unfence:
-    """No peer can write to these blocks any more: the handoff's hold on them ends."""
+    """No peer can write to these blocks any more: the handoff releases them."""
 
     key: HandoffKey
     block_ids: tuple[int, ...]

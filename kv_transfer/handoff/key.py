@@ -18,7 +18,7 @@ class HandoffKey(NamedTuple):
 
 
 class IllegalMove(Exception):
-    """A state machine was asked for a move that its state does not allow: a bug of ours."""
+    """A state machine was asked for a move that its state does not allow: our own bug."""
 
 
 class Named(Protocol):

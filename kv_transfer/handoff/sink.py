@@ -1,10 +1,11 @@
-"""The sink side of handoffs: what we wait for, and which of our blocks a peer may still write to.
+"""The sink side of handoffs: awaited blocks, and blocks that a peer may still write to.
 
 A handoff starts with an ask, for which no block is reserved. The source answers Begun when it holds
 every block of the prompt. Only then are blocks reserved and granted, so that memory of a sink never
-waits for memory of a source. Owns the fence around every block that was granted. Pure: each event
-returns the actions that the owner must carry out; time is passed in, in seconds of any one clock. A
-timeout alone never lifts a fence. The fence is lifted, exactly once per handoff, when every block
+waits for memory of a source. Owns the fence around every granted block. Pure: each event returns
+the actions that the owner must carry out; time is passed in, in seconds of any one clock.
+
+A timeout alone never lifts a fence. The fence is lifted, exactly once per handoff, when every block
 has arrived (a source writes each at most once), when the peer closed normally, or `landing_s` after
 the peer closed with an error or was found dead: by then its posted writes have landed. Asks,
 renewals and aborts are repeated until they are answered, so a lost message costs only time.
@@ -64,12 +65,12 @@ class _Handoff:
 
 
 class HandoffSink:
-    """All handoffs that this worker receives. `ignored` counts events that belong to none of them;
+    """All handoffs that this worker receives. `ignored` counts events of unknown handoffs;
     `blocks_received` counts the blocks that arrived, each once."""
 
     def __init__(self, agent: str, ttl_s: float, landing_s: float, checksum: bool = False) -> None:
-        """Asks and grants name our `agent` and live `ttl_s`; a posted write lands within
-        `landing_s`."""
+        """`agent` is our name in asks and grants, `ttl_s` their time to live. A posted write lands
+        within `landing_s`."""
         self.ignored = 0
         self.blocks_received = 0
         self._agent = agent
@@ -100,11 +101,11 @@ class HandoffSink:
         return key in self._handoffs
 
     def is_asking(self, key: HandoffKey) -> bool:
-        """Whether the handoff was asked for, and nothing is granted yet."""
+        """Whether the handoff was asked for and nothing has been granted yet."""
         return key in self._asks
 
     def is_known(self, key: HandoffKey) -> bool:
-        """Whether the handoff was asked for before and so cannot be asked for again."""
+        """Whether the handoff was asked for before and cannot be asked for again."""
         is_open = key in self._asks or key in self._handoffs
         return is_open or self._ended.error_of(key) is not None
 
@@ -119,7 +120,7 @@ class HandoffSink:
     # -- calls by the owner -------------------------------------------------------------------
 
     def ask(self, key: HandoffKey, peer: str, now: float) -> list[SinkAction]:
-        """Wait until source `peer` has begun with this prompt: Begun or Failed follows."""
+        """Ask source `peer` for this prompt: Begun or Failed follows."""
         if self.is_known(key):
             raise IllegalMove(f"handoff {key} is asked for twice")
         self._asks[key] = _Ask(peer, now + self._interval_s)
@@ -167,7 +168,7 @@ class HandoffSink:
         return self._end(key, handoff, SinkEvent.GIVE_UP, failed)
 
     def abort(self, key: HandoffKey) -> list[SinkAction]:
-        """The blocks are no longer wanted; granted ones stay fenced until Unfence."""
+        """Give up the blocks. Granted ones stay fenced until Unfence."""
         ask = self._asks.pop(key, None)
         if ask is not None:
             self._ended.remember(key, "")
@@ -183,7 +184,8 @@ class HandoffSink:
         return []
 
     def sweep(self, now: float) -> list[SinkAction]:
-        """Repeat asks and aborts, renew grants of wanted handoffs, lift the fences that are due."""
+        """Repeat asks and aborts, renew grants of wanted handoffs, and lift the fences that are
+        due."""
         actions: list[SinkAction] = []
         while self._asks:
             key, ask = next(iter(self._asks.items()))
@@ -260,7 +262,7 @@ class HandoffSink:
         return []
 
     def agent_gone(self, peer: str, now: float) -> list[SinkAction]:
-        """The process of a source is dead: connection lost and lease expired."""
+        """The process of a source is dead: its connection is lost and its lease has expired."""
         asks = [key for key, ask in self._asks.items() if ask.peer == peer]
         actions: list[SinkAction] = [self._end_ask(key, "the source is gone") for key in asks]
         for key, handoff in list(self._handoffs.items()):
@@ -274,7 +276,7 @@ class HandoffSink:
     # -- steps ---------------------------------------------------------------------------
 
     def _finish(self, key: HandoffKey, handoff: _Handoff) -> list[SinkAction]:
-        """Every block has arrived."""
+        """Complete the handoff: every block has arrived."""
         if handoff.state not in _WANTED:
             return self._end(key, handoff, SinkEvent.ARRIVED)
         if not self._checksum:
@@ -284,7 +286,8 @@ class HandoffSink:
         return [Verify(key, handoff.block_ids, digests)]
 
     def _distrust(self, key: HandoffKey, handoff: _Handoff) -> list[SinkAction]:
-        """The peer reports blocks that it was not granted: none of its data counts."""
+        """Fail the handoff: the peer reports blocks that it was not granted, so none of its data
+        counts."""
         failed = Failed(key, "the source reports blocks that it was not granted", ())
         handoff.digests.clear()
         if handoff.state is SinkState.GRANTED:
@@ -329,7 +332,7 @@ class HandoffSink:
         return [unfence] if outcome is None else [outcome, unfence]
 
     def _arrived(self, handoff: _Handoff) -> tuple[int, ...]:
-        """The blocks that a later attempt need not send; unverified blocks do not count."""
+        """The blocks that a later attempt need not send. Unverified blocks do not count."""
         return () if self._checksum else tuple(sorted(handoff.digests))
 
     def _send_ask(self, key: HandoffKey, peer: str) -> SendAsk:
@@ -338,7 +341,7 @@ class HandoffSink:
         return SendAsk(peer, ask)
 
     def _end_ask(self, key: HandoffKey, reason: str) -> Failed:
-        """Nothing was granted, so there is no fence."""
+        """Fail a handoff of which nothing was granted, so that there is no fence."""
         del self._asks[key]
         self._ended.remember(key, "")
         return Failed(key, reason, ())

@@ -2,13 +2,14 @@
 
 The source of a handoff holds blocks of a prompt that its sink lacks: a prefill worker that computes
 the prompt, or a decode worker that hands a request over. Pure: each event returns the actions that
-the owner must carry out; time is passed in, in seconds of any one clock. A sink asks for a handoff.
-`SendBegun` answers once the owner holds every block of the prompt (`begin`), and only then may the
-sink grant. Blocks are posted in prompt order, each at most once, only under a live grant with a
-margin left. After expiry, abort, failure or completion no more writes are posted. When no write is
-outstanding the handoff closes, exactly once: `Close` answers the sink, which may then reuse its
-blocks; `Release` unpins ours. Messages for a closed or unknown handoff are counted and answered
-with Close again, so that no sink waits for a lost answer.
+the owner must carry out; time is passed in, in seconds of any one clock.
+
+A sink asks for a handoff. Once the owner holds every block of the prompt (`begin`), `SendBegun`
+answers the ask, and the sink may grant. Blocks are posted in prompt order, each at most once, only
+under a live grant with a margin left. After expiry, abort, failure or completion no more writes are
+posted. When no write is outstanding the handoff closes, exactly once: `Close` answers the sink,
+which may then reuse its blocks; `Release` unpins ours. Messages for a closed or unknown handoff are
+counted and answered with Close again, so that no sink waits for a lost answer.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ class _Handoff:
 
 
 class HandoffSource:
-    """All handoffs that this worker sends. `ignored` counts events that belong to none of them."""
+    """All handoffs that this worker sends. `ignored` counts events of unknown handoffs."""
 
     def __init__(
         self, margin_s: float, max_write_blocks: int = 256, unasked_s: float = float("inf")
     ) -> None:
-        """Post only while a grant has `margin_s` left; one write has `max_write_blocks` at most.
+        """Writes are posted only while a grant has `margin_s` left, with at most `max_write_blocks`
+        each.
 
-        A prompt that has begun and that no sink asks for within `unasked_s` is closed.
+        A prompt that has begun, but that no sink asks for within `unasked_s`, is closed.
         """
         self.ignored = 0
         self._margin_s = margin_s
@@ -76,7 +78,7 @@ class HandoffSource:
 
     @property
     def num_outstanding(self) -> int:
-        """Writes that were posted and are not finished."""
+        """Number of writes that were posted and have not finished."""
         return len(self._writes)
 
     def is_open(self, key: HandoffKey) -> bool:
@@ -84,12 +86,12 @@ class HandoffSource:
         return key in self._handoffs
 
     def error_of(self, key: HandoffKey) -> str:
-        """Why a closed handoff failed; empty if it succeeded or is not remembered."""
+        """Why a closed handoff failed; "" if it succeeded or is not remembered."""
         return self._closed.error_of(key) or ""
 
     @property
     def waits_for_grant(self) -> bool:
-        """Whether a sink that still asks has not granted what has begun."""
+        """Whether a begun handoff waits for the grant of a sink that is still asking."""
         return any(
             each.state is SourceState.ASKED and each.has_begun for each in self._handoffs.values()
         )
@@ -114,7 +116,7 @@ class HandoffSource:
     def open(
         self, key: HandoffKey, num_blocks: int, now: float, grant_deadline: float
     ) -> list[SourceAction]:
-        """A prompt of `num_blocks` blocks is here; its grant must arrive before `grant_deadline`.
+        """Expect a prompt of `num_blocks` blocks; its grant must arrive before `grant_deadline`.
 
         Source blocks that are reported as ready stay pinned until Release.
         """
@@ -133,7 +135,7 @@ class HandoffSource:
         return []
 
     def begin(self, key: HandoffKey, now: float) -> list[SourceAction]:
-        """The owner holds blocks for the whole prompt, and keeps them until Release."""
+        """The owner holds blocks for the whole prompt and keeps them until Release."""
         handoff = self._handoffs.get(key)
         if handoff is None:
             self.ignored += 1
@@ -142,7 +144,7 @@ class HandoffSource:
             raise IllegalMove(f"handoff {key} begins before it is open")
         handoff.has_begun = True
         handoff.ask_by = now + self._unasked_s
-        return self._tell(key, handoff)
+        return self._answer_ask(key, handoff)
 
     def blocks_ready(
         self, key: HandoffKey, first_block: int, block_ids: Sequence[int], chunk: int, now: float
@@ -199,7 +201,8 @@ class HandoffSource:
     def abort(
         self, key: HandoffKey, error: str = "", agent: str | None = None
     ) -> list[SourceAction]:
-        """Stop, because the router or sink asked (`error` is empty) or for an own reason.
+        """Stop, because the router or sink asked (`error` is empty) or for a reason of this
+        worker's own.
 
         If the sink asked, `agent` is its agent, and it is always answered.
         """
@@ -214,8 +217,8 @@ class HandoffSource:
         return self._stop(key, handoff, error)
 
     def sweep(self, now: float) -> list[SourceAction]:
-        """Stop handoffs whose ask or grant expired, or whose wait for one, or for the prompt, timed
-        out."""
+        """Stop handoffs whose ask or grant has expired, or that waited too long for an ask, a grant
+        or the prompt."""
         actions: list[SourceAction] = []
         for key, handoff in list(self._handoffs.items()):
             is_late, is_expired = now >= handoff.deadline, now >= handoff.expires
@@ -235,7 +238,7 @@ class HandoffSource:
     # -- messages of sinks --------------------------------------------------------------------
 
     def ask(self, ask: KvAsk, now: float) -> list[SourceAction]:
-        """A sink waits for this handoff. An ask may precede `open` by at most its time to live,
+        """A sink asks for this handoff. An ask may precede `open` by at most its time to live,
         renewed or not, so that the sink does not wait for a prompt that never comes."""
         key = key_of(ask)
         handoff = self._handoffs.get(key)
@@ -253,10 +256,10 @@ class HandoffSource:
             return []
         handoff.agent = ask.agent
         handoff.expires = expires
-        return self._tell(key, handoff)
+        return self._answer_ask(key, handoff)
 
     def grant(self, grant: KvGrant, now: float) -> list[SourceAction]:
-        """The right to write, which answers KvBegun."""
+        """The sink grants its blocks, in answer to KvBegun."""
         key = key_of(grant)
         handoff = self._handoffs.get(key)
         if handoff is None:
@@ -293,8 +296,8 @@ class HandoffSource:
         return self._stop(key, handoff, "the grant was lost on its way")
 
     def pool_lost(self, agent: str) -> list[SourceAction]:
-        """The sink lives, but a write to its pool failed: what was granted fails. What was only
-        asked for goes on, and the next grant reaches the pool again."""
+        """A write to the pool of a living sink failed: handoffs with a grant fail. Handoffs that
+        were only asked for go on; their grants restore the connection to the pool."""
         granted = (SourceState.SENDING, SourceState.DRAINING)
         actions: list[SourceAction] = []
         for key, handoff in list(self._handoffs.items()):
@@ -303,7 +306,7 @@ class HandoffSource:
         return actions
 
     def peer_lost(self, agent: str) -> list[SourceAction]:
-        """The sink is gone: all that it asked for ends."""
+        """The sink is gone: all its handoffs fail."""
         actions: list[SourceAction] = []
         for key, handoff in list(self._handoffs.items()):
             if handoff.agent == agent:
@@ -312,7 +315,7 @@ class HandoffSource:
 
     # -- steps ---------------------------------------------------------------------------
 
-    def _tell(self, key: HandoffKey, handoff: _Handoff) -> list[SourceAction]:
+    def _answer_ask(self, key: HandoffKey, handoff: _Handoff) -> list[SourceAction]:
         """Answer an ask, once the prompt has begun."""
         if handoff.state is not SourceState.ASKED or not handoff.has_begun:
             return []
@@ -320,7 +323,7 @@ class HandoffSource:
         return [SendBegun(key, handoff.agent)]
 
     def _advance(self, key: HandoffKey, handoff: _Handoff, now: float) -> list[SourceAction]:
-        """Post the blocks that are ready and granted; stop when no more will follow."""
+        """Post the blocks that are ready and granted; stop when no more can follow."""
         if handoff.state is not SourceState.SENDING:
             return []
         actions: list[SourceAction] = []

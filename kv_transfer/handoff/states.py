@@ -11,7 +11,7 @@ from kv_transfer.handoff.key import IllegalMove
 
 
 class SourceState(StrEnum):
-    """State of a handoff at the source."""
+    """The state of a handoff at the source."""
 
     ASKED_EARLY = "asked early"  # the sink's ask came before the prompt
     WAITING = "waiting"  # open, not asked for yet
@@ -22,7 +22,7 @@ class SourceState(StrEnum):
 
 
 class SourceEvent(StrEnum):
-    """Event that changes the state at the source."""
+    """An event that changes the state at the source."""
 
     OPEN = "open"
     ASK = "be asked"
@@ -52,10 +52,10 @@ def source_transition(state: SourceState, event: SourceEvent) -> SourceState:
 
 
 class SinkState(StrEnum):
-    """State of a handoff at the sink, from the grant on; an ask alone has no state."""
+    """The state of a handoff at the sink, from the grant on. An ask alone has no state."""
 
     GRANTED = "granted"  # wanted; the peer may write
-    CLOSED_EARLY = "closed early"  # wanted; closed normally, but notifications are on their way
+    CLOSED_EARLY = "closed early"  # wanted; closed normally, notifications are still to come
     VERIFYING = "verifying"  # every block has arrived; the owner compares digests
     ABORTING = "aborting"  # not wanted; the peer may write until it answers
     LANDING = "landing"  # not wanted; posted writes may land until a deadline
@@ -63,7 +63,7 @@ class SinkState(StrEnum):
 
 
 class SinkEvent(StrEnum):
-    """Event that changes the state at the sink."""
+    """An event that changes the state at the sink."""
 
     ARRIVED = "arrived"  # every block has arrived
     CHECK = "check"  # every block has arrived, and digests must be compared

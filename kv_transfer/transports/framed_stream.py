@@ -1,6 +1,6 @@
 """Frames over a Unix stream socket that never blocks: a length of 4 bytes, then the payload.
 
-A frame may carry an open file to the peer. Knows nothing of what frames mean.
+A frame may carry an open file to the peer. Knows nothing of the frames' meaning.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class FramedStream:
         self._inbound = bytearray()
 
     def queue(self, payload: bytes) -> None:
-        """Send a frame by one of the next calls of `flush`."""
+        """Send a frame with one of the next calls of `flush`."""
         assert len(payload) <= MAX_FRAME_BYTES
         self._unsent.append(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
 
     def flush(self) -> int:
-        """Give the kernel as much as it takes; returns how many frames it has whole with this
-        call. Raises OSError if the connection is broken."""
+        """Give the kernel as many bytes as it accepts; returns the number of frames that this call
+        completed. Raises OSError if the connection is broken."""
         done = 0
         while self._unsent:
             frame = self._unsent[0]
@@ -52,14 +52,14 @@ class FramedStream:
         return done
 
     def send_file(self, payload: bytes, file: int) -> None:
-        """Send a short frame with an open file at once. Raises OSError if the kernel does not take
-        it, which it does unless frames before it are unsent."""
+        """Send a short frame with an open file at once. Raises OSError if the kernel does not
+        accept it, which happens only while earlier frames are unsent."""
         frame = len(payload).to_bytes(_LENGTH_BYTES, "little") + payload
         if self._unsent or socket.send_fds(self.socket, [frame], [file]) != len(frame):
             raise BlockingIOError(errno.EAGAIN, "the queue is full")
 
     def receive(self) -> list[bytes]:
-        """The frames that have arrived whole; files that came with them are closed. Raises OSError
+        """The complete frames that have arrived; closes files that came with them. Raises OSError
         if the connection is broken or a frame is too long."""
         for _ in range(_READS):
             try:
@@ -73,7 +73,7 @@ class FramedStream:
         return self._frames()
 
     def receive_file(self) -> tuple[list[bytes], int | None]:
-        """Like `receive`, with the first open file that came, which the caller then owns."""
+        """As `receive`, with the first open file that came. The caller then owns the file."""
         try:
             data, files, _, _ = socket.recv_fds(self.socket, _READ_BYTES, 1)
         except BlockingIOError:
@@ -90,7 +90,7 @@ class FramedStream:
             raise
 
     def close(self) -> None:
-        """Close the socket; what is unsent is lost."""
+        """Close the socket. Unsent bytes are lost."""
         self.socket.close()
 
     def _frames(self) -> list[bytes]:

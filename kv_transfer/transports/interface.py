@@ -59,7 +59,7 @@ class PeerReady:
 
 @dataclass(frozen=True)
 class PeerLost:
-    """A peer that was added cannot be written to; it is removed."""
+    """A peer that was added cannot be written to and has been removed."""
 
     agent: str
     reason: str
@@ -77,7 +77,7 @@ class Transport(Protocol):
 
     @property
     def agent(self) -> str:
-        """Name of this end, new for every incarnation."""
+        """The name of this end, new for every incarnation."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class Transport(Protocol):
         transport's name already says it."""
 
     def allocate(self, num_bytes: int) -> memoryview | None:
-        """Zeroed memory that the pool must live in, or None if any memory will do.
+        """Zeroed memory in which the pool must live; None if any memory will do.
 
         Raises ConfigError if the host has not enough memory.
         """

@@ -1,7 +1,7 @@
 """A peer's side: gets the memory of an owner's pool over a Unix socket, then sends notifications.
 
-Owns one connection. Nothing blocks: `poll` takes the next step, so that an owner that is stopped
-holds up nobody else. The owner must prove the key before its file is mapped.
+Owns one connection. Nothing blocks: `poll` takes the next step, so that a stopped owner delays
+nobody else. The owner must prove the key before its file is mapped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class _State(Enum):
 
 
 class MemoryClient:
-    """A connection to an owner's `MemoryServer`; `memory` is its pool's, once it is open."""
+    """A connection to an owner's `MemoryServer`. Once it is open, `memory` is the owner's
+    memory."""
 
     def __init__(
         self,
@@ -63,8 +64,8 @@ class MemoryClient:
         return self._state is _State.OPEN
 
     def poll(self) -> None:
-        """Take the next step if the owner has taken its own. Raises TransferError if the
-        connection failed: it is closed then."""
+        """Take the next step if the owner has answered the last one. If the connection has failed,
+        closes it and raises TransferError."""
         if self._state is _State.CONNECTING:
             self._try_connect()
         if self._state is _State.ENDED:
@@ -75,12 +76,12 @@ class MemoryClient:
             self._read()
 
     def queue(self, notification: bytes) -> None:
-        """Send a notification by one of the next calls of `flush`."""
+        """Send a notification with one of the next calls of `flush`."""
         self._stream.queue(notification)
 
     def flush(self) -> int:
-        """Send what is queued; returns how many notifications are in the owner's queue with this
-        call. Raises TransferError if the owner is gone."""
+        """Send the queued notifications; returns the number of those that this call put into the
+        owner's queue. Raises TransferError if the owner is gone."""
         try:
             return self._stream.flush()
         except OSError as error:

@@ -1,9 +1,9 @@
 """How two workers of a host prove to each other that they may share a pool's memory.
 
-The pool's owner makes a random key, which travels in its descriptor: only over encrypted control
-connections, and only to members of the fleet. Over the Unix socket each side proves with a keyed
-BLAKE2b digest over both sides' random numbers that it has the key, the peer first. Both must also
-run as the same user, as the kernel says.
+The pool's owner makes a random key. The key travels in the owner's descriptor: only over encrypted
+control connections, and only to members of the fleet. Over the Unix socket each side proves that it
+has the key, with a keyed BLAKE2b digest over both sides' random numbers; the peer comes first. Both
+must also run as the same user, according to the kernel.
 
     owner -> peer   challenge
     peer -> owner   nonce, proof, the peer's agent
@@ -27,7 +27,7 @@ _OWNER, _PEER = b"owner", b"peer"
 
 @dataclass(frozen=True)
 class Handshake:
-    """What both sides know once the peer has answered the challenge."""
+    """The data that both sides have once the peer has answered the challenge."""
 
     key: bytes
     challenge: bytes
@@ -36,12 +36,12 @@ class Handshake:
 
     @property
     def peer_proof(self) -> bytes:
-        """Shows that the peer has the key."""
+        """The proof that the peer has the key."""
         return self._proof(_PEER)
 
     @property
     def owner_proof(self) -> bytes:
-        """Shows that the owner has the key."""
+        """The proof that the owner has the key."""
         return self._proof(_OWNER)
 
     def _proof(self, side: bytes) -> bytes:
@@ -53,8 +53,8 @@ class Handshake:
 
 
 def stranger(connection: socket.socket) -> str:
-    """Who is at the other end, if it is another user; "" if it is ours. Where the kernel does not
-    say, the socket's folder, which only our user may enter, keeps others out."""
+    """The other end's user, in words, if it is not ours; "" if it is. Where the kernel does not
+    report the user, the socket's folder, which only our user may enter, keeps others out."""
     if not hasattr(socket, "SO_PEERCRED"):
         return ""
     layout = struct.Struct("3i")

@@ -1,8 +1,9 @@
 """An owner's side: gives the pool's memory to peers that prove the key, and gets notifications.
 
 Owns the listening socket and the peers' connections. On Linux the socket has a random abstract
-name, which leaves nothing in the file system; elsewhere it lies in a private folder. Only a peer of
-the same user that has the key gets the file, and only its notifications count. Nothing blocks.
+name, which leaves nothing in the file system; elsewhere it lies in a private folder. Only a peer
+that runs as the same user and has the key gets the file, and only its notifications count. Nothing
+blocks.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class _Caller:
 
 
 class MemoryServer:
-    """Serves one file; `address` and `key` are for peers' `MemoryClient`."""
+    """Serves one file. `address` and `key` are for peers' `MemoryClient`."""
 
     def __init__(
         self, selector: selectors.BaseSelector, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Listen; the selector's data are functions to call when a socket is readable. Raises
+        """Listen. The selector's data are functions to call when a socket is readable. Raises
         ConfigError."""
         self.key = secrets.token_bytes(KEY_BYTES)
         self.num_refused = 0
@@ -90,7 +91,8 @@ class MemoryServer:
         self._file = file
 
     def take_notifications(self) -> list[Notification]:
-        """What peers have sent since the last call. Closes connections that prove nothing."""
+        """The notifications that peers have sent since the last call. Closes connections that fail
+        to prove the key."""
         now = self._clock()
         for caller in list(self._unproved.values()):
             if now >= caller.deadline:

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The information that a peer needs to write here; `metadata` is NIXL's own."""
+    """The data that a peer needs to write here; `metadata` is NIXL's own."""
 
     metadata: bytes
     address: int
@@ -256,7 +256,7 @@ class NixlTransport:
         self._registration = self._nixl = None
 
     def _is_over(self, write: _Write) -> bool:
-        """Whether the write has ended and its request is released; sets the write's error."""
+        """Whether the write has ended and its request is released. Sets the write's error."""
         if write.error is None:
             try:
                 state = self._nixl.check_xfer_state(write.request)
@@ -270,7 +270,7 @@ class NixlTransport:
         return self._release(write)
 
     def _release(self, write: _Write) -> bool:
-        """Release a request; False while NIXL cannot cancel it: it may still read our memory."""
+        """Release a request. False while NIXL cannot cancel it: it may still read our memory."""
         try:
             write.request.release()
         except self._errors as error:
@@ -315,14 +315,14 @@ def load_nixl(device: str) -> ModuleType:
 
 
 def card_modules(cuda: str | None) -> Sequence[str]:
-    """The builds of NIXL in the order to try them for a card, with this version of CUDA in the
-    process (None: not known, 13 is assumed)."""
+    """The builds of NIXL for a card, in the order to try them, with this version of CUDA in the
+    process (None: unknown; assumes 13)."""
     is_old = cuda is not None and cuda.split(".")[0] == "12"
     return NIXL_MODULES if is_old else NIXL_MODULES[::-1]
 
 
 def cuda_of_torch() -> str | None:
-    """The version of CUDA that this process's torch was built for; None without torch, which this
+    """The CUDA version for which this process's torch was built; None without torch, which this
     package does not import."""
     torch = sys.modules.get("torch")
     return None if torch is None else torch.version.cuda

@@ -41,11 +41,11 @@ def create_transport(name: str, device: str) -> Transport:
 
 
 def chosen_transport(name: str, device: str, is_one_host: bool) -> str:
-    """The name itself, or for `auto` the best that works for a pool on `device`.
+    """The name itself, or for `auto` the best transport that works for a pool on `device`.
 
-    `is_one_host` says that all peers run on this host and in its network namespace: then shared
-    memory, which opens no port, comes first. Else NIXL comes first, because it reaches other hosts.
-    If nothing works, the error of the chosen one says what is missing.
+    With `is_one_host`, all peers run on this host and in its network namespace. Shared memory,
+    which opens no port, is then preferred. Otherwise NIXL is preferred, because it reaches other
+    hosts. If nothing works, the error of the chosen one says what is missing.
     """
     if name != AUTO:
         return name

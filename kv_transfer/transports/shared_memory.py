@@ -49,13 +49,13 @@ class SharedMemory:
             raise _no_memory(num_bytes, error) from error
 
     def close(self) -> None:
-        """Close the file. Peers that have it, and mappings, keep the memory."""
+        """Close the file. Peers that have the file, and mappings, keep the memory."""
         os.close(self.file)
 
 
 def map_shared(file: int, num_bytes: int) -> mmap.mmap:
-    """Map the first `num_bytes` of a peer's file. Raises TransferError unless the file is memory
-    that large that nobody can shrink."""
+    """Map the first `num_bytes` of a peer's file. Raises TransferError unless the file is memory of
+    at least this size that nobody can shrink."""
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size < num_bytes:
@@ -70,7 +70,7 @@ def map_shared(file: int, num_bytes: int) -> mmap.mmap:
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Where a mapping starts."""
+    """The start address of a mapping."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
@@ -94,8 +94,8 @@ def _map_for_huge_pages(file: int, num_bytes: int) -> tuple[mmap.mmap, int]:
     """A mapping, and the offset in the file where it starts.
 
     A huge page needs an address and an offset that are equal modulo its size. Python cannot choose
-    the address, but the offset: so the file is mapped twice, the first time to learn the address.
-    If the kernel chooses another one the second time, pages stay plain.
+    the address, but it can choose the offset. So the file is mapped twice, first to learn the
+    address. If the kernel chooses another address the second time, pages stay plain.
     """
     first = mmap.mmap(file, num_bytes)
     offset = address_of(first) % _HUGE
@@ -106,8 +106,8 @@ def _map_for_huge_pages(file: int, num_bytes: int) -> tuple[mmap.mmap, int]:
 
 
 def _use_huge_pages(memory: mmap.mmap) -> None:
-    """Back the memory with pages of 2 MiB where the kernel has some, whatever its settings for
-    shared memory say: they are for memory that did not ask. Elsewhere pages stay plain."""
+    """Back the memory with pages of 2 MiB where the kernel can, even if its settings for shared
+    memory say no: these settings are for memory that did not ask. Elsewhere pages stay plain."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     start = -address_of(memory) % _HUGE
@@ -120,7 +120,7 @@ def _use_huge_pages(memory: mmap.mmap) -> None:
             return
         stop = min(begin + _SLICE, end)
         for page in range(begin, stop, _HUGE):
-            memory[page] = 0  # the kernel skips what is wholly empty
+            memory[page] = 0  # the kernel skips ranges that are wholly empty
         with contextlib.suppress(OSError):
             memory.madvise(_MADV_COLLAPSE, begin, stop - begin)
 

@@ -1,8 +1,8 @@
 """The transport for one host: peers map each other's pools and copy into them.
 
 Owns the pool's shared memory, the server that gives it to peers, and the clients for peers' pools,
-over which notifications follow the data. A write is a memory copy inside `post_write`; it is over
-when its notification is in the queue of the peer's socket. A full queue never blocks: `poll`
+which also carry notifications after the data. A write is a memory copy inside `post_write`; it is
+over when its notification is in the queue of the peer's socket. A full queue never blocks: `poll`
 retries in order. Serves pools in host memory only.
 """
 
@@ -38,7 +38,7 @@ MAX_NOTIFICATION_BYTES = MAX_FRAME_BYTES
 
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a pool's memory is to be had, the key to it, and the pool's place in it."""
+    """The address and key of a pool's memory, and the pool's place in it."""
 
     agent: str
     address: str
@@ -90,7 +90,7 @@ class ShmTransport:
 
     @property
     def num_refused(self) -> int:
-        """Connections to our memory that were not peers'."""
+        """Number of connections to our memory that did not come from peers."""
         return self._server.num_refused
 
     def allocate(self, num_bytes: int) -> memoryview | None:
@@ -198,8 +198,8 @@ class ShmTransport:
             self._memory = None
 
     def _advance(self, agent: str, peer: _Peer) -> None:
-        """Take the next step of a peer's connection. A peer that goes away later is forgotten when
-        the next write fails; its memory is freed now."""
+        """Take the next step of a peer's connection. The memory of a peer that goes away is freed
+        at once; the peer itself is forgotten when the next write fails."""
         was_open = peer.client.is_open
         try:
             peer.client.poll()
@@ -238,7 +238,7 @@ class ShmTransport:
 def _copy(
     pool: PoolMemory, source_blocks: Sequence[int], peer: _Peer, target_blocks: Sequence[int]
 ) -> None:
-    """Copy straight from one pool into the other: whole blocks, or the pieces of each."""
+    """Copy directly from one pool into the other: whole blocks, or the pieces of each."""
     if peer.slices.source.count == 1:
         size = pool.block_bytes
         for source, target, count in runs(source_blocks, target_blocks):

@@ -1,9 +1,9 @@
-"""Where UCX, under NIXL, may listen: it takes writes from anyone who reaches its TCP port.
+"""The network interfaces on which UCX, under NIXL, may listen.
 
 UCX over TCP does not authenticate who connects, and a connection may write to any address of the
-process. So UCX gets only the interfaces that it needs: loopback, where all workers run on one host,
-else those that the operator names, and TCP on them only where the operator allows it. RDMA needs no
-permission, because remote keys guard the memory. Pure: returns the variables that UCX is to read.
+process. So UCX gets only the interfaces that it needs: loopback, if all workers run on one host,
+otherwise those that the operator names, and TCP on them only if the operator allows it. RDMA needs
+no permission, because remote keys guard the memory. Pure: returns the variables for UCX.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ def ucx_network(
     ports: str | None = None,
     system: Path = Path("/sys/class"),
 ) -> dict[str, str]:
-    """The variables to set before NIXL starts. What the operator has set in `environment` stays.
+    """The variables to set before NIXL starts. Variables that the operator has set in `environment`
+    stay.
 
     `outer_host` is the address that the worker listens on, None for a loopback address;
-    `interfaces` are names of network interfaces or RDMA ports (`mlx5_0:1`); `ports` are those for
-    TCP, "LO-HI", None for any. Raises ConfigError, naming the setting that is missing.
+    `interfaces` are names of network interfaces or RDMA ports (`mlx5_0:1`); `ports` is the range
+    for TCP, "LO-HI", None for any. Raises ConfigError, naming the missing setting.
     """
     chosen = {} if ports is None else {PORTS: ports}
     if outer_host is None and not interfaces:

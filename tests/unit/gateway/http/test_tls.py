@@ -85,7 +85,7 @@ async def test_a_certificate_that_rotates_is_read_again(tmp_path: Path) -> None:
     async with tls_server(old, tmp_path) as server, trusting(old) as connected:
         assert (await connected.get(server.url)).status_code == 200
         server.rotate(new, key=False)
-        server.reloader.look()
+        server.reloader.reload_if_changed()
         async with trusting(old) as client:
             assert (await client.get(server.url)).status_code == 200
         server.rotate(new)
@@ -107,7 +107,7 @@ async def test_a_certificate_that_is_missing_for_a_while_stays_in_use(tmp_path: 
     authority = trustme.CA()
     async with tls_server(authority, tmp_path) as server, trusting(authority) as client:
         (tmp_path / "cert.pem").unlink()
-        server.reloader.look()
+        server.reloader.reload_if_changed()
         assert (await client.get(server.url)).status_code == 200
 
 
