@@ -1,7 +1,7 @@
-"""Requests that ended, by time: the last minute as a whole, the last hour in steps of 30 s.
+"""Requests that ended, by time: the last minute as a whole, the last hour in steps of `POINT_US`.
 
 Owns the counts; a request adds to the slot in which it ends. Slots of the last minute are summed
-up when asked; each history point is made once, when its 30 s are over. The clock is passed in.
+up when asked; each history point is made once, when its time is over. The clock is passed in.
 """
 
 from __future__ import annotations

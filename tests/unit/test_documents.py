@@ -17,7 +17,8 @@ from gateway.api.openai_responses.request import ResponsesRequest
 from gateway.api.unknown_fields.findings import Ignorable
 from gateway.chat import tool_parser
 from gateway.grammars import grammar
-from gateway.http import request_scope
+from gateway.http import connection, request_scope
+from gateway.http.variants import content_encoding
 from http_kit import errors
 from process.settings.spec import specs_of
 from process.sockets import options
@@ -124,7 +125,8 @@ def test_a_program_that_does_not_exist_is_found() -> None:
 
 SETTINGS = {**specs_of(RouterSettings), **specs_of(DecodeSettings)}
 _DEFAULT = re.compile(
-    r"`(?:--)?([a-z][a-z_-]+)`[^`|.;\n]{0,40}?\((?:by default )?(\d[\d,]*(?:\.\d+)?)( MiB)?"
+    r"`(?:--)?([a-z][a-z_-]+)`(?:[^`|.;\n]{0,40}?\((?:by default )?|, (?=\d+ m?s\b))"
+    r"(\d[\d,]*(?:\.\d+)?)( MiB)?"
 )
 
 
@@ -146,9 +148,16 @@ def test_defaults_of_settings_are_those_of_the_code(document: Path) -> None:
 
 def test_a_wrong_default_is_found() -> None:
     assert wrong_defaults("silent for `keepalive_s` (14 s)") == ["keepalive_s (14): 15.0"]
+    assert wrong_defaults("its lease (`lease_s`, 9 s) ends") == ["lease_s (9): 2.0"]
 
 
-LIMITS = [
+def default(name: str) -> float:
+    """The default of a setting that is a number."""
+    return float(SETTINGS[name].default)
+
+
+_STOP = (generation_fields.MAX_STOP_STRINGS, generation_fields.MAX_STOP_STRING_CHARS)
+LIMITS: list[tuple[str, str, object]] = [
     ("api.md", "lists and objects | {:,} |", strict_model.MAX_PARTS),
     ("api.md", "| values of any kind | {:,};", strict_model.MAX_VALUES),
     ("api.md", "| bytes outside strings | {} MiB |", strict_model.MAX_BYTES_OUTSIDE >> 20),
@@ -169,11 +178,26 @@ LIMITS = [
     ("api.md", "| {} h, at most", response_records.TTL_S // 3600),
     ("api.md", "h, at most {:,} for each key", response_records.MOST_RECORDS),
     ("security.md", "holds a connection for {} s", options.HANDSHAKE_MS // 1000),
+    ("security.md", "head of more than {:.0f} KiB", default("max_head_bytes") / (1 << 10)),
+    ("security.md", "sends a body of more than {:.0f} MiB", default("max_body_bytes") / (1 << 20)),
+    ("security.md", "in flight hold {:.0f} MiB", default("max_inflight_bytes") / (1 << 20)),
+    ("security.md", "takes more than {:.0f} s to send", default("receive_timeout_s")),
+    ("security.md", "connection idle for {:.0f} s", default("idle_timeout_s")),
+    ("security.md", "full buffer unread for {:.0f} s", default("client_stall_s")),
+    ("security.md", "when {:.0f} pieces of a generation", default("max_unread_deltas")),
+    ("security.md", "beyond {:.0f} sequences of all", default("max_inflight")),
+    ("security.md", "a step waits for {:.0f} ms", default("mask_wait_ms")),
+    ("security.md", "a request has {:.0f} s on a worker", default("mask_limit_s")),
+    ("security.md", "400 after {:,} members", content_encoding.MAX_GZIP_MEMBERS),
+    ("security.md", "up to {} KiB are buffered", connection.WRITE_BUFFER_BYTES >> 10),
+    ("security.md", "| {:,} characters | thread above 1,000", grammar.MAX_GBNF_CHARS),
+    ("security.md", "matched with each token | {0[0]} of {0[1]:,} characters", _STOP),
+    ("security.md", "400 beyond {:,} prompt tokens", choice_planner.MAX_STARTED_TOKENS),
 ]
 
 
 @pytest.mark.parametrize(("document", "text", "value"), LIMITS)
-def test_limits_are_those_of_the_code(document: str, text: str, value: int) -> None:
+def test_limits_are_those_of_the_code(document: str, text: str, value: object) -> None:
     assert text.format(value) in (ROOT / "docs" / document).read_text(encoding="utf-8")
 
 

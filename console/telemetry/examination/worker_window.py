@@ -1,7 +1,7 @@
 """Workers over the doctor's window: means of their load, growth of their counters.
 
-Owns slots of 10 s for each worker; one sample per second goes into the newest. A restarted worker
-begins from nothing.
+Owns slots of `SLOT_US` for each worker; one sample per second goes into the newest. A restarted
+worker begins from nothing.
 """
 
 from __future__ import annotations
