@@ -103,6 +103,13 @@ def test_every_package_has_a_row_in_the_readme() -> None:
     assert packages - rows == set()
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_commands_name_files_that_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    paths = re.findall(r"(?<![\w./-])(?:\./)?((?:tests|scripts|deploy)/[\w./-]*\w)", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def missing_programs(text: str) -> list[str]:
     """The programs of `bench` and `tests` that a document names and nobody can start."""
     names = re.findall(r"\b((?:bench|tests)(?:\.[a-z_]+)+)(?=[ `])", text)
