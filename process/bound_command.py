@@ -1,8 +1,8 @@
 """Runs a third-party command that ends when the process that started it ends.
 
 `python bound_command.py PARENT_PID COMMAND [ARGUMENT...]` replaces itself with the command. This
-works on Linux only; elsewhere the command outlives its parent. The kernel sends the signal when
-the parent's thread ends, so that thread must live on. Imports no Baton module, to start fast.
+works on Linux only; elsewhere the command outlives its parent. The kernel sends the signal when the
+parent's thread ends, so that thread must live on. Imports no Baton module, so that it starts fast.
 """
 
 from __future__ import annotations

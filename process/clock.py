@@ -1,7 +1,7 @@
 """Wall-clock time that never goes backwards within a process.
 
-The only clock whose readings leave a process (to compare traces of several processes); code that
-measures durations uses `time.monotonic`. `Clock` is what a process passes to its parts.
+Only readings of this clock leave a process (to compare traces of several processes). Code that
+measures durations uses `time.monotonic`. A process passes a `Clock` to its parts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def wall_us() -> int:
 
 
 class Clock:
-    """`now` gives seconds of the monotonic clock, the clock that steps are measured with."""
+    """`now` returns seconds of the monotonic clock, which also measures steps."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
 
     def wall_us(self, monotonic_s: float | None = None) -> int:
-        """Microseconds of the Unix epoch now, or at a reading of `now`."""
+        """Microseconds of the Unix epoch, now or at a reading of `now`."""
         ago_s = 0.0 if monotonic_s is None else self.now() - monotonic_s
         return wall_us() - round(ago_s * 1e6)

@@ -13,9 +13,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 def core_shares(cores: Sequence[int], num_workers: int, threads: int) -> list[list[int]]:
     """Disjoint cores for each worker, each share contiguous in `cores`; the remainder is unused.
-
-    Empty if there is only one worker, or if a share has fewer cores than `threads`.
-    """
+    Empty if there is only one worker, or if a share would have fewer cores than `threads`."""
     size = len(cores) // num_workers
     if num_workers < 2 or size < threads:
         return []

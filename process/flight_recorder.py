@@ -1,7 +1,7 @@
-"""A process's flight recorder: its last events in a ring, read when somebody asks.
+"""A process's flight recorder: its last events in a ring, read on request.
 
-Recording an event is one tuple in a ring; nothing is formatted, sent or written. One thread records
-and reads. The ring holds `CAPACITY` events: minutes of a busy worker, about 10 MB.
+Recording an event puts one tuple into a ring; nothing is formatted, sent or written. One thread
+records and reads. The ring holds `CAPACITY` events: minutes of a busy worker, about 10 MB.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ way to a member's value."""
 
 
 class FlightRecorder:
-    """The last events. `clock` gives seconds of the monotonic clock, `wall_us` microseconds of the
-    Unix epoch."""
+    """The last events. `clock` returns seconds of the monotonic clock, `wall_us` microseconds of
+    the Unix epoch."""
 
     def __init__(
         self, clock: Callable[[], float], wall_us: Callable[[], int], capacity: int = CAPACITY
@@ -46,8 +46,8 @@ class FlightRecorder:
         text: str = "",
         since: float | None = None,
     ) -> None:
-        """Something happened just now, or lasted from `since` (by the clock) until now. `attempt`
-        has a request's id and the attempt's number."""
+        """Record an event that happened just now, or lasted from `since` (by the clock) until now.
+        `attempt` has a request's id and the attempt's number."""
         now = self._clock()
         started = now if since is None else since
         self._ring.append((started, now, kind._value_, *attempt, number, tokens, text))
@@ -62,17 +62,17 @@ class FlightRecorder:
         number: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Something lasted from `started` to `ended`, by the clock."""
+        """Record an event that lasted from `started` to `ended`, by the clock."""
         self._ring.append((started, ended, kind._value_, *attempt, number, tokens, ""))
         self._num_recorded += 1
 
     def page(
         self, after: int = 0, request_id: str = "", since_us: int = 0, until_us: int = 0
     ) -> tuple[list[FlightEvent], int]:
-        """Events of the ring in the order in which they were recorded, and the place to continue
-        `after`; 0 if there are no more.
+        """Events of the ring in the order of recording, and the place to continue `after`; 0 if
+        there are no more.
 
-        Each call looks at `PAGE` events and leaves out those that ended before `since_us` or began
+        Each call looks at `PAGE` events. It leaves out those that ended before `since_us` or began
         after `until_us` (if it is not 0), and with a `request_id` those of other requests.
         """
         first = self._num_recorded - len(self._ring)

@@ -1,8 +1,9 @@
 """Tells a process to stop: on a signal, or when its parent process ends.
 
-Records the request and wakes the owner's loop, which performs the orderly shutdown. While a process
-starts it has no loop: then the request is raised as `Stopped`. A second signal ends the process at
-once. SIGHUP, which ends other processes, means nothing unless the owner says otherwise.
+Records the request and wakes the owner's loop, which performs the orderly shutdown. A process that
+is still starting has no loop, so the request is raised as `Stopped`. A second signal ends the
+process at once. SIGHUP, whose default is to end a process, does nothing unless the owner handles
+it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ ORPHAN_GRACE_S = 60.0
 
 
 class Stopped(BaseException):
-    """The process was told to stop before it served. Like KeyboardInterrupt, no error."""
+    """The process was told to stop before it served. Like KeyboardInterrupt, this is no error."""
 
 
 class StopSignal:
-    """Handles SIGTERM, SIGINT and SIGHUP, and watches the parent if told its pid.
+    """Handles SIGTERM, SIGINT and SIGHUP, and watches the parent if given its pid.
 
     `since` is the monotonic time in seconds of the first stop request, None before. Create it in
     the main thread; `close` restores the former handlers. An orphaned process that has not ended
@@ -42,8 +43,8 @@ class StopSignal:
         parent_pid: int | None = None,
         on_hangup: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wake` and `on_hangup` are called from signal handlers, `wake` also from another thread:
-        they must only wake a loop."""
+        """Signal handlers call `wake` and `on_hangup`, and another thread also calls `wake`: both
+        must only wake a loop."""
         self.since: float | None = None
         self._is_final = False
         self._wake = wake
@@ -74,8 +75,8 @@ class StopSignal:
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """A context, for the main thread, in which the request to stop is raised as `Stopped`, in
-        the midst of whatever runs, and at the end at the latest."""
+        """A context, for the main thread, in which a request to stop is raised as `Stopped`: in the
+        middle of running code, and at the latest at the end."""
         self._is_starting = True
         try:
             self.check()
@@ -85,12 +86,13 @@ class StopSignal:
             self._is_starting = False
 
     def check(self) -> None:
-        """Raise `Stopped` if the process was told to stop: code may have swallowed it."""
+        """Raise `Stopped` if the process was told to stop, in case other code swallowed it
+        before."""
         if self.is_set:
             raise Stopped
 
     def withdraw(self) -> bool:
-        """Take back what `request` asked for; False if a signal, or the parent's end, came."""
+        """Take back `request`. False if a signal or the parent's end has come, too."""
         if self._is_final:
             return False
         self.since = None
@@ -122,13 +124,13 @@ class StopSignal:
         log.warning("process %d, which started this one, is gone: stopping", parent_pid)
         self._is_final = True
         if self.since is None:
-            os.kill(os.getpid(), signal.SIGTERM)  # so that the main thread raises it if it starts
+            os.kill(os.getpid(), signal.SIGTERM)  # the main thread raises it during the start
         if not self._closed.wait(ORPHAN_GRACE_S):
             os._exit(1)
 
 
 def _end_by(number: int) -> None:
-    """End as the signal's default action does, which as PID 1 has none."""
+    """End as the signal's default action would. PID 1 has no default actions."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
     os._exit(128 + number)

@@ -1,4 +1,5 @@
-"""Reads what a process writes, line by line in a thread, so that the process never waits for us."""
+"""Reads another process's output, line by line in a thread, so that the process never waits for
+us."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ _LONGEST_LINE = 1 << 16  # bytes; a longer one comes in parts
 
 
 class LinePump:
-    """Passes each line to `take`, and keeps the last ones. Owns `stream` and the thread, which end
-    when everything that holds the stream's other end has closed it."""
+    """Passes each line to `take`, and keeps the last ones. Owns `stream` and the thread; both end
+    when every holder of the stream's other end has closed it."""
 
     def __init__(self, stream: IO[bytes], take: Callable[[str], None]) -> None:
-        """`take` is called from the thread and must not raise."""
+        """The thread calls `take`, which must not raise."""
         self._stream = stream
         self._take = take
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -28,7 +29,7 @@ class LinePump:
         return list(self._lines)[-num_lines:]
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the last line was taken, if the process has ended."""
+        """Wait until the last line has been taken. The process must have ended."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

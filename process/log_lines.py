@@ -1,7 +1,7 @@
 """Turns any process's line of output into one JSON object, as `process.logs` writes them.
 
-Lines of Baton's processes are such objects already. Those of UCX, NIXL and Valkey are taken apart;
-any other line, such as one of a traceback, is a message by itself.
+Lines of Baton's processes are such objects already. Lines of UCX, NIXL and Valkey are split into
+their parts. Any other line, such as one of a traceback, is a message by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEVELS = {
 
 def json_line(line: str, who: str, now: float) -> str:
     """The line as a JSON object on one line: time (seconds of the epoch), level, who, logger,
-    message. `now` is the time of a line that has none; `who` the process that wrote it."""
+    message. `now` is the time for lines without one; `who` is the process that wrote the line."""
     line = line.rstrip("\r\n")
     if _is_ours(line):
         return line

@@ -22,10 +22,10 @@ LEVELS = {
 def setup_logs(
     level: str, format: str, who: str, stream: TextIO | io.TextIOBase | None = None
 ) -> None:
-    """Send every logger of this process to `stream` (stderr). Called once, by a `main`.
+    """Send every logger of this process to `stream` (stderr). Each `main` calls it once.
 
-    `level` is a key of LEVELS, `format` "text" or "json", `who` the role or worker that each
-    line names. Calling again replaces the former set-up.
+    `level` is a key of LEVELS, `format` "text" or "json", `who` the role or worker that each line
+    names. Another call replaces the former set-up.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter(who) if format == "json" else TextFormatter(who))
@@ -88,7 +88,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _trace_fields(record: logging.LogRecord) -> dict[str, str]:
-    """The ids that the line carries (`about`), and those of the current request."""
+    """The ids of the line (`about`), and those of the current request."""
     trace = CURRENT_TRACE.get()
     fields = {} if trace is None else {"trace_id": trace.trace_id, "span_id": trace.span_id}
     own = {name: getattr(record, name, "") for name in ("request_id", "trace_id")}

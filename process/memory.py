@@ -1,5 +1,6 @@
-"""How this process gives memory back: settings of the C library's allocator and of Python's
-garbage collector."""
+"""Returns this process's memory to the system: settings of the C library's allocator and of
+Python's garbage collector.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ megabyte or two by then. Python's default makes it scan 14 times as often."""
 def give_back_large_blocks() -> bool:
     """Return blocks of 128 KiB and more to the system as soon as they are freed.
 
-    glibc starts this way, but raises its threshold once it has freed such a block: small blocks
+    glibc does so at first, but raises its threshold once it has freed such a block. Small blocks
     then settle in the gaps, and the next large block makes the process grow. Use it in processes
     that seldom need large blocks; processes that compute with large tensors are faster without.
     Returns False if the C library has no such setting.
@@ -29,12 +30,12 @@ def give_back_large_blocks() -> bool:
 
 
 def spare_the_collector(middle_per_full: int = 10) -> None:
-    """Exempt all objects that exist now from garbage collection. The others are collected in full
-    after every `middle_per_full` collections of the middle generation.
+    """Exempt all objects that exist now from garbage collection. Other objects are collected in
+    full after every `middle_per_full` collections of the middle generation.
 
     The modules of a worker alone are 190,000 objects, and a full collection takes a tenth of a
-    second, during which all streams stall. Reference counting frees the objects of requests;
-    cycles are rare.
+    second, during which all streams stall. Reference counting frees the objects of requests; cycles
+    are rare.
     """
     gc.collect()
     gc.freeze()

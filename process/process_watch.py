@@ -1,7 +1,7 @@
 """Detects that another process of this machine has ended.
 
-Only the end of a process proves that it does no more work: a process that only stands still is
-silent and loses its lease, too. Processes of other machines or pid namespaces cannot be watched.
+Only the end of a process proves that it does no more work: a stopped process, too, is silent and
+loses its lease. Processes of other machines or pid namespaces cannot be watched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def machine_name() -> str:
 
 
 class WatchedProcess:
-    """A process by pid; a later process with the same pid counts as another one."""
+    """A process by pid. A later process with the same pid counts as another one."""
 
     def __init__(self, pid: int) -> None:
         try:
@@ -33,7 +33,7 @@ class WatchedProcess:
             self._process = None
 
     def has_ended(self) -> bool:
-        """Whether the process has exited: a stopped process has not, a zombie has."""
+        """Whether the process has exited. A stopped process has not; a zombie has."""
         if self._process is None:
             return True
         try:

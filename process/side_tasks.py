@@ -1,4 +1,4 @@
-"""Work beside the requests, whose failure must not end the process that serves them."""
+"""Background tasks, whose failure must not end the process that serves requests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ RESTART_S = 1.0
 
 
 async def keep_running(what: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Run it until it returns. If it fails, log why, and run it again after a pause. Raises
-    ConfigError and ModelLoadError, which another run would only repeat."""
+    """Run a task until it returns. If it fails, log the error, and run it again after a pause.
+    Raises ConfigError and ModelLoadError, which another run would only repeat."""
     while True:
         try:
             await run()

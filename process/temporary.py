@@ -1,4 +1,4 @@
-"""Temporary files, where there is a folder for them: a read-only container may have none."""
+"""Temporary files. A read-only container may have no folder for them, which is a ConfigError."""
 
 from __future__ import annotations
 

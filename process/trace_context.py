@@ -1,8 +1,8 @@
 """W3C trace context of the current request, if its client sent one.
 
-`traceparent` is read strictly by https://www.w3.org/TR/trace-context/ (level 1): a malformed
-header counts as absent. Tasks inherit the current context, so log lines and traces of a request
-can name the trace without passing it as an argument.
+`traceparent` is read strictly by https://www.w3.org/TR/trace-context/ (level 1): a malformed header
+counts as absent. Tasks inherit the current context, so log lines and traces of a request can name
+the trace without passing it as an argument.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A trace with a span of ours in it; all fields are lower-case hexadecimal. `parent_id` is the
+    """A trace with one of our spans; all fields are lower-case hexadecimal. `parent_id` is the
     client's span, "" if the trace begins here."""
 
     trace_id: str
@@ -42,14 +42,14 @@ CURRENT_TRACE: ContextVar[TraceContext | None] = ContextVar("current_trace", def
 
 
 def new_context(is_sampled: bool) -> TraceContext:
-    """The context of a new trace that begins with a span of ours."""
+    """The context of a new trace that begins with one of our spans."""
     return TraceContext(secrets.token_hex(16), "", secrets.token_hex(8), f"{is_sampled:02x}")
 
 
 def read_traceparent(header: str) -> TraceContext | None:
     """The context that a header names, with a new span; None for an invalid header.
 
-    From a version newer than ours only the fields known to ours are read.
+    Of a version newer than ours, only the fields of our version are read.
     """
     match = _FORMAT.fullmatch(header.strip(" \t"))
     if match is None:

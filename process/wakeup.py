@@ -8,8 +8,8 @@ import os
 class Wakeup:
     """A pipe whose read end becomes readable on `wake`. Owns both ends.
 
-    `wake` may be called from any thread and from signal handlers, also after `close`; `fileno`
-    is for `zmq.Poller` or `select`. Many wakes before a `clear` count as one.
+    Any thread and signal handlers may call `wake`, even after `close`. `fileno` is for `zmq.Poller`
+    or `select`. Many wakes before a `clear` count as one.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Wakeup:
         return was_woken
 
     def close(self) -> None:
-        """Close both ends. A thread that may still `wake` must have been stopped or be idle."""
+        """Close both ends. Threads that may call `wake` must have stopped or be idle."""
         self._closed = True
         os.close(self._read)
         os.close(self._write)

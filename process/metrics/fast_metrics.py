@@ -2,8 +2,8 @@
 Prometheus's format.
 
 The library's own metrics take a lock and several calls each, a sixth of a streamed token's cost.
-Histograms put values aside and find their buckets when they are read, or when there are many: to
-sort a thousand costs less than to search the bounds a thousand times.
+Histograms put values aside, and find their buckets on reading or when there are many: sorting a
+thousand values costs less than searching the bounds a thousand times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ASIDE = 1024
 
 
 class TokenCounter(Collector):
-    """A counter; callers add to `value` directly. `more` is what another metric has counted."""
+    """A counter; callers add to `value` directly. `more` is the count of another metric."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class TokenCounter(Collector):
 
 
 class LabelledCounts(Collector):
-    """A counter with one label. Its `values` are shown from the start, as 0: Prometheus sees no
-    increase in a series that begins with its first event."""
+    """A counter with one label. All `values` are shown as 0 from the start, because Prometheus sees
+    no increase in a series that begins with its first event."""
 
     def __init__(
         self, name: str, text: str, label: str, values: Iterable[str], registry: CollectorRegistry
@@ -56,7 +56,7 @@ class LabelledCounts(Collector):
         registry.register(self)
 
     def add(self, value: str, count: int = 1) -> None:
-        """Count something with this label value."""
+        """Count an event with this label value."""
         try:
             self._values[value] += count
         except KeyError:
@@ -72,7 +72,7 @@ class LabelledCounts(Collector):
 
 class PhaseHistograms(Collector):
     """Histograms of the phases of requests, in seconds, with the same upper bounds; updated
-    together. `phases` has the name and the text of each by its key."""
+    together. `phases` has the name and the help text of each by its key."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class PhaseHistograms(Collector):
         registry.register(self)
 
     def observe(self, durations_ms: Sequence[Mapping[str, float | None]]) -> None:
-        """Observe many requests: every phase that happened; None for one that did not."""
+        """Observe many requests. A phase's value is None if it did not happen."""
         for key, counts in self._counts.items():
             values = [value for each in durations_ms if (value := each[key]) is not None]
             self._sums_ms[key] += sum(values)
@@ -119,7 +119,7 @@ class TokenHistogram(Collector):
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """Number of observed values."""
         return sum(self._counts) + len(self.aside)
 
     def observe(self, value: float, count: int = 1) -> None:
@@ -142,7 +142,7 @@ class TokenHistogram(Collector):
 
 
 def count_by_bucket(values: list[float], bounds: Sequence[float], counts: list[int]) -> None:
-    """Sort the values, and add how many lie in each bucket to `counts`."""
+    """Sort the values, and add the number of those in each bucket to `counts`."""
     values.sort()
     begin = 0
     for place, bound in enumerate(bounds):
@@ -153,8 +153,8 @@ def count_by_bucket(values: list[float], bounds: Sequence[float], counts: list[i
 
 
 def buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """A histogram's buckets as the library wants them: labels of the upper bounds, the last of
-    which is infinite, with the sums of `counts` up to each."""
+    """A histogram's buckets in the library's form: labels of the upper bounds, the last of them
+    infinite, with the sums of `counts` up to each."""
     names = map(_bound, (*bounds, float("inf")))
     return list(zip(names, map(float, accumulate(counts)), strict=True))
 

@@ -1,9 +1,6 @@
 """Prometheus metrics of a process, and a small HTTP server for them and for probes.
 
-The server has a thread of its own, so that it answers whatever the process's main thread does. It
-takes one request per connection, holds few connections, and gives each of them `DEADLINE_S` for the
-whole exchange. A connection beyond `MOST_CONNECTIONS` takes the place of the oldest one: clients
-that are slow, or only hold connections open, keep no prompt client waiting.
+The server has a thread of its own, so it answers even while the process's main thread is busy.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Loads a process's settings: one frozen dataclass from defaults, file, environment, flags.
 
-Later sources override earlier ones. The file is TOML: top-level keys are shared by all processes,
-and a table named after the process overrides them. An unknown key or flag, and any malformed value,
+Later sources override earlier ones. The file is TOML: all processes share its top-level keys, and a
+table named after the process overrides them. An unknown key or flag, and any malformed value,
 raises ConfigError with one line that names it, its source and the accepted values. So does an
-unknown variable that nearly has a known name; other variables that begin with BATON_ may belong to
-something else, as those of Kubernetes's service links do.
+unknown variable whose name is nearly a known one. Other variables that begin with BATON_ are
+accepted, because they may belong to something else, such as Kubernetes's service links.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def settings_or_exit(cls: type[S], argv: Sequence[str], **names: Any) -> S:
 
 
 def warn_of_unknown_variables(cls: type, environ: Mapping[str, str] | None = None) -> None:
-    """Log the variables that begin with BATON_ and that no process knows. Call it once logs are
-    set up, after `load_settings`, which refuses those that are misspelt."""
+    """Log the variables that begin with BATON_ and that no process knows. Call it once logs are set
+    up, after `load_settings`, which refuses misspelt names."""
     environ = os.environ if environ is None else environ
     known = {name for each in (cls, *_others.get()) for name in _variables_of(specs_of(each))}
     for name, text in sorted(environ.items()):
@@ -106,7 +106,8 @@ def warn_of_unknown_variables(cls: type, environ: Mapping[str, str] | None = Non
 
 @contextlib.contextmanager
 def other_settings(classes: Iterable[type]) -> Iterator[None]:
-    """A context in which names of these classes are accepted; `baton` knows those of all."""
+    """A context in which names of these classes are accepted. The `baton` command passes all
+    classes."""
     token = _others.set(tuple(classes))
     try:
         yield
@@ -115,10 +116,8 @@ def other_settings(classes: Iterable[type]) -> Iterator[None]:
 
 
 def settings_to_args(settings: Any) -> list[str]:
-    """Flags that give a child process these settings; defaults and secrets are left out.
-
-    Exact only if the child's environment and file set no other settings.
-    """
+    """Flags that give a child process these settings, without defaults and secrets. Exact only if
+    the child's environment and file set no other settings."""
     args: list[str] = []
     for spec in specs_of(type(settings)).values():
         value = getattr(settings, spec.name)
@@ -246,7 +245,7 @@ def _read_secret(path: str, source: str) -> str:
 
 
 def _misspelt(name: str, known: Sequence[str]) -> str | None:
-    """The known variable that an unknown one of ours resembles, if any."""
+    """The known variable that an unknown BATON_ variable resembles, if any."""
     if not _is_unknown(name, known):
         return None
     stems = [each.removeprefix(ENV_PREFIX) for each in known if each.startswith(ENV_PREFIX)]

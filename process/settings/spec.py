@@ -1,8 +1,8 @@
 """One setting: its type, bounds and names, and its conversion from text or TOML.
 
 A spec is derived from a dataclass field that was declared with `setting(...)`. It does not know
-where a value came from: it raises ValueError with the accepted values, and the loader in
-`process.settings` adds the flag, variable or key at fault.
+where a value comes from: it raises ValueError with the accepted values, and the loader in
+`process.settings.loader` adds the flag, variable or key at fault.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class SettingSpec:
 
     @property
     def file_env_name(self) -> str | None:
-        """The variable that names a file with the value; None for what is no secret text."""
+        """The variable that names a file with the value; None unless the setting is a secret
+        text."""
         return f"{self.env_name}_FILE" if self.details.secret and self.base is str else None
 
     @property
@@ -131,7 +132,7 @@ class SettingSpec:
         return f"{self.details.help} [{'; '.join(facts)}]"
 
     def parse_text(self, text: str) -> Any:
-        """A flag's or variable's text as the value. Raises ValueError naming accepted values."""
+        """The value of a flag's or variable's text. Raises ValueError naming accepted values."""
         if self.optional and text.lower() == NONE_TEXT:
             return None
         if self.base is tuple:
@@ -201,7 +202,8 @@ class SettingSpec:
         return ValueError(f"{self._shown(value)} is not accepted; give {self.accepted()}")
 
     def _shown(self, value: Any) -> str:
-        """A wrong value in words: no secret, and no address, which may hold one."""
+        """A wrong value for an error message. Secrets and addresses, which may contain one, are
+        hidden."""
         return "the value" if self.details.secret or "://" in str(value) else repr(value)
 
     def to_text(self, value: Any) -> str:
@@ -216,7 +218,7 @@ class SettingSpec:
 
 
 def _stray_character(text: str) -> str | None:
-    """What is wrong with a text's white space and control characters, in words."""
+    """The fault in a text's white space and control characters, in words."""
     if "\n" in text or "\r" in text:
         return "has a line break"
     if any(unicodedata.category(each) == "Cc" for each in text):

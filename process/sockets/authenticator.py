@@ -63,7 +63,7 @@ class Gatekeeper:
         self._signal.send(b"")
 
     def close(self) -> None:
-        """Stop; sockets that are still open admit no more clients."""
+        """Stop. Sockets that are still open admit no more clients."""
         for socket in self._watched:
             if not socket.closed:
                 socket.disable_monitor()
@@ -110,7 +110,7 @@ class Gatekeeper:
             monitor.close(linger=0)
             return
         self.num_turned_away += 1
-        if self.num_turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: never a flood
+        if self.num_turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...: bounded logs
             log.warning(
                 "turned away a connection to %s that did not prove the cluster's secret "
                 "(%d so far)",

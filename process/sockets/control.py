@@ -1,10 +1,10 @@
 """The control plane's sockets for a worker: a server that peers connect to, a link to a server.
 
 Both speak `protocol.messages` over ZeroMQ ROUTER and DEALER. A peer must send an acceptable Hello
-before any other message; frames that are foreign, corrupt or from unknown peers are counted and
-dropped and raise no error. Every sender has proved the cluster's secret
-(`process.sockets.network`). Server and link never block and do not interpret the messages; the
-server counts the requests among them.
+before any other message. Frames that are foreign, corrupt or from unknown peers are counted and
+dropped, without an error. Every sender has proved the cluster's secret (`process.sockets.network`).
+Server and link never block and do not interpret the messages; the server counts the requests among
+them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class HelloPolicy:
     pid: int = 0
 
     def answer(self, hello: Hello) -> HelloAccepted | HelloRefused:
-        """Compares version and model, then the layout; an empty layout is not compared."""
+        """The answer after comparing version and model, then the layout. An empty layout is not
+        compared."""
         if hello.protocol_version != PROTOCOL_VERSION:
             return HelloRefused(
                 what="protocol version",
@@ -90,7 +91,7 @@ class ControlServer:
     """A worker's ROUTER socket and the peers whose Hello was accepted. Owns the socket.
 
     `refused` counts dropped frames by reason: undecodable, foreign, no_hello, incompatible.
-    `undeliverable` counts messages to peers that were gone. `socket` is for a Poller.
+    `undeliverable` counts messages to lost peers. `socket` is for a Poller.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class ControlServer:
 
     @property
     def legs_received(self) -> dict[str, int]:
-        """How many Generate and Prefill messages each session of a router has brought."""
+        """The number of Generate and Prefill messages that each session of a router has sent."""
         return {self._peers[each].session: count for each, count in self._num_legs.items()}
 
     @property
@@ -148,7 +149,8 @@ class ControlServer:
         return received
 
     def send(self, peer: Peer, message: Message) -> bool:
-        """Queue a message. If the peer is gone: False, counted, and `lost` will report the peer."""
+        """Queue a message. If the peer is gone, count the message and return False; `lost` will
+        report the peer."""
         if self._send(peer.identity, message):
             return True
         self.undeliverable += 1
@@ -157,10 +159,8 @@ class ControlServer:
         return False
 
     def lost(self, now: float) -> list[Peer]:
-        """Peers that became unreachable or silent since the last call; they are forgotten.
-
-        Call it after `receive`, so that messages that arrived during a long step count.
-        """
+        """Peers that became unreachable or silent since the last call; they are forgotten. Call it
+        after `receive`, so that messages that arrived during a long step count."""
         gone, self._unreachable = self._unreachable, []
         if self._drained:
             horizon = now - self._silence_s
@@ -237,7 +237,7 @@ class ControlServer:
         self._send(identity, answer)
 
     def _send(self, identity: bytes, message: Message) -> bool:
-        """False if the peer's connection is gone or its queue is full."""
+        """Send; False if the peer's connection is gone or its queue is full."""
         try:
             self.socket.send_multipart([identity, *wire.parts(wire.encode(message))], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -255,9 +255,9 @@ class ControlServer:
 class ControlLink:
     """A DEALER to one worker's control server. Owns the socket.
 
-    Sends Hello at once and holds messages back until Hello is accepted. `accepted` is the
-    server's acceptance, `refused` its refusal, after which no messages are sent. `resets` counts
-    the times that the server had forgotten us and so dropped its work for us.
+    Sends Hello at once and holds messages back until Hello is accepted. `accepted` is the server's
+    acceptance, `refused` its refusal, after which no messages are sent. `resets` counts the times
+    that the server had forgotten us and so dropped its work for us.
     """
 
     def __init__(
@@ -292,7 +292,8 @@ class ControlLink:
         self._post(hello)
 
     def send(self, message: Message) -> bool:
-        """Queue a message; False, and counted, if we were refused or the queue is full."""
+        """Queue a message. If we were refused or the queue is full, count the message and return
+        False."""
         sent = False
         if self.accepted is not None:
             sent = self._post(message)
@@ -317,7 +318,7 @@ class ControlLink:
         return received
 
     def tick(self, now: float) -> None:
-        """Send a Ping if due, or Hello again while it is unanswered. Cheap."""
+        """Send a Ping if due, or Hello again while it is unanswered. Call it often; it is cheap."""
         if now < self._next_tick or self.refused is not None:
             return
         self._next_tick = now + self._ping_interval_s

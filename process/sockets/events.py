@@ -25,7 +25,8 @@ class EventPublisher:
         self._socket, self.endpoint = network.listening(zmq.PUB, endpoint)
 
     def publish(self, message: EventMessage) -> None:
-        """Send to every subscriber; one that is too slow misses the event and detects the gap."""
+        """Send to every subscriber. A subscriber that is too slow misses the event and detects the
+        gap."""
         self._socket.send_multipart(wire.parts(wire.encode(message)), zmq.NOBLOCK)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What an operator's host name or address says, without asking a name server."""
+"""Properties of host names and addresses, without asking a name server."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def is_address(host: str) -> bool:
 
 
 def unbracketed(host: str) -> str:
-    """The host as sockets take it: an IPv6 address without brackets."""
+    """The host in the form for sockets: an IPv6 address without brackets."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def bracketed(host: str) -> str:
-    """The host as URLs and endpoints show it: an IPv6 address in brackets."""
+    """The host in the form for URLs and endpoints: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host

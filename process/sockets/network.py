@@ -1,8 +1,8 @@
 """Makes a process's ZeroMQ sockets: encrypted, and open only to holders of the cluster's secret.
 
 Owns the context. Every connection uses CURVE with two key pairs that all processes of the cluster
-derive from its secret: servers hold one, clients the other, and each end accepts only the key that
-it expects. Knows no messages. Invariant: no server socket is ever open without the gatekeeper that
+derive from its secret: servers hold one, clients the other, and each end accepts only the expected
+key. Knows no messages. Invariant: no server socket is ever open without the gatekeeper that
 authenticates its clients.
 """
 
@@ -50,7 +50,7 @@ class Network:
     """Makes the sockets of one process; `close` closes every one that is still open."""
 
     def __init__(self, cluster_secret: str, context: zmq.Context[Any] | None = None) -> None:
-        """`context` defaults to a new one; this object owns it, even if given."""
+        """`context` defaults to a new one. This object owns it in either case."""
         self._keys = ClusterKeys.derive(cluster_secret)
         self._context: zmq.Context[Any] = zmq.Context() if context is None else context
         self._gatekeeper: Gatekeeper | None = None
@@ -80,7 +80,7 @@ class Network:
 
     @property
     def num_turned_away(self) -> int:
-        """Connections to our sockets that did not prove the secret."""
+        """Number of connections to our sockets that did not prove the secret."""
         return 0 if self._gatekeeper is None else self._gatekeeper.num_turned_away
 
     def close(self, linger_ms: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""The address by which other hosts reach this one: that of the interface on the way to them.
+"""The address by which other hosts reach this one: that of the interface towards them.
 
-Asks the kernel's routing table, and a name server for the store's name. Sends no packet: a UDP
-socket that is connected only knows its route.
+Asks the kernel's routing table, and a name server for the store's name. Sends no packet: connecting
+a UDP socket only looks up its route.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def outer_address(store_host: str | None, is_ipv4_only: bool) -> str:
-    """This host's address on the way to the store, else on the default route.
+    """This host's address on the route to the store, otherwise on the default route.
 
-    Without any route, a store on this very host makes it the loopback address, because then all
-    that can read the registration is here. Raises ConfigError if there is no address.
+    Without any route, but with a store on this host, the loopback address: then only processes of
+    this host can read the registration. Raises ConfigError if there is no address.
     """
     families = [socket.AF_INET] if is_ipv4_only else [socket.AF_INET, socket.AF_INET6]
     towards_store = [
@@ -44,7 +44,8 @@ def outer_address(store_host: str | None, is_ipv4_only: bool) -> str:
 
 
 def _addresses_towards(host: str, family: socket.AddressFamily) -> Iterator[str]:
-    """Our own addresses on the way to a host; none if it is unknown or there is no route."""
+    """Our own addresses on the route to a host; none if the host is unknown or there is no
+    route."""
     try:
         found = socket.getaddrinfo(host, _ANY_PORT, family, socket.SOCK_DGRAM) if host else []
     except OSError:
