@@ -1,12 +1,15 @@
 """Which key opens which path, and the 401 without one: ASGI middleware around the application.
 
-Paths under `/v1/` and vLLM's helpers need API keys, and so do unknown paths that stand for one of
-them. The operator chooses for probes and `/metrics`. The API's description and the dashboard's
-files are open. What operators read needs a viewer's or an admin key. Every other path needs an
-admin key, so that a new path is closed by default. A key comes as a bearer token or in `x-api-key`.
-Without any keys all doors are open but one: what changes the fleet needs an admin key in any case.
-Keys are looked up once a request, and never on open paths. Knows only hashes of keys, and never
-repeats what a client sent.
+- Paths under `/v1/` and vLLM's helpers need API keys, as do unknown paths that stand for one of
+  them.
+- The operator chooses for probes and `/metrics`.
+- The API's description and the dashboard's files are open.
+- Pages and data for operators need a viewer's or an admin key.
+- Every other path needs an admin key, so that a new path is closed by default.
+
+A key comes as a bearer token or in `x-api-key`. Without any keys all paths are open, except those
+that change the fleet: they always need an admin key. Keys are looked up once a request, and never
+on open paths. Knows only hashes of keys, and never repeats what a client sent.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class Door(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
-    """A key that opens a door, its terms, and what logs call it."""
+    """A key that opens a door, its terms, and its name in logs."""
 
     key: str
     terms: KeyTerms
@@ -69,8 +72,8 @@ class FoundKey:
 class AccessRules:
     """The keys of each door, and the doors of the probes and of `/metrics`.
 
-    Viewers' keys open what operators read; admin keys open that and the controls.
-    `supervisor` opens the same paths as admin keys, but its presence closes none: the process
+    Viewers' keys open what operators read; admin keys open that and the controls. `supervisor`
+    opens the same paths as admin keys, but does not count as a key that closes paths: the process
     that started the router always has it, even if the operator sets no keys. Digests of callers are
     salted with `salt`.
     """
@@ -84,8 +87,8 @@ class AccessRules:
     metrics: Door = Door.VIEWER
 
     def door_of(self, path: str) -> Door:
-        """The door of a path. API keys also close operators' paths; operators' keys close no
-        API."""
+        """The door of a path. Setting API keys also closes operators' paths; setting operators'
+        keys closes no path of the API."""
         door = Door.ADMIN
         if path.startswith(CONTROL_PREFIX):
             return Door.CONTROL
@@ -126,7 +129,7 @@ class AccessRules:
 
 
 class KeyCheck:
-    """The middleware; `app` is the application that it guards."""
+    """The middleware around the application `app`."""
 
     def __init__(self, app: ASGIApp, rules: AccessRules, registry: CollectorRegistry) -> None:
         self._app = app
@@ -153,7 +156,7 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope, door: Door) -> bool:
-        """Whether a request may pass. Notes in its scope who sends it, if that counts on its path.
+        """Whether a request may pass. Notes the sender in its scope, if the path depends on it.
         Looks for each of its keys once, and only behind doors that the path has."""
         rules, keys = self._rules, _keys(scope)
         found = None if door is Door.OPEN else rules.find(door, keys)
@@ -174,7 +177,7 @@ class KeyCheck:
 
 
 def access_rules(settings: GatewaySettings, files: KeyFiles) -> AccessRules:
-    """The access rules from the settings; `files` keeps them in line with the key files. Raises
+    """The access rules from the settings; `files` updates them from the key files. Raises
     ConfigError."""
     return AccessRules(
         api=files.ring(settings.api_keys, settings.api_key_file, has_terms=True),

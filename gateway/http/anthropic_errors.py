@@ -21,7 +21,7 @@ _TYPES = {
 
 
 class UnsupportedThread(Struct, frozen=True):
-    """Says that a conversation cannot be stored, for clients that can continue without."""
+    """Says that a conversation cannot be stored, to clients that can continue without."""
 
     error_code: str
     unsupported: list[str]
@@ -76,7 +76,7 @@ def anthropic_error(error: HttpError, request_id: str | None) -> bytes:
 
 
 def _too_long_message(error: PromptTooLong) -> str:
-    """Anthropic's words, by which clients know whether to shorten the prompt or the output."""
+    """Anthropic's wording, from which clients know whether to shorten the prompt or the output."""
     limit, prompt, output = error.limit, error.prompt, error.output
     if prompt > limit or not output:
         return f"prompt is too long: {prompt} {error.unit} > {limit} maximum"

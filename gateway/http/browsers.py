@@ -1,8 +1,8 @@
-"""What web pages may ask of the router: ASGI middleware outside the check of keys.
+"""Which requests of web pages the router accepts: ASGI middleware outside the check of keys.
 
 A page of any site can send requests to a router that its visitor's browser reaches, for example on
-localhost. A page whose site's name was made to resolve to the router (DNS rebinding) even reads
-the answers; its requests carry that name in `Host`. Requests of other pages are recognized by the
+localhost. A page whose site's name was made to resolve to the router (DNS rebinding) even reads the
+answers; its requests carry that name in `Host`. Requests of other pages are recognized by the
 `Sec-Fetch-Site` and `Origin` headers, which a page cannot forge and clients that are not browsers
 do not send. For these clients the check costs one pass over the headers.
 """
@@ -68,7 +68,8 @@ class BrowserRules:
 
 
 def browser_rules(settings: GatewaySettings) -> BrowserRules:
-    """The rules from the settings. `Host` is checked without API keys, and if names are given."""
+    """The rules from the settings. `Host` is checked if a list of names is given, and on a loopback
+    address without API keys."""
     has_keys = bool(settings.api_keys) or settings.api_key_file is not None
     given = settings.allowed_hosts
     hosts, domains = None, frozenset[bytes]()
@@ -79,7 +80,7 @@ def browser_rules(settings: GatewaySettings) -> BrowserRules:
 
 
 class BrowserCheck:
-    """The middleware; `app` is the application that it guards."""
+    """The middleware around the application `app`."""
 
     def __init__(self, app: ASGIApp, rules: BrowserRules, registry: CollectorRegistry) -> None:
         self._app = app

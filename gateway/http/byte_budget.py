@@ -1,8 +1,8 @@
-"""One budget of memory for what all requests in flight hold: bodies, their fields, whole answers.
+"""One budget for the memory that all requests in flight hold: bodies, their fields, whole answers.
 
-A body's bytes are counted as they arrive, since a `content-length` costs its client nothing; the
-fields made from it before they are made; an answer that is sent whole while it grows. All of it
-counts until the request's answer has ended.
+A body's bytes count as they arrive, because a false `content-length` costs a client nothing. Fields
+made from a body count before they are made; an answer that is sent whole counts while it grows. All
+of it counts until the request's answer has ended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from protocol.errors import Overloaded
 
 
 class ByteBudget:
-    """Counts the bytes; `limit` None allows any number. `retry_after_s` says when those who are
-    refused should come back."""
+    """Counts the bytes; `limit` None allows any number. `retry_after_s` tells refused clients when
+    to come back."""
 
     def __init__(self, limit: int | None, registry: CollectorRegistry | None = None) -> None:
         self._limit = limit
@@ -44,5 +44,5 @@ class ByteBudget:
         self.in_flight += num_bytes
 
     def give_back(self, num_bytes: int) -> None:
-        """The request of these bytes has ended."""
+        """Release the bytes of a request that has ended."""
         self.in_flight -= num_bytes

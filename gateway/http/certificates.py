@@ -1,7 +1,7 @@
-"""Reads a server's certificate again when its files change, as an orchestrator rotates them.
+"""Loads a server's certificate again when its files change, as when an orchestrator rotates them.
 
-New connections get the new certificate; open ones are not touched. Files that do not fit together,
-because only one has been replaced yet, leave the former certificate in use.
+New connections get the new certificate; open ones are not touched. While the files do not match,
+because only one has been replaced yet, the former certificate stays in use.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files: the certificate with its chain, and its key if that is in another file."""
+    """PEM files: the certificate with its chain, and its key if it is in another file."""
 
     cert: str
     key: str | None = None
 
 
 class CertificateReloader:
-    """Keeps a server's TLS context in line with its files."""
+    """Updates a server's TLS context from its files."""
 
     def __init__(self, context: ssl.SSLContext, files: TlsFiles) -> None:
-        """`context` has the certificate as it is now."""
+        """`context` already has the current certificate."""
         self._context = context
         self._files = files
         self._loaded = self._failed = _stamp(files)
@@ -61,7 +61,7 @@ class CertificateReloader:
 
 
 def _stamp(files: TlsFiles) -> _Stamp | None:
-    """What changes when a file is replaced or written to; None while one is missing."""
+    """A value that changes when a file is replaced or written to; None while one is missing."""
     try:
         stats = [os.stat(path) for path in (files.cert, files.key) if path is not None]
     except OSError:

@@ -1,7 +1,7 @@
 """One HTTP connection that a client cannot abuse: bounds on bytes received, memory and waits.
 
 Adds what uvicorn's protocol lacks: limits on requests, on how many are read ahead, and on the time
-that a client may leave an answer unread; and clients that go, or send nothing more, are noticed at
+that a client may leave an answer unread. Clients that leave, or send nothing more, are noticed at
 once. While a client does not read, flow control holds up the code that makes the answer. After the
 timeout the connection is aborted, and that code learns that the client is gone. Knows no paths.
 """
@@ -38,8 +38,8 @@ _OK = b"HTTP/1.1 200 OK\r\n"
 
 
 class _UntilClose(int):
-    """The length of an answer to an HTTP/1.0 client, which cannot read chunks: the answer ends when
-    the connection does. Uvicorn compares it with what was written, and finds it right."""
+    """The length of an answer to an HTTP/1.0 client, which cannot read chunks: the answer ends with
+    the connection. Uvicorn compares this length with the bytes written, and finds them equal."""
 
     def __lt__(self, other: object) -> bool:
         return False
@@ -55,7 +55,7 @@ class _UntilClose(int):
 
 
 class BoundedProtocols:
-    """Creates a server's protocols and counts the connections that they cut, by reason."""
+    """Creates a server's protocols and counts the connections that they abort, by reason."""
 
     def __init__(self, limits: ConnectionLimits, registry: CollectorRegistry) -> None:
         self.limits = limits
@@ -76,7 +76,7 @@ class BoundedProtocols:
 class BoundedProtocol(RequestReader):
     """Uvicorn's protocol with bounds. Owns its timers, which end with the connection.
 
-    A refused request is answered after all requests before it; what follows it is not read.
+    A refused request is answered after all requests before it; nothing after it is read.
     """
 
     def __init__(self, shared: BoundedProtocols, *args: Any, **kwargs: Any) -> None:
@@ -85,14 +85,14 @@ class BoundedProtocol(RequestReader):
         self._refusals = shared.refusals
         self._peers = shared.peers
         self._late_answers: LateAnswers | None = None
-        self._has_ended = False  # the client's bytes were read to their end
-        self._last_answer: Refusal | None = None  # due when the answers before it are sent
-        self._is_ending = False  # all is written; the client has to close
-        self._waiting = b""  # received, and to be parsed once fewer requests are pipelined
+        self._has_ended = False  # the client's data was read to its end
+        self._last_answer: Refusal | None = None  # due after the answers before it
+        self._is_ending = False  # everything is written; the client should close
+        self._waiting = b""  # received; parsed once fewer requests are pipelined
         self._stall = Countdown(self.loop, shared.limits.stall_timeout_s, self._on_stall_timeout)
         self._on_lost: Callable[[], object] | None = None
         self._is_lost = False
-        self._running: RequestResponseCycle | None = None  # more may be pipelined behind it
+        self._running: RequestResponseCycle | None = None  # others may be pipelined after it
 
     # -- the connection ---------------------------------------------------------------------
 
@@ -126,8 +126,8 @@ class BoundedProtocol(RequestReader):
             on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Parse within bounds, a part at a time. What comes behind `MAX_PIPELINED` requests waits,
-        and no more is read until some are answered."""
+        """Parse within bounds, a part at a time. Requests beyond `MAX_PIPELINED` wait, and no more
+        is read until some are answered."""
         if self._waiting:
             self._waiting += data
             self.flow.pause_reading()  # which uvicorn ends whenever the application waits
@@ -138,14 +138,14 @@ class BoundedProtocol(RequestReader):
                     self.flow.pause_reading()
                     break
                 if self._last_answer is not None or self.transport.is_closing():
-                    break  # nothing is read behind a refused request
+                    break  # nothing is read after a refused request
                 self._parse(data[start : start + PARSED_AT_ONCE])
         if self.flow.read_paused and self._owed() is not None:
-            self._peers.try_watch_end(self, self.transport)  # reading would not tell it for long
+            self._peers.try_watch_end(self, self.transport)  # reading would notice it late
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Handle the end of what the client sends. True keeps the connection, for the answers to
-        whole requests; all else is a client that is gone."""
+        """Handle the end of the client's data. True keeps the connection, for the answers to whole
+        requests. In all other cases the client is gone."""
         owed = self._owed()
         if (
             owed is None
@@ -159,10 +159,10 @@ class BoundedProtocol(RequestReader):
         return True
 
     def on_peer_ended(self) -> None:
-        """Handle the end of what the client sends, behind what is not read yet."""
+        """Handle the end of the client's data while some of it is still unread."""
         owed = self._owed()
         if owed is None or not self.flow.read_paused:
-            return  # reading comes to it
+            return  # reading will get there
         if self.scheme == "https":
             self._end()
         elif self._peers.try_watch_reset(self, self.transport):
@@ -173,14 +173,14 @@ class BoundedProtocol(RequestReader):
         self._end()
 
     def _owed(self) -> RequestResponseCycle | None:
-        """The request that is being answered, if it was received whole."""
+        """The request that is being answered, if it was received completely."""
         running = self._running
         return None if running is None or running.more_body else running
 
     def _close_after_last(self) -> None:
-        """Let the answer to the last whole request be the connection's last."""
+        """Close the connection after the answer to the last whole request."""
         if self._waiting or self._last_answer is not None:
-            return  # what waits holds the last request; a refusal closes by itself
+            return  # the last request still waits; a refusal closes by itself
         if self.pipeline and self.pipeline[0][0].more_body:
             self._drop(self.pipeline[0][0])
         last = self.pipeline[0][0] if self.pipeline else self._running
@@ -190,7 +190,7 @@ class BoundedProtocol(RequestReader):
             last.keep_alive = False
 
     def _answer_late(self, owed: RequestResponseCycle) -> None:
-        """Answer a client that sends nothing more, and find out whether it is there."""
+        """Answer a client that sends nothing more, and find out whether it is still there."""
         if self._late_answers is not None:
             return
         self._late_answers = LateAnswers(
@@ -201,7 +201,7 @@ class BoundedProtocol(RequestReader):
             cycle.transport = self.transport
 
     def _go_on(self) -> None:
-        """Parse what waits, now that fewer requests are pipelined."""
+        """Parse the waiting bytes, now that fewer requests are pipelined."""
         waiting, self._waiting = self._waiting, b""
         if not self._is_lost:
             self.data_received(waiting)
@@ -236,8 +236,8 @@ class BoundedProtocol(RequestReader):
             self.flow.resume_reading()  # the body is whole: from now on for the client's end
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer a malformed or oversized request, if its answer has not begun, and close the
-        connection; first come the answers to the requests before it."""
+        """Answer a malformed or oversized request, unless its answer has begun, and close the
+        connection. The answers to earlier requests come first."""
         self._refusals.note(self.client, refusal.message)
         self._cut.labels(refusal.reason).inc()
         self._receiving.stop()
@@ -267,15 +267,15 @@ class BoundedProtocol(RequestReader):
         cycle.message_event.set()
 
     def _send_last_answer(self) -> None:
-        """Send the refusal behind the other answers, and nothing more."""
+        """Send the refusal after the other answers, and nothing more."""
         assert self._last_answer is not None
         self.transport.write(self._last_answer.answer())
         self._close()
 
     def _close(self) -> None:
-        """Close the connection when the client does, or its time to read everything is up: closing
-        at once would lose the unread answers of a client that still sends. A client that has asked
-        for nothing is not waited for."""
+        """Close the connection once the client closes it, or its time to read the answers is up.
+        Closing at once would lose the unread answers of a client that still sends. A client that
+        has sent no request is not waited for."""
         self._is_ending = True
         self._unset_keepalive_if_required()
         if self._late_answers is None and self.cycle is not None and self.transport.can_write_eof():
@@ -356,18 +356,18 @@ class BoundedProtocol(RequestReader):
     # -- time to read an answer -------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: the code that makes the answer has to wait."""
+        """Hold up the code that makes the answer: the client reads too slowly."""
         super().pause_writing()
         self._stall.start()
 
     def resume_writing(self) -> None:
-        """The client caught up."""
+        """Let that code continue: the client has caught up."""
         if not self._is_ending:
             self._stall.stop()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """The answer is written; start the stall timer if bytes of it are still buffered."""
+        """Start the stall timer if bytes of the written answer are still buffered."""
         self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -387,7 +387,7 @@ class BoundedProtocol(RequestReader):
             self.transport.close()
 
     def _abort(self, reason: str) -> None:
-        """Count and log why, and end the connection."""
+        """Count and log the reason, and end the connection."""
         self._cut.labels(reason).inc()
         log.info("cut the connection of %s: %s", self.client, reason)
         self._end()

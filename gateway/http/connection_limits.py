@@ -13,12 +13,14 @@ from gateway.http.refusals import Refusal
 class ConnectionLimits:
     """Bounds on one connection.
 
-    `max_head_bytes`: request line and headers (and trailers). `max_body_bytes`: the longest body
-    that the application accepts; with chunk framing a message may be twice as long.
-    `receive_timeout_s`: from the connection, or from a later request's first byte, to the end of
-    the request. `stall_timeout_s`: to drain a full write buffer, or the rest of an answer.
-    `idle_timeout_s`: between two requests; load balancers, which keep connections for a minute or
-    so, must be the first to close them, or a request of theirs meets the end.
+    - `max_head_bytes`: request line and headers (and trailers).
+    - `max_body_bytes`: the longest body that the application accepts; with chunk framing a message
+      may be twice as long.
+    - `receive_timeout_s`: from the connection, or from a later request's first byte, to the end of
+      the request.
+    - `stall_timeout_s`: to drain a full write buffer, or the rest of an answer.
+    - `idle_timeout_s`: between two requests. It must be longer than that of load balancers, about a
+      minute: if the router closes first, it may meet a request that they have just sent.
     """
 
     max_head_bytes: int = 32 * 1024
@@ -33,7 +35,7 @@ class ConnectionLimits:
         return self.max_head_bytes + 2 * self.max_body_bytes
 
     def head_too_large(self) -> Refusal:
-        """The refusal of a request with too large a head."""
+        """The refusal of a request whose head is too large."""
         message = (
             f"request line, headers and trailers may have {self.max_head_bytes} bytes together"
         )
@@ -41,7 +43,7 @@ class ConnectionLimits:
 
 
 class Countdown:
-    """A timer that is started and stopped many times; `on_end` is called when it runs out."""
+    """A timer that is started and stopped many times; it calls `on_end` when it runs out."""
 
     __slots__ = ("_handle", "_loop", "_on_end", "_seconds")
 
@@ -55,7 +57,7 @@ class Countdown:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has neither ended nor been stopped."""
+        """Whether it was started and has neither run out nor been stopped."""
         return self._handle is not None
 
     def start(self) -> None:
@@ -70,7 +72,8 @@ class Countdown:
             self._handle = None
 
     def close(self) -> None:
-        """Stop the timer for good, and let go of the owner: the two would keep each other."""
+        """Stop the timer for good and drop the reference to its owner, to break the reference cycle
+        between the two."""
         self.stop()
         self._on_end = _nothing
 
@@ -80,4 +83,4 @@ class Countdown:
 
 
 def _nothing() -> None:
-    """What a closed countdown does."""
+    """The callback of a closed countdown."""

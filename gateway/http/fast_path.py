@@ -1,8 +1,8 @@
 """The generation endpoints, called without the framework's layers.
 
 These endpoints take the bare request and return a response, as their routes say. FastAPI would
-serve them the same way, but its middleware stack, its route matching and its dependency handling,
-which they do not use, take a third of the router's time for a short request.
+serve them the same way. But its middleware stack, route matching and dependency handling, which
+these endpoints do not use, take a third of the router's time for a short request.
 """
 
 from __future__ import annotations

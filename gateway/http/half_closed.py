@@ -1,14 +1,14 @@
-"""Clients that send nothing more: each is gone, or waits for the answer to what it has sent.
+"""Clients that send nothing more: each has left, or waits for the answer to what it has sent.
 
-The end of what a client sends looks the same when it closes its connection and when it closes only
-its own half (`nc -N`, `shutdown(SHUT_WR)`). But a client that is gone answers every byte with a
-reset. So its answer is begun at once, with a byte at a time that it begins with in any case: all
-status lines begin alike, and the size of a chunk may begin with zeros. A client that waits sees a
-slow answer. Interim responses (1xx) would serve the same end, but HTTP/1.0 has none, and clients
+A client that closes its connection and one that closes only its own half (`nc -N`,
+`shutdown(SHUT_WR)`) look the same. But the host of a client that has left answers every byte with a
+reset. So the answer is begun at once, one byte at a time, with bytes that it begins with in any
+case: all status lines begin alike, and the size of a chunk may begin with zeros. A waiting client
+sees a slow answer. Interim responses (1xx) would do as well, but HTTP/1.0 has none, and clients
 that did not ask for one may take it for the answer.
 
-Over TLS the end of what a client sends is the end of the connection, as the event loop has it.
-Knows nothing of requests but how much of an answer was written.
+Over TLS the event loop treats the end of a client's data as the end of the connection. Knows
+nothing of requests except how much of an answer was written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CAN_WATCH = hasattr(select, "epoll")
 
 
 class UnreadConnection(Protocol):
-    """A connection that may have to wait before it is read, as `Peers` sees it."""
+    """A connection that may have to wait before it is read; used by `Peers`."""
 
     def on_peer_ended(self) -> None:
         """The client sends nothing more."""
@@ -40,8 +40,8 @@ class UnreadConnection(Protocol):
 
 
 class Peers:
-    """Watches the clients of connections that the event loop does not read. Owns an epoll instance,
-    which the event loop watches in turn, from the first connection until `close`. Only on Linux."""
+    """Watches the clients of connections that the event loop does not read. Linux only. Owns an
+    epoll instance, which the event loop watches, from the first connection until `close`."""
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
@@ -49,27 +49,27 @@ class Peers:
         self._fds: dict[UnreadConnection, int] = {}
 
     def try_watch_end(self, connection: UnreadConnection, transport: asyncio.Transport) -> bool:
-        """Tell the connection once when its client sends nothing more, or is gone. False if this
-        system does not say so."""
+        """Notify the connection once when its client sends nothing more or has left. False if this
+        system cannot report that."""
         return _CAN_WATCH and self._try_watch(connection, transport, select.EPOLLRDHUP)
 
     def try_watch_reset(self, connection: UnreadConnection, transport: asyncio.Transport) -> bool:
-        """Tell the connection once when its client, which sends nothing more, is gone. False as
-        above."""
+        """Notify the connection once when its client, which sends nothing more, has left. False if
+        this system cannot report that."""
         return _CAN_WATCH and self._try_watch(connection, transport, 0)
 
     def forget(self, connection: UnreadConnection) -> None:
-        """Watch this one no longer; its socket may be closed."""
+        """Stop watching this connection; its socket may be closed."""
         fd = self._fds.pop(connection, None)
         if fd is None or self._watched.get(fd) is not connection:
-            return  # another one's, by now
+            return  # the descriptor belongs to another connection by now
         del self._watched[fd]
         assert self._epoll is not None
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
 
     def close(self) -> None:
-        """Watch nobody any longer."""
+        """Stop watching all connections."""
         if self._epoll is not None:
             asyncio.get_running_loop().remove_reader(self._epoll.fileno())
             self._epoll.close()
@@ -90,7 +90,7 @@ class Peers:
         fd = client.fileno()
         self._watched[fd] = connection
         self._fds[connection] = fd
-        self._epoll.register(fd, events | select.EPOLLONESHOT)  # resets are always told
+        self._epoll.register(fd, events | select.EPOLLONESHOT)  # resets are always reported
         return True
 
     def _on_events(self) -> None:
@@ -107,7 +107,7 @@ class Peers:
 
 
 class Answer(Protocol):
-    """How much of an answer was written, as uvicorn's cycle says it."""
+    """How much of an answer was written; implemented by uvicorn's cycle."""
 
     response_started: bool
     response_complete: bool
@@ -115,10 +115,12 @@ class Answer(Protocol):
 
 
 class LateAnswers:
-    """The transport of a connection whose client sends nothing more, for what writes answers.
+    """The transport of a connection whose client sends nothing more, for the code that writes
+    answers.
 
-    Begins the answer that `running` names, as the module says; what was begun is left out of the
-    first write. Bytes that the client's host does not confirm for `give_up_s` end the connection.
+    Begins the answer that `running` returns, as the module describes, and leaves the bytes already
+    sent out of the first write. If the client's host does not confirm bytes for `give_up_s`, the
+    connection ends.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class LateAnswers:
         self._schedule()
 
     def write(self, data: bytes) -> None:
-        """Write the next bytes of an answer, of which the first may be written."""
+        """Write the next bytes of an answer, except those already sent."""
         begun, self._num_begun = self._num_begun, 0
         self._transport.write(data[begun:] if begun else data)
 
@@ -149,7 +151,7 @@ class LateAnswers:
             self._timer.cancel()
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the transport's."""
+        """Everything else is the transport's."""
         return getattr(self._transport, name)
 
     def _schedule(self) -> None:
@@ -168,4 +170,4 @@ class LateAnswers:
 
 
 def _nothing() -> None:
-    """What runs on a connection that is lost."""
+    """The callback for a lost connection."""

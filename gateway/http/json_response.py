@@ -1,5 +1,5 @@
-"""A JSON answer in one piece, written without ASGI messages if the connection allows; and a long
-one in pieces, written as fast as its client reads.
+"""JSON answers: in one piece, written without ASGI messages if the connection allows, or, if they
+are long, in pieces as fast as the client reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WholeAnswer(Response):
     background = None
 
     def __init__(self, document: bytes) -> None:
-        """The headers of the base class are made only if they are needed."""
+        """The base class's headers are made only if they are needed."""
         self.body = document
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,9 +40,9 @@ class WholeAnswer(Response):
 
 
 class LongAnswer(Response):
-    """A document whose pieces are made one after the other, each once the client has read enough
-    of the earlier ones. `next_piece` returns b"" at the end; an error of its first call gets its
-    own status. `ended` is called once, however the answer ends."""
+    """A document made piece by piece, each once the client has read enough of the earlier ones.
+    `next_piece` returns b"" at the end; an error of its first call becomes an answer with its own
+    status. `ended` is called once, however the answer ends."""
 
     media_type = "application/json"
 
@@ -55,7 +55,7 @@ class LongAnswer(Response):
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the whole document. Raises ClientGone if the client goes away."""
+        """Send the whole document. Raises ClientGone if the client leaves."""
         try:
             await while_connected(connection_of(scope), self._send_all(send))
         finally:

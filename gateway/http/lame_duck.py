@@ -1,6 +1,6 @@
-"""The time in which a router that is told to stop still serves, but calls itself not ready.
+"""The time in which a router that is told to stop still serves, but reports itself as not ready.
 
-Load balancers need seconds to learn that a router leaves. Until then they send it connections, and
+Load balancers need seconds to learn that a router leaves. Meanwhile they send it connections, and
 refusing those would lose requests.
 """
 
@@ -36,5 +36,5 @@ class LameDuck:
         may_leave.set()
 
     def not_ready_reason(self) -> str | None:
-        """Why the router is not ready once it is told to stop; None before."""
+        """Why the router is not ready once it has been told to stop; None before."""
         return "the router is stopping" if self._has_begun else None

@@ -1,9 +1,9 @@
-"""The paths of the HTTP API by kind, for access checks, metrics and the API's description; and
-which of them a client means that asks for one that does not exist.
+"""The paths of the HTTP API by kind, for access checks, metrics and the API's description; and the
+path that a client probably means when its path does not exist.
 
 Clients get a path wrong by their base URL (`/chat/completions`, `/v1/v1/chat/completions`), by
-slashes, or because they speak another server's API (`/api/chat`). Only paths of the API are ever
-named, never those of operators.
+slashes, or because they speak another server's API (`/api/chat`). Suggestions are always paths of
+the API, never of operators.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def is_of_api(path: str) -> bool:
 
 
 def is_page(path: str) -> bool:
-    """Whether a path belongs to the files of the operators' page, or leads there."""
+    """Whether a path belongs to the files of the operators' page, or redirects there."""
     in_folder = path == "/dashboard" or path.startswith("/dashboard/")
     return path == "/" or (in_folder and path not in VIEWED)
 
 
 def meant_path(path: str) -> str | None:
-    """The path of the API that an unknown one stands for; None if there is none like it."""
+    """The path of the API that an unknown path probably means; None if none is similar."""
     if len(path) > _MAX_HINTED_CHARS:
         return None
     plain = _SLASHES.sub("/", path).rstrip("/").lower()

@@ -1,8 +1,8 @@
 """Answers to requests that are refused before the application sees them, and their log.
 
-A refusal closes its connection: after a malformed request, nobody can say where the next one
-begins. Anyone can send malformed requests, as fast as the network carries them, so the log gets a
-bounded number of lines, which count the refusals.
+A refusal closes its connection: after a malformed request, the start of the next one is unknown.
+Anyone can send malformed requests, as fast as the network carries them, so the log gets a bounded
+number of lines, which count the refusals.
 """
 
 from __future__ import annotations

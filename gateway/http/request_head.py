@@ -1,8 +1,8 @@
 """The rules of RFC 9112 for a request's head that the parser leaves to its caller.
 
-A request that two servers may read in different ways is refused, because a proxy in front of the
-router and the router must agree on where a request ends and on the host that it is for. Knows
-nothing of connections.
+Two servers must not read a request in different ways: a proxy in front of the router and the router
+must agree on where a request ends and on its host. Ambiguous requests are refused. Knows nothing of
+connections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FRAMING_HEADERS = frozenset((b"host", b"transfer-encoding", b"expect"))
 
 OTHER_PROTOCOL = Refusal(400, "the request's protocol is not HTTP; use HTTP/1.1")
 
-_RTSP, _ICE = b"RTSP/", b"ICE/"  # that the parser also reads
+_RTSP, _ICE = b"RTSP/", b"ICE/"  # protocols that the parser also reads
 _HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]*")
 _TARGETS = (b"/", b"http://", b"https://")
 _WHITESPACE = b" \t"
@@ -69,7 +69,7 @@ class HeadReader:
         elif self._is_chunked:
             raise _refused("HTTP/1.0 has no Transfer-Encoding")
         else:
-            self.expects_continue = False  # its clients cannot read such an answer
+            self.expects_continue = False  # HTTP/1.0 clients cannot read a 100 Continue
 
 
 def is_of_other_protocol(earlier: bytearray, data: bytes, method: bytes, target: bytes) -> bool:
@@ -90,8 +90,8 @@ def is_of_other_protocol(earlier: bytearray, data: bytes, method: bytes, target:
 def head_without_upgrade(
     method: bytes, url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
-    """The head again, without its `Upgrade` headers, for a new parser. Raises Refused for a value
-    of several lines, which would not be read as before."""
+    """The head without its `Upgrade` headers, for a new parser. Raises Refused for a value of
+    several lines, which the new parser would read differently."""
     lines = [b"%b %b HTTP/%b\r\n" % (method, url, version.encode())]
     for name, value in headers:
         if b"\r" in value or b"\n" in value:

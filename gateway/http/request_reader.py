@@ -1,8 +1,8 @@
 """Reads the requests of one connection within bounds: of a head, of a message, and of time.
 
-The heads are read strictly (`gateway.http.request_head`). Trailers count as head and are dropped;
-`Upgrade` is ignored. Knows nothing of answers: its subclass, the connection, says what becomes of a
-request that is refused.
+Heads are read strictly (`gateway.http.request_head`). Trailers count as head and are dropped;
+`Upgrade` is ignored. Knows nothing of answers: its subclass, the connection, handles refused
+requests.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class RequestReader(HttpToolsProtocol):
     # -- parsing ----------------------------------------------------------------------------
 
     def _parse(self, data: bytes) -> None:
-        """Parse some bytes. A message that begins in them is counted from the next bytes on, and
-        is timed only if these bytes do not complete it."""
+        """Parse some bytes. A message that begins in them is counted from the next bytes on, and is
+        timed only if these bytes do not complete it."""
         was_in_body = self._in_body
         self._began = False
         if self.cycle is None or self.cycle.response_complete:
@@ -102,9 +102,9 @@ class RequestReader(HttpToolsProtocol):
         return True
 
     def _try_parse_rest(self, rest: memoryview) -> bool:
-        """Read a request that asks for an upgrade, and what follows its head, as if it did not.
-        The parser takes everything behind such a head for another protocol; so a new parser
-        reads the head again without that wish. False after a refusal."""
+        """Read a request that asks for an upgrade, and the bytes after its head, as if it did not
+        ask. The parser takes everything after such a head for another protocol, so a new parser
+        reads the head again without the `Upgrade`. False after a refusal."""
         try:
             while True:
                 self._is_upgrade = False
@@ -197,7 +197,7 @@ class RequestReader(HttpToolsProtocol):
         super().on_message_complete()
 
     def _refuse_head(self) -> NoReturn:
-        """The head is too large. Raises inside the parser, and so ends the parsing."""
+        """Refuse a head that is too large. Raises inside the parser, which ends the parsing."""
         self._refusal = self._limits.head_too_large()
         raise Refused(self._refusal)
 

@@ -1,13 +1,16 @@
 """The id, the metrics, the share of the budget and the error response of every HTTP request.
 
-ASGI middleware around the whole application. The answer's `x-request-id` repeats the client's, if
-that is well formed. `x-baton-request-id` (for Anthropic's clients also `request-id`) is always
-Baton's own id, which logs and traces use; `x-baton-receipt` is the path of a generation's receipt.
-Client ids are never used internally, since they need not be unique. A valid `traceparent` is
-answered with one that names our span in the client's trace. A request that generates passes the
-gate here, before its body is read.
-`x-baton-ignored` names the fields of
-the body that were ignored.
+ASGI middleware around the whole application. Headers of the answer:
+
+- `x-request-id` repeats the client's, if that is well formed. Client ids are never used internally,
+  because they need not be unique.
+- `x-baton-request-id` (for Anthropic's clients also `request-id`) is always Baton's own id, which
+  logs and traces use.
+- `x-baton-receipt` is the path of a generation's receipt.
+- `x-baton-ignored` names the fields of the body that were ignored.
+- `traceparent`, if the client sent a valid one, names our span in the client's trace.
+
+A request that generates passes the gate here, before its body is read.
 """
 
 from __future__ import annotations
@@ -45,15 +48,17 @@ _UNCOUNTED = nullcontext()
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One HTTP request: its own id, when it arrived (seconds), and the status of its answer.
+    """One HTTP request: its own id, its arrival time (seconds), and the status of its answer.
 
-    `headers` holds the first header of each name; `trace` is the client's trace, if it sent one;
-    `request_digest` is `gateway.output.event_ids.request_digest` once the body was read;
-    `body_bytes` is its length so far;
-    `held_bytes` are taken from `budget` until the answer has ended. `tenant` is on whose behalf the
-    request runs; `ticket` its place behind `gate`, if it has to pass one.
-    `ignored` names what the answer does not honour of the body. `root_path` comes before paths that
-    the answer names.
+    - `headers`: the first header of each name.
+    - `trace`: the client's trace, if it sent one.
+    - `request_digest`: `gateway.output.event_ids.request_digest`, once the body was read.
+    - `body_bytes`: the length of the body so far.
+    - `held_bytes`: bytes taken from `budget` until the answer has ended.
+    - `tenant`: the tenant of the request.
+    - `ticket`: its place behind `gate`, if it has to pass one.
+    - `ignored`: fields of the body that the answer does not honour.
+    - `root_path`: the prefix of paths in the answer.
     """
 
     arrived: float
@@ -80,11 +85,11 @@ class RequestRecord:
         return None if value is None else value.decode("latin-1")
 
     def use_prefix(self, prefix: str) -> None:
-        """Begin the id as the endpoint's ids do; its unguessable digits stay."""
+        """Begin the id as the endpoint's ids do; the unguessable digits stay."""
         self.request_id = prefix + self.request_id[-2 * _ID_BYTES :]
 
     def terms(self) -> RequestTerms:
-        """What the request may do. Raises InvalidRequest for a malformed time to wait."""
+        """The terms of the request. Raises InvalidRequest for a malformed time to wait."""
         timeout = self.header(_TIMEOUT)
         ends_at = None if timeout is None else self.arrived + read_timeout_s(timeout)
         return RequestTerms(self.tenant, self.ticket, ends_at)
@@ -101,15 +106,15 @@ class RequestRecord:
         self.held_bytes += num_bytes
 
     def detach(self) -> RequestRecord:
-        """A record of the same request that goes on when the request was answered: it takes over
-        the memory and the place behind the gate, until its `release`."""
+        """A record of the same request for work that continues after its answer. The record takes
+        over the memory and the place behind the gate, until its `release`."""
         ticket = None if self.ticket is None else self.ticket.hand_over()
         other = replace(self, ticket=ticket)
         self.held_bytes = 0
         return other
 
     def release(self) -> None:
-        """Give back what a detached record holds."""
+        """Give back the memory and the place of a detached record."""
         self.budget.give_back(self.held_bytes)
         self.held_bytes = 0
         if self.ticket is not None:
@@ -144,8 +149,8 @@ class RequestRecord:
 
 
 def ignored_header(names: Sequence[str]) -> bytes:
-    """The names in a header's value of at most `MAX_IGNORED_BYTES`, then how many more there are.
-    What is no printable ASCII, and a comma, is percent-encoded."""
+    """The names as a header value of at most `MAX_IGNORED_BYTES`, followed by the number of names
+    left out. Commas and all but printable ASCII are percent-encoded."""
     shown: list[str] = []
     room = MAX_IGNORED_BYTES - len(f", +{len(names)}")
     for name in names:
@@ -173,12 +178,12 @@ class RequestTracer(Protocol):
         ...
 
     def end(self, record: RequestRecord) -> None:
-        """The request was answered."""
+        """Record the span of an answered request."""
         ...
 
 
 class RequestScope:
-    """The middleware; `app` is the application inside."""
+    """The middleware around the application `app`."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Listening for HTTP: one socket, one uvicorn server, an orderly end.
 
-Owns the listening socket until the server takes it over. The process handles signals, not
-uvicorn: the caller of `serve_until` says when to stop.
+Owns the listening socket until the server takes it over. The process, not uvicorn, handles signals:
+the caller of `serve_until` says when to stop.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_port_file(path: str, port: int) -> None:
 
 @dataclass(frozen=True)
 class Doorway:
-    """How connections are accepted: with which bounds, and with or without TLS."""
+    """How connections are accepted: their bounds, and TLS if configured."""
 
     protocols: BoundedProtocols
     tls: TlsFiles | None = None
@@ -119,18 +119,19 @@ class HttpServer(uvicorn.Server):
             self._doorway.protocols.peers.close()
 
     def wait_for(self, task: asyncio.Task[None]) -> None:
-        """Treat a task that belongs to no connection like a request when the server ends."""
+        """At the end of the server, wait for this task as for a request, although it has no
+        connection."""
         self.server_state.tasks.add(task)
         task.add_done_callback(self.server_state.tasks.discard)
 
     def certificate_reloader(self) -> CertificateReloader | None:
-        """Keeps the server's certificate in line with its files; None without TLS."""
+        """Updates the server's certificate from its files; None without TLS."""
         if self._tls is None or self.config.ssl is None:
             return None
         return CertificateReloader(self.config.ssl, self._tls)
 
     def close_after_answers(self) -> None:
-        """From now on answers ask clients to close their connections."""
+        """Ask clients in every answer from now on to close their connections."""
         self.config.encoded_headers = [*self.config.encoded_headers, CLOSE_HEADER]
         state = self.server_state
         state.default_headers = [*state.default_headers, CLOSE_HEADER]

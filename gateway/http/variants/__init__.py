@@ -1,4 +1,4 @@
-"""Requests in other forms than the usual: compressed bodies, and HEAD.
+"""Requests in uncommon forms: compressed bodies, and HEAD.
 
 Imports nothing of Baton.
 """

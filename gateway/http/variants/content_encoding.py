@@ -1,7 +1,7 @@
-"""Bodies that come compressed: decoded within the limit on a body's length.
+"""Decodes compressed bodies within the limit on a body's length.
 
 Knows gzip, deflate and zstd, one at a time. Nothing is decoded beyond the limit, however small the
-body is that came.
+compressed body is.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _GZIP_BITS, _RAW_BITS = 31, -15
 
 
 def decoder_of(encoding: str) -> Callable[[bytes, int], bytes] | None:
-    """Decodes a body with this `Content-Encoding`, to at most so many bytes; None if the body is
-    not encoded. Raises HTTPException 415 for other encodings.
+    """The decoder for bodies with this `Content-Encoding`; None if the body is not encoded. A
+    decoder takes the body and the most bytes to return. Raises HTTPException 415 for other
+    encodings.
 
     The decoder raises HTTPException 400 for a malformed body, and 413 for one that is too long.
     """
@@ -48,8 +49,8 @@ def decoder_of(encoding: str) -> Callable[[bytes, int], bytes] | None:
 
 
 def _gunzip(body: bytes, most: int) -> bytes:
-    """All members of a gzip file. Reads it part by part, because each member's end copies what is
-    left of a part; members may be empty, so their number is limited, too."""
+    """All members of a gzip file. Reads it part by part, because the end of each member copies the
+    rest of a part. Members may be empty, so their number is limited, too."""
     rest, decoded, num_members = memoryview(body), bytearray(), 0
     reader = None
     while rest and len(decoded) < most:
@@ -69,7 +70,7 @@ def _gunzip(body: bytes, most: int) -> bytes:
 
 
 def _inflate(body: bytes, most: int) -> bytes:
-    """Zlib's format; or, as many clients write it, deflate without a frame."""
+    """Decodes zlib's format or, as many clients write it, deflate without a frame."""
     try:
         reader = zlib.decompressobj()
         decoded = reader.decompress(body, most)

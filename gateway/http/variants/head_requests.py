@@ -1,4 +1,4 @@
-"""`HEAD` wherever `GET` is answered: the same head, and no body."""
+"""Answers `HEAD` wherever `GET` is answered: with the same head, and no body."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class _HeadSent(BaseException):
-    """Ends the application once the head is sent; no error, so that nothing answers it."""
+    """Ends the application once the head is sent. Not an error, so that nothing answers it."""
 
 
 async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a HEAD request as `app` answers GET. The application is ended with its head: the body
-    may be a stream without end."""
+    """Answer a HEAD request as `app` answers GET. The application ends with its head, because the
+    body may be a stream without end."""
 
     async def send_head(message: Message) -> None:
         await send(message)
