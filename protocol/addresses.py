@@ -1,8 +1,8 @@
-"""Addresses of the store, of routers, collectors and hubs as they may be shown: without secrets.
+"""Addresses of the store, of routers, collectors and hubs in a form that shows no secrets.
 
-An address may carry a password in its user part or in its query. A password with /, ?, # or @ that
-was not escaped ends up in another part of what a parser makes of the text, as the port or the path.
-So only a well-formed address is shown, and nothing of one that is not.
+An address may carry a password in its user part or in its query. An unescaped /, ?, # or @ in a
+password moves the rest of it into another part of the parsed address, such as the port or the path.
+So only well-formed addresses are shown; of all others, nothing is.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 
 def parsed_address(text: str) -> SplitResult | None:
-    """The parts of a URL; None if its host or port is none, or if an @ outside of the user part
-    says that the user part has unescaped characters."""
+    """The parts of a URL. None if its host or port is malformed, or if an @ outside of the user
+    part shows that the user part has unescaped characters."""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -40,7 +40,7 @@ def parsed_address(text: str) -> SplitResult | None:
 
 
 def with_addresses_shown(text: str) -> str:
-    """A text of others, such as an error, with each address in it as it may be shown."""
+    """A text from elsewhere, such as an error, with the secrets in its addresses left out."""
     return _IN_TEXT.sub(lambda found: shown_address(found[0]), text)
 
 

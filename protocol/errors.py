@@ -86,7 +86,7 @@ NO_TOKEN_ALLOWED = "no_token_allowed"
 
 
 class UnusableConstraint(RequestError):
-    """What the request demands of its output lets no worker finish it; `code` is one of those
+    """The request's constraints on its output let no worker finish it; `code` is one of those
     above. Some of the output may have been sent."""
 
     def __init__(self, message: str, code: str) -> None:
@@ -112,7 +112,7 @@ class ResponseNotFound(RequestError):
 
 
 class PreviousNotFound(RequestError):
-    """The response that a request continues is not kept; clients know OpenAI's words and code."""
+    """The response that a request continues is not kept; clients know OpenAI's wording and code."""
 
     code = "previous_response_not_found"
 
@@ -123,7 +123,7 @@ class PreviousNotFound(RequestError):
 
 
 class ItemNotFound(RequestError):
-    """An item to which a request refers is not kept; clients know OpenAI's words."""
+    """An item to which a request refers is not kept; clients know OpenAI's wording."""
 
     status = 404
 
@@ -136,8 +136,8 @@ class ItemNotFound(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """Prompt plus output exceed the context. The message has OpenAI's words, by which clients know
-    that they have to shorten the conversation; LangChain looks for the code in the message.
+    """Prompt plus output exceed the context. The message has OpenAI's wording, from which clients
+    know that they have to shorten the conversation; LangChain looks for the code in the message.
 
     `prompt` and `output` are lengths in `unit`; with `is_least` the prompt may be longer. `reason`
     is a sentence about what sets the limit, if that is not the model.
@@ -173,7 +173,7 @@ class PromptTooLong(RequestError):
 
 
 class TooManyRequests(RequestError):
-    """The key's own limit is reached; `retry_after_s` goes into Retry-After."""
+    """The key has reached its own limit; `retry_after_s` goes into Retry-After."""
 
     status = 429
     kind = "requests"
@@ -209,20 +209,19 @@ class Overloaded(ServiceError):
 
 
 class DeadlineUnreachable(Overloaded):
-    """The prompts that wait ahead of the request take longer than the time that it has left."""
+    """The prompts ahead of the request take longer than its remaining time."""
 
     code = "deadline_unreachable"
 
 
 class StoreTrouble(Overloaded):
-    """The store of responses does not do what the request cannot do without. `reason` is a metric's
-    label."""
+    """The store of responses fails a call that the request needs. `reason` is a metric's label."""
 
     reason = "store_refused"
 
 
 class StoreAway(StoreTrouble):
-    """The store of responses cannot be reached, and the request cannot do without it."""
+    """The store of responses cannot be reached, and the request needs it."""
 
     code = "store_unavailable"
     reason = "store_away"
@@ -235,7 +234,7 @@ class StoreAway(StoreTrouble):
 
 
 class StoreFull(StoreTrouble):
-    """The store of responses has no room, and nothing of ours that could make some."""
+    """The store of responses has no room, and nothing of ours that could be dropped."""
 
     code = "store_full"
     reason = "store_full"

@@ -13,17 +13,22 @@ from protocol.messages import Message
 class WorkerStats(Message, frozen=True, kw_only=True):
     """Load of a worker, published at most every `stats_interval`.
 
-    `blocks_used` are pinned (running, granted, being read); `blocks_cached` are free to reuse but
-    hold a prefix. `blocks_waiting` is what waiting requests will need. Of the used ones,
-    `blocks_granted` are being written by peers for requests that will run, `blocks_fenced` belong
-    to ended requests whose peers may still write, and `blocks_stuck` of these to a peer that has
-    fallen silent: they do not come back until it answers or its process has ended.
-    `prefill_unreachable` is 1 while a decode worker reaches no prefill worker and computes prompts
-    itself. The step coefficients are those of `scheduling.step_model`. `links` are bytes sent by
-    link, see `worker.link_counters`. `counters` only grow. `reported_us` is the worker's wall
-    clock, which shows a reader how old the report is. `cache_seq` is the number of the newest
-    `CacheEvents`. `received` says how many Generate and Prefill messages each router's session has
-    brought so far; this report counts them all.
+    - `blocks_used`: pinned blocks (running, granted, being read).
+    - `blocks_granted`: used blocks that peers are writing for requests that will run.
+    - `blocks_fenced`: used blocks of ended requests whose peers may still write.
+    - `blocks_stuck`: fenced blocks whose peer has fallen silent; they do not come back until the
+      peer answers or its process has ended.
+    - `blocks_cached`: blocks that are free to reuse but hold a prefix.
+    - `blocks_waiting`: blocks that waiting requests will need.
+    - `prefill_unreachable`: 1 while a decode worker reaches no prefill worker and computes prompts
+      itself.
+    - `links`: bytes sent by link, see `worker.link_counters`.
+    - `reported_us`: the worker's wall clock, which shows a reader how old the report is.
+    - `cache_seq`: the number of the newest `CacheEvents`.
+    - `received`: how many Generate and Prefill messages each router's session has sent; this report
+      counts them all.
+
+    The step coefficients are those of `scheduling.step_model`. `counters` only grow.
     """
 
     worker_id: str
@@ -51,7 +56,7 @@ class WorkerStats(Message, frozen=True, kw_only=True):
 
 
 class CacheEvents(Message, frozen=True, kw_only=True):
-    """Blocks that became usable, or ceased to be, since the previous event's `seq`."""
+    """Blocks that became usable, or stopped being usable, since the previous event's `seq`."""
 
     worker_id: str
     incarnation: str

@@ -1,4 +1,4 @@
-"""What a process's flight recorder holds: short events about requests, steps and peers.
+"""The events of a process's flight recorder: short notes about requests, steps and peers.
 
 Times are microseconds since the Unix epoch, by the clock of the process that recorded the event.
 """

@@ -1,10 +1,10 @@
 """Identity of KV blocks: a hash chain over full blocks of tokens.
 
-`h_i = H(h_{i-1}, tokens of block i)`, `h_{-1} = H(seed, model fingerprint, salt)`. 128-bit
-BLAKE2b, keyed by the fleet's seed through the root, so hashes mean the same on every worker. The
-seed comes from the cluster's secret: nobody outside can predict a block's hash. A prompt may begin
-with blocks that everybody shares: their chain begins at a root of its own, and the salt's root is
-mixed in behind them.
+`h_i = H(h_{i-1}, tokens of block i)`, `h_{-1} = H(seed, model fingerprint, salt)`. 128-bit BLAKE2b,
+keyed by the fleet's seed through the root, so hashes mean the same on every worker. The seed comes
+from the cluster's secret: nobody outside can predict a block's hash. A prompt may begin with blocks
+that everybody shares. Their chain begins at a root of its own, and the salt's root is mixed in
+after them.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ def next_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class ChainStart(msgspec.Struct, frozen=True):
-    """Where a prompt's chain begins. Its first `num_shared` blocks, all of them full, hang from
-    `common` and have the same hashes for every salt. `own` is the root of the salt, on which all
-    blocks behind them depend."""
+    """The start of a prompt's chain. The chain of its first `num_shared` blocks, all of them full,
+    begins at `common` and is the same for every salt. All later blocks depend on `own`, the root of
+    the salt."""
 
     own: bytes
     common: bytes = b""
     num_shared: int = 0
 
     def parent(self, hashes: Sequence[bytes]) -> bytes:
-        """The parent of the block that follows those with these hashes."""
+        """The parent of the block that follows the blocks with these hashes."""
         if len(hashes) != self.num_shared:
             return hashes[-1] if hashes else self.common
         if not hashes:
@@ -69,8 +69,8 @@ class ChainStart(msgspec.Struct, frozen=True):
 def chain_start(
     model_fingerprint: str, salt: str, seed: str, shared_tokens: int, block_size: int
 ) -> ChainStart:
-    """The start of a prompt whose first `shared_tokens` tokens are declared as shared; of these
-    only full blocks are."""
+    """The start of a prompt whose first `shared_tokens` tokens are declared as shared. Only the
+    full blocks among them are."""
     own = chain_root(model_fingerprint, salt, seed)
     num_shared = shared_tokens // block_size
     if not num_shared:
@@ -81,7 +81,7 @@ def chain_start(
 def more_hashes(
     hashes: Sequence[bytes], start: ChainStart, tokens: Sequence[int], block_size: int
 ) -> list[bytes]:
-    """The hashes of all full blocks of `tokens`, of which `hashes` has the first ones."""
+    """The hashes of all full blocks of `tokens`; `hashes` has the first ones."""
     if not start.num_shared and not hashes:
         return block_hashes(start.own, tokens, block_size)
     made = list(hashes)

@@ -2,7 +2,7 @@
 
 Tagged, frozen, MessagePack. Every message about a request carries `request_id` and `attempt`: the
 attempt number fences off late messages of earlier attempts. `Hello` comes first on every
-connection; nothing else is answered until it is accepted. Durations are remaining times, never
+connection; no other message is answered before it is accepted. Durations are remaining times, never
 absolute clocks, except in traces (`*_us`: microseconds since the Unix epoch).
 """
 
@@ -69,7 +69,7 @@ class HelloAccepted(Message, frozen=True, kw_only=True):
 
 
 class HelloRefused(Message, frozen=True, kw_only=True):
-    """The connection may not be used; says what differs, with both values."""
+    """The connection may not be used; names the difference, with both values."""
 
     what: str
     ours: str
@@ -83,15 +83,15 @@ class Ping(Message, frozen=True, kw_only=True):
 
 
 class SetLimits(Message, frozen=True, kw_only=True):
-    """New limits of a worker's steps, from its next step on; None leaves one as it is. The worker
-    keeps within what its memory was planned for, and registers the limits that it took."""
+    """New limits of a worker's steps, from its next step on; None leaves a limit unchanged. The
+    worker stays within its planned memory, and registers the limits that it applied."""
 
     chunk_max_tokens: int | None = None
     itl_target_ms: float | None = None
 
 
 class Pong(Message, frozen=True, kw_only=True):
-    """Answer to Ping; `wall_us` is the answering process's wall clock, 0 if it does not tell."""
+    """Answer to Ping; `wall_us` is the answering process's wall clock, 0 if unknown."""
 
     nonce: int
     wall_us: int = 0
@@ -110,14 +110,15 @@ class KvPeer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewAttempt(Message, frozen=True, kw_only=True):
-    """What an attempt is for, whichever role it is sent to.
+    """The fields of an attempt that both roles need.
 
-    `token_ids` is the prompt followed by `num_output` tokens that earlier attempts delivered;
-    the first token of this attempt has index `num_output`. A resumable attempt outlives its router
-    for a while, see Resume. Log lines about the attempt name `trace_id`, the trace that the request
-    is part of; "" if there is none. Workers give the requests of each `share`, one for each owner
-    of a key, equal turns. `cache_salt` separates its blocks in caches from those of others, except
-    for the blocks that the first `shared_tokens` tokens fill.
+    - `token_ids`: the prompt followed by `num_output` tokens that earlier attempts delivered; the
+      first token of this attempt has index `num_output`.
+    - A resumable attempt outlives its router for a while, see Resume.
+    - `trace_id`: the trace that the request is part of, for log lines; "" if there is none.
+    - `share`: workers give each share, one for each owner of a key, equal turns.
+    - `cache_salt`: separates its blocks in caches from those of others, except for the blocks that
+      the first `shared_tokens` tokens fill.
     """
 
     request_id: str
@@ -138,8 +139,8 @@ class Generate(NewAttempt, frozen=True, kw_only=True):
     """Router to decode worker: produce tokens for this prompt.
 
     If `prefill` is set, KV blocks and the first token come from that peer; otherwise the worker
-    prefills locally. If an earlier attempt gave the output's first token, `cached_tokens` is what
-    it had cached.
+    prefills locally. If an earlier attempt gave the output's first token, `cached_tokens` is the
+    number of prompt tokens that it had cached.
     """
 
     cached_tokens: int = 0
@@ -187,8 +188,8 @@ class HandOver(Message, frozen=True, kw_only=True):
 class CacheDumpRequest(Message, frozen=True, kw_only=True):
     """Router to worker: send the hashes of all blocks you hold, in pieces.
 
-    The answer is one piece, with the same `nonce`. Once it has come, the router asks for the next
-    one: `first` is the number of hashes that it has of the list. At 0, a new list begins.
+    The answer is one piece, with the same `nonce`. After it, the router asks for the next one:
+    `first` is the number of the list's hashes that it already has. At 0, a new list begins.
     """
 
     nonce: int = 0
@@ -199,7 +200,7 @@ class CacheDump(Message, frozen=True, kw_only=True):
     """Answer to CacheDumpRequest: a piece of the list of all blocks, from place `first` on.
 
     The list is as of the event number `seq`: events with a higher number are applied to it. A
-    worker that no longer has the list that was asked for sends the first piece of a new one.
+    worker that no longer has the requested list sends the first piece of a new one.
     """
 
     incarnation: str
@@ -213,7 +214,7 @@ class CacheDump(Message, frozen=True, kw_only=True):
 class FlightRequest(Message, frozen=True, kw_only=True):
     """Router to worker: send a page of your flight recorder, from the place `after` on.
 
-    Only events between `since_us` and `until_us` (0: now) by the worker's clock are wanted, and
+    The page has only events between `since_us` and `until_us` (0: now) by the worker's clock, and
     with a `request_id` none of other requests. `nonce` comes back in the answer, FlightPage.
     """
 
@@ -225,7 +226,8 @@ class FlightRequest(Message, frozen=True, kw_only=True):
 
 
 class FlightPage(Message, frozen=True, kw_only=True):
-    """Answer to FlightRequest; the next page begins `after`, which is 0 if this is the last."""
+    """Answer to FlightRequest. The next page begins `after` this place; 0 if this page is the
+    last."""
 
     nonce: int
     after: int
@@ -238,9 +240,9 @@ class FlightPage(Message, frozen=True, kw_only=True):
 class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one sequence; `index` is the first one's index in the whole output.
 
-    `cached_tokens` comes with an attempt's first token: how much of the prompt the attempt that
-    gave the output's first token did not compute.
-    `prompt_logprobs` come with the output's first token if they were requested.
+    `cached_tokens` comes with an attempt's first token: the number of prompt tokens that were not
+    computed by the attempt that gave the output's first token. `prompt_logprobs` come with the
+    output's first token if they were requested.
     """
 
     request_id: str
@@ -307,10 +309,9 @@ class PrefillDone(Message, frozen=True, kw_only=True):
 class HandedOver(Message, frozen=True, kw_only=True):
     """Decode worker to router: my part has ended; all its tokens were sent before.
 
-    With `keeps_kv`, the handoff `(request_id, next_attempt)` stays open here until it closes or
-    an Abort names it. Its prompt is the request's prompt and output without the last of
-    `num_output` output tokens, and its first token is that last one. PrefillDone or AttemptFailed,
-    with `next_attempt`, follows.
+    With `keeps_kv`, the handoff `(request_id, next_attempt)` stays open here until it closes or an
+    Abort names it. Its prompt is the request's prompt and its first `num_output - 1` output tokens;
+    its first token is the next one. PrefillDone or AttemptFailed, with `next_attempt`, follows.
     """
 
     request_id: str
@@ -322,10 +323,14 @@ class HandedOver(Message, frozen=True, kw_only=True):
 
 
 class AttemptFailed(Message, frozen=True, kw_only=True):
-    """Worker to router: this attempt failed here. `retryable`: another attempt may succeed.
-    `lacks_room`: it failed only because this worker has no room for it now. `code`: the request
-    itself is at fault, as `protocol.errors.UnusableConstraint` says; "" if it is not. The worker
-    has computed `computed_tokens` of the prompt."""
+    """Worker to router: this attempt failed here.
+
+    - `retryable`: another attempt may succeed.
+    - `lacks_room`: it failed only because this worker has no room for it now.
+    - `code`: the request itself is at fault, as `protocol.errors.UnusableConstraint` says; "" if
+      not.
+    - `computed_tokens`: prompt tokens that the worker has computed.
+    """
 
     request_id: str
     attempt: int
@@ -360,8 +365,8 @@ class PeerDescriptor(Message, frozen=True, kw_only=True):
 class KvAsk(Message, frozen=True, kw_only=True):
     """Sink to source: tell me when you hold every block of this attempt's prompt.
 
-    The ask is valid for `ttl_ms` from receipt; a repeated one renews it. The answer is KvBegun, as
-    soon as it is true. Nothing is granted yet.
+    The ask is valid for `ttl_ms` from receipt; a repeated one renews it. KvBegun answers as soon as
+    the source holds the blocks. Nothing is granted yet.
     """
 
     request_id: str
@@ -371,8 +376,8 @@ class KvAsk(Message, frozen=True, kw_only=True):
 
 
 class KvBegun(Message, frozen=True, kw_only=True):
-    """Source to sink: I hold a block for every block of this attempt's prompt, and keep them until
-    the handoff closes. Only now may the sink reserve blocks for it."""
+    """Source to sink: I hold every block of this attempt's prompt and keep them until the handoff
+    closes. Only now may the sink reserve blocks for it."""
 
     request_id: str
     attempt: int
@@ -402,8 +407,8 @@ class KvRenew(Message, frozen=True, kw_only=True):
 
 
 class HandoffToken(Message, frozen=True, kw_only=True):
-    """Source to sink: the first token, sampled after the last chunk. The attempt that gave the
-    output's first token did not compute `cached_tokens` of the prompt."""
+    """Source to sink: the first token, sampled after the last chunk. `cached_tokens` of the prompt
+    were not computed by the attempt that gave the output's first token."""
 
     request_id: str
     attempt: int
@@ -483,21 +488,21 @@ class WeightsOffer(Message, frozen=True, kw_only=True):
 
 
 class WeightsGrant(Message, frozen=True, kw_only=True):
-    """The first `num_pieces` pieces may be written; pieces before them have been read."""
+    """The sender may write the first `num_pieces` pieces; earlier pieces have been read."""
 
     ask: str
     num_pieces: int
 
 
 class WeightsRefused(Message, frozen=True, kw_only=True):
-    """No piece will be written any more, and why."""
+    """The sender writes no more pieces; gives the reason."""
 
     ask: str
     reason: str
 
 
 class WeightsClose(Message, frozen=True, kw_only=True):
-    """The asker has all that it wants, or goes elsewhere."""
+    """The asker has everything it wants, or goes elsewhere."""
 
     ask: str
 

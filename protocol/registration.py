@@ -21,8 +21,8 @@ Duration = Annotated[float, Meta(ge=0, le=1e15)]
 
 
 class WorkerState(StrEnum):
-    """A worker's state as its lease shows it; only READY workers get new requests. A STALLED one
-    has waiting requests and has done nothing for long; it is READY again once it does."""
+    """A worker's state as its lease shows it; only READY workers get new requests. A STALLED worker
+    has waiting requests but has made no progress for long; with progress it is READY again."""
 
     LOADING = "loading"
     READY = "ready"
@@ -31,17 +31,20 @@ class WorkerState(StrEnum):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's registration under its lease, readable by every process. The bounds of its fields
-    hold for what is read: anyone who can use the store may have written it.
+    """A worker's registration under its lease, readable by every process. Bounds of the fields are
+    checked on reading, because anyone who can use the store may have written it.
 
-    `incarnation` is new for every process, so a restarted worker counts as another worker.
-    `control` and `events` are ZeroMQ endpoints (ROUTER and PUB). Processes with the same
-    `machine` see each other's `pid`; "" means an unknown machine. `transport_paths` are for
-    people to read. `texts_fingerprint` identifies the configuration and the tokenizer, which a
-    router compares with its own. The limits of a step and the grace of a drain are the worker's
-    settings; 0 if it does not tell. `start_ms`: how long each phase of its start took, in the order
-    of the phases; empty until it has registered. One that `sends_weights` has files of them for
-    workers that start.
+    - `incarnation`: new for every process, so a restarted worker counts as another worker.
+    - `control`, `events`: ZeroMQ endpoints (ROUTER and PUB).
+    - `machine`: processes with the same value see each other's `pid`; "" means an unknown machine.
+    - `transport_paths`: for people to read.
+    - `texts_fingerprint`: identifies the configuration and the tokenizer; a router compares it with
+      its own.
+    - `start_ms`: the time of each phase of its start, in the order of the phases; empty until it
+      has registered.
+    - `sends_weights`: it has files of weights for workers that start.
+
+    The limits of a step and the grace of a drain are the worker's settings; 0 if unknown.
     """
 
     worker_id: Name

@@ -9,7 +9,6 @@ def choice_id(request_id: str, index: int) -> str:
 
 
 def request_of(choice: str) -> str:
-    """The request that a sequence belongs to, by the sequence's id. Any other id is returned
-    unchanged."""
+    """The request of a sequence, from the sequence's id. Any other id is returned unchanged."""
     request_id, _, index = choice.rpartition("-")
     return request_id if request_id and index.isdecimal() else choice

@@ -1,7 +1,7 @@
 """How tokens are chosen and when generation stops: parameters that the router sends to workers.
 
-A choice is a function of (seed, index, logits) alone, so that any worker and any attempt
-continues a text identically. Stop strings are not here: the router matches text, workers ids.
+A choice is a function of (seed, index, logits) alone, so that any worker and any attempt continues
+a text identically. Workers match token ids only; the router matches stop strings.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def num_entries(self) -> int:
-        """How many tokens have an entry."""
+        """Number of tokens that have an entry."""
         return len(self.logprobs) // 4
 
     def entries(self, start: int = 0, stop: int | None = None) -> list[PromptLogprob]:

@@ -21,7 +21,7 @@ _MAX_U16, _MAX_U32 = 2**16 - 1, 2**32 - 1
 
 
 class ChunkSpan(msgspec.Struct, frozen=True, array_like=True):
-    """One prefill chunk: when it ran, and how many tokens it computed."""
+    """One prefill chunk: its time, and the number of tokens it computed."""
 
     start_us: int
     end_us: int
@@ -29,7 +29,7 @@ class ChunkSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WriteSpan(msgspec.Struct, frozen=True, array_like=True):
-    """One posted write of KV blocks: when it was posted, when it was seen complete.
+    """One posted write of KV blocks: the times of posting and of its known completion.
 
     `chunk` is the index of the chunk that completed its last block (-1: the blocks were cached).
     """
@@ -41,8 +41,8 @@ class WriteSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One decode step, or `num_steps` neighbours: how many sequences decoded in it (at most), and
-    how many prompt tokens were computed beside them."""
+    """One decode step, or `num_steps` neighbours: the number of sequences that decoded in it (at
+    most), and of prompt tokens computed beside them."""
 
     start_us: int
     end_us: int
@@ -52,7 +52,7 @@ class StepSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class GapSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A time of more than `GAP_US` in which an attempt's work stood still, and why."""
+    """A time of more than `GAP_US` without progress on an attempt, and the reason."""
 
     start_us: int
     end_us: int
@@ -99,7 +99,7 @@ class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_step_ms(self) -> float | None:
-        """How long the first step took; None without one."""
+        """The time of the first step; None without one."""
         if len(self.steps) < _STEP.size:
             return None
         return int.from_bytes(self.steps[_DURATION], "little") / 1000
@@ -139,7 +139,7 @@ def unpack_steps(since_us: int, packed: bytes) -> list[StepSpan]:
 
 
 def thinned(steps: Sequence[StepSpan], limit: int = MAX_STEP_SPANS) -> Sequence[StepSpan]:
-    """About `limit` steps at most: neighbours are merged, but never over a gap of `GAP_US`."""
+    """About `limit` steps at most. Neighbours are merged, but never across a gap of `GAP_US`."""
     if len(steps) <= limit:
         return steps
     most = -(-len(steps) // limit)

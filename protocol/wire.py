@@ -1,8 +1,8 @@
 """Encoding and decoding of messages; the only place where remote bytes become objects.
 
 Bytes that cannot be decoded raise ProtocolError with a reason, and no other error. A long message
-travels as several frames, because the limit of a frame also holds for strangers' frames, for which
-ZeroMQ sets memory aside before they have proved anything.
+travels as several frames. The limit of a frame also holds for strangers' frames, for which ZeroMQ
+allocates memory before they have proved anything.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def encode(message: Message) -> bytes:
 
 
 def parts(encoded: bytes) -> list[bytes]:
-    """The frames that an encoded message travels in: one, unless it is long."""
+    """The frames of an encoded message: one, unless it is long."""
     if len(encoded) <= _PART_BYTES:
         return [encoded]
     return [encoded[i : i + _PART_BYTES] for i in range(0, len(encoded), _PART_BYTES)]
 
 
 def joined(frames: Sequence[bytes]) -> bytes:
-    """The encoded message that came in these frames. Raises ProtocolError if they are no parts of
-    one, or if it is too long."""
+    """The encoded message in these frames. Raises ProtocolError if they are not the parts of one,
+    or if it is too long."""
     if len(frames) == 1:
         return frames[0]
     *whole, last = frames
