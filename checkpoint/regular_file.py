@@ -1,4 +1,4 @@
-"""Opens files of a checkpoint that may be anything: a pipe, a device, a link, too large.
+"""Opens files of an untrusted checkpoint, which may be a pipe, a device, a link, or too large.
 
 Nothing here waits for another process or reads more than its limit. Small files are texts that may
 reach clients, so a link may not lead out of the checkpoint's folder; the hub's cache is the one
@@ -65,7 +65,8 @@ def read_text(path: Path, max_bytes: int = MAX_SMALL_BYTES) -> str:
 
 
 def is_there(path: Path) -> bool:
-    """Whether an optional file exists, be it a link to nowhere: that one is an error later."""
+    """Whether an optional file exists. A link to nowhere counts, and raises an error when it is
+    read."""
     return os.path.lexists(path)
 
 

@@ -1,4 +1,4 @@
-"""Tries in a child process what a stranger's files might make endless, huge or fatal.
+"""Reads a stranger's files in a child process first, because they might hang, crash or fill memory.
 
 A parser that hangs cannot be stopped inside a process, and one in native code may end it. So a
 child reads the files first, within limits on processor time and memory, and is killed beyond them.
@@ -104,7 +104,7 @@ def limit_this_process() -> None:
 
 
 def run_steps(*steps: Step) -> int:
-    """Run the steps in order, and print which file is being read; the exit status."""
+    """Run the steps in order, printing the file that each reads; returns the exit status."""
     for path, step in steps:
         print(path, flush=True)
         trouble = trouble_of(path, step)

@@ -42,10 +42,11 @@ from router.requests.interface import Generator, ReadinessCheck, ServedModel, Ti
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """Optional parts: extra routes, limits on requests, traces, names of parsers, whether text of
-    messages may become control tokens, the gate, the memory of responses, prefixes that all clients
-    share, the key of event ids, and the path under which clients see the application. Routers share
-    that key so that a client can resume a stream at another one."""
+    """Optional parts of the application: extra routes, limits on requests, traces, names of
+    parsers, whether text of messages may become control tokens, the gate, the memory of responses,
+    prefixes that all clients share, the key of event ids, and the path under which clients see the
+    application. All routers have the same key of event ids, so that a client can resume a stream at
+    another router."""
 
     extra_routers: Iterable[APIRouter] = ()
     timing_of: TimingLookup = no_timing

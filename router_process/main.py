@@ -1,7 +1,7 @@
 """A router process from its settings to its exit status: assemble, serve, stop in order.
 
-Resources are closed in the reverse order of opening. The HTTP port is open from the start; the
-API is available once the first decode worker's registration says what the fleet serves.
+Resources are closed in the reverse order of opening. The HTTP port is open from the start; the API
+is available once the first decode worker has registered and so determined the model.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _board(settings: RouterSettings, parts: _Parts) -> RouterBoard:
 def _responses(
     settings: RouterSettings, registry: CollectorRegistry, ignored: IgnoredEntries
 ) -> BackgroundRuns | None:
-    """The memory of responses, if there is to be one."""
+    """The memory of responses, if it is enabled."""
     if not settings.responses_store:
         return None
     records = records_of(settings.redis_url, settings.cluster, settings.responses_store_bytes)
@@ -229,9 +229,9 @@ def _responses(
 
 @dataclass(frozen=True)
 class _Front:
-    """What answers HTTP: an application that waits for the fleet, and what goes into the next.
-    `gate` counts the requests of clients, `responses` keeps those that are to be kept, `prefixes`
-    are those that all clients share."""
+    """The parts that answer HTTP: an application that waits for the fleet, and what the next
+    application needs. `gate` counts the requests of clients, `responses` keeps responses,
+    `prefixes` are shared by all clients."""
 
     app: LateApp
     ready: ReadinessCheck
@@ -379,7 +379,7 @@ def _wanted_model(settings: RouterSettings, path: Path) -> WantedModel:
 
 
 def _readiness(duck: LameDuck, fleet: Fleet) -> ReadinessCheck:
-    """Why requests should go elsewhere: the router leaves, or it has no workers for them."""
+    """Why requests should go elsewhere: the router stops, or it has no workers for them."""
     return lambda: duck.not_ready_reason() or fleet.not_ready_reason()
 
 
@@ -403,7 +403,7 @@ async def _sample(report: FleetReport, cache: CacheReport) -> None:
 
 
 def _shown_settings(dispatcher: Dispatcher) -> dict[str, str]:
-    """Values that findings name as the old ones."""
+    """The current values for findings that propose new ones."""
     threshold = dispatcher.local_prefill_threshold_tokens
     return {"local_prefill_threshold_tokens": str(threshold)}
 
@@ -470,8 +470,8 @@ async def _open_api(
 
 
 def _context_of(fleet: Fleet) -> Callable[[], int]:
-    """Returns the largest context of a ready decode worker; while there is none, the last known
-    value."""
+    """A function that returns the largest context of a ready decode worker or, while there is none,
+    the last known value."""
     known = fleet.max_context
 
     def context() -> int:

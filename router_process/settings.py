@@ -1,6 +1,6 @@
 """The settings of a router, by flag, `BATON_` variable or file.
 
-These are the operator's choices; each room declares its own. The fleet's properties (context,
+The operator chooses them; each room declares its own. The fleet's properties (context,
 fingerprints, block size) come from the workers' registrations.
 """
 

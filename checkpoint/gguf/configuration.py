@@ -1,7 +1,7 @@
 """A GGUF file's metadata as the configuration that Hugging Face's config.json would hold.
 
-What Baton does not compute is refused by name. Key names: the list of standardized keys in the
-format's description (see `header`).
+Features that Baton does not compute are refused by name. Key names: the list of standardized keys
+in the format's description (see `header`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def end_ids(keys: JsonKeys) -> list[int]:
 
 
 def special_id(keys: JsonKeys, kind: str) -> int | None:
-    """The id of a special token such as `bos`, or None; llama.cpp marks an absent one so, too."""
+    """The id of a special token such as `bos`; None if it is absent, for which llama.cpp
+    writes 2**32 - 1."""
     key = f"tokenizer.ggml.{kind}_token_id"
     number: int | None = keys.integer(key, None, minimum=0, maximum=2**32 - 1)
     return None if number is None or number > MAX_INTEGER else number
@@ -179,7 +180,7 @@ def _divisors(keys: JsonKeys, tensor: GgufTensor, head_dim: int) -> list[float]:
 
 
 def _dtype(tensors: Mapping[str, GgufTensor]) -> str:
-    """What to compute in: what plain matrices are stored in, bfloat16 for quantized ones."""
+    """The dtype to compute in: that of plain matrices, bfloat16 for quantized ones."""
     kinds = {each.type.name for each in tensors.values() if len(each.shape) > 1}
     if kinds == {"F32"}:
         return "float32"

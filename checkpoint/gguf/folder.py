@@ -49,9 +49,9 @@ def gguf_folder(file: Path) -> Path:
 
 
 def gguf_in(folder: Path, quantization: str | None = None) -> Path | None:
-    """The first part of the one model in GGUF that `folder` or one below it holds, None if there
-    is none. With `quantization`, of those whose names end in that. Raises ModelLoadError if there
-    are several."""
+    """The first part of the one model in GGUF in `folder` or one level below; None if there is
+    none. With `quantization`, only models whose names end in it count. Raises ModelLoadError if
+    there are several."""
     found = sorted(_models(folder))
     if quantization is not None:
         found = [path for path in found if _is_of(path, quantization)]
@@ -144,7 +144,8 @@ def _digest(parts: Sequence[Path]) -> str:
 
 @functools.cache
 def _own_digest() -> bytes:
-    """Of the files that make folders: another version of them makes others."""
+    """The digest of the source files that make folders: another version of them makes other
+    folders."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -186,7 +187,7 @@ def _cache() -> Path:
 
 
 def _own(folder: Path) -> Path:
-    """The folder, made if it is not there. Raises OSError if others could change it."""
+    """The folder, created if it is missing. Raises OSError if others could change it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

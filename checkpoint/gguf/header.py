@@ -1,7 +1,7 @@
 """Reads the header of a GGUF file: metadata and the list of tensors; reads no weight.
 
-The file may be anything: every count and offset is checked against the file's size before memory
-is taken, so time and memory are bounded by the header's bytes. Every error is one ModelLoadError
+The file is untrusted: every count and offset is checked against the file's size before memory is
+allocated, so time and memory are bounded by the header's bytes. Every error is one ModelLoadError
 that names the file. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -220,7 +220,8 @@ class _Reader:
         header_size: int,
         alignment: int,
     ) -> list[GgufTensor]:
-        """The tensors in the order of their places, which are whole and share no byte."""
+        """The tensors in the order of their places, checked to lie within the file without
+        overlap."""
         start = -(-header_size // alignment) * alignment
         tensors: list[GgufTensor] = []
         names: set[str] = set()

@@ -24,10 +24,12 @@ from router.requests.interface import GenerationRequest, Generator, TokenDelta
 class Choice(msgspec.Struct, frozen=True):
     """A sequence to run. `index` is its place in the answer, `prompt_index` that of its prompt.
 
-    `echo` is the prompt's text if the answer repeats it, otherwise empty. An `is_echo_only` choice
-    reports no output, although one token may be generated to get the prompt's log-probabilities.
-    `known` is how much the client of a resumed stream already has. In a stream with numbered
-    events the text comes `by_token`, so that the events do not depend on how tokens arrived.
+    - `echo`: the prompt's text if the answer repeats it, otherwise empty.
+    - `is_echo_only`: the choice reports no output, although one token may be generated to get the
+      prompt's log-probabilities.
+    - `known`: how much of a resumed stream the client already has.
+    - `by_token`: the text comes token by token, so that the events of a stream with numbered events
+      do not depend on how tokens arrived.
     """
 
     index: int

@@ -35,7 +35,7 @@ _NUMBERED_ID = re.compile(_NAME + r"(?P<positions>[0-9]{1,10}\.[0-9]{1,10})(?P<u
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How much of a choice the client has: how many tokens, and whether it has the end. In a
+    """How much of a choice the client has: the number of tokens, and whether it has the end. In a
     stream with numbered events, `num_events` counts instead."""
 
     num_tokens: int = 0
@@ -120,7 +120,7 @@ class Bookmark:
         return True
 
     def add_usage(self) -> None:
-        """The next event carries the usage."""
+        """Mark that the next event carries the usage."""
         self._suffix = b"u\n"
 
     def marked(self, event: bytes) -> bytes:
@@ -157,8 +157,8 @@ class EventCount:
 
 
 def request_digest(body: bytes, owner: str) -> bytes:
-    """The digest of a request that its event ids are bound to: of its body, and of who sent it
-    (`http_kit.origin.owner_of`, at most 64 bytes), so that the ids are of no use to others."""
+    """The digest of a request to which its event ids are bound. It covers the body and the sender
+    (`http_kit.origin.owner_of`, at most 64 bytes), so that the ids are useless to others."""
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES, key=owner.encode()).digest()
 
 

@@ -44,7 +44,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class StopRules(msgspec.Struct, frozen=True):
-    """When text ends: stop strings are searched for once `min_tokens` tokens were generated.
+    """When text ends. Stop strings are searched for once `min_tokens` tokens were generated.
 
     Of the stop `token_ids`, the caller gave those in `named`; they are reported as stop reason.
     """
@@ -84,7 +84,7 @@ class OutputText:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """How many tokens the reasoning took so far; None if the model does not reason."""
+        """Number of tokens of reasoning so far; None if the model does not reason."""
         return None if self._scan is None else self._scan.num_tokens
 
     @property
@@ -179,8 +179,8 @@ class OutputText:
         return text if self._matcher.matched else text + self._matcher.flush(is_cut)
 
     def _report(self, finish: FinishReason | None) -> list[OutputToken]:
-        """Take the tokens whose text was emitted; at the end, all. What a stop string cut off the
-        text lies beyond its end."""
+        """Take the tokens whose text was emitted; at the end, all. The text of tokens that a stop
+        string cut off lies beyond the end."""
         ready: list[OutputToken] = []
         while self._unreported and (finish or self._unreported[0].end <= self._emitted):
             ready.append(self._unreported.popleft())
@@ -188,7 +188,7 @@ class OutputText:
 
 
 def _matcher_of(stop: StopRules, contents: ContentScan | None) -> StopMatcher | ContentStops:
-    """What finds the stop strings: in all text, or in content alone."""
+    """The search for the stop strings: in all text, or in content alone."""
     if contents is None or not stop.strings:
         return StopMatcher(stop.strings, stop.include_in_output)
     return ContentStops(contents, stop.strings, stop.include_in_output)
