@@ -16,7 +16,7 @@ from gateway.chat.markup import find_markup
 from gateway.grammars.grammar import GrammarChecker
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.checkpoint_texts import load_chat_templates
-from gateway.text.template_budget import BudgetExceeded
+from gateway.text.rendering_budget import BudgetExceeded
 from gateway.text.tokenizer import Tokenizer
 from protocol.errors import InvalidRequest, ModelLoadError
 

@@ -20,7 +20,8 @@ from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from gateway.text.template_budget import CURRENT, Budget, BudgetedEnvironment
+from gateway.text.rendering_budget import CURRENT, Budget
+from gateway.text.template_budget import BudgetedEnvironment
 from gateway.text.template_shape import PROBE_DOCUMENTS, PROBE_TOOLS, TemplateShape, shape_of
 from protocol.errors import InvalidRequest, ModelLoadError
 

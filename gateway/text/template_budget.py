@@ -2,64 +2,70 @@
 
 Jinja's sandbox keeps a template from reaching Python, but lets it loop over ranges within ranges,
 double a text forty times or compute 9**9**9. Here a rendering has a budget of steps (iterations,
-calls) and of characters (every text that it writes or joins on its way), and no number or width
-may be huge. A template that knows which text to look for can still waste time inside single
-operations; `gateway.checkpoint_trial` finds those that do so with any conversation.
+calls, and all that lists hold which become text or are compared) and of characters (every text
+that it reads, writes or joins on its way, counted before it is made), and no number or width may be
+huge. A template that knows which text to look for can still waste time inside single operations;
+`gateway.checkpoint_trial` finds those that do so with any conversation.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-MAX_STEPS = 1_000_000
-MAX_CHARS = 1 << 27
+from gateway.text.rendering_budget import CURRENT, BudgetExceeded
+
 MAX_WIDTH = 100_000
 _MAX_BITS = 4096
 _MACRO_STEPS = 10
-_EACH, _SIZED, _LITERAL = "each one", "sized one", "literal one"  # no names for templates to write
+_EACH, _SIZED, _LITERAL, _DEEP = (
+    "each one",
+    "sized one",
+    "literal one",
+    "deep one",
+)  # no names for templates to write
 _COUNTED_AT_ONCE = (list, tuple, dict)  # isinstance() is faster with a tuple than with a union
 _SIZED_TYPES = (str, list, tuple)
+_CONTAINERS: tuple[type, ...] = (
+    list,
+    tuple,
+    dict,
+    Namespace,
+    type({}.items()),
+    type({}.keys()),
+    type({}.values()),
+)
+_SCALAR_CHARS = 8
+_SCAN_SHIFT = 4
+"""Reading a text costs as much as writing one of this power of two less."""
+_SHALLOW = frozenset(
+    (
+        "length", "count", "first", "last", "default", "d", "map", "select", "reject", "selectattr",
+        "rejectattr", "items", "attr",
+    )
+)  # fmt: skip
+"""Filters that look at no more than the first level of what they are given."""
+_REFUSED = frozenset(
+    (
+        "urlize", "pprint", "wordwrap", "xmlattr", "translate", "maketrans", "expandtabs",
+        "format_map",
+    )
+)  # fmt: skip
+"""Filters and methods that no chat template needs, and whose results are hard to bound."""
+_COSTLY = frozenset(("list", "title", "urlencode", "striptags", "wordcount", "sort", "unique"))
+"""Filters that take a text apart: each character costs as much as `_SCALAR_CHARS`."""
 _METHODS = frozenset(dir(dict))
+_PLAIN = (nodes.Const, nodes.TemplateData)
+_NOT_VALUES = (Context, nodes.EvalContext, jinja2.Environment)
 _WIDTH = re.compile(r"\*|\d{5,}")
-
-
-class BudgetExceeded(jinja2.TemplateRuntimeError):
-    """A rendering does more than any chat template needs to."""
-
-
-class Budget:
-    """What one rendering may still do. Raises BudgetExceeded."""
-
-    __slots__ = ("_chars", "_steps")
-
-    def __init__(self) -> None:
-        self._steps = MAX_STEPS
-        self._chars = MAX_CHARS
-
-    def step(self, num_steps: int = 1) -> None:
-        """Count an iteration or a call."""
-        self._steps -= num_steps
-        if self._steps < 0:
-            raise BudgetExceeded(f"the chat template takes more than {MAX_STEPS} steps")
-
-    def write(self, num_chars: int) -> None:
-        """Count characters of a text, or items of a list, before or after it is made."""
-        self._chars -= num_chars
-        if self._chars < 0:
-            raise BudgetExceeded(f"the chat template writes more than {MAX_CHARS} characters")
-
-
-CURRENT: ContextVar[Budget] = ContextVar("baton_template_budget")
-"""The budget of the rendering in this thread."""
 
 
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
@@ -75,10 +81,11 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         self.filters[_EACH] = _each
         self.filters[_SIZED] = _sized
         self.filters[_LITERAL] = _literal
+        self.filters[_DEEP] = _deep
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Add a filter whose arguments and results count."""
-        self.filters[name] = _bounded(function)
+        self.filters[name] = _bounded(name, function)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -86,11 +93,18 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
             weight = nodes.Const(_num_chars(loop))
             loop.iter = nodes.Filter(loop.iter, _EACH, [weight], [], None, None, lineno=loop.lineno)
         for joined in template.find_all(nodes.Concat):
-            joined.nodes = [_sized_node(each) for each in joined.nodes]
+            joined.nodes = [_deep_node(_sized_node(each)) for each in joined.nodes]
         for output in template.find_all(nodes.Output):
-            output.nodes = [_sized_node(each) for each in output.nodes]
+            output.nodes = [_deep_node(_sized_node(each)) for each in output.nodes]
         for added in template.find_all(nodes.Add):
             added.left, added.right = _sized_node(added.left), _sized_node(added.right)
+        for compared in template.find_all(nodes.Compare):
+            if not any(isinstance(each, _PLAIN) for each in (compared.expr, compared.ops[0].expr)):
+                compared.expr = _deep_node(compared.expr)
+                for operand in compared.ops:
+                    operand.expr = _deep_node(operand.expr)
+        for pair in template.find_all(nodes.Pair):
+            pair.key = _deep_node(pair.key)  # to be hashed
         for macro in template.find_all(nodes.Macro):
             macro.body.insert(0, _written(_num_chars(macro), macro.lineno))
         return template
@@ -98,7 +112,12 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function, method or macro for a template."""
         CURRENT.get().step(_MACRO_STEPS if isinstance(__obj, Macro) else 1)
-        _check_arguments(__obj, args, kwargs)
+        _check_sizes(__obj, args, kwargs)
+        if not isinstance(__obj, Macro | LoopContext | type):
+            args = _with_lists(args)
+            own = getattr(__obj, "__self__", None)
+            name = getattr(__obj, "__name__", "")
+            _check_work(name, [] if own is None else [own], args, kwargs, is_method=True)
         return _checked(super().call(__context, __obj, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -117,18 +136,27 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """The sandboxed `format` of a text; None for any other value."""
         found = super().wrap_str_format(value)
-        if found is not None:
-            _check_widths(value.__self__)
-        return found
+        if found is None:
+            return None
+        pattern: str = value.__self__
+        _check_widths(pattern)
+
+        @functools.wraps(found)
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            _check_format(pattern, [*args, *kwargs.values()])
+            return found(*args, **kwargs)
+
+        return bounded
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Apply one of `intercepted_binops`."""
         if operator == "*":
             _check_product(left, right)
+        elif operator == "%" and isinstance(left, str):
+            _check_widths(left)
+            _check_format(left, [right])
         elif operator == "**":
             _check_power(left, right)
-        elif isinstance(left, str):
-            _check_widths(left)
         return _checked(super().call_binop(context, operator, left, right))
 
 
@@ -169,6 +197,13 @@ def _sized(context: Context, value: Any) -> Any:
 
 
 @jinja2.pass_context
+def _deep(context: Context, value: Any) -> Any:
+    if isinstance(value, _CONTAINERS):
+        _measure(value)
+    return value
+
+
+@jinja2.pass_context
 def _literal(context: Context, nothing: str, num_chars: int) -> str:
     CURRENT.get().write(num_chars)
     return nothing
@@ -192,48 +227,141 @@ def _num_chars(part: nodes.Node) -> int:
     return sum(len(each.data) for each in part.find_all(nodes.TemplateData))
 
 
-def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+def _deep_node(node: nodes.Expr) -> nodes.Expr:
+    """The node with what its value holds counted, as far down as text or a comparison goes."""
+    if isinstance(node, _PLAIN):
+        return node
+    return nodes.Filter(node, _DEEP, [], [], None, None, lineno=node.lineno)
+
+
+def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        _check_arguments(function, args, kwargs)
+        if CURRENT.get(None) is None:  # a constant, which is not computed at compile time
+            raise nodes.Impossible
+        _check_sizes(function, args, kwargs)
+        if name not in _SHALLOW:
+            args = _with_lists(args)
+            values = [each for each in args if not isinstance(each, _NOT_VALUES)]
+            _check_work(name, values[:1], values[1:], kwargs)
         return _checked(function(*args, **kwargs))
 
     return bounded
 
 
 def _checked(value: Any) -> Any:
-    if isinstance(value, str):
+    if isinstance(value, _SIZED_TYPES):
         budget = CURRENT.get(None)
         if budget is not None:  # None: a constant, computed when the template is compiled
-            budget.write(len(value))
+            budget.write(len(value) * (1 if isinstance(value, str) else _SCALAR_CHARS))
     return value
 
 
-def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _with_lists(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with lists instead of iterators and ranges; each item is a step."""
+    return tuple(
+        list(_Counted(each, 0)) if isinstance(each, Iterator | range) else each for each in args
+    )
+
+
+def _check_sizes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for value in (*args, *kwargs.values()):
         if isinstance(value, int) and abs(value) > MAX_WIDTH and function is not range:
             raise BudgetExceeded(f"the chat template uses the number {str(value)[:20]} as a size")
-    name = getattr(function, "__name__", "")
-    if name in ("replace", "do_replace", "join", "do_join", "do_format"):
-        _check_text_method(name.removeprefix("do_"), function, args)
 
 
-def _check_text_method(name: str, function: Any, args: tuple[Any, ...]) -> None:
-    """Bound the results of methods (and filters of the same name) that multiply texts."""
-    texts = [each for each in (getattr(function, "__self__", None), *args) if each is not None]
-    if name == "replace":
-        strings = [each for each in texts if isinstance(each, str)]
-        if len(strings) >= 3:
-            text, old, new = strings[:3]
-            CURRENT.get().write(text.count(old) * len(new))
-    elif name == "join":
-        for each in texts:
-            if isinstance(each, list | tuple):
-                CURRENT.get().write(sum(len(part) for part in each if isinstance(part, str)))
-    else:
-        for each in texts:
+def _check_work(
+    name: str,
+    own: Sequence[Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    is_method: bool = False,
+) -> None:
+    """Count what a filter or method reads and makes; it is applied to the value in `own`."""
+    if name in _REFUSED:
+        raise BudgetExceeded(f"the chat template uses '{name}', which is not offered")
+    budget = CURRENT.get()
+    values = [*own, *args, *kwargs.values()]
+    for each in values:
+        if isinstance(each, str):
+            weight = _SCALAR_CHARS << _SCAN_SHIFT if name in _COSTLY else 1
+            budget.write(len(each) * weight >> _SCAN_SHIFT)
+        else:
+            _measure(each)
+    text = own[0] if own else ""
+    if name == "sum" and not isinstance(
+        kwargs.get("start", args[1] if args[1:] else 0), int | float
+    ):
+        raise BudgetExceeded("the chat template adds up what is no number")
+    if name == "join":
+        given = args[0] if args else kwargs.get("d", "")
+        if is_method:
+            text, given = given, text
+        _check_join(text, given)
+    elif name in ("format", "%") and isinstance(text, str):
+        _check_widths(text)
+        _check_format(text, values[1:])
+    elif name == "replace" and isinstance(text, str):
+        old, new = [*args, *kwargs.values()][:2] if len(values) > 2 else ("", "")
+        budget.write(text.count(str(old)) * len(str(new)))
+    elif name == "indent" and isinstance(text, str):
+        width = max((len(e) if isinstance(e, str) else int(e) for e in values[1:]
+                     if isinstance(e, str | int)), default=4)  # fmt: skip
+        budget.write((text.count("\n") + 1) * width)
+    elif name in ("batch", "slice"):
+        budget.write(sum(each for each in values if isinstance(each, int)))
+    elif name == "tojson":
+        _check_json(text, values[1:])
+
+
+def _check_join(items: Any, separator: Any) -> None:
+    if isinstance(separator, str) and hasattr(items, "__len__"):
+        CURRENT.get().write(len(items) * len(separator))
+    if isinstance(items, list | tuple):
+        CURRENT.get().write(sum(map(_measure, items)))
+
+
+def _check_format(pattern: str, values: Sequence[Any]) -> None:
+    count = pattern.count("%") + pattern.count("{")
+    CURRENT.get().write(count * max(map(_measure, values), default=0))
+
+
+def _check_json(value: Any, options: Sequence[Any]) -> None:
+    """Separators and indentation are written for each item, on as many levels as there may be."""
+    widest = 0
+    for each in options:
+        if isinstance(each, str):
+            widest += len(each)
+        elif isinstance(each, int):
+            widest += each
+        elif isinstance(each, list | tuple):
+            widest += sum(len(part) for part in each if isinstance(part, str))
+    CURRENT.get().write(_measure(value) // _SCALAR_CHARS * widest)
+
+
+def _measure(value: Any) -> int:
+    """About how many characters a value has as text; each item of what it holds is a step."""
+    if isinstance(value, str):
+        return len(value)
+    chars = _SCALAR_CHARS
+    if not isinstance(value, _CONTAINERS):
+        return chars
+    budget = CURRENT.get()
+    waiting: list[Any] = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, Namespace):
+            found = object.__getattribute__(found, "_Namespace__attrs")
+        items: Any = [*found, *found.values()] if isinstance(found, dict) else found
+        budget.step(len(items))
+        for each in items:
             if isinstance(each, str):
-                _check_widths(each)
+                chars += _SCALAR_CHARS + len(each)
+            elif isinstance(each, _CONTAINERS):
+                waiting.append(each)
+            chars += _SCALAR_CHARS
+    budget.write(chars)
+    return chars
 
 
 def _check_widths(pattern: str) -> None:

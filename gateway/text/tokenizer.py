@@ -28,7 +28,7 @@ from gateway.text.control_tokens import is_control
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.token_bytes import TokenBytes
 from gateway.text.word_table import make_word_table
-from protocol.errors import ModelLoadError
+from protocol.errors import InvalidRequest, ModelLoadError
 
 _T = TypeVar("_T")
 _NO_IDS: frozenset[int] = frozenset()
@@ -104,12 +104,14 @@ class Tokenizer:
 
     def _by_tokenizer(self, text: str, add_special_tokens: bool) -> list[int]:
         if self._words is not None and self._words.takes(text):
-            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            with _PANICS_REFUSED:
+                encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
             self._words.learn(text, encoding)
         else:
-            (encoding,) = self._tokenizer.encode_batch_fast(  # no offsets: a fifth faster
-                [text], add_special_tokens=add_special_tokens
-            )
+            with _PANICS_REFUSED:
+                (encoding,) = self._tokenizer.encode_batch_fast(  # no offsets: a fifth faster
+                    [text], add_special_tokens=add_special_tokens
+                )
         return self._as_set(encoding.ids) if add_special_tokens else encoding.ids
 
     def _as_set(self, ids: list[int]) -> list[int]:
@@ -159,7 +161,8 @@ class Tokenizer:
         seam = self._words.seam(text, place)
         if seam is None:
             return 0
-        (encoding,) = self._tokenizer.encode_batch_fast([text[:seam]], add_special_tokens=False)
+        with _PANICS_REFUSED:
+            (encoding,) = self._tokenizer.encode_batch_fast([text[:seam]], add_special_tokens=False)
         return len(encoding.ids) if len(encoding.ids) > most else 0
 
     async def off_loop(self, work: Callable[[], _T], num_chars: int) -> _T:
@@ -221,6 +224,21 @@ class Tokenizer:
     def _token_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._tokenizer.token_to_id(text)
+
+
+class _PanicsRefused:
+    """Turns a panic of the tokenizer's library, which is a BaseException, into InvalidRequest. A
+    checkpoint's pattern may give up on a text."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None and kind.__name__ == "PanicException":
+            raise InvalidRequest(f"the model's tokenizer cannot encode this text: {error}")
+
+
+_PANICS_REFUSED = _PanicsRefused()
 
 
 def _load(path: Path) -> HfTokenizer:

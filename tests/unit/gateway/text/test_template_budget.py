@@ -6,13 +6,19 @@ import jinja2
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.text import template_budget
+from gateway.text import rendering_budget
 from gateway.text.chat_template import ChatTemplate
-from gateway.text.template_budget import CURRENT, Budget, BudgetedEnvironment, BudgetExceeded
+from gateway.text.rendering_budget import CURRENT, Budget, BudgetExceeded
+from gateway.text.template_budget import BudgetedEnvironment
 from protocol.errors import InvalidRequest, ModelLoadError
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 LOOP = "{% set ns = namespace(s='x') %}{% for i in range(60) %}BODY{% endfor %}{{ ns.s }}"
+
+NESTED = (
+    "{% set ns = namespace(s=['x']) %}"
+    "{% for i in range(40) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}"
+)
 
 BOMBS = {
     "ranges": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -30,6 +36,34 @@ BOMBS = {
     "doubled by join": LOOP.replace("BODY", "{% set ns.s = [ns.s, ns.s] | join %}"),
     "doubled by format": LOOP.replace("BODY", "{% set ns.s = '{}{}'.format(ns.s, ns.s) %}"),
     "doubled by %": LOOP.replace("BODY", "{% set ns.s = '%s%s' % (ns.s, ns.s) %}"),
+    "join with a long separator": "{{ range(9000) | join('x' * 100000) | length }}",
+    "join of a text's letters": "{{ ('x' * 100000).join('a' * 10000) | length }}",
+    "join of an iterator": "{{ range(9000) | map('string') | join('x' * 100000) | length }}",
+    "join of lists": "{% set l = ['x' * 1000] * 1000 %}{{ ([l] * 9000) | join | length }}",
+    "nested list written": NESTED + "{{ ns.s }}",
+    "nested list as text": NESTED + "{{ ns.s | string | length }}",
+    "nested list joined by ~": NESTED + "{{ (ns.s ~ '') | length }}",
+    "nested list formatted": NESTED + "{{ '{}'.format(ns.s) | length }}",
+    "nested list by %": NESTED + "{{ ('%s' % [ns.s]) | length }}",
+    "nested list as JSON": NESTED + "{{ ns.s | tojson | length }}",
+    "nested list in a namespace": NESTED + "{{ ns }}",
+    "nested list compared": NESTED + "{% set a = ns.s %}" + NESTED + "{{ ns.s == a }}",
+    "nested list searched for": NESTED + "{% set a = [ns.s] %}" + NESTED + "{{ ns.s in a }}",
+    "nested list as a key": NESTED.replace("[", "(").replace("]", ",)") + "{{ {ns.s: 1} }}",
+    "sum of lists": "{{ ([[1] * 1000] * 9000) | sum(start=[]) | length }}",
+    "sum of lists by place": "{{ ([[1] * 1000] * 9000) | sum(none, []) | length }}",
+    "translate": "{{ 'x'.translate({120: 'y' * 100000}) | length }}",
+    "expandtabs": "{{ 'x'.expandtabs(99999) }}",
+    "pprint": "{{ messages | pprint }}",
+    "format many times": "{{ ('{0}' * 10000).format('x' * 100000) | length }}",
+    "percent many times": "{{ ('%(a)s' * 10000) | format(a='x' * 100000) | length }}",
+    "replace by name": "{{ ('x' * 10000) | replace(old='x', new='y' * 10000) | length }}",
+    "indent by a text": "{{ ('y\n' * 10000) | indent('x' * 10000) | length }}",
+    "separators of JSON": "{{ ([1] * 9000) | tojson(separators=['x' * 100000, ':']) | length }}",
+    "doubled lists": "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}"
+    "{% set ns.s = (ns.s | list) + (ns.s | list) %}{% endfor %}",
+    "read again and again": "{% set s = 'x' * 1000000 %}{% for i in range(9000) %}"
+    "{% set z = s.count('y') %}{% endfor %}",
     "power": "{{ 9 ** (9 ** 9) }}",
     "power of powers": "{% set ns = namespace(s=9) %}{% for i in range(60) %}"
     "{% set ns.s = ns.s * ns.s %}{% endfor %}",
@@ -52,8 +86,8 @@ BOMBS = {
 
 @pytest.fixture
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_budget, "MAX_STEPS", 10_000)
-    monkeypatch.setattr(template_budget, "MAX_CHARS", 10_000_000)
+    monkeypatch.setattr(rendering_budget, "MAX_STEPS", 10_000)
+    monkeypatch.setattr(rendering_budget, "MAX_CHARS", 10_000_000)
 
 
 @pytest.mark.parametrize("bomb", BOMBS)

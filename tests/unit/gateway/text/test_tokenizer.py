@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Regex
 from tokenizers import Tokenizer as HfTokenizer
+from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 
 from gateway.text.tokenizer import Tokenizer
-from protocol.errors import ModelLoadError
+from protocol.errors import InvalidRequest, ModelLoadError
 
 
 @pytest.fixture
@@ -222,3 +224,15 @@ async def test_the_loop_has_a_turn_between_two_works_that_hold_the_interpreter(
     for number in range(19):
         between = seen[seen.index(f"end {number}") : seen.index(f"begin {number + 1}")]
         assert "turn" in between
+
+
+async def test_a_pattern_that_gives_up_on_a_text_is_an_error_of_the_request(folder, load):
+    """The library panics then, with a BaseException."""
+    tokenizer = HfTokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.pre_tokenizer = Split(Regex(r"(?:(?:x|xx)+)+\b$y"), "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    loaded = load()
+    for text in ("x" * 40, "x" * 4000):
+        with pytest.raises(InvalidRequest, match="cannot encode this text"):
+            await loaded.encode_async(text, add_special_tokens=True)
+    assert loaded.encode("a", add_special_tokens=False)
