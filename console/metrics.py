@@ -1,9 +1,8 @@
 """The console's metrics: sums of the fleet and of its pairs, and metrics under vLLM's names.
 
 Label values are bounded: two sides, and the ids of at most `MAX_PAIRS` pairs. vLLM's names are for
-dashboards made for vLLM; their meanings are those of vLLM's documentation, "Production Metrics".
-Their values are those of Baton's own metrics; loads are sums over the workers that this router
-uses.
+dashboards made for vLLM, with the meanings of vLLM's documentation, "Production Metrics". Their
+values come from Baton's own metrics; loads are sums over the workers that this router uses.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Settings of the console: the targets that the fleet is held against, traces and metrics for
-other tools."""
+"""Settings of the console: targets of the fleet, and the export of traces and metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from process.settings.shared import SharedSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleSettings(SharedSettings):
-    """Settings of what operators look at."""
+    """Settings of the operators' view."""
 
     ttft_target_ms: float = setting(
         1000.0, help="target of the time to the first token", unit="ms", minimum=0.1

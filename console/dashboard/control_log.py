@@ -1,7 +1,7 @@
-"""Who changed what through this router, and what came of it: the last changes, and the log.
+"""The last changes made through this router, with key and result, and their lines in the log.
 
-Each change is also a line of the router's log that begins with `event=control`, so that it
-outlives the process.
+Each change is also a line of the router's log that begins with `event=control`, so that it outlives
+the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ControlLog:
     def note(
         self, key: str, action: str, result: str, old: object = None, new: object = None
     ) -> None:
-        """Log one change, done or refused."""
+        """Log one change, whether done or refused."""
         shown = [None if each is None else str(each) for each in (old, new)]
         entry = ControlEntry(self._wall_us(), key, action, result, *shown)
         self._entries.appendleft(entry)

@@ -1,4 +1,4 @@
-"""`/control/...`: what changes the fleet, for admin keys. Each change is logged with its key.
+"""`/control/...`: changes of the fleet, for admin keys. Each change is logged with its key.
 
 A drain goes through the store, as `baton drain` does; the worker finds it at its next lease
 renewal. Settings change in this router's process only, and last until it ends.
@@ -64,7 +64,7 @@ class PromptBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class ControlParts:
-    """What the controls act on; `preview` predicts the pressures without a worker."""
+    """The objects that the controls change; `preview` predicts the pressures without a worker."""
 
     redis_url: str
     cluster: str

@@ -26,8 +26,8 @@ from router.requests.dispatcher import Dispatcher
 
 @dataclass(frozen=True)
 class DashboardParts:
-    """What the dashboard shows and acts on. `sources` are further objects of the stream by the
-    name of their view, `doctor` and `cache`."""
+    """The objects that the dashboard shows and changes. `sources` are further objects of the stream
+    by the name of their view, `doctor` and `cache`."""
 
     settings: SharedSettings
     fleet: Fleet
@@ -75,8 +75,8 @@ class Dashboard:
 def pressure_without(
     worker_id: str | None, fleet: Fleet, report: FleetReport
 ) -> dict[str, float | None]:
-    """The pressures if this worker took no new requests and the others of its pool shared its
-    load; those of now for None. None: not known, or no worker would be left."""
+    """The pressures if this worker took no new requests and the others of its pool shared its load;
+    with None, the current pressures. None if unknown, or if no worker would be left."""
     now = report.as_json()["pressure"]
     predicted = {role.value: now[role.value] for role in (Role.PREFILL, Role.DECODE)}
     worker = None if worker_id is None else fleet.worker(worker_id)

@@ -1,8 +1,8 @@
 """Summaries for all readers of the page, built once per second and only while someone reads.
 
-A source is a function that returns a JSON object. Readers get what changed since the summary they
-last took; one that reads slowly skips summaries, so nothing queues. Each summary is encoded once
-for all readers that took the same one before it. Runs on the event loop; knows nothing of HTTP.
+A source is a function that returns a JSON object. Readers get the changes since the summary they
+last took; a slow reader skips summaries, so nothing queues. Each set of changes is encoded once for
+all readers with the same last summary. Runs on the event loop; knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _UNUSED = frozenset(("counters", "control", "transport", "transport_paths", "hos
 def shown_summary(
     report: Mapping[str, Any], cluster: str, offers: Collection[str]
 ) -> dict[str, Any]:
-    """The object of `GET /fleet` without the workers' fields that the page does not show, with
-    the cluster's name, and with the names of the views that this router has data for."""
+    """The object of `GET /fleet` without the workers' fields that the page does not show, with the
+    cluster's name, and with the names of the views that this router has data for."""
     workers = [
         {name: value for name, value in worker.items() if name not in _UNUSED}
         for worker in report["workers"]
@@ -59,7 +59,7 @@ class Feed:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Count one reader; the first one gets a summary of now."""
+        """Count one reader; for the first one, build a summary at once."""
         if not self.num_readers:
             self._build()
         self.num_readers += 1
@@ -72,7 +72,7 @@ class Feed:
                 self._wanted.clear()
 
     def frame(self, name: str, since: int) -> bytes:
-        """What changed in a source after summary `since` (0: everything), as one server-sent
+        """The changes of a source after summary `since` (0: everything), as one server-sent
         event."""
         key = (name, since)
         found = self._frames.get(key)
@@ -84,15 +84,15 @@ class Feed:
         return found
 
     def known_number(self, last_event_id: str) -> int:
-        """The summary that a reader took last, by the id of its last event; 0 if it took none of
-        this feed."""
+        """The number of the summary that a reader took last, from the id of its last event; 0 if it
+        took none of this feed."""
         feed_id, _, number = last_event_id.partition("-")
         if feed_id != self.feed_id or not number.isdecimal() or len(number) > 12:
             return 0
         return int(number) if int(number) <= self.number else 0
 
     async def wait_after(self, number: int) -> bool:
-        """Wait for a summary after this one; False once the feed is closed."""
+        """Wait for a summary after this one. False once the feed is closed."""
         while not self._is_closed and self.number <= number:
             if self._next is None:
                 self._next = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Which settings are live, and where each of them lives: in this router, or in its workers."""
+"""The table of live settings, and where each of them applies: in this router, or in its workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def live_settings(report: FleetReport, dispatcher: Dispatcher, fleet: Fleet) -> 
 
 
 def _writer(owner: Any, name: str) -> Callable[[Number], tuple[int, int]]:
-    """Sets an attribute of an object of this router."""
+    """A function that sets an attribute of an object of this router."""
 
     def write(value: Number) -> tuple[int, int]:
         setattr(owner, name, value)
@@ -59,7 +59,7 @@ def _writer(owner: Any, name: str) -> Callable[[Number], tuple[int, int]]:
 
 
 def _of_workers(name: str, role: Role, unit: str, fleet: Fleet) -> LiveSetting:
-    """A limit of the steps of a role's workers; its value is known if all of them agree."""
+    """A limit of the steps of a role's workers. Its value is known if all of them agree."""
 
     def read() -> Number | None:
         values: set[Number] = {getattr(each.info, name) for each in fleet.known(role)}

@@ -1,8 +1,8 @@
 """Settings that may change while the fleet runs; a change lasts until the process ends.
 
 Only numbers are live. A router's setting changes in this router only; a worker's goes to every
-worker of its role that this router is connected to. Each setting knows how to read and to write
-its own place. This module checks bounds and names what is wrong in the operator's terms.
+worker of its role that this router is connected to. Each setting can read and write its own value.
+This module checks bounds and words errors for operators.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ ROUTER = "router"
 
 @dataclass(frozen=True, slots=True)
 class LiveSetting:
-    """One setting: where it applies, its bounds, and its present value; `read` may not know it.
-    `write` returns to how many processes the value went, and of how many."""
+    """One setting: where it applies, its bounds, and its current value. `read` returns None if the
+    value is unknown. `write` returns the number of processes that got the value, and of those that
+    should."""
 
     name: str
     scope: str
@@ -51,7 +52,7 @@ class LiveSetting:
         }
 
     def check(self, value: object) -> Number:
-        """The value if it may be set. Raises InvalidRequest."""
+        """The value, if it may be set. Raises InvalidRequest."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise InvalidRequest(f"'{self.name}' is a number", "value")
         if not math.isfinite(value) or (self.is_whole and value != int(value)):

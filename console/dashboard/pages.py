@@ -1,8 +1,8 @@
-"""`/dashboard/`: the page's files, read once at start, and the way to it from `/`.
+"""`/dashboard/`: the page's files, read once at start, and the redirect to it from `/`.
 
 The files hold no data, so they are open without a key. They name each other by relative addresses
-only, so the page works under any path prefix that a proxy adds. The policy lets the page load and
-connect to nothing but this router, and forbids inline scripts and styles.
+only, so the page works under any path prefix that a proxy adds. The policy lets the page load from
+and connect to this router only, and forbids inline scripts and styles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLACES = {
     "health": "/health",
     "dashboard": "/dashboard/",
 }
-"""What a program that asks at the root is told."""
+"""The answer to a program that asks at the root."""
 _HERE = Path(__file__).parent
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -50,7 +50,7 @@ class _File:
 
 
 def page_files() -> dict[str, Path]:
-    """The files by their address under `/dashboard/`; the page itself has the empty one."""
+    """The files by their address under `/dashboard/`. The page itself has the empty address."""
     files = {path.name: path for path in (_HERE / "page").iterdir() if path.suffix in _TYPES}
     vendor = {
         f"vendor/{path.name}": path
@@ -61,8 +61,9 @@ def page_files() -> dict[str, Path]:
 
 
 def pages_router(root_path: str = "") -> APIRouter:
-    """The routes, for an application that clients see under `root_path`. Where that is `/llm`,
-    browsers may ask for `/llm` without a slash, which a relative address would lead elsewhere."""
+    """The routes, for an application that clients see under `root_path`. If that is `/llm`,
+    browsers may ask for `/llm` without a slash, from which a relative address would lead
+    elsewhere."""
     router = APIRouter()
     places = {name: place.replace("/", f"{root_path}/", 1) for name, place in _PLACES.items()}
     page = f"{root_path}/dashboard/" if root_path else "dashboard/"

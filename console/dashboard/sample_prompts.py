@@ -1,7 +1,7 @@
-"""Test prompts: requests that an operator sends to watch them travel.
+"""Test prompts: requests that an operator sends and follows.
 
-A test prompt takes its place in the queues like any request. Its text is not kept, neither is the
-answer's; its trace is, as of every request.
+A test prompt takes its place in the queues like any request. Its text and the answer's text are not
+kept; its trace is, as for every request.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class SamplePrompt:
 
 
 class _Discarded:
-    """A sink that wants every token and keeps none."""
+    """A sink that takes every token and keeps none."""
 
     is_full = False
 
     async def wait_room(self) -> None:
-        """There always is room."""
+        """There is always room."""
 
     def take(self, delta: TokenDelta) -> bool:
         return True
@@ -84,7 +84,7 @@ class SamplePrompts:
         return request.request_id
 
     async def close(self) -> None:
-        """End the test prompts that still run."""
+        """End the test prompts that are still running."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
 """`GET /dashboard/stream?view=...`: the feed's summaries as server-sent events.
 
 The page reads it with `fetch`, because `EventSource` cannot send a key. Every view gets the event
-`fleet`; a view whose name is a source gets that source's event, too. `Last-Event-ID` continues
+`fleet`. A view with the name of a source gets that source's event, too. `Last-Event-ID` continues
 after the summary that the reader took last.
 """
 

@@ -1,8 +1,8 @@
-"""What changed in a summary since a reader last saw it; pure.
+"""The changes of a summary since a reader last saw it; pure.
 
-A summary is a JSON object. Its parts (top-level values) are sent when they changed. The part
+A summary is a JSON object. Its parts (top-level values) are sent when they have changed. The part
 `workers` is compared worker by worker and field by field, because each busy worker changes some
-fields every second and most fields never. `merged` says what a reader does with the result.
+fields every second and most fields never. `merged` defines how a reader applies the changes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Versions:
         self._fields: dict[str, None] = {}  # of all workers so far, in order
 
     def update(self, number: int, summary: Mapping[str, Any]) -> None:
-        """Take summary `number`; numbers grow. A part or field that is gone becomes None.
+        """Take summary `number`; numbers grow. A removed part or field becomes None.
 
-        A worker may leave and come back with fewer fields between two looks of a reader, so every
-        worker gets every field that any worker ever had.
+        A worker may leave and come back with fewer fields between two reads, so every worker gets
+        every field that any worker ever had.
         """
         parts = dict(summary)
         workers = parts.pop(WORKERS, None)
@@ -47,7 +47,7 @@ class Versions:
         """The values that changed after summary `number`; 0: all of them.
 
         Each changed worker has its id and its changed fields. `worker_ids` lists all workers in
-        order; it is there if one came, went or moved.
+        order, if one came, left or moved.
         """
         changed = _newer(self._parts, number)
         if self._workers is not None:

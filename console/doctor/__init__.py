@@ -1,5 +1,5 @@
-"""The doctor: what is wrong with a fleet, with evidence and the setting to change.
+"""The doctor: the faults of a fleet, with evidence and the setting to change.
 
-Pure: an `Observation` in, findings out; `console.telemetry.examination` observes,
+Pure: takes an `Observation`, returns findings. `console.telemetry.examination` observes,
 `console.endpoints` and `console.dashboard` show. Imports `protocol` alone.
 """

@@ -1,4 +1,4 @@
-"""Examines a fleet by all rules, and remembers since when each finding has stood.
+"""Examines a fleet by all rules, and remembers since when each finding stands.
 
 The rules are pure; `Doctor` owns only the times. A finding stands from when it is found until it
 was not found for `VANISH_S`, so that it does not flicker.
@@ -47,8 +47,8 @@ RULES = (
 
 @dataclass(frozen=True)
 class Examination:
-    """What all rules said of one observation. `is_conclusive` is False while there are too few
-    requests to conclude anything."""
+    """The results of all rules for one observation. `is_conclusive` is False while there are too
+    few requests to conclude anything."""
 
     findings: tuple[Finding, ...]
     passed: tuple[Passed, ...]
@@ -90,7 +90,7 @@ class _Standing:
 
 
 class Doctor:
-    """Examines again and again; owns since when each finding stands."""
+    """Examines repeatedly; owns the time since which each finding stands."""
 
     def __init__(self) -> None:
         self._standing: dict[str, _Standing] = {}

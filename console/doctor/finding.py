@@ -20,7 +20,7 @@ class Urgency(StrEnum):
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One bar of a set; the odd one out is flagged."""
+    """One bar of a set; the outlier is flagged."""
 
     name: str
     value: float
@@ -44,8 +44,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to change: a setting, or an action if `new` is None. `live` settings can be
-    changed while the process runs; `old` is None if the router does not know the value."""
+    """A change to make: of a setting, or an action if `new` is None. `live` settings can be changed
+    while the process runs; `old` is None if the router does not know the value."""
 
     setting: str
     text: str
@@ -57,8 +57,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rule found. `since_us` is when it was first found, 0 until `Doctor` knows. `stages`
-    are the stages of requests whose time the finding explains."""
+    """The finding of one rule. `since_us` is when it was first found, 0 until `Doctor` knows.
+    `stages` are the stages of requests whose time the finding explains."""
 
     rule: str
     title: str
@@ -76,7 +76,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule that looked and found nothing, with the figure that it looked at."""
+    """A rule that found nothing, with the figure that it examined."""
 
     rule: str
     title: str

@@ -1,4 +1,4 @@
-"""A fleet over the doctor's window: everything that a rule may look at.
+"""A fleet over the doctor's window: all input of the rules.
 
 Made of plain values, so that an observation can be recorded as JSON and examined again. A value
 that was not measured is None, and no rule concludes anything from it. Times `_us` are microseconds
@@ -38,7 +38,7 @@ class WorkerFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
     `num_steps` steps took `step_ms` each and had `step_tokens` tokens, which attended about
     `step_attended` (query, key) pairs. `hit_rate` is the share of `prompt_tokens` prompt tokens
-    that came from its cache. `joined_us` is 0 if it was there before the router.
+    that came from its cache. `joined_us` is 0 if it joined before the router started.
     """
 
     worker_id: str
@@ -63,12 +63,12 @@ class WorkerFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def used_share(self) -> float:
-        """Share of its KV blocks that are in use."""
+        """Share of its KV blocks in use."""
         return self.blocks_used / self.blocks_total if self.blocks_total else 0.0
 
 
 class PairFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
-    """The blocks that went from a prefill worker to a decode worker."""
+    """The blocks sent from a prefill worker to a decode worker."""
 
     prefill: str
     decode: str
@@ -82,14 +82,15 @@ class PairFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
 class RequestFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """A finished request. `first` and `rest` are milliseconds by stage (`router.requests.stages`),
-    up to the first token and from there on.
+    up to the first token and after it.
 
-    `cached_tokens` came from the cache of the worker that computed its prompt, and
-    `expected_cached_tokens` is what its placement counted on there; `decode_cached_tokens` did not
-    have to move, because its decode worker had them. `early_step_ms` and `late_step_ms`
-    are medians over the first and the last quarter of its decode steps, None for short outputs.
-    `num_long_steps` of its `num_steps` decode steps took over twice their median, and
-    `num_long_shared_steps` of these computed prompt tokens of other requests.
+    - `cached_tokens`: tokens from the cache of the worker that computed its prompt; its placement
+      expected `expected_cached_tokens` there.
+    - `decode_cached_tokens`: tokens that did not have to move, because its decode worker had them.
+    - `early_step_ms`, `late_step_ms`: medians over the first and the last quarter of its decode
+      steps, None for short outputs.
+    - `num_long_steps`: those of its `num_steps` decode steps that took over twice their median;
+      `num_long_shared_steps` of these computed prompt tokens of other requests.
     """
 
     received_us: int
@@ -119,14 +120,14 @@ class RequestFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MissPoint(_Facts, frozen=True, kw_only=True, omit_defaults=True):
-    """Share of prompt blocks that a cache of `blocks` would miss."""
+    """The share of prompt blocks that a cache of `blocks` would miss."""
 
     blocks: int
     miss_ratio: float
 
 
 class Targets(_Facts, frozen=True, kw_only=True, omit_defaults=True):
-    """What the operator asks for: milliseconds, and the share of requests that meet them."""
+    """The operator's targets: milliseconds, and the share of requests that meet them."""
 
     ttft_ms: float = 1000.0
     tpot_ms: float = 50.0

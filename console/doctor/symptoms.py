@@ -1,4 +1,4 @@
-"""Figures that several rules look at, computed from an observation. Pure."""
+"""Figures that several rules use, computed from an observation. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def late_requests(seen: Observation) -> list[RequestFacts]:
 
 
 def first_token_share(requests: Sequence[RequestFacts], *stages: str) -> float:
-    """Which share of these requests' time to first token the stages took, all summed up."""
+    """The share of these requests' summed time to first token that the stages took."""
     whole = sum(each.ttft_ms or 0.0 for each in requests)
     part = sum(each.first.get(stage, 0.0) for each in requests for stage in stages)
     return part / whole if whole else 0.0
@@ -78,24 +78,24 @@ def failed(request: RequestFacts) -> bool:
 
 
 def urgency(seen: Observation) -> Urgency:
-    """URGENT where clients notice."""
+    """URGENT if clients notice."""
     share = goodput(seen)
     is_missed = share is not None and share < seen.targets.goodput
     return Urgency.URGENT if is_missed else Urgency.SOON
 
 
 def serving(seen: Observation, role: Role) -> list[WorkerFacts]:
-    """The workers of a pool that take requests."""
+    """The workers of a pool that accept requests."""
     return [each for each in seen.workers if each.role is role and each.state in SERVING]
 
 
 def slowness(worker: WorkerFacts, pool: Sequence[WorkerFacts]) -> float | None:
-    """How much longer a worker's steps take than the other workers of its pool would need for the
-    same work (median); None if that is not known.
+    """The ratio of a worker's step time to the median time that the others of its pool would need
+    for the same work; None if unknown.
 
     Each of the others' measured steps is scaled by its own step model from its work to the
-    worker's. The scale lies between the ratios of their tokens and of their contexts, however far
-    off the model's coefficients are.
+    worker's. The scale lies between the ratios of their tokens and of their contexts, whatever the
+    error of the model's coefficients.
     """
     if worker.step_ms is None or worker.num_steps < MIN_STEPS:
         return None
@@ -105,7 +105,7 @@ def slowness(worker: WorkerFacts, pool: Sequence[WorkerFacts]) -> float | None:
 
 
 def _steps_for(worker: WorkerFacts, other: WorkerFacts) -> float | None:
-    """How long the other worker's steps would take with this one's work."""
+    """The time that the other worker's steps would take with this one's work."""
     if other.step_ms is None or other.num_steps < MIN_STEPS:
         return None
     own, wanted = _predicted_ms(other, other), _predicted_ms(other, worker)
@@ -113,7 +113,7 @@ def _steps_for(worker: WorkerFacts, other: WorkerFacts) -> float | None:
 
 
 def _predicted_ms(by: WorkerFacts, of: WorkerFacts) -> float | None:
-    """The prediction by a worker's model of the steps of a worker."""
+    """The prediction of one worker's model for the steps of another."""
     if by.step_model is None or of.step_tokens is None or of.step_attended is None:
         return None
     return by.step_model.predict_ms(of.step_tokens, of.step_attended)

@@ -6,7 +6,7 @@ _NBSP = "\u00a0"
 
 
 def ms(value: float | None) -> str:
-    """Three significant digits; from 1,000 ms in seconds; a dash for what is not known."""
+    """Three significant digits; from 1,000 ms in seconds; a dash for unknown values."""
     if value is None:
         return "–"
     if value >= 1000:

@@ -1,6 +1,6 @@
-"""How loaded the two pools are: predicted times of what would arrive now, and why.
+"""The load of the two pools: predicted times for requests that arrive now, and the reasons.
 
-Reads the fleet's last reports and the prompts of the last minute; pure but for that.
+Reads the fleet's last reports and the prompts of the last minute; otherwise pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHORTEST_QUEUES = 4
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """Predictions of this moment; None where there is nothing to predict from."""
+    """Current predictions; None where there is no data."""
 
     predicted_ttft_ms: float | None
     predicted_step_ms: float | None
@@ -49,14 +49,14 @@ class FleetLoad:
 
 
 class SteadyLoad:
-    """Predictions that one unlucky moment does not move: medians of the last samples."""
+    """Medians of the last predictions, which one unlucky moment does not move."""
 
     def __init__(self) -> None:
         self._ttft_ms: deque[float] = deque(maxlen=STEADY_SAMPLES)
         self._step_ms: deque[float] = deque(maxlen=STEADY_SAMPLES)
 
     def sample(self, load: FleetLoad) -> FleetLoad:
-        """`load`, with the medians as its predictions; what it does not predict stays unknown."""
+        """`load` with the medians as its predictions. Unknown predictions stay unknown."""
         return replace(
             load,
             predicted_ttft_ms=_steady(self._ttft_ms, load.predicted_ttft_ms),
@@ -65,8 +65,8 @@ class SteadyLoad:
 
 
 def fleet_load(fleet: Fleet, traces: TraceStore) -> FleetLoad:
-    """The load now. The first token's time is the 95th percentile over the prompts of the last
-    minute, if each arrived now at the worker of the shortest queue."""
+    """The current load. The first token's time is the 95th percentile over the prompts of the last
+    minute, if each arrived now at the worker with the shortest queue."""
     decode, prefill = fleet.ready(Role.DECODE), fleet.ready(Role.PREFILL)
     queues = prefill or decode
     prompts = _recent_prompts(traces)
@@ -94,7 +94,7 @@ def fleet_load(fleet: Fleet, traces: TraceStore) -> FleetLoad:
 
 
 def tpot_target_ms(fleet: Fleet, configured: float | None) -> float | None:
-    """The target in force: the configured one, else the strictest of the decode workers."""
+    """The target in force: the configured one, otherwise the strictest of the decode workers."""
     if configured is not None:
         return configured
     known = [each.info.itl_target_ms for each in fleet.known(Role.DECODE)]
@@ -102,7 +102,7 @@ def tpot_target_ms(fleet: Fleet, configured: float | None) -> float | None:
 
 
 def _recent_prompts(traces: TraceStore) -> list[tuple[int, int]]:
-    """Length and cached tokens of prompts that arrived in the last minute, a sample."""
+    """Length and cached tokens of a sample of the prompts that arrived in the last minute."""
     since_us = traces.wall_us() - MINUTE_US
     found = []
     for trace in islice(traces.recent(), MAX_LOOKED_AT):

@@ -1,7 +1,7 @@
-"""Our spans as those of OpenTelemetry's SDK. Imported only where spans are exported.
+"""Our spans in the form of OpenTelemetry's SDK. Imported only where spans are exported.
 
-Each process of the fleet is a resource of its own: `baton-router`, `baton-prefill`,
-`baton-decode`, told apart by `service.instance.id`.
+Each process of the fleet is a resource of its own: `baton-router`, `baton-prefill`, `baton-decode`,
+distinguished by `service.instance.id`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SpanMaker:
         self._resources: dict[tuple[str, str], Resource] = {}
 
     def made(self, node: SpanNode, trace_id: str, parent_id: str, span_id: str) -> ReadableSpan:
-        """The span of a node; ids are hexadecimal, `parent_id` "" for a root."""
+        """The span of a node. Ids are hexadecimal; `parent_id` is "" for a root."""
         is_http = node.role == ROUTER and node.name.startswith("POST ")
         return ReadableSpan(
             name=node.name,

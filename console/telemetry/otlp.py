@@ -1,9 +1,9 @@
 """Traces exported over OTLP: one per request, joined to the caller's `traceparent`.
 
-Needs the packages of the extra `otlp`; they are imported only if an endpoint is set. Requests that
-ended wait `SETTLE_S` for the workers' last reports; then their spans go to the library's batch
-processor, whose thread sends them. If it cannot keep up, spans are dropped, never requests. A
-caller's trace is exported if the caller samples it, our own by `sample_ratio`.
+Needs the packages of the extra `otlp`; they are imported only if an endpoint is set. Ended requests
+wait `SETTLE_S` for the workers' last reports; then their spans go to the library's batch processor,
+whose thread sends them. If the processor cannot keep up, it drops spans, never requests. A caller's
+trace is exported if the caller samples it, our own by `sample_ratio`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLUSH_S = 0.25
 
 
 class AnsweredRequest(Protocol):
-    """What is exported of an HTTP request: its own id, its times in microseconds since the Unix
+    """The exported data of an HTTP request: its own id, its times in microseconds since the Unix
     epoch, the status of its answer, and the trace that it is part of."""
 
     @property
@@ -66,7 +66,7 @@ class OtlpExporter:
     def __init__(
         self, endpoint: str, sample_ratio: float, registry: CollectorRegistry, name: str
     ) -> None:
-        """Raises ConfigError if the packages are missing. `name` tells routers apart."""
+        """Raises ConfigError if the packages are missing. `name` distinguishes routers."""
         parts = parsed_address(endpoint)
         if parts is None or parts.username is not None or parts.query or parts.fragment:
             raise ConfigError(
@@ -96,7 +96,7 @@ class OtlpExporter:
         return new_context(is_sampled=random.random() < self._sample_ratio)
 
     def end(self, record: AnsweredRequest) -> None:
-        """An HTTP request was answered."""
+        """Note an answered HTTP request."""
         context = record.trace
         if context is None or not context.is_sampled:
             return
@@ -112,7 +112,7 @@ class OtlpExporter:
     # -- of generations -----------------------------------------------------------------------
 
     def take(self, trace: RequestTrace) -> None:
-        """A generation ended."""
+        """Note the trace of an ended generation."""
         if trace.context is None or not trace.context.is_sampled:
             return
         if len(self._waiting) >= MAX_WAITING:

@@ -25,14 +25,15 @@ PairKey = tuple[str, str]
 
 
 class PairPaths(NamedTuple):
-    """The way that a pair's KV took, and the one that it should take."""
+    """The path of a pair's KV, and the path that it should take."""
 
     measured: str
     expected: str | None
 
 
 class PairTotals(NamedTuple):
-    """What one pair moved since it was first seen; seconds of transfers and of exposed ones."""
+    """The sums of one pair since it was first seen; transfers and their exposed parts in
+    seconds."""
 
     bytes_moved: int
     blocks: int
@@ -54,7 +55,7 @@ class _Slot:
 
 @dataclass
 class _Pair:
-    """One pair; the totals are those since it was first seen."""
+    """One pair; its totals count since it was first seen."""
 
     seen_us: int
     failures: int = 0
@@ -67,7 +68,7 @@ class _Pair:
 
 
 class PairTable:
-    """All pairs that one router's requests used."""
+    """All pairs used by one router's requests."""
 
     def __init__(self, wall_us: Callable[[], int]) -> None:
         self._wall_us = wall_us
@@ -75,7 +76,7 @@ class PairTable:
         self._pairs: dict[PairKey, _Pair] = {}
 
     def moved(self, target: str, trace: PrefillTrace) -> None:
-        """A handoff closed: these blocks moved to `target`."""
+        """Note a closed handoff whose blocks moved to `target`."""
         now_us = self._wall_us()
         pair = self._pair((trace.worker_id, target), now_us)
         if not pair.slots or now_us >= pair.slots[-1].start_us + SLOT_US:
@@ -93,7 +94,7 @@ class PairTable:
             pair.slots[-1].exposed.add(exposed / 1000)
 
     def failed(self, source: str, target: str) -> None:
-        """An attempt over this pair failed before its blocks had moved."""
+        """Note an attempt over this pair that failed before its blocks had moved."""
         self._pair((source, target), self._wall_us()).failures += 1
 
     def totals(self) -> Iterator[tuple[PairKey, PairTotals]]:
@@ -108,7 +109,7 @@ class PairTable:
             )  # fmt: skip
 
     def as_json(self, paths: Callable[[PairKey], PairPaths]) -> list[dict[str, Any]]:
-        """The pairs as `/fleet` shows them; `paths` names the way of a pair."""
+        """The pairs as `/fleet` shows them; `paths` returns the path of a pair."""
         now_us = self._wall_us()
         self._pairs = {
             key: pair for key, pair in self._pairs.items() if pair.seen_us > now_us - KEPT_US
@@ -130,7 +131,7 @@ class PairTable:
 
 
 def busy_us(writes: Sequence[WriteSpan]) -> int:
-    """How long at least one of the writes was under way."""
+    """The time during which at least one of the writes was under way."""
     total = end = 0
     for write in sorted(writes, key=lambda each: each.post_us):
         total += max(0, write.done_us - max(write.post_us, end))
@@ -139,7 +140,7 @@ def busy_us(writes: Sequence[WriteSpan]) -> int:
 
 
 def exposed_us(trace: PrefillTrace) -> int | None:
-    """How long blocks still moved after the last chunk had ended; None without a write."""
+    """How long blocks still moved after the end of the last chunk; None without a write."""
     if not trace.writes:
         return None
     last_end = trace.chunks[-1].end_us if trace.chunks else trace.scheduled_us

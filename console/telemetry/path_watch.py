@@ -1,4 +1,4 @@
-"""Follows each sender's links beside the KV that it sent, and names the way of each pair.
+"""Compares each sender's link counters with the KV that it sent, to find the path of each pair.
 
 Owns, by sender, samples of the last minute. Reads load reports and registrations only.
 """
@@ -22,19 +22,19 @@ class _Sample(NamedTuple):
 
 
 class PathWatch:
-    """Links and KV by sender; `moved` gives the bytes to each target so far."""
+    """Links and KV by sender; `moved` returns the bytes to each target so far."""
 
     def __init__(self) -> None:
         self._samples: dict[str, deque[_Sample]] = {}
         self._moved: dict[str, dict[str, int]] = {}
 
     def add(self, source: str, target: str, count: int) -> None:
-        """So many bytes of KV moved."""
+        """Add bytes of KV that moved."""
         targets = self._moved.setdefault(source, {})
         targets[target] = targets.get(target, 0) + count
 
     def sample(self, source: str, links: Mapping[str, int], now_us: int) -> None:
-        """What the sender's links have carried; called with every new measurement."""
+        """Take the counters of the sender's links. Call it with every new measurement."""
         samples = self._samples.setdefault(source, deque())
         if samples and samples[-1].links == links:
             return
@@ -48,7 +48,7 @@ class PathWatch:
         self._moved = {k: v for k, v in self._moved.items() if k in sources}
 
     def path(self, source: WorkerInfo, target: WorkerInfo, known: Mapping[str, WorkerInfo]) -> str:
-        """The way from `source` to `target` in the last minute."""
+        """The path from `source` to `target` in the last minute."""
         samples = self._samples.get(source.worker_id)
         if source.transport == "shm" or not samples or len(samples) < 2:
             return measured_path(source, target, {}, 0)
@@ -65,7 +65,7 @@ class PathWatch:
 
 
 def _shares_link(source: WorkerInfo, target: WorkerInfo, other: WorkerInfo) -> bool:
-    """Whether KV for `other` shows in the same counters as that for `target`."""
+    """Whether KV for `other` appears in the same counters as KV for `target`."""
     if is_one_machine(source, target):
         return is_one_machine(source, other)
     return other.machine == target.machine and other.host == target.host

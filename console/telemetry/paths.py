@@ -1,9 +1,9 @@
-"""Which way KV took between two workers, from what the sender's links carried.
+"""The path of KV between two workers, from the counters of the sender's links.
 
 Workers report the bytes that they sent by link; traces say how many bytes of KV went to which
-worker. A link that carried at least half of these is the way; between workers of one machine, what
-no link carried went through shared memory (CMA, CUDA IPC), by elimination. `UNKNOWN` where neither
-can be said. Pure.
+worker. A link that carried at least half of these is the path. Between workers of one machine, KV
+that no link carried went through shared memory (CMA, CUDA IPC), by elimination. `UNKNOWN` if
+neither applies. Pure.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MIN_BYTES = 64 * 1024
 def measured_path(
     source: WorkerInfo, target: WorkerInfo, links: Mapping[str, int], moved_bytes: int
 ) -> str:
-    """The way of `moved_bytes` of KV from `source` to workers at `target`'s address; `links` is how
-    much each of the source's links carried in the same time."""
+    """The path of `moved_bytes` of KV from `source` to workers at `target`'s address. `links` has
+    the bytes that each of the source's links carried in the same time."""
     if source.transport == "shm":
         return SHARED
     if moved_bytes < MIN_BYTES or _TCP_LINK not in links:
@@ -46,7 +46,7 @@ def measured_path(
 
 
 def expected_path(source: WorkerInfo, target: WorkerInfo) -> str | None:
-    """The best way that both have; None if the source does not tell its ways."""
+    """The best path that both have; None if the source does not report its paths."""
     if source.transport == "shm":
         return SHARED
     both = [each for each in source.transport_paths if each in target.transport_paths]
@@ -58,7 +58,7 @@ def expected_path(source: WorkerInfo, target: WorkerInfo) -> str | None:
 def is_below_way(
     expected: str | None, busy_bytes_per_s: float | None, mean_write_bytes: float
 ) -> bool:
-    """Whether KV moved slower than its expected way gives. Small writes prove nothing, because
+    """Whether KV moved slower than its expected path allows. Small writes prove nothing, because
     they mostly wait."""
     least = LEAST_RATES.get(expected or "")
     if least is None or busy_bytes_per_s is None or mean_write_bytes < _LARGE_WRITE:
@@ -67,19 +67,21 @@ def is_below_way(
 
 
 def is_off_way(pair: Mapping[str, Any]) -> bool:
-    """Whether a pair of `GET /fleet` took another way than expected, or was slower than its way."""
+    """Whether a pair of `GET /fleet` took another path than expected, or was too slow for its
+    path."""
     path, expected = pair["path"], pair["expected_path"]
     is_known = path != UNKNOWN and expected is not None
     return (is_known and path != expected) or bool(pair["is_below_way"])
 
 
 def is_one_machine(source: WorkerInfo, target: WorkerInfo) -> bool:
-    """Whether both run on the same machine, as far as they know."""
+    """Whether both are known to run on the same machine."""
     return bool(source.machine) and source.machine == target.machine
 
 
 def _tcp_bytes(source: WorkerInfo, target: WorkerInfo, links: Mapping[str, int]) -> int:
-    """What went over TCP to the target: to its address, or on one machine to any of its own."""
+    """Bytes that went to the target over TCP: to its address, or on one machine to any local
+    address."""
     if not is_one_machine(source, target):
         return links.get(f"{_TCP_LINK}{_address(target)}", 0)
     own = {_address(source), _address(target)}

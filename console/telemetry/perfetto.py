@@ -26,7 +26,7 @@ _RECORDED = {"step": _STEPS, "chunk": _CHUNKS, "write": _WRITES}
 
 
 def perfetto_trace(trace: dict[str, Any], records: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """The file of a request, for `json.dump`; `records` are what recorders hold about its time."""
+    """The file of a request, for `json.dump`. `records` are the recorders' events of its time."""
     spans = [*_spans(trace), *(event for each in records for event in _recorded(each))]
     return _file(spans, {"request_id": trace["request_id"], "outcome": trace["outcome"]})
 
@@ -99,7 +99,7 @@ def _attempt(trace: dict[str, Any], attempt: dict[str, Any]) -> Iterator[Event]:
 
 
 def _recorded(record: dict[str, Any]) -> Iterator[Event]:
-    """Steps, chunks and writes as spans, all else as instants."""
+    """Steps, chunks and writes as spans, all other events as instants."""
     where = record["process"]
     for each in record["events"]:
         kind = each["kind"]
@@ -124,7 +124,7 @@ def _chunks(where: str, chunks: list[list[int]]) -> Iterator[Event]:
 def _span(
     where: str, name: str, start_us: int, end_us: int, lane: int = _WORK, **args: Any
 ) -> Iterator[Event]:
-    """A complete event; nothing if one of its ends is not known."""
+    """A complete event; nothing if one of its ends is unknown."""
     if start_us and end_us:
         yield {
             "ph": "X", "name": name, "pid": where, "tid": lane, "ts": start_us,

@@ -16,7 +16,7 @@ SHORT, ENOUGH, TIGHT = 1.0, 0.95, 0.9
 
 
 class SideState(StrEnum):
-    """How a side stands."""
+    """The state of a side."""
 
     SHORT = "short"
     TIGHT = "tight"
@@ -25,7 +25,7 @@ class SideState(StrEnum):
 
 @dataclass
 class Side:
-    """One side's state over time; `since_us` is when it began."""
+    """One side's state over time; `since_us` is when the state began."""
 
     state: SideState | None = None
     since_us: int = 0
@@ -33,7 +33,7 @@ class Side:
     _below_us: int | None = None
 
     def observe(self, pressure: float | None, now_us: int) -> None:
-        """The pressure now; None if it is not known."""
+        """Take the current pressure; None if unknown."""
         if pressure is None:
             self._turn(None, now_us)
             self._above_us = self._below_us = None
@@ -78,7 +78,7 @@ class Verdict:
 
     @property
     def since_us(self) -> int:
-        """Since when the sentence holds."""
+        """The time since which the sentence holds."""
         sides = [each for each in (self.prefill, self.decode) if each.state is not None]
         worst = [each for each in sides if each.state is SideState.SHORT] or [
             each for each in sides if each.state is SideState.TIGHT
@@ -87,7 +87,7 @@ class Verdict:
 
 
 def _since(holds: bool, since_us: int | None, now_us: int) -> int | None:
-    """Since when something holds; None if it does not."""
+    """The time since which a condition holds; None if it does not."""
     if not holds:
         return None
     return now_us if since_us is None else since_us

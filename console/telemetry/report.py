@@ -1,8 +1,8 @@
 """The fleet as operators see it: the object of `GET /fleet`.
 
-Owns the shape of that object and the sums behind it. A value that is not known is null, never 0.
-Rates are per second, times `_us` microseconds of the Unix epoch, durations `_ms`. `sample` runs
-once per second, whether or not anyone reads, so that verdicts and history do not depend on it.
+Owns the shape of that object and its sums. An unknown value is null, never 0. Rates are per second,
+times `_us` microseconds of the Unix epoch, durations `_ms`. `sample` runs once per second, whether
+or not anyone reads, so that verdicts and history do not depend on readers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NO_LOAD = FleetLoad(None, None, None, "", "")
 
 @dataclass(frozen=True, slots=True)
 class FleetGauges:
-    """The fleet's numbers of this moment; None for what is not known."""
+    """The fleet's current numbers; None for unknown ones."""
 
     prefill_pressure: float | None
     decode_pressure: float | None
@@ -77,7 +77,7 @@ class FleetReport:
         traces.on_moved(self._take_moved)
 
     def sample(self) -> None:
-        """Measure pressure; call this once per second."""
+        """Measure pressure. Call this once per second."""
         self._traces.report_ended()
         now_us = self._traces.wall_us()
         self._measure_paths(now_us)
@@ -239,7 +239,7 @@ class FleetReport:
 
 
 def _cause(verdict: Verdict, load: FleetLoad) -> str | None:
-    """One sentence about the sides that are not at ease."""
+    """One sentence about the sides under pressure."""
     words = []
     if verdict.prefill.state in (SideState.SHORT, SideState.TIGHT):
         words.append(

@@ -20,7 +20,8 @@ Attributes = dict[str, str | int | float | bool]
 
 @dataclass
 class SpanNode:
-    """One span; `role` and `process` name whose time it was (`process` "" is this router)."""
+    """One span; `role` and `process` name the process that spent the time (`process` "": this
+    router)."""
 
     name: str
     start_us: int

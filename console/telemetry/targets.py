@@ -12,7 +12,7 @@ from router.requests.trace import RequestTrace
 @dataclass
 class Targets:
     """Targets of a request: its first token, its time per output token, and the share of requests
-    that are to meet both. `tpot_target_ms` None: that of the workers."""
+    that should meet both. `tpot_target_ms` None: the workers' target."""
 
     ttft_target_ms: float
     tpot_target_ms: float | None
@@ -20,12 +20,12 @@ class Targets:
 
     @classmethod
     def of(cls, settings: ConsoleSettings) -> Targets:
-        """The targets that the settings name."""
+        """The targets in the settings."""
         return cls(settings.ttft_target_ms, settings.tpot_target_ms, settings.goodput_target)
 
     def is_good(self, trace: RequestTrace, tpot_target_ms: float | None) -> bool | None:
-        """Whether a request that has ended met the targets; None if its client left before that
-        could be said, and for an operator's test prompt."""
+        """Whether an ended request met the targets. None for a request whose client left before
+        that was known, and for an operator's test prompt."""
         if trace.request_id.startswith(TEST_PREFIX):
             return None
         if trace.outcome == "failed":

@@ -1,7 +1,7 @@
-"""Requests that ended, by time: the last minute as a whole, the last hour in steps of `POINT_US`.
+"""Ended requests over time: the last minute as a whole, the last hour in steps of `POINT_US`.
 
-Owns the counts; a request adds to the slot in which it ends. Slots of the last minute are summed
-up when asked; each history point is made once, when its time is over. The clock is passed in.
+Owns the counts. A request adds to the slot in which it ends. Slots of the last minute are summed on
+reading; each history point is made once, when its time is over. The clock is passed in.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Slot:
             self.queue.add(ended.queue_ms)
 
     def plus(self, other: Slot) -> Slot:
-        """A slot of both."""
+        """The sum of two slots."""
         return _summed([self, other])
 
     @property
     def goodput(self) -> float | None:
-        """The share of good requests; None if none counts."""
+        """The share of good requests; None if no request counts."""
         return self.num_good / self.num_counted if self.num_counted else None
 
 
@@ -80,8 +80,8 @@ class RequestWindow:
         self._point_us = now_us - now_us % POINT_US
 
     def now(self) -> Slot:
-        """The slot of now, to which requests that end are added. Closes the points that are over,
-        and drops old slots."""
+        """The current slot, to which ended requests are added. Closes the points that are over, and
+        drops old slots."""
         now_us = self._wall_us()
         last = self._slots[-1]
         if now_us < last.start_us + SLOT_US:
@@ -93,11 +93,11 @@ class RequestWindow:
         return self._slots[-1]
 
     def add_bytes(self, count: int) -> None:
-        """KV moved."""
+        """Count bytes of KV that moved."""
         self.now().bytes_moved += count
 
     def minute(self) -> tuple[Slot, float]:
-        """The last minute as one slot, and how many seconds it has."""
+        """The last minute as one slot, and its length in seconds."""
         self.now()
         now_us = self._wall_us()
         begin_us = now_us - MINUTE_US
@@ -107,7 +107,7 @@ class RequestWindow:
         return _summed(slots), max(1.0, (now_us - start_us) / 1e6)
 
     def points(self) -> list[Slot]:
-        """The points of the last hour, oldest first; points without a request are there, too."""
+        """The points of the last hour, oldest first, including those without requests."""
         self.now()
         return list(self._points)
 

@@ -1,8 +1,8 @@
-"""The workers as operators see them: those of the fleet, and those that were lost.
+"""The workers as operators see them: those of the fleet, and lost ones.
 
 Joins the fleet's registrations with its history: since when a worker loads or drains, and why one
-is gone. A worker whose connection is broken counts as lost here after `LOST_AFTER_US`, although
-its lease may hold for a while: the router does not use it meanwhile.
+is lost. A worker whose connection is broken counts as lost here after `LOST_AFTER_US`, although its
+lease may hold for a while, because the router does not use it meanwhile.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _worker_json(shown: dict[str, Any], fleet: Fleet) -> dict[str, Any]:
 
 
 def _drain_deadline_us(shown: dict[str, Any], fleet: Fleet, history: FleetHistory) -> int | None:
-    """When a draining worker stops whatever is left."""
+    """The time when a draining worker stops its remaining work."""
     since_us = history.draining_since_us(shown["worker_id"])
     worker = fleet.worker(shown["worker_id"])
     if since_us is None or worker is None or shown["state"] != WorkerState.DRAINING:

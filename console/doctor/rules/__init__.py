@@ -1,4 +1,4 @@
-"""The doctor's rules, one pure function each, by what they look at.
+"""The doctor's rules, one pure function each, grouped by subject.
 
 Imports observations, symptoms and words of `console.doctor`.
 """

@@ -1,4 +1,4 @@
-"""Prefix caches that are new, too small, or not where the router takes them to be."""
+"""Prefix caches that are new, too small, or out of step with the router's hints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVICTIONS = 3.0
 
 
 def check_cache_thrash(seen: Observation) -> Finding | str:
-    """Whether prefixes are evicted before they are wanted again."""
+    """Whether prefixes are evicted before they are used again."""
     for role in Role:
         pool = serving(seen, role)
         small = [each for each in pool if _is_below(each, pool) and _evicts_more(each, pool)]
@@ -57,7 +57,7 @@ def _evicts_more(worker: WorkerFacts, pool: list[WorkerFacts]) -> bool:
 
 
 def _gain_of_twice(seen: Observation) -> float | None:
-    """What twice the blocks would add to the hit rate, by the miss-ratio curve."""
+    """The gain in hit rate from twice the blocks, by the miss-ratio curve."""
     if seen.cache_blocks is None or not seen.miss_curve:
         return None
     now = min(seen.miss_curve, key=lambda each: abs(each.blocks - (seen.cache_blocks or 0)))
@@ -102,7 +102,7 @@ def _too_small(
 
 
 def check_cold_cache(seen: Observation) -> Finding | str:
-    """Whether a worker has not seen enough prompts yet to serve from its cache."""
+    """Whether a worker has seen too few prompts so far to serve from its cache."""
     window_us = int(seen.window_s * 1e6)
     for role in Role:
         pool = serving(seen, role)

@@ -1,5 +1,6 @@
-"""What findings about a pool of workers have in common: one bar for each worker, and changes that
-several rules propose. Pure."""
+"""The common part of findings about a pool of workers: one bar for each worker, and changes that
+several rules propose. Pure.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class PoolFinding:
     numbers: tuple[Number, ...] = ()
 
     def to_finding(self, seen: Observation) -> Finding:
-        """The finding, as urgent as goodput is short of its target."""
+        """The finding, with the urgency that goodput requires."""
         return Finding(
             rule=self.rule,
             title=self.title,
@@ -51,7 +52,7 @@ class PoolFinding:
 
 
 def one_more_worker(pool_name: str, num_workers: int, text: str) -> Change:
-    """A worker more in a pool of so many."""
+    """The change to one worker more than `num_workers`."""
     return Change(
         setting=f"{pool_name} workers",
         scope=f"{pool_name} pool",
@@ -62,6 +63,6 @@ def one_more_worker(pool_name: str, num_workers: int, text: str) -> Change:
 
 
 def kv_in_fp8(seen: Observation, text: str) -> Change:
-    """KV of half the bytes on decode workers."""
+    """The change to KV of half the bytes on decode workers."""
     old = seen.settings.get("kv_dtype")
     return Change(setting="kv_dtype", scope="decode pool", new="fp8", old=old, text=text)

@@ -1,4 +1,4 @@
-"""Targets that no queue and no batch could meet."""
+"""Targets that even an idle fleet cannot meet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker, or one pair, that is worse than its peers; and workers that fail."""
+"""Single workers, or pairs, that are worse than their peers; and workers that fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_LOSSES = 2
 
 
 def check_slow_worker(seen: Observation) -> Finding | str:
-    """Whether a worker takes longer than its pool's others would for the same step."""
+    """Whether a worker is slower than its pool's others would be for the same step."""
     worst = 1.0
     for role in Role:
         pool = serving(seen, role)
@@ -68,7 +68,7 @@ def _slow_worker(
 
 
 def check_slow_link(seen: Observation) -> Finding | str:
-    """Whether KV blocks between two workers take a worse way than they could, or a slow one."""
+    """Whether KV blocks between two workers take a worse path than possible, or are slow on it."""
     moved = [each for each in seen.pairs if each.bytes_moved]
     slow = [each for each in moved if _is_wrong_path(each) or _is_slow(each, moved)]
     if not slow:

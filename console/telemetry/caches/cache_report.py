@@ -1,7 +1,7 @@
 """How much the prefix caches save: the object of `GET /cache`.
 
-Owns counts of the last minutes by prefix, and the reuse curve. Fed with every placed prompt and
-every request that ended; the clock is passed in. Hashes are shown, prompts are not known here.
+Owns counts of the last minutes by prefix, and the reuse curve. Receives every placed prompt and
+every ended request; the clock is passed in. Knows hashes only, not prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIZES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 
 @dataclass
 class _Prefix:
-    """A cached prefix that prompts began with: `hits` in the last minute and in this one."""
+    """A cached prefix at the beginning of prompts: `hits` in the last minute and in this one."""
 
     num_blocks: int
     hits: int = 0
@@ -68,7 +68,7 @@ class CacheReport:
         traces.on_ended(self._take_ended)
 
     def placed(self, hashes: list[bytes], placement: Placement, block_size: int) -> None:
-        """A prompt of these blocks was placed for the first time."""
+        """Note that a prompt of these blocks was placed for the first time."""
         self._curve.use(hashes)
         chosen = placement.prefill or placement.decode
         held = len(hashes) - -(-max(0, chosen.missing_tokens - 1) // block_size)
@@ -205,7 +205,7 @@ class CacheReport:
         }
 
     def _hit_rate(self, worker_id: str) -> float | None:
-        """Of the last minute that is over; in the first one, of the seconds so far."""
+        """The rate of the last complete minute; in the first minute, of the seconds so far."""
         if self._minute > 0:
             return _last(self._rates.get(worker_id))
         hits = self._hits.get(worker_id)

@@ -1,4 +1,4 @@
-"""Which share of prompt blocks a larger or smaller cache would have missed.
+"""The share of prompt blocks that a larger or smaller cache would have missed.
 
 Reuse distances of a spatial sample of blocks, SHARDS with a fixed number of samples: Waldspurger et
 al., Efficient MRC Construction with SHARDS, FAST 2015. A block is sampled by its hash, so all its
@@ -42,7 +42,7 @@ class ReuseCurve:
         return self._limit / (1 << _BITS)
 
     def use(self, hashes: Iterable[bytes]) -> None:
-        """A prompt used these blocks."""
+        """Note that a prompt used these blocks."""
         limit = self._limit_digest
         for digest in [each for each in hashes if each < limit]:
             value = int.from_bytes(digest[:_DIGEST_BYTES], "big")
@@ -52,13 +52,13 @@ class ReuseCurve:
                     self._halve_rate()
 
     def tick(self) -> None:
-        """Call this once per second. It bounds what the curve costs under load, since the rate
-        falls until the uses of a second are few enough."""
+        """Call this once per second. It bounds the curve's cost under load, because the rate falls
+        until the uses of a second are few enough."""
         self._in_tick = 0
 
     def miss_ratio(self, num_blocks: Sequence[int]) -> list[float | None]:
-        """The share of uses that a cache of so many blocks (LRU) would have missed; None before
-        the first use."""
+        """The share of uses that an LRU cache of `num_blocks` would have missed; None before the
+        first use."""
         total = self._misses + sum(self._histogram.values())
         if not total:
             return [None] * len(num_blocks)
@@ -106,7 +106,7 @@ class ReuseCurve:
 
     def _forget(self, number: int) -> None:
         """Drop the number of a use that is no longer its hash's last one. The list is short, so
-        moving the numbers behind it costs little."""
+        moving the later numbers costs little."""
         del self._times[bisect_left(self._times, number)]
 
 

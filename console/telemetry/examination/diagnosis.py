@@ -1,4 +1,4 @@
-"""The doctor at work: samples the fleet each second, and examines it every few seconds.
+"""Runs the doctor: samples the fleet each second, and examines it every few seconds.
 
 Examinations run in a thread, so that the event loop goes on; observations are immutable.
 """
@@ -19,7 +19,7 @@ EXAMINE_S = 5
 
 
 class Diagnosis:
-    """The newest examination; `run` keeps it new."""
+    """The newest examination; `run` updates it."""
 
     def __init__(self, observer: FleetObserver) -> None:
         self._observer = observer
@@ -44,8 +44,8 @@ class Diagnosis:
         self._seen = seen
 
     def observation_json(self) -> dict[str, Any] | None:
-        """The body of `GET /doctor/observation`: what the newest examination looked at; None
-        before the first one."""
+        """The body of `GET /doctor/observation`: the input of the newest examination; None before
+        the first one."""
         seen = self._seen
         if seen is None:
             return None

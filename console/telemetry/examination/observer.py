@@ -1,8 +1,8 @@
-"""What the doctor looks at: a fleet's last ten minutes, from traces and load reports.
+"""The doctor's input: a fleet's last ten minutes, from traces and load reports.
 
-Owns a sample of the requests that ended, at most `MAX_PER_S` of each second, drawn evenly; stages
-are worked out once per request, in a thread: an output may have thousands of steps. Reads fleet,
-traces and the fleet's report.
+Owns a sample of the requests that ended, at most `MAX_PER_S` of each second, drawn evenly. Stages
+are computed once per request, in a thread, because an output may have thousands of steps. Reads
+fleet, traces and the fleet's report.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PAIR_WINDOW_S = 60
 
 
 class FleetObserver:
-    """Observes one router's fleet; `settings` gives values to show as old ones, by name."""
+    """Observes one router's fleet; `settings` returns current values by name."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ def _facts(traces: Sequence[RequestTrace], now_us: int) -> list[RequestFacts]:
 
 
 def _hits(worker_id: str, requests: tuple[RequestFacts, ...]) -> tuple[int, int]:
-    """Prompt tokens that came from a worker's cache, and that came to it in all."""
+    """Prompt tokens that came from a worker's cache, and all its prompt tokens."""
     cached = total = 0
     for each in requests:
         if each.prefill == worker_id:

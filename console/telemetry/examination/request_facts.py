@@ -1,4 +1,4 @@
-"""A finished request as the doctor looks at it, from its trace. Pure."""
+"""The facts of a finished request for the doctor, from its trace. Pure."""
 
 from __future__ import annotations
 
@@ -57,13 +57,14 @@ def _expected(attempt: AttemptTrace | None, num_tokens: int) -> int:
     if attempt is None or attempt.placement.mode not in (Mode.LOCAL, Mode.REMOTE):
         return 0
     if attempt.prefill is None and attempt.decode is None:
-        return 0  # the worker has not told what it had
+        return 0  # the worker has not reported its cached tokens
     chosen = attempt.placement.prefill or attempt.placement.decode
     return max(0, num_tokens - chosen.missing_tokens)
 
 
 def _long_steps(spans: Sequence[StepSpan], durations: Sequence[float]) -> tuple[int, int]:
-    """How many steps took over twice the median, and how many of these had prompt tokens."""
+    """Number of steps that took over twice the median, and of those among them with prompt
+    tokens."""
     if not spans:
         return 0, 0
     limit = 2 * median(durations)

@@ -1,7 +1,7 @@
 """Workers over the doctor's window: means of their load, growth of their counters.
 
 Owns slots of `SLOT_US` for each worker; one sample per second goes into the newest. A restarted
-worker begins from nothing.
+worker starts with empty slots.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class WorkerWindow:
     def facts(
         self, worker: Worker, hits: tuple[int, int], losses: int, mean_prompt: float
     ) -> WorkerFacts:
-        """A worker's means. `hits` are its prompt tokens from the cache and in all; `mean_prompt`
-        is the length of a prompt, by which the work of a prefill step is estimated."""
+        """A worker's means. `hits` are its prompt tokens from the cache and in total. `mean_prompt`
+        is the length of a prompt, for estimating the work of a prefill step."""
         info, track = worker.info, self._tracks.get(worker.worker_id)
         plain = WorkerFacts(
             worker_id=worker.worker_id,
@@ -131,8 +131,8 @@ class WorkerWindow:
 
 
 def _usual_model(slots: Iterable[_Slot], tokens: float, attended: float) -> StepModelFacts | None:
-    """Of the models that a worker had in the window, the one whose prediction of its mean step is
-    the median: a fit may stray for a while when all steps are alike."""
+    """Of the models that a worker had in the window, the one with the median prediction of its mean
+    step: a fit may stray for a while when all steps are alike."""
     models = [each.model for each in slots if each.model is not None]
     models.sort(key=lambda each: each.predict_ms(tokens, attended))
     return models[len(models) // 2] if models else None
