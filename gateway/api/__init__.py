@@ -1,5 +1,5 @@
 """The endpoints of the HTTP API: OpenAI's, vLLM's and Anthropic's.
 
-`openai`, `openai_responses` and `anthropic` hold what is an API's own, the files here what they
-share. Imports every other room of the gateway, and the router's interface.
+`openai`, `openai_responses` and `anthropic` hold the code of one API, the files here the shared
+code. Imports every other room of the gateway, and the router's interface.
 """

@@ -1,8 +1,8 @@
-"""Reading and checking the body of a request.
+"""Reads and checks the body of a request.
 
 Types are never coerced. A field that Baton does not know is ignored and named in the answer's
-header; so is a known one that it does not honour, unless ignoring it would give the caller
-something else than was asked for: then it is refused by name. Null means absent everywhere.
+header. So is a known field that Baton does not honour, unless ignoring it would change the answer:
+then it is refused by name. Null means absent everywhere.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ async def read_fields(
     in_turn: InTurn,
     refuse_unknown: bool = False,
 ) -> Fields:
-    """Reads and checks a request's body, and stores its digest in the request's record, and the
-    names of fields that are ignored.
+    """Reads and checks a request's body. Stores its digest, and the names of ignored fields, in the
+    request's record.
 
     A large body is checked by `in_turn`. Its fields count as memory of the request. Raises
     InvalidRequest, HTTPException 413 and 415, Overloaded if the router holds too much memory, and
@@ -176,7 +176,7 @@ async def _decoded(
 
 async def _body(request: Request, record: RequestRecord, max_bytes: int) -> bytes:
     """The whole body, directly from the connection if it has already arrived there. If its length
-    is known and there is no room for it, none of it is awaited."""
+    is known and exceeds the budget, the body is refused before it is awaited."""
     whole = connection_of(request.scope).try_body(request.scope)
     if whole is not None:
         _check_length(len(whole), max_bytes)

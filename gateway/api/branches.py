@@ -1,7 +1,7 @@
-"""Which branch of a union a value of a body belongs to: by its JSON type, or by its own `type`.
+"""The branch of a union that a value of a body belongs to: by its JSON type, or by its own `type`.
 
-pydantic puts the names of branches into the places of errors. These are in angle brackets, so that
-`http_kit.errors` can leave them out: what remains is the path in the client's own body. Every
+pydantic puts the names of branches into the places of errors. These names are in angle brackets, so
+that `http_kit.errors` can leave them out: the rest is the path in the client's own body. Every
 union of a request model has a discriminator from here, and tags in angle brackets.
 """
 

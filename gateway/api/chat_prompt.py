@@ -63,7 +63,7 @@ async def plan_conversation(
 ) -> ConversationPlan:
     """The choices that answer a conversation, sampled as `fields` specify.
 
-    Raises PromptTooLong, and InvalidRequest for what the model's template or parsers lack.
+    Raises PromptTooLong, and InvalidRequest for features that the model's template or parsers lack.
     """
     is_cut = fields.truncate_prompt_tokens is not None
     with_special, param = fields.add_special_tokens is True, None if is_cut else wish.prompt_param
@@ -93,8 +93,8 @@ async def plan_conversation(
 async def _after_thoughts(
     context: ApiContext, conversation: Conversation, prompt: str, wished: str
 ) -> str | None:
-    """The grammar of an answer that may reason before it follows the `wished` one; None if it
-    cannot reason. Raises InvalidRequest."""
+    """The grammar of an answer that may reason before it follows the `wished` one; None if the
+    model cannot reason. Raises InvalidRequest."""
     grammar = context.markup.after_thoughts(conversation, prompt, wished)
     if grammar is not None:
         await context.grammars.check(grammar, "response_format")
@@ -147,7 +147,7 @@ async def encode_conversation(
 def encode_whole(
     tokenizer: Tokenizer, markup: ChatMarkup, conversation: Conversation, add_special_tokens: bool
 ) -> list[int]:
-    """The same token ids, at once and of any length. Raises InvalidRequest."""
+    """The token ids of the prompt, at once and of any length. Raises InvalidRequest."""
     template = _template_of(tokenizer, conversation)
     _check(markup, template, conversation)
     parts = render_conversation(template, conversation, markup)
@@ -179,8 +179,8 @@ def takes_effort(context: ApiContext, conversation: Conversation) -> bool:
 def render_conversation(
     template: ChatTemplate, conversation: Conversation, markup: ChatMarkup
 ) -> list[str]:
-    """The prompt's text, cut inside of what users wrote that looks like control tokens: no token
-    may span two parts. Raises InvalidRequest."""
+    """The prompt's text in parts. It is cut inside of user texts that look like control tokens,
+    because no token may span two parts. Raises InvalidRequest."""
     shape = template.shape(bool(conversation.tools), bool(conversation.documents))
     given = TemplateInput(
         conversation.messages_for_template(shape),
@@ -246,8 +246,8 @@ def _check(markup: ChatMarkup, template: ChatTemplate, conversation: Conversatio
 
 
 def _check_tools_length(conversation: Conversation) -> None:
-    """Raises InvalidRequest for tools that are too long together: templates and grammars write
-    them several times."""
+    """Raises InvalidRequest if the tools are too long together: templates and grammars write them
+    several times."""
     tools = conversation.tools
     num_bytes = sum(len(tool.description or "") for tool in tools)
     for tool in tools:
@@ -257,8 +257,8 @@ def _check_tools_length(conversation: Conversation) -> None:
 
 
 def _check_past_calls(conversation: Conversation) -> None:
-    """Raises InvalidRequest for past calls whose arguments hold too many values: they stand inside
-    strings, where the bounds of a body do not see them."""
+    """Raises InvalidRequest for past calls whose arguments hold too many values. Arguments are
+    strings, whose contents the bounds of a body do not cover."""
     num_bytes = sum(
         check_bounds(call.arguments.encode())
         for message in conversation.messages

@@ -1,4 +1,4 @@
-"""Sampling of requests that name none: defaults from a checkpoint's `generation_config.json`.
+"""Default sampling parameters, from a checkpoint's `generation_config.json`.
 
 Also collects the ids that end a text, which checkpoints scatter over three files.
 """

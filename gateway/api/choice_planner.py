@@ -1,7 +1,7 @@
 """Plans the sequences that one HTTP request starts: each of its prompts, `n` times.
 
-A sequence becomes a `Choice`, with a request id, a seed and a deadline of its own. What needs the
-encoded prompts is checked here: their lengths, ids and number, and how much an answer reports of
+A sequence becomes a `Choice`, with a request id, a seed and a deadline of its own. Checks that need
+the encoded prompts are here: lengths, ids and number of prompts, and how much an answer reports of
 them.
 """
 
@@ -50,10 +50,11 @@ MIN_TEXT_BYTES = 1 << 20
 class EncodedPrompt(msgspec.Struct, frozen=True):
     """A prompt as token ids, and as text in `echo` if the answer repeats it.
 
-    `kept_ids` are special tokens whose text the output shows even if special tokens are skipped;
-    `thoughts` are the markers of reasoning before the output's answer. `contents` makes what tells
-    the content of one output from its calls, or None if it cannot call. An `is_encoded` prompt's
-    ids are the tokenizer's, not the client's.
+    - `kept_ids`: special tokens whose text the output shows even if special tokens are skipped.
+    - `thoughts`: the markers of reasoning before the output's answer.
+    - `contents`: makes the scan that separates content from calls in one output; None if the output
+      cannot call.
+    - `is_encoded`: the ids come from the tokenizer, not from the client.
     """
 
     token_ids: list[int]
@@ -93,7 +94,7 @@ def check_text_length(context: ApiContext, text: str, param: str) -> None:
 
 
 def check_num_bytes(context: ApiContext, num_bytes: int, param: str) -> None:
-    """The same for a text of at least so many bytes in UTF-8."""
+    """As `check_text_length`, for a text of at least `num_bytes` in UTF-8."""
     if num_bytes <= MIN_TEXT_BYTES:
         return
     most = max(MIN_TEXT_BYTES, context.model.max_context * CHARS_PER_TOKEN)
@@ -102,7 +103,7 @@ def check_num_bytes(context: ApiContext, num_bytes: int, param: str) -> None:
 
 
 def check_started_tokens(prompts: list[EncodedPrompt], num_choices: int) -> None:
-    """Raises InvalidRequest for prompts that are too long together for so many sequences."""
+    """Raises InvalidRequest if all sequences together start with too many prompt tokens."""
     num_tokens = num_choices * sum([len(prompt.token_ids) for prompt in prompts])
     if num_tokens > MAX_STARTED_TOKENS:
         raise InvalidRequest(
@@ -156,7 +157,7 @@ def check_output_report(fields: GenerationFields, wish: OutputWish, num_prompts:
 
 
 class _Shared(msgspec.Struct, frozen=True):
-    """What all choices of a prompt share."""
+    """The data that all choices of a prompt share."""
 
     prompt: EncodedPrompt
     prompt_index: int
@@ -175,7 +176,7 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
 
     def plan(self, prompts: list[EncodedPrompt]) -> list[Choice]:
         """All choices, in the order of the answer. Raises RequestError if one cannot be served, and
-        Overloaded if the router has no room for so many."""
+        Overloaded if the router has no room for all of them."""
         check_vocabulary(self.fields, self.context.tokenizer.vocab_size)
         if self.fields.truncate_prompt_tokens is not None:
             prompts = [self._truncated(prompt) for prompt in prompts]

@@ -40,7 +40,7 @@ class ApiLimits:
 
 
 def no_timing(request_id: str) -> None:
-    """The timing of a generation that keeps none."""
+    """The timing of a generation without traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +63,21 @@ class ApiContext:
     shared_prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
 
     def ignore(self, scope: Scope, param: str, why: str) -> None:
-        """Name a field that this model cannot honour among those that are ignored. Raises
-        InvalidRequest with the reason if such fields are refused."""
+        """Name a field that this model cannot honour among the ignored ones. Raises InvalidRequest
+        with the reason if such fields are refused."""
         if self.limits.refuse_unknown:
             raise InvalidRequest(f"'{param}': {why}", param)
         self.name_ignored(scope, [param])
 
     def name_ignored(self, scope: Scope, names: Sequence[str]) -> None:
-        """Name what is not honoured of a request."""
+        """Name fields of a request that are not honoured."""
         record = record_of(scope)
         record.ignored = (*record.ignored, *names)
         self.metrics.ignored_fields.inc(len(names))
 
     async def convert(self, scope: Scope, work: Callable[[], _T]) -> _T:
-        """The result of `work`, which converts fields of a request: in a thread if they may be
-        large, since the request's body is. Call it after the body was read."""
+        """The result of `work`, which converts fields of a request: in a thread if the request's
+        body is large. Call it after the body was read."""
         if record_of(scope).body_bytes <= MAX_INLINE_BYTES:
             return work()
         return await self.tokenizer.in_turn(work)

@@ -171,7 +171,7 @@ class SamplingFields(RequestBody):
 
     @property
     def least_tokens(self) -> int:
-        """How many tokens have to come before the output may end."""
+        """The least number of tokens before the output may end."""
         return max(self.min_tokens or 0, self.min_new_tokens or 0)
 
     @property
@@ -184,7 +184,7 @@ class SamplingFields(RequestBody):
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        """What constrains the output's text. Raises InvalidRequest for a field without a
+        """The constraints on the output's text. Raises InvalidRequest for a field without a
         constraint."""
         if self.model_fields_set.isdisjoint(_CONSTRAINING):
             return ()
@@ -194,7 +194,8 @@ class SamplingFields(RequestBody):
         return tuple(found)
 
     def _check_limits(self) -> None:
-        """Raises InvalidRequest if two of the limits differ. Null and negative ones are none."""
+        """Raises InvalidRequest if two of the limits differ. Null and negative values set no
+        limit."""
         values = ((name, getattr(self, name)) for name in _LIMITS)
         limits = {name: value for name, value in values if value is not None and value >= 0}
         if len(set(limits.values())) > 1:

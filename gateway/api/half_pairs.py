@@ -1,8 +1,8 @@
 """Halves of surrogate pairs in the JSON of a body.
 
-JavaScript leaves one where it cuts a text in the middle of an emoji, and escapes it (`"\\ud83d"`).
-No parser here accepts it, and a conversation that has one could not go on. What is done about it is
-bounded, whatever the body is.
+JavaScript leaves a half where it cuts a text in the middle of an emoji, and escapes it
+(`"\\ud83d"`). No parser here accepts it, and a conversation that has one could not go on. The work
+of replacing halves is bounded, whatever the body is.
 """
 
 from __future__ import annotations

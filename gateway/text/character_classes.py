@@ -1,8 +1,8 @@
 """Letters, numbers and spaces of Unicode, written out as sets for regular expressions.
 
 Regex engines use different versions of Unicode, and Python's differs from a tokenizer's. A
-character is certain if it is a letter, or a number, both in Unicode 3.2 and in Python's version,
-or is neither in both: engines treat an unknown character like one that is neither. All other
+character is certain if Unicode 3.2 and Python's version agree on it: both say letter, or both
+number, or both neither. Engines treat unknown characters like those that are neither. All other
 characters are left out.
 """
 

@@ -2,8 +2,8 @@
 
 Templates get the same environment as in Hugging Face's transformers: sandbox, loop controls,
 `raise_exception`, `strftime_now`, `tojson` without HTML escaping, and the `{% generation %}` tag,
-which has no effect on the text. A template is compiled once. It is a stranger's program: whatever
-it raises is an error of the checkpoint or the request, and its work is bounded.
+which has no effect on the text. A template is compiled once. It is a stranger's program: all its
+exceptions become errors of the checkpoint or the request, and its work is bounded.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class ChatTemplate:
             raise ModelLoadError(f"the chat template cannot be compiled: {error}") from error
 
     def shape(self, has_tools: bool = False, has_documents: bool = False) -> TemplateShape:
-        """In which form the template wants its input, with or without tools and documents."""
+        """The form of the template's input, with or without tools and documents."""
         return self._shapes[has_tools, has_documents]
 
     @cached_property
     def _shapes(self) -> dict[tuple[bool, bool], TemplateShape]:
         """The shape for each of `has_tools` and `has_documents`. Renders some forty small
-        conversations for each one that the template can tell from another."""
+        conversations for each combination that the template can distinguish."""
         shapes: dict[tuple[bool, bool], TemplateShape] = {}
         for has_tools, has_documents in product((False, True), repeat=2):
             known = (
@@ -105,8 +105,8 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's part; renders its body. What
-    the body sets counts in the body alone, as in transformers."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's part; renders its body.
+    Variables set in the body are local to it, as in transformers."""
 
     tags = {"generation"}  # noqa: RUF012 - the name and type that jinja2 declares
 

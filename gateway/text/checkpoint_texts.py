@@ -1,4 +1,4 @@
-"""Reads the small files of a checkpoint that say how text becomes a prompt.
+"""Reads the small files of a checkpoint that define how text becomes a prompt.
 
 `tokenizer_config.json`, `chat_template.jinja` and the size of the vocabulary in `config.json`;
 `gateway.text.tokenizer` reads `tokenizer.json`.
@@ -24,7 +24,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """The parts of tokenizer_config.json that count here.
+    """The parts of tokenizer_config.json that Baton uses.
 
     `added_tokens` are the options of tokens by id, `special_tokens` texts by name (`bos_token`),
     `chat_templates` sources by name (`default`, `tool_use`).
@@ -46,7 +46,7 @@ class ChatTemplates:
 
 
 def load_tokenizer_config(folder: Path) -> TokenizerConfig:
-    """The file's settings; none if there is no such file. Raises ModelLoadError.
+    """The file's settings; empty without a file. Raises ModelLoadError.
 
     As in transformers, `special_tokens_map.json` counts for older checkpoints, whose settings list
     no added tokens.
@@ -62,9 +62,9 @@ def load_tokenizer_config(folder: Path) -> TokenizerConfig:
 def load_chat_templates(folder: Path) -> ChatTemplates:
     """The checkpoint's chat templates, compiled. Raises ModelLoadError.
 
-    As in transformers, `chat_template.jinja` goes before all templates in `tokenizer_config.json`,
-    files in `additional_chat_templates` go before others of their names, and the template
-    `tool_use` serves conversations with tools.
+    As in transformers, `chat_template.jinja` overrides all templates in `tokenizer_config.json`,
+    files in `additional_chat_templates` override others of their names, and the template `tool_use`
+    serves conversations with tools.
     """
     config = load_tokenizer_config(folder)
     file = folder / "chat_template.jinja"
@@ -122,7 +122,8 @@ def _added_tokens(keys: JsonKeys) -> dict[int, dict[str, Any]]:
 
 
 def _special_tokens(keys: JsonKeys) -> dict[str, str]:
-    """`bos_token`, `eos_token` and the like, as text, also those with names of the model's own."""
+    """`bos_token`, `eos_token` and the like, as text, including those with the model's own
+    names."""
     extra = keys.raw("extra_special_tokens", None)
     named: dict[str, Any] = {
         name: value for name, value in keys.values.items() if name.endswith("_token")

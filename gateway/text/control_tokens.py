@@ -1,9 +1,9 @@
 """Keeps control tokens that users write in their messages from becoming tokens.
 
-Before a template is rendered, each look-alike of a control token in the messages gets a mark
-behind its first character: a character that occurs nowhere else. The prompt is then cut at the
-marks, and its parts are encoded one by one, so that no look-alike is ever whole. The template's
-own control tokens are not touched, nor is any text without look-alikes.
+Before a template is rendered, each look-alike of a control token in the messages gets a mark after
+its first character. The mark is a character that occurs nowhere else. The prompt is then cut at the
+marks, and its parts are encoded one by one, so that no look-alike is ever whole. The template's own
+control tokens are not touched, nor is any text without look-alikes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAST_CHARS = 2
 
 
 def is_control(text: str, is_special: bool) -> bool:
-    """Whether an added token controls the model: if it is special, or looks as such tokens do."""
+    """Whether an added token controls the model: it is special, or looks as such tokens do."""
     return len(text) >= _LEAST_CHARS and (is_special or _SHAPE.fullmatch(text) is not None)
 
 
@@ -34,17 +34,17 @@ class ControlTokens:
         self._pattern = re.compile(_trie_pattern(self.texts)) if self.texts else None
 
     def without(self, texts: Iterable[str]) -> ControlTokens:
-        """All but these."""
+        """All control tokens except these."""
         return ControlTokens(self.texts.difference(texts))
 
     def are_in(self, value: Any) -> bool:
-        """Whether a text holds one; of a list or an object, whether any text in it does."""
+        """Whether a text contains one; for a list or an object, whether any text in it does."""
         if isinstance(value, str):
             return self._find(value, 0) >= 0
         return any(self._find(text, 0) >= 0 for text in _texts_of(value))
 
     def marked(self, value: Any, mark: str) -> Any:
-        """The same text, list or object with a mark in each of them."""
+        """The same text, list or object with a mark in each control token."""
         if isinstance(value, str):
             return self._marked_text(value, mark)
         if isinstance(value, dict):
@@ -77,8 +77,8 @@ class ControlTokens:
 
 
 def free_mark(*values: Any) -> str:
-    """A character that no text in the values holds, as itself or as an escape of JSON. Raises
-    InvalidRequest if there is none."""
+    """A character that no text in the values contains, either as itself or as an escape of JSON.
+    Raises InvalidRequest if there is none."""
     left = set(_MARKS)
     for value in values:
         for text in _texts_of(value):
@@ -93,7 +93,7 @@ def free_mark(*values: Any) -> str:
 
 def split_at_marks(text: str, mark: str) -> list[str]:
     """The parts of a rendered prompt between the marks. A template may have written some of its
-    input as JSON or Python in ASCII, marks included."""
+    input as JSON or Python in ASCII, including the marks."""
     return text.replace(_escaped(mark), mark).split(mark)
 
 
@@ -115,8 +115,8 @@ def _texts_of(value: Any) -> Iterator[str]:
 
 
 def _trie_pattern(texts: Iterable[str]) -> str:
-    """A regular expression for any of the texts. It reads no character twice, however many of
-    the texts begin alike."""
+    """A regular expression for any of the texts. It reads no character twice, even if many of the
+    texts begin alike."""
     trie: dict[str, Any] = {}
     for text in texts:
         node = trie

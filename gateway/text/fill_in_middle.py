@@ -1,7 +1,7 @@
-"""Prompts whose answer belongs between two texts, for models trained to fill in the middle.
+"""Prompts for text between two given texts, for models trained to fill in the middle.
 
-The order prefix, suffix, middle is that of Qwen's coders and StarCoder. A model supports it if
-its vocabulary has the three tokens.
+The order prefix, suffix, middle is that of Qwen's coders and StarCoder. A model supports it if its
+vocabulary has the three tokens.
 """
 
 from __future__ import annotations

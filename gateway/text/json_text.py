@@ -1,7 +1,7 @@
-"""Checks of JSON that stood inside a string, and so escaped the checks of a request's body.
+"""Checks of JSON inside a string, which the checks of a request's body do not see.
 
-A body may not nest deeper than `MAX_DEPTH`, nor hold a half of a surrogate pair, which no encoder
-of UTF-8 takes.
+A body may neither nest deeper than `MAX_DEPTH` nor contain half of a surrogate pair, which UTF-8
+encoders refuse.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Finding stop strings in text that arrives in pieces.
+"""Finds stop strings in text that arrives in pieces.
 
 Text that may be the beginning of a stop string is held back until the next piece decides. Of
-several matches, the one that completes first wins, and of those the longest, so the result does
-not depend on how the text is split into pieces. Knows nothing of tokens.
+several matches, the one that completes first wins, and of those the longest, so the result does not
+depend on how the text is split into pieces. Knows nothing of tokens.
 
-In an answer that may also call tools, stop strings count in content alone: one in the name or the
-arguments of a call ends nothing. A scan, which knows the format of calls, says which text is
-content.
+In an answer that may call tools, stop strings count only in content: one in the name or the
+arguments of a call ends nothing. A scan, which knows the format of calls, finds the content.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Found = tuple[str, int]
 
 
 class StopMatcher:
-    """Scans the text of one sequence. After a match, `matched` is the string and nothing follows.
+    """Scans the text of one sequence. After a match, `matched` is the string, and no text follows.
 
     With `include_match` the stop string itself belongs to the text.
     """
@@ -31,7 +30,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, piece: str) -> str:
-        """Text that is now certain to belong to the output; ends at a match."""
+        """Text that certainly belongs to the output; ends at a match."""
         if not self._stop_strings:
             return piece
         text = self._held + piece
@@ -45,12 +44,12 @@ class StopMatcher:
         return text[: len(text) - held]
 
     def skip(self, piece: str) -> str:
-        """The text, in which no stop string counts; only before the first `push`."""
+        """Pass text through without searching it. Only before the first `push`."""
         return piece
 
     def flush(self, is_cut: bool = False) -> str:
-        """The text held back, once no more text can complete a stop string. Plain text is the same
-        whether it was cut off or not."""
+        """The text held back, once no more text can complete a stop string. `is_cut` makes no
+        difference for plain text."""
         held, self._held = self._held, ""
         return held
 
@@ -76,10 +75,10 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class ContentScan(Protocol):
-    """Tells content from calls. Content without interruption is contiguous in the text."""
+    """Separates content from calls. Content without interruption is contiguous in the text."""
 
     def push(self, text: str) -> Sequence[Found | None]:
-        """What is certain after more text: content, or None for a part of a call."""
+        """The new certain parts after more text: content, or None for a part of a call."""
         ...
 
     def flush(self, is_cut: bool) -> Sequence[Found | None]:
@@ -89,7 +88,7 @@ class ContentScan(Protocol):
 
 class ContentStops:
     """Scans the text of one sequence that may call tools; used like a StopMatcher. Text is held
-    back until it is certain whether it is content, and no beginning of a stop string."""
+    back until it certainly is content, and not the beginning of a stop string."""
 
     def __init__(
         self, scan: ContentScan, stop_strings: Sequence[str], include_match: bool = False
@@ -108,14 +107,14 @@ class ContentStops:
         return self._matcher.matched
 
     def push(self, piece: str) -> str:
-        """Text that is now certain to belong to the output; ends at a match."""
+        """Text that certainly belongs to the output; ends at a match."""
         before = self._released + len(self._held)
         self._held += piece
         self._take(self._scan.push(piece), before)
         return self._release()
 
     def skip(self, piece: str) -> str:
-        """The text, in which no stop string counts."""
+        """Pass text through without searching it."""
         self._held += piece
         self._scan.push(piece)
         self._certain = self._released + len(self._held)

@@ -10,8 +10,8 @@ import msgspec
 
 
 class ThoughtMarkers(msgspec.Struct, frozen=True):
-    """The markers of reasoning at the beginning of an output; `is_open` if the prompt has the
-    first of them."""
+    """The markers of reasoning at the beginning of an output; `is_open` if the prompt already has
+    the first one."""
 
     begin: str
     end: str
@@ -19,8 +19,8 @@ class ThoughtMarkers(msgspec.Struct, frozen=True):
 
 
 class ThoughtScan:
-    """Scans the text of one sequence, token by token. `num_tokens` are those of the reasoning,
-    markers included; once `is_over`, the rest is the answer."""
+    """Scans the text of one sequence, token by token. `num_tokens` counts the tokens of the
+    reasoning, including markers; once `is_over`, the rest is the answer."""
 
     def __init__(self, markers: ThoughtMarkers) -> None:
         self.num_tokens = 0

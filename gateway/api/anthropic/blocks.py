@@ -1,9 +1,9 @@
 """The blocks of messages' contents.
 
-The model reads text. Blocks that hold some become text, calls of the service's own tools become
-calls like all others, and images and files are refused by name. What nobody could read (encrypted
-thoughts, changes of tools) is left out and named. `cache_control` is accepted everywhere and has no
-effect: every prefix is cached.
+The model reads text. Blocks with text become text, calls of the service's own tools become ordinary
+calls, and images and files are refused by name. Blocks that no other service can read (encrypted
+thoughts, changes of tools) are left out and named. `cache_control` is accepted everywhere and has
+no effect: every prefix is cached.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
 
 
 def _system_of(request: CountTokensRequest) -> Message:
-    """The system prompt, without the line that Claude Code puts first: it changes with every
-    request, so that no prompt would have a cached prefix."""
+    """The system prompt, without the line that Claude Code puts first: that line changes with every
+    request, so no prompt would have a cached prefix."""
     texts = _texts_of(request.system)
     if texts:
         first = _BILLING_LINE.sub("", texts[0], count=1)
@@ -133,7 +133,7 @@ class _Turn:
     results: list[Message] = field(default_factory=list)
 
     def messages(self) -> list[Message]:
-        """The message, and the results behind it."""
+        """The message, followed by the results."""
         said = replace(
             _message_of("assistant", self.texts),
             reasoning="\n".join(self.thoughts) if self.thoughts else None,
@@ -143,9 +143,9 @@ class _Turn:
 
 
 def _assistant_messages(blocks: Sequence[Block], param: str) -> list[Message]:
-    """The assistant's turn. It is one message, unless it has results of another service's tools:
-    these are messages of their own, as templates expect. A call of such a tool without a result in
-    the same turn has an empty one."""
+    """The assistant's turn as one message. Results of another service's tools are messages of their
+    own, as templates expect. A call of such a tool without a result in the same turn gets an empty
+    one."""
     ended = {each.tool_use_id for each in blocks if isinstance(each, ServerResultFields)}
     turns = [_Turn()]
     for place, each in enumerate(blocks):
@@ -190,7 +190,7 @@ def _texts_of(content: str | Iterable[Any] | None) -> list[str]:
 
 
 def _message_of(role: Role, texts: Sequence[str]) -> Message:
-    """A message of these texts, which are parts of its content if there are several."""
+    """A message of these texts. Several texts become parts of its content."""
     return Message(role, "\n".join(texts), parts=tuple(texts) if len(texts) > 1 else ())
 
 

@@ -48,8 +48,9 @@ async def _enforced(
     prompt: str,
     form: str | None,
 ) -> str | None:
-    """The grammar of calls that follow their tools' schemas, or those of strict tools alone. What
-    cannot be enforced is dropped and named. Raises InvalidRequest, naming the schema's field."""
+    """The grammar of calls that follow their tools' schemas, or only those of strict tools. Parts
+    that cannot be enforced are dropped and named. Raises InvalidRequest, naming the schema's
+    field."""
     chosen = conversation.tool_choice.name
     readers: dict[int, SchemaReader] = {}
 

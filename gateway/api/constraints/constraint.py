@@ -1,4 +1,4 @@
-"""One constraint on an answer's text, by whichever field a client asks for it."""
+"""One constraint on an answer's text, from any field or API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ConstraintKind(enum.Enum):
-    """What a constraint's value is."""
+    """The kind of a constraint's value."""
 
     OBJECT = "any JSON object; there is no value"
     SCHEMA = "a JSON schema, as a value or as JSON text"
@@ -20,8 +20,8 @@ class ConstraintKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """`param` is the client's name of the field, for errors. What cannot be enforced of a `strict`
-    schema is an error."""
+    """`param` is the client's name of the field, for errors. If the schema is `strict`, parts that
+    cannot be enforced are an error."""
 
     param: str
     kind: ConstraintKind
