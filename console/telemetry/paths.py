@@ -19,8 +19,8 @@ _LOCAL = ("CUDA IPC", "CMA")
 _RDMA_LINK, _TCP_LINK = "rdma", "tcp:"
 _SHARE = 0.5
 LEAST_RATES = {"CUDA IPC": 5e9, RDMA: 1e9}
-"""Bytes per second of busy time that these ways give at least, with large writes: a pair that
-is slower took another way."""
+"""The least rate of these paths, bytes per second of busy time with large writes. A slower pair
+took another path."""
 _LARGE_WRITE = 4 << 20
 MIN_BYTES = 64 * 1024
 """With fewer, messages of the control plane would count as KV."""

@@ -1,7 +1,7 @@
 """The part of an answer's text that holds calls: one, or a list, with the markers around.
 
-Its events wait here until the block is whole, since the same text is content if it turns out not
-to be a call. The block is owned by the parser of the answer, which reads it.
+Events of calls wait here until the block is complete, because its text is content if it turns out
+to be no call. The answer's parser owns and reads the block.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from gateway.chat.events import ToolCallBegin, ToolEvent
 
 
 class CallBlock:
-    """A block; without a marker (`is_marked`) it may still be prose, and one that `is_quoted` is
-    an example. `events` were not emitted yet; `is_streamed` says that others were. `in_call` says
-    that the last call is not whole."""
+    """A block of calls.
+
+    - `is_marked`: it began with a marker; without one it may still be prose.
+    - `is_quoted`: it is an example.
+    - `events`: events that were not emitted yet; `is_streamed`: others were emitted.
+    - `in_call`: the last call is not complete.
+    """
 
     def __init__(self, is_marked: bool, is_quoted: bool = False) -> None:
         self.is_marked = is_marked
@@ -32,7 +36,7 @@ class CallBlock:
 
     @property
     def rest(self) -> str:
-        """The text behind the last whole call."""
+        """The text after the last complete call."""
         return self.text[self._whole_chars :]
 
     @property
@@ -51,21 +55,21 @@ class CallBlock:
         self.events.append(event)
 
     def end_call(self) -> None:
-        """Takes note that all text so far belongs to whole calls."""
+        """Note that all text so far belongs to complete calls."""
         self.in_call = False
         self._whole_events = len(self.events)
         self._whole_chars = self.num_chars
 
     def drop_events(self, keeps_whole_calls: bool = False) -> int:
-        """Drops events that were not emitted, of unfinished calls or of all; returns of how many
-        calls."""
+        """Drop events that were not emitted, of incomplete calls or of all; returns the number of
+        their calls."""
         kept = self._whole_events if keeps_whole_calls else 0
         dropped = self.events[kept:]
         del self.events[kept:]
         return sum(isinstance(each, ToolCallBegin) for each in dropped)
 
     def take_events(self) -> list[ToolEvent]:
-        """The events, which are emitted now."""
+        """Return the events that were not emitted, and count them as emitted."""
         events, self.events = self.events, []
         self._whole_events = 0
         self.is_streamed = self.is_streamed or bool(events)

@@ -30,11 +30,11 @@ class _Expected(Enum):
 
 
 class CallReader:
-    """Reads one object. With `names`, a call to any other name does not count as a call.
+    """Reads one object. With `names`, an object that calls any other name is not a call.
 
     `done` is set once the object is closed, `broken` if the object is not a call. If `begun` is
-    also set, events of the broken call were already emitted. The reader then takes no more text.
-    An object that goes wrong after its arguments are whole counts as closed.
+    also set, events of the broken call were already emitted. After either, the reader takes no more
+    text. An object with an error after complete arguments counts as closed.
     """
 
     def __init__(self, index: int, call_id: str, names: Set[str] | None = None) -> None:
@@ -57,7 +57,7 @@ class CallReader:
 
     @property
     def may_be_call(self) -> bool:
-        """Whether what was read so far is the beginning of a call, as far as its keys tell."""
+        """Whether the text so far may be the beginning of a call, judging by its keys."""
         if self.broken:
             return False
         if self._expected is _Expected.KEY and self._value is not None:
@@ -66,8 +66,8 @@ class CallReader:
         return not self._key or self._key in _KNOWN_KEYS
 
     def close(self) -> bool:
-        """Closes the object at the end of the text. Returns False, and sets `broken`, if the call
-        is not whole."""
+        """Close the object at the end of the text. If the call is incomplete, sets `broken` and
+        returns False."""
         value = self._value
         if value is not None and self._expected is _Expected.VALUE and value.close():
             self._take_json(value)

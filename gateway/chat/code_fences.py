@@ -16,7 +16,7 @@ _LANGUAGE = re.compile(r"^[\w+-]+[ \t]+")
 
 
 class FenceParser(Protocol):
-    """A parser of what a fence holds."""
+    """A parser of a fence's contents."""
 
     def push(self, text: str) -> list[ToolEvent]:
         """The events that are certain after this text."""
@@ -26,7 +26,7 @@ class FenceParser(Protocol):
 
 
 class FenceLines:
-    """The lines behind the opening line of a fence, up to the one that closes it."""
+    """The lines after the opening line of a fence, up to the closing line."""
 
     def __init__(self, opening: str) -> None:
         run = _run_of(opening)
@@ -35,8 +35,8 @@ class FenceLines:
         self._is_line_start = True
 
     def take(self, text: str, is_last: bool) -> tuple[int, bool]:
-        """How many characters of the text are certain, one line at most, and whether they close
-        the fence. `is_last` says that no text will follow."""
+        """The number of characters of the text that are certain, one line at most, and whether they
+        close the fence. `is_last` says that no text will follow."""
         newline = text.find("\n")
         if self._is_line_start:
             closing = self._closing.match(text)
@@ -49,8 +49,8 @@ class FenceLines:
 
 
 class CodeFences:
-    """The fences of one answer. `held` is the text that is no content if nothing follows it, and
-    `events` are its calls. `lines` are those of the open fence, None outside."""
+    """The fences of one answer. `held` is text that becomes calls, not content, if nothing else
+    follows it; `events` are these calls. `lines` are those of the open fence, None outside."""
 
     def __init__(self) -> None:
         self.held = ""
@@ -70,7 +70,7 @@ class CodeFences:
         return sum(isinstance(each, ToolCallBegin) for each in self.events)
 
     def open(self, opening: str, parser: FenceParser | None) -> None:
-        """Opens a fence; without a parser, it holds no calls."""
+        """Open a fence. Without a parser, it holds no calls."""
         self.lines, self._parser = FenceLines(opening), parser
         self._num_before = self.num_calls
         self.held += opening
@@ -82,8 +82,8 @@ class CodeFences:
             self._keep(self._parser.push(text))
 
     def close(self, closing: str, is_cut: bool = False) -> bool:
-        """Closes the fence, or ends it where the answer ends. Returns whether it held nothing but
-        calls, of which one that the token limit cut off may be missing."""
+        """Close the fence at its closing line, or at the end of the answer. Returns whether it held
+        only calls; one that the token limit cut off may be missing."""
         self.held += closing
         self.lines = None
         if self._parser is not None:
@@ -93,8 +93,8 @@ class CodeFences:
         return is_call
 
     def take_line(self, text: str, parser: FenceParser) -> bool:
-        """Takes a fence that opens and closes in one line, and may name a language. Returns what
-        `close` does."""
+        """Take a fence that opens and closes in one line, and may name a language. Returns the
+        result of `close`."""
         self.held += text
         self._parser, self._num_before = parser, self.num_calls
         run = _run_of(text)
@@ -102,7 +102,7 @@ class CodeFences:
         return self.close("")
 
     def release(self) -> str:
-        """The text that was held, which is content after all."""
+        """Return the held text, which is content after all."""
         text, self.held, self.events = self.held, "", []
         return text
 

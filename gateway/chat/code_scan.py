@@ -1,8 +1,8 @@
 """Finds where calls may begin in an answer's content, and the code around them.
 
-A call between backticks or in quotation marks is an example, and so is one without a marker
-behind code or half a sentence. Fences are found here, too, since they may hold nothing but calls.
-The result does not depend on where the text is split.
+A call between backticks or in quotation marks is an example, as is one without a marker that
+follows code or half a sentence. Fences are found here, too, because they may hold only calls. The
+result does not depend on where the text is split.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MIN_FENCE_CHARS = 3
 
 
 class Kind(Enum):
-    """What stands behind the content: nothing that is certain yet, the marker of a call, the
-    opening line of a fence, or a fence in a single line."""
+    """What follows the content: nothing certain yet, the marker of a call, the opening line of a
+    fence, or a fence in a single line."""
 
     UNKNOWN = auto()
     CALL = auto()
@@ -35,8 +35,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Content up to `start`, and behind it `length` characters of this kind. A call that
-    `is_quoted` is an example."""
+    """Content up to `start`, followed by `length` characters of this kind. A call that `is_quoted`
+    is an example."""
 
     kind: Kind
     start: int
@@ -53,20 +53,20 @@ class CodeScan:
         self._depth = 0  # of brackets in code or data, up to the next blank line
 
     def pass_content(self, text: str) -> None:
-        """Takes note of content in which nothing is to be found."""
+        """Note content that is not searched."""
         self._num_ticks = 0 if "\n" in text else self._num_ticks
         self._pass_line(text)
 
     def pass_calls(self) -> None:
-        """Takes note of calls, behind which a line begins."""
+        """Note calls, after which a new line begins."""
         self.line, self._num_ticks, self._depth = "", 0, 0
 
     def find(
         self, text: str, marked: tuple[str, ...], bare: tuple[str, ...], is_last: bool
     ) -> Found:
-        """The first call or fence in the text behind the content so far, and takes note of the
-        content before it. `marked` are markers of calls; `bare` are characters that begin calls at
-        certain places only. `is_last` says that no text will follow."""
+        """The first call or fence in the text after the content so far. Notes the content before
+        it. `marked` are markers of calls; `bare` are characters that begin calls at certain places
+        only. `is_last` says that no text will follow."""
         found = self._find(text, marked, bare, is_last)
         self._pass_line(text[: found.start])
         return found

@@ -1,4 +1,5 @@
-"""Tells which part of an answer's text is content, by the parser of the model's calls."""
+"""Separates the content of an answer's text from its calls, with the parser of the model's
+calls."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from gateway.text.stop_strings import Found
 
 
 class ToolContentScan:
-    """Implements `gateway.text.stop_strings.ContentScan`; `parser` is its own."""
+    """Implements `gateway.text.stop_strings.ContentScan` and owns `parser`."""
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser

@@ -1,4 +1,4 @@
-"""Marks what users wrote that looks like control tokens, in all that a template gets to write."""
+"""Marks text of users that looks like control tokens, in all input of a template."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class TemplateInput:
 
 @dataclass(frozen=True, slots=True)
 class ControlText:
-    """Control tokens that must not come from text: `everywhere`, and those that must not come
-    from texts of the assistant, which may hold the markup of its earlier answers. Its calls were
-    read from such markup, and hold none themselves."""
+    """Control tokens that must not come from text: `everywhere`, and those that must not come from
+    texts of the assistant, which may hold the markup of its earlier answers. The assistant's calls
+    hold none, because they were read from such markup."""
 
     everywhere: ControlTokens
     from_assistant: ControlTokens
 
     def mark(self, given: TemplateInput) -> str | None:
-        """Marks them in the input, if there are any; returns the mark. Raises InvalidRequest."""
+        """Mark the look-alikes in the input; returns the mark. Raises InvalidRequest."""
         if self._is_plain(given):
             return None
         rest = [given.tools, given.documents, given.variables]
@@ -42,7 +42,7 @@ class ControlText:
         return mark
 
     def _is_plain(self, given: TemplateInput) -> bool:
-        """Whether a quick look shows that there are none: for most requests it does."""
+        """Whether a quick check shows that there are none, as for most requests."""
         if given.tools or given.documents or given.variables:
             return False
         starts = self.everywhere.starts

@@ -22,7 +22,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 class ToolCall(msgspec.Struct, frozen=True):
     """A call that the assistant made earlier; `arguments` is the text of a JSON object, or what a
-    model made of one."""
+    model wrote in place of one."""
 
     id: str
     name: str
@@ -149,7 +149,7 @@ class FieldNames(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """Everything that decides the prompt and the form of the answer.
+    """All input that determines the prompt and the form of the answer.
 
     `reasoning_effort` and `template_variables` are passed to the template. `parallel_tool_calls`
     False allows at most one call. With `continue_final_message` the answer continues the last
@@ -203,8 +203,8 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 def _single_calls(messages: Sequence[Message]) -> Iterator[tuple[int, Message]]:
-    """The messages and their places. One with several calls becomes one for each call, with the
-    results of that call behind it."""
+    """The messages and their places. A message with several calls becomes one message for each
+    call, followed by that call's results."""
     place = 0
     while place < len(messages):
         message, calls = messages[place], messages[place].tool_calls

@@ -44,7 +44,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBroken:
-    """Call `index` ended before its arguments were whole; they are the beginning of JSON text."""
+    """Call `index` ended with incomplete arguments: they are the beginning of JSON text."""
 
     index: int
 
@@ -61,7 +61,7 @@ class MessageDelta(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def only_content(self) -> str | None:
-        """The content if the delta holds nothing else, else None."""
+        """The content if the delta holds nothing else, otherwise None."""
         if self.finish is None and len(self.events) == 1:
             (event,) = self.events
             if isinstance(event, ContentText):

@@ -1,4 +1,4 @@
 """Grammars that constrain an answer's text: of JSON schemas, regular expressions, structural tags.
 
-What cannot be enforced is found before a worker sees it. Imports `gateway.text`.
+Constraints that cannot be enforced are found before a worker sees them. Imports `gateway.text`.
 """

@@ -1,9 +1,9 @@
 """Whether some finite JSON value follows a schema, and how deeply its references nest.
 
-A schema that requires itself is endless. One whose references lead on and on is finite, but the
-library that compiles it follows them recursively, and would end the process with its stack.
-Only references can make a schema endless. The check starts from none of them being known to end,
-and goes on while it finds more that do. What it does not understand, it takes to end.
+A schema that requires itself is endless. A schema with a long chain of references is finite, but
+the library that compiles it follows them recursively, and would end the process with its stack.
+Only references can make a schema endless. The check starts with no reference known to end, and
+repeats while it finds more that do. Keywords that it does not understand are assumed to end.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def can_end(schema: Any) -> bool:
 
 
 def nesting(schema: Any) -> int:
-    """At most how many levels deep a compiler recurses into the schema: the longest way down, with
-    references in place of what they refer to. On a way, each reference is followed once.
-    `MAX_VISITS` if the schema is too large to say."""
+    """The greatest depth to which a compiler recurses into the schema: the longest path down, with
+    references replaced by their targets. A path follows each reference once. `MAX_VISITS` if the
+    schema is too large for the check."""
     references = list(_references(schema))
     targets = {each: target_of(schema, each) for each in references}
     if len(references) > MAX_VISITS:
@@ -92,8 +92,8 @@ def _has_own_bases(schema: Any) -> bool:
 
 
 def _longest_way(inner: dict[str, dict[str, int]], own: dict[str, int]) -> int:
-    """The longest way down from the root. `inner` has the references in each target with their
-    levels, `own` the deepest level of each. Through a circle, a way may take every member."""
+    """The longest path down from the root. `inner` has the references in each target with their
+    levels, `own` the deepest level of each. Through a circle, a path may take every member."""
     heights: dict[str, int] = {}
     for circle in _circles(inner):
         through, below = 0, 0
@@ -216,7 +216,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def target_of(root: Any, reference: str) -> Any:
-    """What a reference within the schema points to; `UNKNOWN` for others."""
+    """The target of a reference within the schema; `UNKNOWN` for other references."""
     if reference != "#" and not reference.startswith("#/"):
         return UNKNOWN
     place = root

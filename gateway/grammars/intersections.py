@@ -1,7 +1,7 @@
-"""How many patterns of a schema hold for one text.
+"""Counts the patterns of a schema that apply to one text.
 
-llguidance intersects the patterns that `allOf` and references put in one place, and looks whether
-any text is left. Its time for that doubles with each pattern, and nothing interrupts it.
+llguidance intersects the patterns that `allOf` and references combine in one place, and checks
+whether any text is left. Its time for that doubles with each pattern, and nothing interrupts it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class _TooMuch(Exception):
 
 @dataclass(slots=True)
 class _Place:
-    """A place in a value: how many patterns hold there, and the places below it."""
+    """A place in a value: the number of patterns that apply there, and the places below it."""
 
     count: int = 0
     inner: dict[str, _Place] = field(default_factory=dict)
 
 
 def patterns_together(schema: Any) -> int:
-    """The most patterns, formats and lengths that hold for one text: those of `allOf` add up, of
-    alternatives the most count. `MAX_STEPS` if the schema is too large to say."""
+    """The most patterns, formats and lengths that apply to one text: those of `allOf` add up; of
+    alternatives, the largest counts. `MAX_STEPS` if the schema is too large to count."""
     counter = _Counter(schema)
     try:
         counter.of(schema, frozenset(("#",)))

@@ -1,9 +1,9 @@
 """JSON schemas as clients write them, made into schemas that llguidance can enforce.
 
-What only annotates is removed. What has an equal form is translated. What cannot be enforced is
-weakened or dropped, and reported by the place where it stood; a strict schema is refused instead.
-Every change accepts at least what the schema accepts, never less, so a dropped constraint costs
-only itself.
+Annotations are removed. Keywords with an equal form are translated. Those that cannot be enforced
+are weakened or dropped, and reported by their place; a strict schema is refused instead. Every
+change accepts at least what the schema accepts, never less, so a dropped constraint costs only
+itself.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SchemaReader:
         return [f"{self._param}{place}" for place in self._dropped]
 
     def try_weaken(self, trouble: str) -> bool:
-        """Drop what llguidance says it cannot enforce; False if there is no such thing."""
+        """Drop the part that llguidance says it cannot enforce; False if there is none."""
         before = len(self._without)
         if "Unimplemented keys" in trouble:
             listed = trouble.partition("Unimplemented keys")[2].partition("]")[0]
@@ -144,7 +144,7 @@ class SchemaReader:
         self._drop(key, path)
 
     def _drop(self, key: str, path: str) -> None:
-        """Report what is not enforced. Raises InvalidRequest for a strict schema."""
+        """Report a part that is not enforced. Raises InvalidRequest for a strict schema."""
         if self._strict:
             raise InvalidRequest(
                 f"'{self._param}': '{key}' at '#{path}' cannot be enforced; without 'strict' it "

@@ -1,8 +1,8 @@
 """Responses in the background: they run without a client, as long as their router lives.
 
 The store knows them from the start, as `queued`, then `in_progress`. The router that runs them
-renews their leases; that is also how it finds out that one was cancelled or deleted, through
-whichever router. If the router dies, the leases end, and the responses have failed.
+renews their leases, and learns from the renewal that one was cancelled or deleted through any
+router. If the router dies, the leases end, and the responses have failed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class BackgroundRuns:
     def start(
         self, name: ResponseName, work: Work, failed: Failed, ended: Callable[[], object]
     ) -> None:
-        """Run a response that the store knows. `work` makes its end, `failed` that of one that
-        ended with an error; `ended` is called last."""
+        """Run a response that the store knows. `work` returns its final form, `failed` the final
+        form after an error. `ended` is called last."""
         task = self.memory.start(self._run(name, work, failed))
         self._runs[name] = task
 

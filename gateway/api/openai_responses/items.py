@@ -1,8 +1,8 @@
-"""The items of a conversation as they are kept: those of requests, and those of answers.
+"""The items of a conversation in the form in which they are kept: those of requests and answers.
 
-What no prompt depends on (log-probabilities, annotations) is left out. An item that was kept is
-read as one that a client sends, so that a conversation that is continued by the id of a response
-renders the same prompt as one that is sent as a whole.
+Parts without effect on prompts (log-probabilities, annotations) are left out. A kept item is read
+like one that a client sends. So a conversation continued by the id of a response renders the same
+prompt as one that is sent as a whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What clients ask and do about responses that are kept: only for the key that made them."""
+"""Endpoints for kept responses: each key sees only those that it made."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a router remembers of responses, in the store that all routers of a cluster share.
+"""The router's memory of responses, in the store that all routers of a cluster share.
 
-A response is kept when it has ended, by a task of its own: nothing that a client reads waits for
-the store. Until that task is done, this router answers questions about the response after it.
-Records are compressed. A response that cannot be kept is counted by reason.
+A task of its own keeps a response after its end, so clients never wait for the store. Until that
+task is done, this router delays questions about the response. Records are compressed. Responses
+that cannot be kept are counted by reason.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def is_response_id(text: str) -> bool:
 
 
 class ResponseMemory:
-    """Keeps and finds responses. `adopt` is called with every task that has to end before the
-    router does."""
+    """Keeps and finds responses. `adopt` is called with every task that must end before the router
+    does."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class ResponseMemory:
             self._not_kept.labels(reason)
 
     def why_not(self, num_bytes: int) -> str | None:
-        """Why a response to so many bytes of input will not be kept, as far as is known before; it
-        is then counted."""
+        """Why a response to `num_bytes` of input will not be kept, as far as is known before;
+        counts it. None if it may be kept."""
         if self.records.is_away:
             return self._skip("store_away")
         return self._skip("too_large") if num_bytes > MAX_RECORD_BYTES else None
@@ -117,7 +117,7 @@ class ResponseMemory:
         task.add_done_callback(lambda _: self._forget(name, task, num_bytes))
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that has to end before the router does."""
+        """Start a task that must end before the router does."""
         task = asyncio.create_task(work)
         self.adopt(task)
         return task
@@ -143,7 +143,7 @@ class ResponseMemory:
             self._kept.inc()
 
     def give_up(self, name: ResponseName, reason: str) -> None:
-        """An answer cannot be kept because of the store."""
+        """Note that an answer cannot be kept because of the store."""
         self._skip(reason)
         log.warning("response %s could not be kept: %s", name.id, reason)
 
@@ -321,7 +321,7 @@ async def _inflated(data: bytes) -> bytes:
 
 
 def _inflate(data: bytes) -> bytes:
-    """Raises ValueError or zlib.error for what we did not write."""
+    """The decompressed data. Raises ValueError or zlib.error for data that we did not write."""
     inflater = zlib.decompressobj()
     inflated = inflater.decompress(data, MAX_RECORD_BYTES + 1)
     if not inflater.eof:
@@ -330,7 +330,7 @@ def _inflate(data: bytes) -> bytes:
 
 
 async def off_loop(num_bytes: int, work: Callable[[], _T]) -> _T:
-    """The result of work on so many bytes: in a thread if they are many."""
+    """The result of work on `num_bytes`: in a thread if they are many."""
     return work() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
 

@@ -165,7 +165,8 @@ def _keeping(
 def blank_response(
     identity: StreamIdentity, fields: ResponsesRequest, model: str, is_kept: bool
 ) -> api.Response:
-    """The response before it has output; it repeats the request's fields, but for the `model`."""
+    """The response before it has output. It repeats the request's fields, except for the
+    `model`."""
     shown = fields.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPEATED)
     tools = [each for each in shown.get("tools", []) if each["type"] == "function"]
     return api.Response(

@@ -1,7 +1,7 @@
 """Calls that are a name and a JSON object: `<function=NAME>{...}</function>`, `>>>NAME\\n{...}`.
 
 The base of several families. A call begins once its name and the opening bracket are known; other
-text behind the marker is content. A call that goes wrong is skipped up to its end marker.
+text after the marker is content. A malformed call is skipped up to its end marker.
 """
 
 from __future__ import annotations

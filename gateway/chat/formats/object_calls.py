@@ -30,8 +30,8 @@ class _Place(Enum):
 
 
 class ObjectCallsParser(ToolParser):
-    """Parses objects behind one of the `begins`; `end` may follow them. A family that `is_bare`
-    also reads objects and lists without a marker. With `any_name`, a marked call need not name a
+    """Parses objects after one of the `begins`; `end` may follow them. A family that `is_bare` also
+    reads objects and lists without a marker. With `any_name`, a marked call need not name a
     tool."""
 
     begins: ClassVar[tuple[str, ...]]
@@ -140,7 +140,7 @@ class ObjectCallsParser(ToolParser):
         return True
 
     def _step_junk(self) -> bool:
-        """Other text after a call: dropped if the end marker follows, else content."""
+        """Drop other text after a call if the end marker follows; otherwise it is content."""
         if self.end is not None and self._open_block.is_marked:
             end, begin = (_find(self._pending, each) for each in ((self.end,), self.begins))
             is_before_begin = begin is None or (end is not None and end < begin)
@@ -164,13 +164,13 @@ class ObjectCallsParser(ToolParser):
         return True
 
     def _leave(self) -> None:
-        """Ends the block behind its last call."""
+        """End the block after its last call."""
         self._leave_block()
         self._place = _Place.CONTENT
 
     def _give_up(self) -> None:
-        """Ends the block at what is no call, or cannot be read as one. Objects before it, which
-        no list or end marker joins to it, are calls."""
+        """End the block at text that is no call, or cannot be read as one. Objects before it are
+        calls, unless a list or end marker should have joined them to it."""
         self._reader = None
         block = self._open_block
         is_joined = self._in_list or (block.is_marked and self.end is not None)
