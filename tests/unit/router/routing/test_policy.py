@@ -201,7 +201,7 @@ def test_a_request_goes_to_workers_whose_context_holds_its_output_too() -> None:
     assert placement.prefill is None
     placement = decide(100, decode, [load("p1", max_context=100)], max_tokens=200)
     assert placement.prefill is not None, "the output is not the prefill worker's"
-    with pytest.raises(PromptTooLong, match=r"201 tokens .* No decode worker"):
+    with pytest.raises(PromptTooLong, match=r"201 tokens .* No ready decode worker"):
         decide(100, decode, [load("p1")], max_tokens=201)
 
 
