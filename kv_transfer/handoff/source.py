@@ -117,9 +117,7 @@ class HandoffSource:
         self, key: HandoffKey, num_blocks: int, now: float, grant_deadline: float
     ) -> list[SourceAction]:
         """Expect a prompt of `num_blocks` blocks; its grant must arrive before `grant_deadline`.
-
-        Source blocks that are reported as ready stay pinned until Release.
-        """
+        Source blocks that are reported as ready stay pinned until Release."""
         handoff = self._handoffs.get(key)
         if handoff is None and self._closed.error_of(key) is not None:
             self.ignored += 1
@@ -202,10 +200,7 @@ class HandoffSource:
         self, key: HandoffKey, error: str = "", agent: str | None = None
     ) -> list[SourceAction]:
         """Stop, because the router or sink asked (`error` is empty) or for a reason of this
-        worker's own.
-
-        If the sink asked, `agent` is its agent, and it is always answered.
-        """
+        worker's own. If the sink asked, `agent` is its agent, and it is always answered."""
         handoff = self._handoffs.get(key)
         if handoff is None:
             if self._closed.error_of(key) is None:
