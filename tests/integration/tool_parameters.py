@@ -123,7 +123,7 @@ def legacy_functions(api: Api) -> None:
     )["choices"][0]["message"]["tool_calls"][0]["function"]
     assert whole["message"]["function_call"] == called
     assert whole["finish_reason"] == "function_call"
-    assert api.refusal(CHAT, function_call="auto") == "function_call"
+    assert api.refusal(CHAT, function_call={"name": "get_weather"}) == "function_call"
 
 
 @SHOWN.by(*(f"guided_{name}" for name in ("json", "json_object", "regex", "choice", "grammar")))
