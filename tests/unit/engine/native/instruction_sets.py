@@ -47,9 +47,11 @@ def kernels_for(instruction_set: str) -> ctypes.CDLL:
 
 @functools.cache
 def _load_quickly_built(instruction_set: str) -> ctypes.CDLL:
-    """Compiles in a quarter (without vectors) to two thirds of the time."""
+    """Compiles in a quarter (without vectors) to two thirds of the time. Multiplications and
+    additions become fused ones where -O3 makes them so, for the same bits."""
     flags = ["-O1" if flag == "-O3" else flag for flag in library._COMPILE_FLAGS]
     assert "-O1" in flags
+    flags.append("-fexpensive-optimizations")
     with mock.patch.object(library, "_COMPILE_FLAGS", flags):
         return library.load_library.__wrapped__(instruction_set)
 
