@@ -74,8 +74,8 @@ def test_a_model_is_loaded_from_them(folder: Path) -> None:
         assert got.is_finished
     assert torch.equal(found.embed, expected.embed)  # type: ignore[arg-type]
     for mine, theirs in zip(found.layers, expected.layers, strict=True):
-        assert torch.equal(mine.qkv, theirs.qkv)  # type: ignore[arg-type]
-        assert torch.equal(mine.down, theirs.down)  # type: ignore[arg-type]
+        assert torch.equal(mine.attention.matrices["qkv"], theirs.attention.matrices["qkv"])  # type: ignore[arg-type]
+        assert torch.equal(mine.feed_forward.matrices["down"], theirs.feed_forward.matrices["down"])  # type: ignore[arg-type]
 
 
 def test_no_more_is_written_than_is_granted(folder: Path) -> None:
