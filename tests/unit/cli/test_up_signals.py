@@ -47,5 +47,6 @@ def test_a_hangup_that_is_ignored_stays_ignored(fleet: CountedKills) -> None:
     try:
         with stop_by_signal(cast(Fleet, fleet)):
             signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, former)
