@@ -43,5 +43,5 @@ def is_refusal(error: Exception) -> bool:
 
 
 def refused(where: str, error: Exception) -> ConfigError:
-    """What an operator is told of a refusal."""
+    """The error that names the store and why it refuses this process."""
     return ConfigError(f"redis_url {where}: the store refuses it: {error}")
