@@ -37,20 +37,27 @@ MAX_ENTRY_BYTES = 64 * 1024
 CLAIM_KIND = """
 local function claim_kind(key, kind)
   local found = redis.call('TYPE', key).ok
-  if found ~= kind and found ~= 'none' then redis.call('DEL', key) end
+  if found == kind or found == 'none' then return false end
+  redis.call('DEL', key)
+  return true
 end
 """
-"""A function of scripts: whatever of another type holds one of the fleet's own keys is deleted."""
+"""A function of scripts: whatever of another type holds one of the fleet's own keys is deleted.
+Returns whether anything was."""
 
 # KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, channel, "1" if it may be
 # written where there is none, what it may replace: an incarnation, or the SHA-1 of an entry that is
 # no registration. Answers the former registration, 1 if ours is in place, and the time in ms that
-# another's in our place has left. What is not even an object with an incarnation holds no id.
+# another's in our place has left. What is not even an object with an incarnation holds no id; what
+# is no short string is deleted, and the former registration was '' then.
 REGISTER = f"""
 {CLAIM_KIND}
-claim_kind(KEYS[1], 'string')
+local was_overwritten = claim_kind(KEYS[1], 'string')
 claim_kind(KEYS[2], 'set')
-if redis.call('STRLEN', KEYS[1]) > {MAX_ENTRY_BYTES} then redis.call('DEL', KEYS[1]) end
+if redis.call('STRLEN', KEYS[1]) > {MAX_ENTRY_BYTES} then
+  redis.call('DEL', KEYS[1])
+  was_overwritten = true
+end
 local former = redis.call('GET', KEYS[1])
 local holder = ARGV[4]
 if former then
@@ -59,7 +66,7 @@ if former then
     holder = info.incarnation
   end
 elseif ARGV[6] ~= '1' then
-  return {{false, 0, 0}}
+  return {{was_overwritten and '' or false, 0, 0}}
 end
 if holder ~= ARGV[4] and holder ~= ARGV[7] and redis.sha1hex(former) ~= ARGV[7] then
   return {{former, 0, redis.call('PTTL', KEYS[1])}}

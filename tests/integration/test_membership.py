@@ -313,6 +313,16 @@ def test_a_worker_stays_in_the_fleet_whatever_the_store_holds(
     assert (lease.refusal, lease.has_lapsed, lease.is_asked_to_drain) == (None, False, False)
 
 
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_a_registration_that_is_overwritten_is_restored(valkey, cluster, leases, kind: str) -> None:
+    lease = leases(registration("a"))
+    assert lease.wait_registered(WAIT_S)
+    with redis.Redis.from_url(valkey.url) as client:
+        spoil(client, [Registry(cluster).worker_key("a")], list(GARBAGE).index(kind))
+    until(lambda: renewed(lease) and "a" in read_fleet(valkey.url, cluster))
+    assert (lease.refusal, lease.has_lapsed) == (None, False)
+
+
 # -- a store that loses its memory or goes away -----------------------------------------------
 
 
