@@ -28,7 +28,7 @@ GARBAGE: dict[str, Callable[[redis.Redis, str], object]] = {
     "a list": lambda store, key: store.rpush(key, b"\xff", b"1"),
     "a set": lambda store, key: store.sadd(key, b"\xff", "x", ID),
     "a sorted set": lambda store, key: store.zadd(
-        key, {b"\xff": float("inf"), "x": 1e300, ID: float("inf")}
+        key, {b"\xff": float("inf"), b"x": 1e300, ID.encode(): float("inf")}
     ),
 }
 """By what it is: what writes it under a key that does not exist."""
