@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cli.http_json import RouterAccess, RouterUnreachable, get_json
-from cli.output.tables import is_refused, print_workers
+from cli.output.tables import complaint, print_workers
 from cli.output.terminal_text import plain_console, shown_json
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.membership import read_fleet
@@ -73,11 +73,21 @@ def main(argv: Sequence[str]) -> int:
     workers = fleet["workers"]
     if not workers:
         print("no worker is registered")
+        _print_store(fleet)
         return 0
     print_workers(plain_console(), workers, has_load)
-    for each in filter(is_refused, workers):
-        print(f"{each['worker_id']} is {each['condition']}")
+    for line in filter(None, map(complaint, workers)):
+        print(line)
+    _print_store(fleet)
     return 0
+
+
+def _print_store(fleet: Mapping[str, Any]) -> None:
+    """Say what is wrong with the store, if the router knows."""
+    store = fleet.get("store")
+    trouble = store.get("trouble") if isinstance(store, dict) else None
+    if trouble:
+        print(f"{trouble}; requests go on with the workers last known")
 
 
 def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:

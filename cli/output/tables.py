@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 WIDEST = 500
+MAX_US = 1 << 55
+"""Times further in the future, in microseconds of the Unix epoch, are not shown."""
 
 _Column = tuple[str, str]
 """A heading, and the key of the value that a row shows below it."""
@@ -61,9 +64,33 @@ def workers_table(workers: Iterable[Mapping[str, Any]], with_load: bool) -> Tabl
     return _table(workers, _WHO + (_LOAD if with_load else _LOAD[:1]) + _WHERE)
 
 
-def is_refused(worker: Mapping[str, Any]) -> bool:
-    """Whether the router that answered does not use this worker, and says why."""
-    return str(worker.get("condition", "")).startswith("refused: ")
+def state_of(worker: Mapping[str, Any]) -> str:
+    """A worker's state in one word: its condition as the router that answered sees it, or its
+    registration's state where it is usable or no router was asked."""
+    condition = _condition(worker).get("state", "usable")
+    return str(worker["state"] if condition == "usable" else condition)
+
+
+def complaint(worker: Mapping[str, Any]) -> str | None:
+    """Why a router does not use a worker, and since when; None if it does, or if another worker has
+    taken its place."""
+    condition = _condition(worker)
+    state, reason = condition.get("state"), condition.get("reason")
+    if not condition.get("cause") or condition.get("is_replaced"):
+        return None
+    return f"{worker['worker_id']} is {state}{_since(condition.get('since_us'))}: {reason}"
+
+
+def _since(at_us: object) -> str:
+    if not isinstance(at_us, int) or not 0 < at_us < MAX_US:
+        return ""
+    since = datetime.datetime.fromtimestamp(at_us / 1e6, datetime.UTC)
+    return f" since {since:%H:%M:%S} UTC"
+
+
+def _condition(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+    condition = worker.get("condition")
+    return condition if isinstance(condition, dict) else {}
 
 
 def _table(workers: Iterable[Mapping[str, Any]], columns: Sequence[_Column]) -> Table:
@@ -82,10 +109,8 @@ def _cell(worker: Mapping[str, Any], key: str) -> str:
     value = worker[key]
     if key == "transport":  # with its best path; an older router reports no paths
         return ": ".join([value, *worker.get("transport_paths", ())[:1]])
-    if key == "state" and is_refused(worker):
-        return "refused"
-    if key == "state" and not worker.get("connected", True):
-        return f"{value}, not connected"
+    if key == "state":
+        return state_of(worker)
     return f"{value:,}" if isinstance(value, int) and key != "pid" else str(value)
 
 

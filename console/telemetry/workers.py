@@ -1,8 +1,7 @@
 """The workers as operators see them: those of the fleet, and lost ones.
 
 Joins the fleet's registrations with its history: since when a worker loads or drains, and why one
-is lost. A worker whose connection is broken counts as lost here after `LOST_AFTER_US`, although its
-lease may hold for a while, because the router does not use it meanwhile.
+is lost. Every worker has its condition (`router.fleet.conditions`).
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from typing import Any
 
 from protocol.messages import Role
 from protocol.registration import WorkerState
+from router.fleet.conditions import Condition, State
 from router.fleet.fleet import Fleet
 from router.fleet.history import FleetHistory, LostWorker
 from router.fleet.worker import describe
 
 LOST = "lost"
-LOST_AFTER_US = 1_000_000
 
 
 def workers_json(fleet: Fleet) -> list[dict[str, Any]]:
@@ -24,7 +23,12 @@ def workers_json(fleet: Fleet) -> list[dict[str, Any]]:
     history = fleet.history
     shown = [_worker_json(each, fleet) for each in fleet.as_json()]
     present = {each["worker_id"] for each in shown}
-    shown += [_lost_json(each) for each in history.lost() if each.info.worker_id not in present]
+    conditions = fleet.conditions()
+    shown += [
+        _lost_json(each, conditions[each.info.worker_id])
+        for each in history.lost()
+        if each.info.worker_id not in present
+    ]
     return sorted(shown, key=lambda each: (each["role"], each["worker_id"]))
 
 
@@ -40,13 +44,12 @@ def _worker_json(shown: dict[str, Any], fleet: Fleet) -> dict[str, Any]:
         "last_load_ms": history.last_load_ms(Role(shown["role"])),
         "drain_deadline_us": _drain_deadline_us(shown, fleet, history),
     }
-    broken_us = worker.broken_us if worker is not None else 0
-    if worker is not None and broken_us and history.wall_us() - broken_us >= LOST_AFTER_US:
+    condition = shown["condition"]
+    if worker is not None and condition["state"] == State.LOST:
         more |= {
             "state": LOST,
-            "condition": LOST,
-            "lost_us": broken_us,
-            "lost_reason": "its connection broke",
+            "lost_us": condition["since_us"],
+            "lost_reason": condition["reason"],
             "requests_moved": worker.requests_moved,
         }
     return more
@@ -61,12 +64,12 @@ def _drain_deadline_us(shown: dict[str, Any], fleet: Fleet, history: FleetHistor
     return since_us + round(worker.info.drain_grace_s * 1e6)
 
 
-def _lost_json(lost: LostWorker) -> dict[str, Any]:
+def _lost_json(lost: LostWorker, condition: Condition) -> dict[str, Any]:
     return {
         "step_ms": None,
         "tokens_per_s": None,
         **describe(lost.info, None, is_connected=False),
-        "condition": LOST,
+        "condition": condition.as_json(),
         "state": LOST,
         "lost_us": lost.at_us,
         "lost_reason": lost.reason,

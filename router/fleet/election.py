@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from protocol.errors import IncompatiblePeer
 from protocol.messages import PROTOCOL_VERSION
 from protocol.registration import WorkerInfo, WorkerState
+from router.fleet.conditions import Cause, Condition, State
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,15 @@ class WantedModel:
     texts_fingerprint: str = ""
     is_named: bool = False
 
-    def refusal_of(self, info: WorkerInfo) -> str | None:
-        """Why this router cannot serve a worker's checkpoint, in words; None if it can."""
+    def refusal_of(self, info: WorkerInfo) -> Condition | None:
+        """Why this router cannot serve a worker's checkpoint; None if it can."""
         theirs = info.texts_fingerprint
         if not theirs or not self.texts_fingerprint or theirs == self.texts_fingerprint:
             return None
-        return (
+        return _refused(
+            Cause.MODEL,
             f"it serves {info.model!r}, and its configuration or tokenizer is not that of this "
-            f"router's {self.name!r}"
+            f"router's {self.name!r}",
         )
 
 
@@ -44,19 +46,26 @@ class FleetIdentity:
     layout_fingerprint: str
     block_size: int
 
-    def refusal_of(self, info: WorkerInfo) -> str | None:
-        """Why a worker cannot be used in this fleet, in words; None if it can."""
+    def refusal_of(self, info: WorkerInfo) -> Condition | None:
+        """Why a worker cannot be used in this fleet; None if it can."""
         if info.protocol_version != PROTOCOL_VERSION:
             ours, theirs = str(PROTOCOL_VERSION), str(info.protocol_version)
-            return str(IncompatiblePeer("protocol version", ours, theirs))
+            text = str(IncompatiblePeer("protocol version", ours, theirs))
+            return _refused(Cause.PROTOCOL, text)
         if info.model_fingerprint != self.model_fingerprint:
             if info.model == self.model:
-                return f"it serves another version of {info.model!r} than this fleet"
-            return f"it serves {info.model!r}, and this fleet {self.model!r}"
+                text = f"it serves another version of {info.model!r} than this fleet"
+                return _refused(Cause.MODEL, text)
+            return _refused(Cause.MODEL, f"it serves {info.model!r}, and this fleet {self.model!r}")
         if info.layout_fingerprint != self.layout_fingerprint:
             ours, theirs = self.layout_fingerprint, info.layout_fingerprint
-            return str(IncompatiblePeer("KV layout fingerprint", ours, theirs))
+            text = str(IncompatiblePeer("KV layout fingerprint", ours, theirs))
+            return _refused(Cause.LAYOUT, text)
         return None
+
+
+def _refused(cause: Cause, reason: str) -> Condition:
+    return Condition(State.REFUSED, cause, reason)
 
 
 def elect(wanted: WantedModel, members: Iterable[WorkerInfo]) -> FleetIdentity | None:

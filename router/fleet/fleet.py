@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from process.clock import wall_us
 from protocol.events import CacheEvents, EventMessage
@@ -26,10 +26,19 @@ from protocol.messages import (
 )
 from protocol.registration import WorkerInfo, WorkerState
 from router.fleet.cache_index import NO_MATCH, CacheIndex, PrefixMatch
+from router.fleet.conditions import (
+    NOT_USED_YET,
+    Condition,
+    Conditions,
+    State,
+    lost_conditions,
+    registered_condition,
+)
 from router.fleet.election import FleetIdentity, WantedModel, elect
 from router.fleet.flight_questions import FlightQuestions
 from router.fleet.history import FleetHistory
 from router.fleet.link import LinkCallbacks
+from router.fleet.listener import FleetListener
 from router.fleet.worker import Link, Loss, Worker, describe
 from router.metrics import FleetMetrics
 from router.routing.view import WorkerLoad
@@ -38,23 +47,6 @@ log = logging.getLogger(__name__)
 
 LONG_STEP_S = 8.0
 """Prefill workers of which none answers are left out this much later: they may compute."""
-
-
-class FleetListener(Protocol):
-    """Receives workers' messages about requests, and news of changed or lost workers."""
-
-    def on_message(self, worker: Worker, message: ControlMessage) -> None:
-        """A worker has sent a message about a request."""
-        ...
-
-    def on_fleet(self) -> None:
-        """Workers have come, left, or changed their state or load. May be called repeatedly."""
-        ...
-
-    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> int:
-        """A worker, or the connection to it, is lost: end every attempt there. Returns the number
-        of these attempts."""
-        ...
 
 
 ConnectLink = Callable[[WorkerInfo, LinkCallbacks], Link]
@@ -82,7 +74,8 @@ class Fleet:
         self._workers: dict[str, Worker] = {}
         self._members: dict[str, WorkerInfo] = {}
         self._max_context: int | None = None
-        self._refused: dict[str, str] = {}  # why, by incarnation
+        self._refused: dict[str, Condition] = {}  # by incarnation
+        self._conditions = Conditions(self.history.wall_us)
         self._wanted = WantedModel("")
         self._store_trouble: Callable[[], str | None] = lambda: None
         self._closing: list[Link] = []
@@ -199,10 +192,9 @@ class Fleet:
         """Why no request can be served now; None if some can."""
         if self.ready(Role.DECODE):
             return None
-        known = {e.worker_id: e.info for e in self._workers.values()} | self._members
         standing = [
-            f"{info.worker_id} is {self.condition(info)}"
-            for info in known.values()
+            f"{worker_id} is {condition}"
+            for worker_id, (info, condition) in self._found().items()
             if info.role is Role.DECODE
         ]
         reason = "no decode worker is registered"
@@ -211,21 +203,31 @@ class Fleet:
         trouble = self._store_trouble()
         return reason if trouble is None else f"{reason}; {trouble}"
 
-    def condition(self, info: WorkerInfo) -> str:
-        """The condition of a registered worker, in words: refused and why, loading, draining,
-        stalled, registered (not used yet), not connected, silent, full or ready."""
-        if info.incarnation in self._refused:
-            return f"refused: {self._refused[info.incarnation]}"
-        if info.state is not WorkerState.READY:
-            return info.state.value
+    def conditions(self) -> dict[str, Condition]:
+        """The condition of every worker that is registered, connected, or was lost, by id."""
+        found = self._found()
+        self._conditions.note(found)
+        usable_us = {
+            role: self._conditions.usable_us(
+                name for name, (info, _) in found.items() if info.role is role
+            )
+            for role in (Role.PREFILL, Role.DECODE)
+        }
+        lost = [each for each in self.history.lost() if each.info.worker_id not in found]
+        return lost_conditions(lost, usable_us) | self._conditions.all()
+
+    def condition(self, info: WorkerInfo) -> Condition:
+        """The condition of a registered worker now."""
         worker = self._workers.get(info.worker_id)
-        if worker is None or worker.info.incarnation != info.incarnation:
-            return "registered, not used yet"
-        if not worker.link.is_ready:
-            return "not connected"
-        if not worker.link.is_responsive(self._clock()):
-            return "silent"
-        return "full" if worker.free_blocks <= 0 else "ready"
+        if info.incarnation in self._refused:
+            return self._refused[info.incarnation]
+        if worker is not None and worker.info.incarnation == info.incarnation:
+            return worker.condition(self._clock(), self.history.wall_us())
+        return registered_condition(info.state) or NOT_USED_YET
+
+    def _found(self) -> dict[str, tuple[WorkerInfo, Condition]]:
+        infos = {name: worker.info for name, worker in self._workers.items()} | self._members
+        return {name: (info, self.condition(info)) for name, info in infos.items()}
 
     def watch_store(self, trouble: Callable[[], str | None]) -> None:
         """Set the function that returns the store's trouble, for `not_ready_reason`."""
@@ -252,10 +254,11 @@ class Fleet:
         known = {name: worker.info for name, worker in self._workers.items()} | self._members
         members = sorted(known.values(), key=lambda each: (each.role, each.worker_id))
         workers = [(info, self._workers.get(info.worker_id)) for info in members]
+        conditions = self.conditions()
         return [
             {
                 **(worker.as_json() if worker else describe(info, None, is_connected=False)),
-                "condition": self.condition(info),
+                "condition": conditions[info.worker_id].as_json(),
             }
             for info, worker in workers
         ]
@@ -340,7 +343,7 @@ class Fleet:
         if refusal is not None:
             if info.incarnation not in self._refused:
                 self._refused[info.incarnation] = refusal
-                log.error("worker %s is not used: %s", info.worker_id, refusal)
+                log.error("worker %s is not used: %s", info.worker_id, refusal.reason)
             return
         if self.identity is None:
             return
@@ -374,10 +377,11 @@ class Fleet:
 
     def _note_change(self) -> None:
         self._changed.set()
+        found = self._found()
+        self._conditions.note(found)
+        usable = [info.role for info, each in found.values() if each.state is State.USABLE]
         for role in (Role.PREFILL, Role.DECODE):
-            usable = [each for each in self._workers.values() if each.takes_requests]
-            count = sum(each.role is role for each in usable)
-            self._metrics.workers.labels(role.value).set(count)
+            self._metrics.workers.labels(role.value).set(usable.count(role))
         if self._listener is not None:
             self._listener.on_fleet()
 

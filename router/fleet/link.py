@@ -37,38 +37,28 @@ from protocol.messages import (
     Ping,
     Pong,
     Prefill,
-    SequenceTokens,
     StepTokens,
 )
 from protocol.registration import WorkerInfo
 from protocol.wire import decode_control, decode_event, encode, joined, parts
 from router.fleet.clock_offset import ClockOffset
+from router.fleet.conditions import (
+    BROKEN,
+    CONNECTING,
+    OTHER_SECRET,
+    Condition,
+    refused_by_worker,
+    unreachable,
+)
 from router.fleet.frame_socket import FrameSocket
+from router.fleet.step_parts import in_parts
 from router.metrics import FleetMetrics
 
 log = logging.getLogger(__name__)
 
 CLOSE_LINGER_MS = 100
 RECONNECT_S = 0.2
-PART_WORK = 64
-"""Tokens that are taken at once; a step may bring those of hundreds of sequences."""
-LOGPROBS_WORK = 16
-"""A token with log-probabilities counts as this many."""
 _PINGS_TIMED = 64
-
-
-def in_parts(message: StepTokens) -> Iterator[StepTokens]:
-    """The same tokens, divided into messages of whole sequences that are each quick to process."""
-    part: list[SequenceTokens] = []
-    work = 0
-    for sequence in message.sequences:
-        part.append(sequence)
-        work += len(sequence.token_ids) * (1 if sequence.logprobs is None else LOGPROBS_WORK)
-        if work >= PART_WORK:
-            yield StepTokens(sequences=part)
-            part, work = [], 0
-    if part:
-        yield StepTokens(sequences=part)
 
 
 class LinkCallbacks(Protocol):
@@ -130,6 +120,8 @@ class WorkerLink:
         self._is_ready = False
         self._is_closed = False
         self._said_that_keys_differ = False
+        self.trouble: Condition | None = CONNECTING
+        """Why the connection cannot be used; None while it can."""
         self._last_heard = time.monotonic()
         self._num_pings = 0
         self._last_answered = 0
@@ -209,6 +201,7 @@ class WorkerLink:
                 log.exception("the link to %s failed", self._info.worker_id)
             if self._is_ready:
                 self._end_ready()
+                self.trouble = BROKEN
                 self._callbacks.on_disconnected(self._info.worker_id)
             await asyncio.sleep(RECONNECT_S)
 
@@ -302,6 +295,8 @@ class WorkerLink:
             self._end_session()
             return
         self._metrics.refused.add("handshake")
+        self._complaint.cancel()
+        self.trouble = OTHER_SECRET
         if not self._said_that_keys_differ:
             self._said_that_keys_differ = True
             log.warning(
@@ -354,12 +349,13 @@ class WorkerLink:
         if registered != answering:
             self._refuse(HelloRefused(what="worker", ours=answering, theirs=registered))
         elif not self._is_ready:
-            self._is_ready = True
+            self._is_ready, self.trouble = True, None
             self._complaint.cancel()
             self.ping()
             self._callbacks.on_ready(self._info.worker_id)
 
     def _complain(self) -> None:
+        self.trouble = unreachable(self._info.control, self._times.unreachable_s)
         log.warning(
             "%s is registered, and has not answered at %s for %g s: is that address right, and "
             "reachable from here? (advertise_address and control_port of the worker)",
@@ -368,6 +364,7 @@ class WorkerLink:
 
     def _refuse(self, refused: HelloRefused) -> None:
         self.refused = refused
+        self.trouble = refused_by_worker(refused)
         self._complaint.cancel()
         self._end_ready()
         self._end_session()

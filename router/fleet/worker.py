@@ -17,6 +17,15 @@ from protocol.messages import Message, Role
 from protocol.registration import WorkerInfo, WorkerState
 from router.fleet.cache_index import PrefixMatch
 from router.fleet.clock_offset import ClockOffset
+from router.fleet.conditions import (
+    LOST_AFTER_US,
+    SILENT,
+    USABLE,
+    Cause,
+    Condition,
+    State,
+    registered_condition,
+)
 from router.fleet.rates import Rates
 from router.routing.prediction import WorkerSpeed
 from router.routing.view import WorkerLoad
@@ -30,6 +39,7 @@ class Link(Protocol):
     clock: ClockOffset
     session: str
     num_legs: int
+    trouble: Condition | None
 
     @property
     def is_ready(self) -> bool: ...
@@ -98,6 +108,18 @@ class Worker:
         """Whether new requests may go to this worker: its lease says READY and it accepted our
         hello."""
         return self.info.state is WorkerState.READY and self.link.is_ready
+
+    def condition(self, now: float, wall_us: int) -> Condition:
+        """The condition of this worker. A worker whose connection broke counts as lost a little
+        later, although its lease may hold for a while."""
+        told = registered_condition(self.info.state)
+        if told is not None and (self.link.is_ready or told.state is State.DRAINING):
+            return told
+        if self.broken_us and wall_us - self.broken_us >= LOST_AFTER_US:
+            return Condition(State.LOST, Cause.LOST, "its connection broke", self.broken_us)
+        if self.link.trouble is not None:
+            return self.link.trouble
+        return USABLE if self.link.is_responsive(now) else SILENT
 
     @property
     def num_reservations(self) -> int:

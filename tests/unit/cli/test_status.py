@@ -31,6 +31,11 @@ WORKER = {
     "blocks_cached": 66,
     "connected": False,
 }
+USABLE = {"state": "usable", "cause": None, "reason": None, "since_us": 1, "is_replaced": False}
+REFUSED = USABLE | {
+    "state": "refused", "cause": "other_model", "since_us": 61_000_000,
+    "reason": "it serves 'stray', and this fleet 'real'",
+}  # fmt: skip
 
 
 class Answering(ThreadingHTTPServer):
@@ -66,12 +71,13 @@ def router() -> Iterator[Answering]:
 
 
 def test_a_table_with_load(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:
-    router.body = json.dumps({"workers": [WORKER]}).encode()
+    away = WORKER | {"condition": USABLE | {"state": "not connected"}}
+    router.body = json.dumps({"workers": [away]}).encode()
     assert main([f"--router-url={router.url}/"]) == 0
     heading, row = capsys.readouterr().out.splitlines()
     assert "QUEUED TOKENS" in heading
     cells = [
-        "decode-1", "decode", "ready, not connected", WORKER["model"], "nixl",
+        "decode-1", "decode", "not connected", WORKER["model"], "nixl",
         "8,192", "55", "66", "2", "1", "3,456", "here", "7",
     ]  # fmt: skip
     positions = [row.index(cell) for cell in cells[:6]]
@@ -82,12 +88,39 @@ def test_a_table_with_load(router: Answering, capsys: pytest.CaptureFixture[str]
 def test_a_refused_worker_is_named_with_the_reason(
     router: Answering, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stray = WORKER | {"condition": "refused: it serves 'stray', and this fleet 'real'"}
-    router.body = json.dumps({"workers": [stray, WORKER | {"condition": "ready"}]}).encode()
+    stray = WORKER | {"condition": REFUSED}
+    router.body = json.dumps({"workers": [stray, WORKER | {"condition": USABLE}]}).encode()
     assert main([f"--router-url={router.url}"]) == 0
     _, row, other, reason = capsys.readouterr().out.splitlines()
     assert "  refused  " in row + other
-    assert reason == "decode-1 is refused: it serves 'stray', and this fleet 'real'"
+    assert reason == (
+        "decode-1 is refused since 00:01:01 UTC: it serves 'stray', and this fleet 'real'"
+    )
+
+
+def test_a_worker_that_another_has_replaced_is_no_complaint(
+    router: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = {"state": "lost", "cause": "lost", "reason": "its lease ended", "since_us": 61_000_000}
+    rows = [
+        WORKER
+        | {"worker_id": name, "state": "lost", "condition": lost | {"is_replaced": is_replaced}}
+        for name, is_replaced in (("gone", True), ("missed", False))
+    ]
+    router.body = json.dumps({"workers": rows}).encode()
+    assert main([f"--router-url={router.url}"]) == 0
+    complaints = capsys.readouterr().out.splitlines()[3:]
+    assert complaints == ["missed is lost since 00:01:01 UTC: its lease ended"]
+
+
+def test_trouble_with_the_store_is_told_and_that_serving_goes_on(
+    router: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = {"trouble": "redis://x cannot be reached: refused", "since_us": 1}
+    router.body = json.dumps({"workers": [WORKER], "store": store}).encode()
+    assert main([f"--router-url={router.url}"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("redis://x cannot be reached: refused; requests go on")
 
 
 def test_json_is_the_router_s_own(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +193,10 @@ def test_nothing_of_a_router_steers_the_terminal(
     router: Answering, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostile = "\x1b]52;c;ZXZpbA==\x07[red]:smile:\u202e\ud800"
-    row = WORKER | {"worker_id": hostile, "condition": f"refused: {hostile}"}
+    row = WORKER | {
+        "worker_id": hostile,
+        "condition": REFUSED | {"reason": hostile, "since_us": -1},
+    }
     router.body = json.dumps({"workers": [row]}).encode()
     assert main([f"--router-url={router.url}"]) == 0
     table = capsys.readouterr().out

@@ -22,6 +22,7 @@ from protocol.messages import (
 from protocol.registration import WorkerState
 from protocol.wire import MAX_FRAME_BYTES, encode
 from router.fleet.cache_index import RETRY_S
+from router.fleet.conditions import USABLE, Cause, State
 from router.fleet.election import WantedModel
 from router.fleet.fleet import LONG_STEP_S
 from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
@@ -148,8 +149,9 @@ async def test_a_router_serves_what_its_own_checkpoint_is_of(harness: Harness) -
     assert harness.fleet.identity.model == "real"
     await until(lambda: harness.is_usable("d1"))
     assert [each.worker_id for each in harness.fleet.workers()] == ["d1"]
-    conditions = {each["worker_id"]: each["condition"] for each in harness.fleet.as_json()}
-    assert conditions["d0"] == conditions["d2"] == f"refused: {told} 'real'"
+    conditions = harness.fleet.conditions()
+    assert str(conditions["d0"]) == str(conditions["d2"]) == f"refused: {told} 'real'"
+    assert conditions["d0"].cause is Cause.MODEL
 
 
 async def test_of_workers_that_do_not_tell_the_named_model_is_served(harness: Harness) -> None:
@@ -191,11 +193,11 @@ async def test_a_refused_worker_is_used_once_the_others_are_gone(harness: Harnes
     await harness.join("d1")
     harness.workers["d2"] = harness.make("d2", model_fingerprint="other")
     harness.refresh()
-    assert harness.fleet.condition(harness.workers["d2"].info).startswith("refused: ")
+    assert harness.fleet.condition(harness.workers["d2"].info).state is State.REFUSED
     await harness.kill("d1")
     harness.refresh()
     await until(lambda: harness.is_usable("d2"))
-    assert harness.fleet.condition(harness.workers["d2"].info) == "ready"
+    assert harness.fleet.condition(harness.workers["d2"].info) == USABLE
 
 
 async def test_the_context_is_the_largest_of_a_decode_worker(harness: Harness) -> None:
@@ -359,28 +361,64 @@ async def test_reasons_tell_how_each_decode_worker_stands(harness: Harness) -> N
     await harness.join("d1")
     await harness.join("p1")
     fleet = harness.fleet
-    assert fleet.condition(harness.workers["d1"].info) == "ready"
+    assert fleet.condition(harness.workers["d1"].info) == USABLE
     await harness.workers["d1"].close()
     await until(lambda: not fleet.worker("d1").link.is_ready)
-    assert fleet.not_ready_reason() == "no decode worker is ready: d1 is not connected"
+    broke = "no decode worker is ready: d1 is {}: its connection broke"
+    assert fleet.not_ready_reason() in (broke.format("not connected"), broke.format("lost"))
     stray = harness.make("d2", model_fingerprint="others")
     harness.workers["d2"] = stray
     loading = harness.make("d3", state=WorkerState.LOADING, control="", events="")
     harness.workers["d3"] = loading
     harness.refresh()
     reason = fleet.not_ready_reason()
-    assert "d1 is not connected" in reason
     assert "d2 is refused: it serves another version of 'model' than this fleet" in reason
-    assert "d3 is loading" in reason
+    assert "d3 is starting: it loads its weights" in reason
     shown = {each["worker_id"]: each["condition"] for each in fleet.as_json()}
-    assert shown["p1"] == "ready"
-    assert shown["d2"].startswith("refused: ")
+    assert shown["p1"]["state"] == "usable"
+    assert (shown["d2"]["state"], shown["d2"]["cause"]) == ("refused", "other_model")
 
 
-async def test_a_full_worker_is_ready_for_requests_and_says_so(harness: Harness) -> None:
+async def test_a_worker_that_does_not_answer_is_not_usable(harness: Harness) -> None:
+    await harness.join("d1")
+    now = time.monotonic() + harness.settings.silence_s + 1
+    harness.fleet._clock = lambda: now
+    harness.fleet.sweep()
+    condition = harness.fleet.conditions()["d1"]
+    assert (condition.state, condition.cause) == (State.SILENT, Cause.SILENT)
+    assert harness.metric("workers", role="decode") == 0
+
+
+async def test_a_condition_has_the_time_since_which_it_holds(harness: Harness) -> None:
+    await harness.join("d1")
+    first = harness.fleet.conditions()["d1"]
+    harness.refresh()
+    assert harness.fleet.conditions()["d1"] == first, "a later look changes nothing"
+    change(harness, "d1", state=WorkerState.STALLED)
+    stalled = harness.fleet.conditions()["d1"]
+    assert stalled.state is State.STALLED
+    assert stalled.since_us > first.since_us
+
+
+async def test_a_lost_worker_is_missed_until_one_of_its_role_comes(harness: Harness) -> None:
+    await harness.join("d1", "d2", "p1")
+    await harness.kill("d1")
+    lost = harness.fleet.conditions()["d1"]
+    assert (lost.state, lost.cause, lost.is_unusable) == (State.LOST, Cause.LOST, True)
+    assert lost.since_us > 0
+    await harness.join("p2")
+    assert harness.fleet.conditions()["d1"].is_unusable, "another role's worker is no substitute"
+    await harness.join("d3")
+    assert not harness.fleet.conditions()["d1"].is_unusable
+    await harness.kill("d2")
+    conditions = harness.fleet.conditions()
+    assert [conditions[each].is_replaced for each in ("d1", "d2")] == [True, False]
+
+
+async def test_a_full_worker_is_usable(harness: Harness) -> None:
     (worker,) = await harness.join("d1", num_blocks=10)
     harness.fleet.worker("d1").reserve(0, 10)
-    assert harness.fleet.condition(worker.info) == "full"
+    assert harness.fleet.condition(worker.info) == USABLE
     assert harness.fleet.not_ready_reason() is None
 
 

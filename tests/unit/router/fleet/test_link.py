@@ -29,7 +29,8 @@ from protocol.messages import (
 )
 from protocol.sampling import SamplingParams, TokenLogprobs
 from protocol.wire import encode
-from router.fleet.link import LOGPROBS_WORK, PART_WORK, in_parts
+from router.fleet.conditions import Cause, State
+from router.fleet.step_parts import LOGPROBS_WORK, PART_WORK, in_parts
 from router.fleet.worker import Loss, Worker
 from tests.ports import held_port
 from tests.unit.router.fake_worker import WAIT_S
@@ -76,6 +77,8 @@ async def test_a_refusal_is_logged_once_with_both_values_and_is_final(
     assert link.num_legs == 0, "it was not sent"
     (record,) = caplog.records
     assert "model fingerprint is aaa here and bbb there" in record.getMessage()
+    condition = harness.fleet.condition(worker.info)
+    assert (condition.state, condition.cause) == (State.REFUSED, Cause.MODEL)
     assert worker.received.count(Hello) == 1
 
 
@@ -88,8 +91,12 @@ async def test_a_worker_that_cannot_be_reached_is_named_with_its_address(
             await harness.join("d1")
             harness.workers["d2"] = harness.make("d2", control="tcp://127.0.0.1:1")
             harness.refresh()
-            assert harness.fleet.condition(harness.fleet.worker("d2").info) == "not connected"
-            await until(lambda: "d2 is registered" in caplog.text)
+            d2 = harness.workers["d2"].info
+            assert harness.fleet.condition(d2).state is State.STARTING
+            await until(lambda: harness.fleet.condition(d2).state is State.NOT_CONNECTED)
+        condition = harness.fleet.condition(d2)
+        assert condition.cause is Cause.ADDRESS
+        assert "tcp://127.0.0.1:1 and has not answered there for 0.2 s" in condition.reason
         told = [each for each in caplog.messages if "d2 is registered" in each]
         assert len(told) == 1
         assert "has not answered at tcp://127.0.0.1:1" in told[0]
@@ -108,6 +115,9 @@ async def test_another_worker_at_the_same_address_is_not_taken(
     await until(lambda: link.is_closed)
     assert not link.is_ready
     assert "d1/older here and d1/d1-1 there" in caplog.text
+    condition = harness.fleet.condition(registered.info)
+    assert (condition.state, condition.cause) == (State.REFUSED, Cause.ADDRESS)
+    assert condition.reason == "d1/d1-1 answers at its address"
 
 
 @pytest.mark.parametrize(
