@@ -8,6 +8,7 @@ from typing import TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from console.telemetry.perfetto import perfetto_trace
 from console.telemetry.request_log import MAX_ROWS, Order, Outcome, RequestLog, RowQuery
 from http_kit.errors import HttpError
 from http_kit.origin import CALLER, NOBODY
@@ -22,7 +23,8 @@ class _BadQuery(ValueError):
 
 
 def requests_router(log: RequestLog) -> APIRouter:
-    """`GET /requests`, `/requests/{id}/trace` and `/v1/requests/{id}/receipt`."""
+    """`GET /requests`, `/requests/{id}/trace`, `/requests/{id}/perfetto` and
+    `/v1/requests/{id}/receipt`."""
     router = APIRouter()
 
     @router.get("/requests")
@@ -39,6 +41,14 @@ def requests_router(log: RequestLog) -> APIRouter:
         """One generation's trace. The id of an HTTP request selects its first choice."""
         trace = await log.trace(request_id)
         return _not_found(request_id).response() if trace is None else JSONResponse(trace)
+
+    @router.get("/requests/{request_id}/perfetto")
+    async def get_perfetto(request_id: str) -> Response:
+        """The spans of that trace as a file for Perfetto."""
+        trace = await log.trace(request_id)
+        if trace is None:
+            return _not_found(request_id).response()
+        return JSONResponse(perfetto_trace(trace))
 
     @router.get("/v1/requests/{request_id}/receipt")
     async def get_receipt(request_id: str, request: Request) -> Response:

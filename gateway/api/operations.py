@@ -153,6 +153,10 @@ _SERVICE = (
         "operators", Door.ADMIN, dict[str, Any], errors=(404,),
     ),
     Operation(
+        "get", "/requests/{request_id}/perfetto", "The spans of that trace as a file for Perfetto",
+        "operators", Door.ADMIN, dict[str, Any], errors=(404,),
+    ),
+    Operation(
         "get", "/flight",
         "The last events of a process; query: process, request_id, since_us, until_us",
         "operators", Door.ADMIN, dict[str, Any], errors=(400, 404, 503),

@@ -54,7 +54,7 @@ export function layOut(trace, nowUs, width, isWhole) {
 	const add = (from, to, fill, name, rest, { dy = 0, height = LANE_PX, until = to, text = "", plate } = {}) => {
 		if (!from || !to || from >= end || to < from) return;
 		const place = { x: x(from), y: y + dy, width: Math.max(1, x(Math.min(to, end)) - x(from)), height };
-		boxes.push({ ...place, lane: lanes.length - 1, fill, text, plate, name, rest, from: from - zero, to: until - zero });
+		boxes.push({ ...place, fill, text, plate, name, rest, from: from - zero, to: until - zero });
 	};
 	router(trace, lane, add, isWhole);
 	for (const attempt of trace.attempts) {
@@ -178,18 +178,4 @@ function decodeSteps({ worker_id: id, steps }, add, scale) {
 		const text = first === last ? String(first) : "";
 		add(from + inset, to - inset, "decode", name, `on ${id}, batch ${int(batch)}${beside}`, { text, until: to });
 	}
-}
-
-/** The spans as events that Perfetto opens: one thread per lane. */
-export function perfetto(id, { boxes, lanes }) {
-	const named = (kind, name, tid) => ({ ph: "M", name: `${kind}_name`, pid: 1, tid, args: { name } });
-	return {
-		traceEvents: [
-			named("process", id),
-			...lanes.map(({ name, sub }, i) => named("thread", `${name} ${sub}`.trim(), i)),
-			...boxes.map(({ name, rest, from, to, lane }) => {
-				return { ph: "X", name, ts: from, dur: to - from, pid: 1, tid: lane, args: { what: rest } };
-			}),
-		],
-	};
 }

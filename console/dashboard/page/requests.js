@@ -1,7 +1,6 @@
 // Where a request lost its time: a list on the left, one request on the right.
 
 import { getJson } from "./live.js";
-import { layOut, perfetto } from "./lanes.js";
 import { bytes, clock, int, known, ms, over, shortId } from "./numbers.js";
 import { Choice, clamped, copy, Empty, Facts, html, Tag, toast, useEffect, useLoaded, useShortcuts, useState } from "./parts.js";
 import { largest, largestNamed, StageBar, StageTable } from "./stages.js";
@@ -147,7 +146,7 @@ function Detail({ id, live, fleet }) {
 			<div class="title">
 				<h1>${trace.request_id}</h1>
 				<${Tag} kind=${OUTCOMES[trace.outcome]}>${trace.outcome}<//>
-				<span class="right"><${Actions} trace=${trace} nowUs=${nowUs} /></span>
+				<span class="right"><${Actions} id=${trace.request_id} /></span>
 			</div>
 			<p class="lead"><${Lead} trace=${trace} target=${target} /></p>
 			<${Facts} rows=${facts(trace)} />
@@ -199,18 +198,17 @@ function Lead({ trace, target }) {
 	return html`<b>${ms(ttft)} to the first token</b>${against}. ${most} ${later?.ms > NOTABLE_MS && then}`;
 }
 
-function Actions({ trace, nowUs }) {
-	const id = trace.request_id;
+function Actions({ id }) {
 	const link = location.href.split("#")[0] + linkTo(id);
-	const onPerfetto = () => save(`${id}.perfetto.json`, perfetto(id, layOut(trace, nowUs, 1000, true)));
-	const onReceipt = () =>
-		getJson(`v1/requests/${encodeURIComponent(id)}/receipt`).then(
-			(receipt) => save(`${id}.receipt.json`, receipt),
+	const onSave = (path, kind) => () =>
+		getJson(path).then(
+			(content) => save(`${id}.${kind}.json`, content),
 			(error) => toast(error.message),
 		);
+	const path = `requests/${encodeURIComponent(id)}`;
 	return html`<button class="btn" onClick=${() => copy(link, "Link copied")}>Copy link</button>
-		<button class="btn" onClick=${onPerfetto}>Perfetto</button>
-		<button class="btn" onClick=${onReceipt}>Receipt</button>`;
+		<button class="btn" onClick=${onSave(`${path}/perfetto`, "trace")}>Perfetto</button>
+		<button class="btn" onClick=${onSave(`v1/${path}/receipt`, "receipt")}>Receipt</button>`;
 }
 
 function save(name, content) {

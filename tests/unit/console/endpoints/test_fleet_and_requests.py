@@ -157,6 +157,16 @@ async def test_a_bad_query_is_a_400_that_names_the_parameter(
     assert answer.json()["error"]["param"] == name
 
 
+async def test_a_request_as_a_file_for_perfetto(
+    harness: Harness, client: httpx.AsyncClient
+) -> None:
+    (decode,) = await harness.join("d1")
+    await finished(harness, decode, "cmpl-1-0")
+    answer = await client.get("/requests/cmpl-1/perfetto")
+    assert answer.json()["otherData"] == {"request_id": "cmpl-1-0", "outcome": "finished"}
+    assert (await client.get("/requests/nope/perfetto")).status_code == 404
+
+
 async def test_the_trace_of_a_request_that_arrived_earlier(
     harness: Harness, client: httpx.AsyncClient
 ) -> None:
