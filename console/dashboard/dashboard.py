@@ -11,11 +11,12 @@ from fastapi import APIRouter
 
 from console.dashboard.control_log import ControlLog
 from console.dashboard.controls import ControlParts, controls_router
-from console.dashboard.feed import Feed, Source, shown_summary
+from console.dashboard.feed import Feed, Source
 from console.dashboard.live_limits import live_settings
 from console.dashboard.pages import pages_router
 from console.dashboard.sample_prompts import Encode, SamplePrompts
 from console.dashboard.stream import stream_router
+from console.dashboard.summary import shown_summary
 from console.telemetry.report import FleetReport
 from process.clock import wall_us
 from process.settings.shared import SharedSettings
@@ -45,7 +46,7 @@ class Dashboard:
         offers = ("fleet", "requests", "controls", *parts.sources)
 
         def fleet_summary() -> dict[str, Any]:
-            return shown_summary(report.as_json(), cluster, offers)
+            return shown_summary(report.as_json(), cluster, offers, wall_us())
 
         self._feed = Feed({"fleet": fleet_summary, **parts.sources})
         self._prompts = SamplePrompts(parts.dispatcher, parts.encode, parts.fleet)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,20 +20,6 @@ from console.dashboard.versions import Versions
 PERIOD_S = 1.0
 
 Source = Callable[[], Mapping[str, Any]]
-
-_UNUSED = frozenset(("counters", "control", "transport", "transport_paths", "host", "pid"))
-
-
-def shown_summary(
-    report: Mapping[str, Any], cluster: str, offers: Collection[str]
-) -> dict[str, Any]:
-    """The object of `GET /fleet` without the workers' fields that the page does not show, with the
-    cluster's name, and with the names of the views that this router has data for."""
-    workers = [
-        {name: value for name, value in worker.items() if name not in _UNUSED}
-        for worker in report["workers"]
-    ]
-    return {**report, "workers": workers, "cluster": cluster, "offers": sorted(offers)}
 
 
 class Feed:

@@ -1,18 +1,25 @@
 """The changes of a summary since a reader last saw it; pure.
 
-A summary is a JSON object. Its parts (top-level values) are sent when they have changed. The part
-`workers` is compared worker by worker and field by field, because each busy worker changes some
-fields every second and most fields never. `merged` defines how a reader applies the changes.
+A summary is a JSON object. Its parts (top-level values) are sent when they have changed. The parts
+of `LISTS` are compared entry by entry and field by field, because each busy worker or pair changes
+some fields every second and most fields never. `merged` defines how a reader applies the changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-WORKERS = "workers"
-ORDER = "worker_ids"
-_ID = "worker_id"
+
+class _List(NamedTuple):
+    """The field by which the entries of a list are told apart, and the part that has their
+    order."""
+
+    id: str
+    order: str
+
+
+LISTS = {"workers": _List("worker_id", "worker_ids"), "pairs": _List("pair_id", "pair_ids")}
 
 _Versioned = dict[str, tuple[int, Any]]
 
@@ -22,51 +29,52 @@ class Versions:
 
     def __init__(self) -> None:
         self._parts: _Versioned = {}
-        self._workers: dict[str, _Versioned] | None = None
-        self._fields: dict[str, None] = {}  # of all workers so far, in order
+        self._lists: dict[str, dict[str, _Versioned]] = {}
+        self._fields: dict[str, dict[str, None]] = {name: {} for name in LISTS}
+        """Of all entries so far, in order."""
 
     def update(self, number: int, summary: Mapping[str, Any]) -> None:
         """Take summary `number`; numbers grow. A removed part or field becomes None.
 
-        A worker may leave and come back with fewer fields between two reads, so every worker gets
-        every field that any worker ever had.
+        An entry may leave its list and come back with fewer fields between two reads, so every
+        entry gets every field that any entry ever had.
         """
         parts = dict(summary)
-        workers = parts.pop(WORKERS, None)
-        if workers is not None:
-            former = self._workers or {}
-            self._fields.update(dict.fromkeys(name for each in workers for name in each))
-            self._workers = {
-                each[_ID]: _updated(former.get(each[_ID], {}), number, {**self._fields, **each})
-                for each in workers
+        for name, (key, order) in LISTS.items():
+            if name not in parts:
+                continue
+            entries, former, fields = parts.pop(name), self._lists.get(name, {}), self._fields[name]
+            fields.update(dict.fromkeys(field for each in entries for field in each))
+            self._lists[name] = {
+                each[key]: _updated(former.get(each[key], {}), number, {**fields, **each})
+                for each in entries
             }
-            parts[ORDER] = list(self._workers)
+            parts[order] = list(self._lists[name])
         self._parts = _updated(self._parts, number, parts)
 
     def since(self, number: int) -> dict[str, Any]:
         """The values that changed after summary `number`; 0: all of them.
 
-        Each changed worker has its id and its changed fields. `worker_ids` lists all workers in
-        order, if one came, left or moved.
+        Each changed entry of a list has its id and its changed fields. The part with a list's order
+        has all ids, if an entry came, left or moved.
         """
         changed = _newer(self._parts, number)
-        if self._workers is not None:
-            changed[WORKERS] = [
-                {_ID: worker_id, **fields}
-                for worker_id, known in self._workers.items()
-                if (fields := _newer(known, number))
-            ]
+        for name, entries in self._lists.items():
+            newer = ((each, _newer(fields, number)) for each, fields in entries.items())
+            changed[name] = [{LISTS[name].id: each, **fields} for each, fields in newer if fields]
         return changed
 
 
 def merged(known: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     """A reader's summary after `changed`, which `Versions.since` made for what it knew."""
     result = {**known, **changed}
-    if WORKERS in changed:
-        workers = {each[_ID]: each for each in known.get(WORKERS, ())}
-        for each in changed[WORKERS]:
-            workers[each[_ID]] = {**workers.get(each[_ID], {}), **each}
-        result[WORKERS] = [workers[worker_id] for worker_id in result[ORDER]]
+    for name, (key, order) in LISTS.items():
+        if name not in changed:
+            continue
+        entries = {each[key]: each for each in known.get(name, ())}
+        for each in changed[name]:
+            entries[each[key]] = {**entries.get(each[key], {}), **each}
+        result[name] = [entries[each] for each in result[order]]
     return result
 
 

@@ -1,7 +1,8 @@
 """Pairs of workers between which KV moves: bytes, rates, exposed times, paths, failures.
 
-Owns the sums of the last minute by pair, made from the traces of finished handoffs. A pair that
-moved nothing for an hour is forgotten. The clock is passed in.
+Owns the sums of the last minute by pair, made from the traces of finished handoffs. The minute is
+that of the fleet's totals, so that the pairs add up to them. A pair that moved nothing for an hour
+is forgotten. The clock is passed in.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from typing import Any, NamedTuple
 
 from console.telemetry.paths import is_below_way
 from console.telemetry.sketch import Sketch, merged
+from console.telemetry.window import MINUTE_US, SLOT_US, last_minute
 from protocol.traces import PrefillTrace, WriteSpan
 
-SLOT_US = 5_000_000
-MINUTE_US = 60_000_000
 KEPT_US = 3_600_000_000
 MAX_PAIRS = 4096
 
@@ -80,7 +80,7 @@ class PairTable:
         now_us = self._wall_us()
         pair = self._pair((trace.worker_id, target), now_us)
         if not pair.slots or now_us >= pair.slots[-1].start_us + SLOT_US:
-            pair.slots.append(_Slot(now_us))
+            pair.slots.append(_Slot(now_us - now_us % SLOT_US))
             while pair.slots[0].start_us < now_us - MINUTE_US - SLOT_US:
                 pair.slots.popleft()
         busy, exposed = busy_us(trace.writes), exposed_us(trace)
@@ -114,10 +114,9 @@ class PairTable:
         self._pairs = {
             key: pair for key, pair in self._pairs.items() if pair.seen_us > now_us - KEPT_US
         }
-        seconds = min(MINUTE_US, max(1_000_000, now_us - self._since_us)) / 1e6
+        minute = last_minute(now_us, self._since_us)
         return [
-            _pair_json(key, self._pairs[key], now_us, seconds, paths(key))
-            for key in sorted(self._pairs)
+            _pair_json(key, self._pairs[key], minute, paths(key)) for key in sorted(self._pairs)
         ]
 
     def _pair(self, key: PairKey, now_us: int) -> _Pair:
@@ -148,9 +147,10 @@ def exposed_us(trace: PrefillTrace) -> int | None:
 
 
 def _pair_json(
-    key: PairKey, pair: _Pair, now_us: int, seconds: float, paths: PairPaths
+    key: PairKey, pair: _Pair, minute: tuple[int, float], paths: PairPaths
 ) -> dict[str, Any]:
-    slots: Iterable[_Slot] = [e for e in pair.slots if e.start_us > now_us - MINUTE_US]
+    begin_us, seconds = minute
+    slots: Iterable[_Slot] = [each for each in pair.slots if each.start_us >= begin_us]
     moved = sum(each.bytes_moved for each in slots)
     busy = sum(each.busy_us for each in slots)
     writes = sum(each.writes for each in slots)

@@ -99,12 +99,8 @@ class RequestWindow:
     def minute(self) -> tuple[Slot, float]:
         """The last minute as one slot, and its length in seconds."""
         self.now()
-        now_us = self._wall_us()
-        begin_us = now_us - MINUTE_US
-        begin_us += SLOT_US - begin_us % SLOT_US  # whole slots only
-        slots = [each for each in self._slots if each.start_us >= begin_us]
-        start_us = max(self._since_us, begin_us)
-        return _summed(slots), max(1.0, (now_us - start_us) / 1e6)
+        begin_us, seconds = last_minute(self._wall_us(), self._since_us)
+        return _summed(each for each in self._slots if each.start_us >= begin_us), seconds
 
     def points(self) -> list[Slot]:
         """The points of the last hour, oldest first, including those without requests."""
@@ -121,6 +117,14 @@ class RequestWindow:
             point.start_us = self._point_us
             self._points.append(point)
             self._point_us = end_us
+
+
+def last_minute(now_us: int, since_us: int) -> tuple[int, float]:
+    """The start of the last minute, in whole slots, and its length in seconds up to now; nothing
+    was counted before `since_us`."""
+    begin_us = now_us - MINUTE_US
+    begin_us += SLOT_US - begin_us % SLOT_US
+    return begin_us, max(1.0, (now_us - max(since_us, begin_us)) / 1e6)
 
 
 def _summed(slots: Iterable[Slot]) -> Slot:

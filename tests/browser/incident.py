@@ -95,7 +95,7 @@ def _pairs() -> list[dict[str, Any]]:
         {
             "prefill": f"prefill-{p}", "decode": f"decode-{d}", "expected_path": "RDMA",
             "path": "TCP" if d == 3 else "RDMA", "bytes_per_s": 0.41e9 if d == 3 else 1.2e9,
-            "busy_bytes_per_s": 2.2e9 if d == 3 else 38e9, "failures": 0,
+            "busy_bytes_per_s": 2.2e9 if d == 3 else 38e9, "failures": 0, "is_below_way": False,
             "exposed_p95_ms": 418.0 if d == 3 else 3.1,
         }
         for p in (1, 2) for d in (1, 2, 3, 5)

@@ -17,8 +17,10 @@ from prometheus_client import CollectorRegistry
 from console.dashboard.feed import Feed, Source
 from console.dashboard.pages import pages_router
 from console.dashboard.stream import stream_router
+from console.dashboard.summary import shown_summary
 from gateway.http.connection import BoundedProtocols, ConnectionLimits
 from gateway.http.server import Doorway, HttpServer, listen, url_of
+from process.clock import wall_us
 
 PREFIX = "/some/prefix"
 
@@ -75,12 +77,19 @@ def _documents(sources: Mapping[str, Source]) -> APIRouter:
     return router
 
 
+def _shown(report: Mapping[str, Any]) -> dict[str, Any]:
+    return shown_summary(report, report["cluster"], report["offers"], wall_us())
+
+
 @contextmanager
 def staged(period_s: float = 1.0, **sources: Any) -> Iterator[StagedRouter]:
-    """Serve objects, or functions that return them, by the name of their event."""
+    """Serve objects, or functions that return them, by the name of their event. `fleet` is the
+    object of `GET /fleet`, with the cluster's name and the views on offer."""
     functions = {
         name: source if callable(source) else lambda source=source: source
         for name, source in sources.items()
     }
+    report = functions["fleet"]
+    functions["fleet"] = lambda: _shown(report())
     with StagedRouter(functions, period_s) as made:
         yield made

@@ -19,7 +19,7 @@ export function Fleet({ live, fleet }) {
 		<div class="grid fleet">
 			<${Card} title="Pools and flows" head=${html`<${Legend} entries=${LEGEND} />`}>
 				<${Pools} ...${pools} now=${live.now()} />
-				<${PairTable} pairs=${fleet.pairs} prefill=${prefill.filter(hasNumbers)} decode=${decode.filter(hasNumbers)} />
+				<${PairTable} pairs=${fleet.pairs} others=${fleet.other_pairs} all=${fleet.totals.bytes_moved_per_s} prefill=${prefill.filter(hasNumbers)} decode=${decode.filter(hasNumbers)} />
 			<//>
 			<${LastHour} fleet=${fleet} nowUs=${live.now() * 1000} />
 		</div>`;

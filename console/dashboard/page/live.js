@@ -7,15 +7,18 @@ const SILENT_AFTER_MS = 5000;
 const RETRIES_MS = [1000, 2000, 4000, 8000];
 const KEY = "baton-key";
 
+const LISTS = { workers: ["worker_id", "worker_ids"], pairs: ["pair_id", "pair_ids"] };
+
 /** A reader's summary after `changed`; the router left out what did not change. */
 export function merged(known, changed) {
 	const result = { ...known, ...changed };
-	if (changed.workers) {
-		const workers = new Map();
-		for (const each of [...(known.workers ?? []), ...changed.workers]) {
-			workers.set(each.worker_id, { ...workers.get(each.worker_id), ...each });
+	for (const [name, [key, order]] of Object.entries(LISTS)) {
+		if (!changed[name]) continue;
+		const entries = new Map();
+		for (const each of [...(known[name] ?? []), ...changed[name]]) {
+			entries.set(each[key], { ...entries.get(each[key]), ...each });
 		}
-		result.workers = result.worker_ids.map((id) => workers.get(id));
+		result[name] = result[order].map((id) => entries.get(id));
 	}
 	return result;
 }

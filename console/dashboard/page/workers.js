@@ -8,17 +8,15 @@ const MAX_ROWS = 40;
 const SHOWN_ROWS = 20;
 const ROW_PX = 28;
 const WINDOW_ROWS = 24;
-const OLD_AFTER_MS = 3500; // three idle reports and a half
 
 /** Whether a worker's numbers are worth showing: it is neither loading nor lost. */
 export const hasNumbers = ({ state }) => state === "ready" || state === "draining";
 
 export function shownState(worker, now) {
 	const { state, connected, reported_us } = worker;
-	const old = reported_us ? now - reported_us / 1000 : 0;
 	if (!hasNumbers(worker)) return { state, text: state };
 	if (connected === false) return { state: "stale", text: "not connected" };
-	if (old > OLD_AFTER_MS) return { state: "stale", text: `${state}, report ${age(old)} old` };
+	if (reported_us) return { state: "stale", text: `${state}, report ${age(now - reported_us / 1000)} old` };
 	return { state, text: state };
 }
 

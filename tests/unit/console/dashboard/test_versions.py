@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from console.dashboard.versions import Versions, merged
+from console.dashboard.versions import LISTS, Versions, merged
 from tests.effort import times
 
 VALUES = st.none() | st.integers(0, 3) | st.lists(st.integers(0, 2), max_size=2)
@@ -20,8 +19,12 @@ WORKERS = st.lists(
     unique_by=lambda each: each["worker_id"],
     max_size=3,
 )
+PAIRS = st.lists(
+    st.fixed_dictionaries({"pair_id": st.sampled_from(["p1 d1", "p1 d2"])}, optional={"x": VALUES}),
+    unique_by=lambda each: each["pair_id"],
+)
 SUMMARIES = st.fixed_dictionaries(
-    {"workers": WORKERS}, optional={"pairs": VALUES, "totals": VALUES}
+    {"workers": WORKERS, "pairs": PAIRS}, optional={"totals": VALUES, "events": VALUES}
 )
 
 
@@ -40,11 +43,13 @@ def test_a_reader_that_skips_summaries_misses_nothing(steps: list[tuple[Any, boo
         versions.update(number, summary)
         if is_read or number == len(steps):
             known, seen = merged(known, versions.since(seen)), number
-            known_order = known.pop("worker_ids")
+            orders = {order: known.pop(order) for _, order in LISTS.values()}
             assert without_nulls(known) == without_nulls(summary)
-            assert known_order == [each["worker_id"] for each in summary["workers"]]
-            known["worker_ids"] = known_order
-    assert versions.since(seen) == {"workers": []}
+            assert orders == {
+                order: [each[key] for each in summary[name]] for name, (key, order) in LISTS.items()
+            }
+            known |= orders
+    assert versions.since(seen) == {"workers": [], "pairs": []}
 
 
 def test_only_what_changed_is_sent() -> None:
@@ -53,25 +58,3 @@ def test_only_what_changed_is_sent() -> None:
     versions.update(1, {"workers": [worker], "totals": {"goodput": 1.0}})
     versions.update(2, {"workers": [{**worker, "num_running": 2}], "totals": {"goodput": 1.0}})
     assert versions.since(1) == {"workers": [{"worker_id": "d1", "num_running": 2}]}
-
-
-def test_two_hundred_busy_workers_fit_into_forty_kilobytes() -> None:
-    versions = Versions()
-    for number in (1, 2):
-        workers = [
-            {
-                "worker_id": f"decode-{each}",
-                "role": "decode",
-                "model": "m" * 40,
-                "reported_us": 1_795_611_759_970_129 + number,
-                "num_running": 30 + number,
-                "queued_tokens": 15_000 + number,
-                "blocks_used": 12_000 + number,
-                "blocks_cached": 3_000 + number,
-                "step_ms": 21.234 + number,
-                "tokens_per_s": 1_607.1 + number,
-            }
-            for each in range(200)
-        ]
-        versions.update(number, {"workers": workers})
-    assert len(msgspec.json.encode(versions.since(1))) <= 40_000

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.telemetry.pairs import busy_us
+from console.telemetry.pairs import PairPaths, PairTable, busy_us
 from console.telemetry.pressure import Side, SideState, Verdict
 from console.telemetry.sketch import Sketch, merged
 from console.telemetry.targets import Targets
 from console.telemetry.window import NUM_POINTS, Ended, RequestWindow
 from protocol.traces import WriteSpan
 from router.requests.trace import RequestTrace
+from tests.unit.router.fake_worker import prefill_trace
 
 VALUES = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=200)
 
@@ -62,6 +63,22 @@ def test_the_last_minute_forgets_and_its_rates_know_how_long_it_is() -> None:
     minute, seconds = window.minute()
     assert (minute.num_ended, minute.goodput) == (1, 1.0)
     assert 55 <= seconds <= 60
+
+
+@given(st.lists(st.tuples(st.sampled_from("pq"), st.integers(0, 19_000)), min_size=1, max_size=12))
+def test_the_pairs_add_up_to_the_total_at_any_time(moves: list[tuple[str, int]]) -> None:
+    clock = Clock()
+    clock.us += 1_234_567
+    window, pairs = RequestWindow(clock), PairTable(clock)
+    for source, wait_ms in moves:
+        clock.pass_s(wait_ms / 1000)
+        pairs.moved("d", prefill_trace(source, bytes_moved=1000))
+        window.add_bytes(1000)
+        clock.pass_s(0.3)
+        minute, seconds = window.minute()
+        shown = pairs.as_json(lambda _: PairPaths("TCP", "TCP"))
+        total = sum(each["bytes_per_s"] for each in shown)
+        assert total == pytest.approx(minute.bytes_moved / seconds)
 
 
 def test_the_hour_has_a_point_each_30_s_also_without_requests() -> None:
