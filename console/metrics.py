@@ -13,7 +13,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from console.doctor.facts import Facts
 from console.telemetry.report import FleetReport
+from protocol.messages import Role
+from router.fleet.conditions import Cause, State
 from router.fleet.fleet import Fleet
 
 _PAIR_COUNTERS = (
@@ -74,6 +77,7 @@ class FleetCollector(Collector):
             if value is not None:
                 gauge.add_metric([], value)
             yield gauge
+        yield from fact_gauges(self._report.facts)
         yield from self._pairs()
 
     def _pairs(self) -> Iterator[CounterMetricFamily]:
@@ -83,6 +87,50 @@ class FleetCollector(Collector):
             for key, sums in totals:
                 family.add_metric(key, sums[place])
             yield family
+
+
+def fact_gauges(facts: Facts) -> Iterator[GaugeMetricFamily]:
+    """Workers by condition, requests that wait, and other routers that fell silent. A lost worker
+    counts until another one of its role has come."""
+    roles = (Role.PREFILL, Role.DECODE)
+    states = GaugeMetricFamily(
+        "baton_fleet_workers", "Workers by role and condition", labels=["role", "state"]
+    )
+    causes = GaugeMetricFamily(
+        "baton_fleet_unusable_workers",
+        "Workers that the fleet lacks, by role and cause",
+        labels=["role", "cause"],
+    )
+    for role in roles:
+        pool = [each for each in facts.pool(role) if not each.is_replaced]
+        for state in State:
+            number = sum(each.condition == state.value for each in pool)
+            states.add_metric([role.value, state.value.replace(" ", "_")], number)
+        missed = facts.missed(role)
+        for cause in Cause:
+            number = sum(each.cause == cause.value for each in missed)
+            causes.add_metric([role.value, cause.value], number)
+    yield from (states, causes)
+    for name, text, value in (
+        ("waiting_requests", "Requests that wait for their first token",
+         sum(each.waiting for each in facts.keys)),
+        ("late_requests", "Requests that have waited longer than the first token's target",
+         sum(each.late for each in facts.keys)),
+        ("silent_routers", "Other routers that were killed or hang, and whose place none has taken",
+         len(facts.routers)),
+    ):  # fmt: skip
+        gauge = GaugeMetricFamily(f"baton_fleet_{name}", text)
+        gauge.add_metric([], value)
+        yield gauge
+    starved = GaugeMetricFamily(
+        "baton_fleet_cpu_wait_ratio",
+        "Of the time that the fleet's processes of a machine could run, the share in which they "
+        "waited for a core",
+        labels=["host"],
+    )
+    for host in facts.hosts:
+        starved.add_metric([host.name], host.waiting_share)
+    yield starved
 
 
 class VllmNames(Collector):

@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from http_kit.door import Door
 from process.metrics.fast_metrics import MAX_ASIDE, TokenCounter, TokenHistogram, buckets
 
 CLIENT_GONE_STATUS = 499
@@ -33,12 +34,17 @@ _REQUEST_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, *_LONG_S)
 
 
 class ApiMetrics:
-    """The collectors of one registry. `clock` returns monotonic seconds."""
+    """The collectors of one registry, and the counts at the `door`. `clock` returns monotonic
+    seconds."""
 
     def __init__(
-        self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter
+        self,
+        registry: CollectorRegistry,
+        clock: Callable[[], float] = time.perf_counter,
+        door: Door | None = None,
     ) -> None:
         self.clock = clock
+        self.door = door or Door(clock)
         self._endpoints = _Endpoints(registry)
         self.ignored_fields = Counter(
             "baton_ignored_fields",

@@ -36,6 +36,7 @@ from gateway.http.request_scope import RequestScope, RequestTracer, record_of
 from gateway.metrics import ApiMetrics
 from gateway.parser_names import AUTO
 from gateway.text.tokenizer import Tokenizer
+from http_kit.door import Door
 from http_kit.errors import describe
 from router.requests.interface import Generator, ReadinessCheck, ServedModel, TimingLookup
 
@@ -44,9 +45,9 @@ from router.requests.interface import Generator, ReadinessCheck, ServedModel, Ti
 class AppOptions:
     """Optional parts of the application: extra routes, limits on requests, traces, names of
     parsers, whether text of messages may become control tokens, the gate, the memory of responses,
-    prefixes that all clients share, the key of event ids, and the path under which clients see the
-    application. All routers have the same key of event ids, so that a client can resume a stream at
-    another router."""
+    prefixes that all clients share, the key of event ids, the path under which clients see the
+    application, and the counts at the door. All routers have the same key of event ids, so that a
+    client can resume a stream at another router."""
 
     extra_routers: Iterable[APIRouter] = ()
     timing_of: TimingLookup = no_timing
@@ -60,6 +61,7 @@ class AppOptions:
     responses: BackgroundRuns | None = None
     shared_prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
     root_path: str = ""
+    door: Door | None = None
 
 
 def create_app(
@@ -76,7 +78,7 @@ def create_app(
     checkpoint's `generation_config.json` is malformed.
     """
     options = options or AppOptions()
-    metrics = ApiMetrics(registry)
+    metrics = ApiMetrics(registry, door=options.door)
     budget = ByteBudget(options.limits.max_inflight_bytes, registry)
     if options.gate is not None:
         budget.retry_after_s = options.gate.retry_after_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import socket
 import sys
@@ -56,6 +57,7 @@ from gateway.output.event_ids import ids_key
 from gateway.parser_names import ALLOW
 from gateway.shared_prefixes_file import load_shared_prefixes
 from gateway.text.tokenizer import Tokenizer
+from http_kit.door import Door
 from process.clock import wall_us
 from process.flight_recorder import FlightRecorder
 from process.lifecycle import StopSignal
@@ -205,10 +207,11 @@ async def _run(settings: RouterSettings) -> None:
 def _board(settings: RouterSettings, parts: _Parts) -> RouterBoard:
     """The board on which routers tell each other of their load, and answer questions about what
     operators changed."""
+    shown_name = f"{parts.name} ({socket.gethostname()}, pid {os.getpid()})"
     board = RouterBoard(
         settings.redis_url,
         settings.cluster,
-        lambda: msgspec.json.encode(parts.report.summary(parts.log.shared_rows())),
+        lambda: msgspec.json.encode(parts.report.summary(parts.log.shared_rows(), shown_name)),
         parts.report.peers.take,
         parts.log.answer,
         parts.ignored,
@@ -258,6 +261,7 @@ class _Parts:
     cache: CacheReport
     recorder: FlightRecorder
     ignored: IgnoredEntries
+    door: Door
 
 
 def _stop_event(
@@ -311,7 +315,8 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
     fleet.listen(dispatcher)
     ignored = IgnoredEntries()
     registry.register(ignored)
-    report = FleetReport(fleet, traces, Targets.of(settings), ignored)
+    door = Door(time.perf_counter)
+    report = FleetReport(fleet, traces, Targets.of(settings), ignored, door)
     exporter = None
     if settings.otlp_endpoint is not None:
         ratio = settings.otlp_sample_ratio
@@ -326,7 +331,7 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
     requests = RequestLog(traces, report.peers)
     return _Parts(
         name, registry, metrics, fleet, traces, dispatcher, report, requests, exporter,
-        Diagnosis(observer), cache, recorder, ignored,
+        Diagnosis(observer), cache, recorder, ignored, door,
     )  # fmt: skip
 
 
@@ -461,6 +466,7 @@ async def _open_api(
         responses=front.responses,
         shared_prefixes=front.prefixes,
         root_path=settings.root_path,
+        door=parts.door,
     )
     front.app.serve(
         create_app(parts.dispatcher, tokenizer, model, parts.registry, front.ready, options)

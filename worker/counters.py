@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 
+from process.host_load import CpuTotals
+
 
 class Count(StrEnum):
     """A counter's name on the wire; `MEANINGS` says what it counts."""
@@ -40,6 +42,11 @@ class Count(StrEnum):
     LAPSES = "lapses"
     STALLS = "stalls"
     DESCRIPTORS_REFUSED = "descriptors_refused"
+    CPU_US = "cpu_us"
+    CPU_WAIT_US = "cpu_wait_us"
+    CPU_THROTTLED_US = "cpu_throttled_us"
+    HOST_CPU_US = "host_cpu_us"
+    HOST_PRESSURE_US = "host_pressure_us"
 
 
 MEANINGS: dict[Count, str] = {
@@ -103,6 +110,11 @@ MEANINGS: dict[Count, str] = {
     Count.DESCRIPTORS_REFUSED: (
         "Descriptors of decode workers' pools refused: not authentic, or for another transport"
     ),
+    Count.CPU_US: "CPU time of this process's threads",
+    Count.CPU_WAIT_US: "Time that its threads could run and waited for a core",
+    Count.CPU_THROTTLED_US: "Time that the CPU limit of its control group held it up",
+    Count.HOST_CPU_US: "CPU time of all processes of the machine",
+    Count.HOST_PRESSURE_US: "Time that some process of the machine waited for a core",
 }
 """What each counter counts."""
 
@@ -113,6 +125,14 @@ class Counters:
     def __init__(self) -> None:
         self.values: Counter[Count] = Counter(dict.fromkeys(Count, 0))
         self._totals: Counter[str] = Counter()
+
+    def set_cpu(self, cpu: CpuTotals) -> None:
+        """Take the totals of this process and its machine."""
+        self.values[Count.CPU_US] = cpu.ran_us
+        self.values[Count.CPU_WAIT_US] = cpu.waited_us
+        self.values[Count.CPU_THROTTLED_US] = cpu.throttled_us
+        self.values[Count.HOST_CPU_US] = cpu.busy_us
+        self.values[Count.HOST_PRESSURE_US] = cpu.pressed_us
 
     def __getitem__(self, name: Count) -> int:
         return self.values[name]

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.engine import Engine
 from process.clock import wall_us
+from process.host_load import HostLoad
 from process.sockets.events import EventPublisher
 from protocol.events import CacheEvents, WorkerStats
 from protocol.messages import CacheDump
@@ -44,6 +45,7 @@ class Reporter:
         self._received: Callable[[], dict[str, int]] = dict
         self._is_prefill_lost: Callable[[], bool] = lambda: False
         self._seq = 0
+        self._host_load = HostLoad()
         self._last = self.stats(num_handoffs=0)
         self._last_at = float("-inf")
 
@@ -71,6 +73,7 @@ class Reporter:
         self._publish_cache_events()
         if now - self._last_at < self._interval_s:
             return
+        self.counters.set_cpu(self._host_load.totals(now))
         stats = self.stats(num_handoffs, blocks_stuck, blocks_fenced)
         if stats == self._last and now - self._last_at < self._idle_s:
             return

@@ -8,15 +8,17 @@ history points received from it stay.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from console.telemetry.facts.router_presence import RouterPresence
 from console.telemetry.sketch import MOST_BUCKET, Sketch
 from console.telemetry.window import NUM_POINTS, Slot
 from http_kit.origin import Caller
+from process.clock import wall_us
 from process.store.ignored_entries import DECODE_ERRORS, SUMMARY, IgnoredEntries
 from protocol.registration import Count
 
@@ -67,6 +69,7 @@ class RouterSummary(msgspec.Struct, frozen=True):
     num_inflight: Count
     pairs: list[dict[str, Any]]
     rows: list[dict[str, Any]]
+    name: str = ""
 
 
 class SharedPair(msgspec.Struct, frozen=True):
@@ -110,6 +113,7 @@ class _ReadSummary(msgspec.Struct, frozen=True):
     num_inflight: Count
     pairs: list[msgspec.Raw]
     rows: list[msgspec.Raw]
+    name: Annotated[str, Meta(max_length=512)] = ""  # missing from routers of an earlier release
 
 
 class RequestQuestion(msgspec.Struct, frozen=True, array_like=True):
@@ -130,7 +134,10 @@ class PeerRouters:
     """The last summary of every other router. Parts that cannot be decoded are left out and noted
     in `ignored`."""
 
-    def __init__(self, ignored: IgnoredEntries | None = None) -> None:
+    def __init__(
+        self, ignored: IgnoredEntries | None = None, wall_us: Callable[[], int] = wall_us
+    ) -> None:
+        self.presence = RouterPresence(wall_us)
         self._ignored = ignored or IgnoredEntries()
         self.summaries: dict[str, RouterSummary] = {}
         self._points: OrderedDict[int, Slot] = OrderedDict()
@@ -139,12 +146,14 @@ class PeerRouters:
     def take(self, bodies: Mapping[str, bytes]) -> None:
         """Replace all summaries; skip those that cannot be decoded."""
         self.summaries = {}
+        self.presence.take(bodies)
         for router_id, body in bodies.items():
             read = self._decoded(_SUMMARY, router_id, body)
             if read is not None:
                 self.summaries[router_id] = self._summary_of(router_id, read)
         for router_id, summary in self.summaries.items():
             self._take_points(router_id, summary.points)
+            self.presence.names[router_id] = summary.name
         self._last_points = {each: at for each, at in self._last_points.items() if each in bodies}
 
     def points(self) -> Mapping[int, Slot]:
@@ -162,6 +171,7 @@ class PeerRouters:
             read.minute, read.seconds, read.points, read.num_inflight,
             [msgspec.structs.asdict(each) for each in pairs],
             [msgspec.structs.asdict(each) for each in rows],
+            read.name,
         )  # fmt: skip
 
     def _all_decoded(

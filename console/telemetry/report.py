@@ -7,10 +7,14 @@ or not anyone reads, so that verdicts and history do not depend on readers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from console.doctor.facts import Facts
+from console.telemetry.facts.fact_watch import FactWatch
+from console.telemetry.facts.facts_json import facts_json
 from console.telemetry.fleet_load import FleetLoad, SteadyLoad, fleet_load, tpot_target_ms
 from console.telemetry.pairs import PairKey, PairPaths, PairTable
 from console.telemetry.path_watch import PathWatch
@@ -26,6 +30,7 @@ from console.telemetry.pressure import SideState, Verdict
 from console.telemetry.targets import Targets
 from console.telemetry.window import POINT_US, Ended, RequestWindow, Slot
 from console.telemetry.workers import workers_json
+from http_kit.door import Door
 from process.store.ignored_entries import IgnoredEntries
 from protocol.traces import PrefillTrace
 from router.fleet.fleet import Fleet
@@ -60,6 +65,7 @@ class FleetReport:
         traces: TraceStore,
         targets: Targets,
         ignored: IgnoredEntries | None = None,
+        door: Door | None = None,
     ) -> None:
         self.targets = targets
         self._fleet = fleet
@@ -68,7 +74,8 @@ class FleetReport:
         self.pairs = PairTable(traces.wall_us)
         self._paths = PathWatch()
         self._pair_paths: dict[PairKey, PairPaths] = {}
-        self.peers = PeerRouters(ignored)
+        self.peers = PeerRouters(ignored, traces.wall_us)
+        self._watch = FactWatch(fleet, traces, door or Door(time.monotonic), self.peers.presence)
         self._verdict = Verdict()
         self._load: FleetLoad | None = None
         self._steady = SteadyLoad()
@@ -86,6 +93,12 @@ class FleetReport:
         self._tpot_in_force = tpot_target
         self._verdict.prefill.observe(load.prefill_pressure(ttft_target), now_us)
         self._verdict.decode.observe(load.decode_pressure(tpot_target), now_us)
+        self._watch.sample(ttft_target)
+
+    @property
+    def facts(self) -> Facts:
+        """The facts of the last sample."""
+        return self._watch.latest
 
     def gauges(self) -> FleetGauges:
         """The numbers that Prometheus reads."""
@@ -108,7 +121,7 @@ class FleetReport:
         self._traces.report_ended()
         return {
             "workers": workers_json(self._fleet),
-            "store": {"trouble": self._fleet.store_trouble},
+            **facts_json(self.facts, self.peers.presence.serving()),
             "pairs": merged_pairs(
                 [self.pairs.as_json(self._paths_of)]
                 + [each.pairs for each in self.peers.summaries.values()]
@@ -153,8 +166,8 @@ class FleetReport:
             if a in known and b in known
         }
 
-    def summary(self, rows: list[dict[str, Any]]) -> RouterSummary:
-        """The summary for other routers; `rows` are this router's requests."""
+    def summary(self, rows: list[dict[str, Any]], name: str = "") -> RouterSummary:
+        """The summary for other routers; `rows` are this router's requests, `name` is its own."""
         self._traces.report_ended()
         minute, seconds = self._window.minute()
         return RouterSummary(
@@ -164,6 +177,7 @@ class FleetReport:
             num_inflight=self._traces.num_running,
             pairs=self.pairs.as_json(self._paths_of),
             rows=rows,
+            name=name,
         )
 
     def _points(self) -> list[Slot]:
@@ -181,7 +195,10 @@ class FleetReport:
         tpot_target_ms = self._tpot_in_force
         for trace, phases in zip(traces, durations, strict=True):
             times = (phases["ttft_ms"], phases["tpot_ms"], phases["queue_ms"])
-            slot.add(Ended(is_good(trace, tpot_target_ms), *times, trace.num_output_tokens))
+            is_good_now = is_good(trace, tpot_target_ms)
+            slot.add(Ended(is_good_now, *times, trace.num_output_tokens))
+            if is_good_now is not None:
+                self._watch.keys.add(trace.key, is_good_now)
             if len(trace.attempts) != 1 or trace.attempts[0].failed is not None:
                 self._note_failures(trace)
 

@@ -225,7 +225,10 @@ class RequestScope:
         finally:
             self._budget.give_back(record.held_bytes)
             seconds = self._metrics.clock() - record.arrived
-            shown.ended(record.status or CLIENT_GONE_STATUS, seconds)
+            status = record.status or CLIENT_GONE_STATUS
+            shown.ended(status, seconds)
+            if record.path in GENERATION:
+                self._metrics.door.count(record.tenant.terms.name, status)
             shown.in_flight -= 1
             if self._tracer is not None and record.path in GENERATION:
                 record.ended_us = wall_us()

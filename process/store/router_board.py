@@ -100,6 +100,7 @@ class RouterBoard:
         try:
             await asyncio.gather(self._repeat(self._exchange), self._repeat(self._listen))
         finally:
+            await self._leave()
             await self._client.aclose()
 
     async def ask(self, question: bytes, timeout_s: float) -> bytes | None:
@@ -138,6 +139,16 @@ class RouterBoard:
             self._on_peers(peers)
             check_cancelled()
             await asyncio.sleep(PERIOD_S)
+
+    async def _leave(self) -> None:
+        """Take our summary away, so that nobody takes this router for lost."""
+        try:
+            async with self._client.pipeline(transaction=False) as pipe:
+                pipe.delete(f"{self._prefix}router:{self.router_id}")
+                pipe.zrem(f"{self._prefix}routers", self.router_id)
+                await answer_of(pipe.execute())
+        except (RedisError, OSError) as error:
+            log.debug("the router's summary expires by itself: %s", error)
 
     async def _publish(self, body: bytes, now: float) -> list[str]:
         """Publish our summary; returns the ids of the other routers."""

@@ -120,6 +120,11 @@ class FleetHistory:
         since_us = self.wall_us() - KEPT_US
         return [each for each in self._lost.values() if each.at_us >= since_us]
 
+    def lost_info(self, worker_id: str) -> WorkerInfo | None:
+        """The last registration of a lost worker that is not back."""
+        lost = self._lost.get(worker_id)
+        return None if lost is None else lost.info
+
     def loading_since_us(self, worker_id: str) -> int | None:
         """The time since which a worker loads."""
         member = self._members.get(worker_id)

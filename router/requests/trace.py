@@ -313,6 +313,10 @@ class TraceStore:
         yield from self._running.values()
         yield from reversed(self._ended.values())
 
+    def running(self) -> Iterator[RequestTrace]:
+        """The traces of generations that have not ended."""
+        yield from self._running.values()
+
     def all(self) -> Iterator[RequestTrace]:
         """All kept traces, running ones last."""
         yield from self._ended.values()

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from process.store.embedded_valkey import EmbeddedValkey
-from process.store.router_board import RouterBoard
+from process.store.router_board import TTL_S, RouterBoard
 
 WAIT_S = 60.0
 
@@ -61,6 +61,18 @@ async def test_each_sees_the_others_and_gets_an_answer_from_the_one_that_knows(
         assert await a.board.ask(b"b", WAIT_S) == b"it is b"
         assert await b.board.ask(b"c", WAIT_S) == b"it is c"
         assert await a.board.ask(b"nobody", WAIT_S) is None, "all have said no"
+
+
+async def test_a_router_that_leaves_takes_its_summary_away(
+    valkey: EmbeddedValkey, cluster: str
+) -> None:
+    async with routers(valkey, cluster, b"a", b"b") as (a, b):
+        b.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await b.task
+        async with asyncio.timeout(TTL_S / 2):
+            while a.peers:
+                await asyncio.sleep(0.02)
 
 
 async def test_a_router_alone_asks_nobody(valkey: EmbeddedValkey, cluster: str) -> None:

@@ -33,7 +33,7 @@ from worker.counters import MEANINGS, Count
 NAME = re.compile(r"baton_[a-z0-9_]+")
 LABELS = {
     "role", "worker", "mode", "reason", "outcome", "kind", "source", "target", "side", "endpoint",
-    "status", "door", "le", "cause",
+    "status", "door", "le", "cause", "state", "host",
 }  # fmt: skip
 
 

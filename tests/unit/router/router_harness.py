@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections.abc import Callable
 
 import zmq.asyncio
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from console.telemetry.caches.cache_report import CacheReport
 from console.telemetry.report import FleetReport
 from console.telemetry.targets import Targets
+from http_kit.door import Door
 from process.sockets.network import Network
 from protocol.events import WorkerStats
 from protocol.messages import PROTOCOL_VERSION, AttemptFailed, FinishReason, Generate, Hello, Role
@@ -53,7 +55,10 @@ class Harness:
         self.history = FleetHistory(lambda: next(clock))
         self.fleet = Fleet(self._connect, self.index, self.metrics, history=self.history)
         self.traces = TraceStore(self.settings.trace_history, self.metrics, lambda: next(clock))
-        self.report = FleetReport(self.fleet, self.traces, Targets.of(self.settings))
+        self.door = Door(time.monotonic)
+        self.report = FleetReport(
+            self.fleet, self.traces, Targets.of(self.settings), door=self.door
+        )
         self.cache = CacheReport(self.fleet, self.traces)
         self.dispatcher = Dispatcher(
             self.settings,

@@ -14,7 +14,10 @@ from protocol.traces import ChunkSpan, WriteSpan
 from tests.unit.router.fake_worker import prefill_trace
 from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
 
-PARTS = {"workers", "store", "pairs", "pressure", "totals", "targets", "history", "events"}
+PARTS = {
+    "workers", "pools", "keys", "store", "routers", "hosts", "pairs", "pressure", "totals",
+    "targets", "history", "events",
+}  # fmt: skip
 
 
 @pytest.fixture

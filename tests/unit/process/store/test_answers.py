@@ -75,7 +75,7 @@ class Pipeline(Channel):
     def set(self, *args: Any, **named: Any) -> None:
         pass
 
-    zadd = zremrangebyscore = zrange = set
+    delete = zrem = zadd = zremrangebyscore = zrange = set
 
     async def execute(self) -> list[Any]:
         await self.client.answer()

@@ -1,0 +1,120 @@
+"""What a router knows of its fleet without any percentile: no fact needs a number of requests.
+
+Made of plain values, like the rest of an observation. Times `_us` are microseconds of the Unix
+epoch; 0 if unknown. Counts of keys are those of the last minute.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol.messages import Role
+
+UNUSABLE = ("stalled", "silent", "not connected", "refused", "lost")
+"""Conditions of workers that nobody wants (`router.fleet.conditions`)."""
+
+
+class _Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class WorkerStanding(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker, its condition, and its last report. A lost worker `is_replaced` once another one
+    of its role has come."""
+
+    worker_id: str
+    role: Role
+    condition: str = "usable"
+    cause: str | None = None
+    reason: str | None = None
+    since_us: int = 0
+    is_replaced: bool = False
+    num_waiting: int = 0
+    num_running: int = 0
+    max_batch_size: int | None = None
+    blocks_total: int = 0
+    blocks_used: int = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether requests may go there."""
+        return self.condition == "usable"
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the fleet lacks it, and nobody meant it to."""
+        return self.condition in UNUSABLE and not self.is_replaced
+
+
+class KeyFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """The requests of one key in the last minute; `name` is empty where there are no keys.
+
+    `accepted` were served, `limited` refused because the key may have no more (429), `invalid` were
+    (other 4xx), `refused` had no room or failed (5xx), and of `left` the client went away. Of
+    `ended` ones that count for goodput, `good` met both targets. Now `waiting` wait for their first
+    token, `late` of them for longer than its target.
+    """
+
+    name: str = ""
+    accepted: int = 0
+    limited: int = 0
+    invalid: int = 0
+    refused: int = 0
+    left: int = 0
+    ended: int = 0
+    good: int = 0
+    waiting: int = 0
+    late: int = 0
+
+
+class StoreFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """What is wrong with the store, in words."""
+
+    trouble: str
+    since_us: int = 0
+
+
+class RouterFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """Another router that does not tell of itself any more."""
+
+    name: str
+    since_us: int = 0
+
+
+class HostFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """The CPU of one machine over the last seconds.
+
+    `waiting_share`: of the time that its fleet's processes could run, the share in which they
+    waited for a core. `busy_cores` is what all processes of the machine use, `own_cores` what those
+    of the fleet use. `throttled_share` of the time, a limit on their CPU held them up.
+    """
+
+    name: str
+    waiting_share: float
+    busy_cores: float
+    own_cores: float
+    throttled_share: float = 0.0
+    processes: tuple[str, ...] = ()
+    since_us: int = 0
+
+
+class Facts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """The facts of one moment."""
+
+    workers: tuple[WorkerStanding, ...] = ()
+    keys: tuple[KeyFacts, ...] = ()
+    store: StoreFacts | None = None
+    routers: tuple[RouterFacts, ...] = ()
+    hosts: tuple[HostFacts, ...] = ()
+
+    def pool(self, role: Role) -> list[WorkerStanding]:
+        """The workers of a role, usable or not."""
+        return [each for each in self.workers if each.role is role]
+
+    def usable(self, role: Role) -> list[WorkerStanding]:
+        """The workers of a role that get requests."""
+        return [each for each in self.pool(role) if each.is_usable]
+
+    def missed(self, role: Role) -> list[WorkerStanding]:
+        """The workers of a role that the fleet lacks."""
+        return [each for each in self.pool(role) if each.is_missed]

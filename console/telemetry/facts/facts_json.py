@@ -1,0 +1,50 @@
+"""The facts as parts of the object of `GET /fleet`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from console.doctor.facts import Facts
+from protocol.messages import Role
+
+
+def facts_json(facts: Facts, serving: Sequence[str]) -> dict[str, Any]:
+    """The parts `pools`, `keys`, `store`, `routers` and `hosts`; `serving` names the other routers
+    that tell of themselves."""
+    store = facts.store
+    routers: list[dict[str, Any]] = [
+        {"name": each, "state": "serving", "since_us": None} for each in serving
+    ]
+    routers += [
+        {"name": each.name, "state": "silent", "since_us": each.since_us} for each in facts.routers
+    ]
+    return {
+        "pools": {role.value: _pool_json(facts, role) for role in (Role.PREFILL, Role.DECODE)},
+        "keys": [_all_fields(each) for each in facts.keys],
+        "store": {
+            "trouble": None if store is None else store.trouble,
+            "since_us": None if store is None else store.since_us,
+        },
+        "routers": routers,
+        "hosts": [_all_fields(each) for each in facts.hosts],
+    }
+
+
+def _pool_json(facts: Facts, role: Role) -> dict[str, Any]:
+    pool, usable = facts.pool(role), facts.usable(role)
+    return {
+        "usable": len(usable),
+        "starting": sum(each.condition == "starting" for each in pool),
+        "draining": sum(each.condition == "draining" for each in pool),
+        "unusable": len(facts.missed(role)),
+        "waiting": sum(each.num_waiting for each in usable),
+        "running": sum(each.num_running for each in usable),
+        "places": sum(each.max_batch_size or 0 for each in usable) or None,
+    }
+
+
+def _all_fields(value: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__struct_fields__}
