@@ -151,7 +151,17 @@ class GatewaySettings(SharedSettings):
         minimum=1024,
     )
     receive_timeout_s: float = setting(
-        60.0, help="how long a client may take to send a request", unit="s", minimum=0.01
+        60.0,
+        help="how long a client may take to send the head of a request",
+        unit="s",
+        minimum=0.01,
+    )
+    min_body_rate: int = setting(
+        1024,
+        help="what a client must send of a body in a second, on average over 30 s (or "
+        "receive_timeout_s, if less); slower ones are answered 408",
+        unit="bytes",
+        minimum=1,
     )
     client_stall_s: float = setting(
         30.0,

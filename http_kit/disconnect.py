@@ -50,6 +50,10 @@ class ClientConnection(Protocol):
         """Write a chunk of an answer that has begun, without content-length. Never waits."""
         ...
 
+    def has_body(self, scope: Scope) -> bool:
+        """Whether the whole body of this scope's request is there, or was."""
+        ...
+
     def try_body(self, scope: Scope) -> bytes | None:
         """The body of this scope's request if it is complete. It can be taken once."""
         ...

@@ -8,8 +8,10 @@ key itself, so that all routers know the same caller.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 from starlette.types import Scope
@@ -62,3 +64,24 @@ def owner_of(scope: Scope) -> str:
     the digest of its API key. On a router without keys, of any key that the request sends."""
     caller: Caller = scope.get(CALLER, NOBODY)
     return caller.tenant.share or caller.digest.hex() or "nobody"
+
+
+def share_of(scope: Scope) -> str:
+    """The caller in whose turn a request is served, and whose part of the router's memory it
+    takes: the owner of its API key. On a router without keys, its address."""
+    caller: Caller = scope.get(CALLER, NOBODY)
+    return caller.tenant.share or _network_of(scope["client"][0] if scope.get("client") else "")
+
+
+@lru_cache(maxsize=4096)
+def _network_of(address: str) -> str:
+    """The address, or the first 64 bits of one of IPv6: one host may use all addresses behind
+    them."""
+    if ":" not in address:
+        return address
+    try:
+        parsed = ipaddress.IPv6Address(address)
+    except ValueError:
+        return address
+    plain = parsed.ipv4_mapped
+    return str(ipaddress.IPv6Network((int(parsed) >> 64 << 64, 64)) if plain is None else plain)

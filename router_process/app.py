@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,9 +80,10 @@ def create_app(
     """
     options = options or AppOptions()
     metrics = ApiMetrics(registry, door=options.door)
+    gate = options.gate or Gate(sys.maxsize, metrics.clock)
     budget = ByteBudget(options.limits.max_inflight_bytes, registry)
     if options.gate is not None:
-        budget.retry_after_s = options.gate.retry_after_s
+        budget.retry_after_s = gate.retry_after_s
     defaults = load_sampling_defaults(model.path, tokenizer.eos_id)
     markup = find_markup(
         tokenizer, options.tool_parser, options.reasoning_parser, options.allow_control_tokens
@@ -104,8 +106,8 @@ def create_app(
         RequestScope,
         metrics=metrics,
         budget=budget,
+        gate=gate,
         tracer=options.tracer,
-        gate=options.gate,
         root_path=options.root_path,
     )
     app.add_middleware(scope)

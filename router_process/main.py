@@ -355,6 +355,7 @@ def _doorway(settings: RouterSettings, registry: CollectorRegistry) -> Doorway:
         settings.receive_timeout_s,
         settings.client_stall_s,
         settings.idle_timeout_s,
+        settings.min_body_rate,
     )
     return Doorway(BoundedProtocols(limits, registry), _tls_of(settings))
 

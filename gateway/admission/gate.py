@@ -1,16 +1,20 @@
 """The gate: counts sequences in flight, in all and by tenant, and refuses more than may be.
 
-A request passes the gate before its body is read, as one sequence; it takes more room once it is
-known how many sequences it starts. `Retry-After` comes from the rate at which sequences end and
-from how many other requests were refused and will come back. Knows no HTTP and reads no clock.
+A request that may not pass is refused before its body is read. It counts from the end of its body,
+as one sequence, so that uploads that do not end take no places; it takes more room once it is known
+how many sequences it starts. `Retry-After` comes from the rate at which sequences end and from how
+many other requests were refused and will come back. Requests that only work on text have a gate of
+their own, with the same limits. Knows no HTTP and reads no clock.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -34,7 +38,7 @@ class _Flow:
     num_unlogged: int = 0
     log_at: float = 0.0
 
-    def refuse(self, now: float, who: str) -> int:
+    def refuse(self, now: float, who: str, counted: str) -> int:
         """Note a refusal, and log it unless the last line is too recent. Returns the seconds after
         which the client may try again."""
         retry_s = self.retry_after_s(now)
@@ -42,8 +46,8 @@ class _Flow:
         self.num_unlogged += 1
         if now >= self.log_at:
             log.warning(
-                "%s has %d sequences in flight; requests refused since the last such line: %d",
-                who, self.in_flight, self.num_unlogged,
+                "%s has %d %s in flight; requests refused since the last such line: %d",
+                who, self.in_flight, counted, self.num_unlogged,
             )  # fmt: skip
             self.log_at, self.num_unlogged = now + LOG_INTERVAL_S, 0
         return retry_s
@@ -78,6 +82,7 @@ class Gate:
         self.max_inflight = max_inflight
         self._clock = clock
         self._num_keys = num_keys
+        self._counted = "sequences"
         self._all = _Flow()
         self._by_tenant: dict[str, _Flow] = {}
         self._refused = Counter(
@@ -90,15 +95,24 @@ class Gate:
         for reason in ("full", "key_limit"):
             self._refused.labels(reason)
 
+    @cached_property
+    def for_text(self) -> Gate:
+        """A gate with the same limits for requests that start no sequence. It counts requests."""
+        other = copy.copy(self)
+        other._counted = "requests for text alone"
+        other._all, other._by_tenant = _Flow(), {}
+        return other
+
     @property
     def in_flight(self) -> int:
         """Sequences in flight."""
         return self._all.in_flight
 
-    def passing(self, tenant: Tenant) -> Ticket:
-        """A context in which a request of one sequence is in flight. Entering it raises
-        TooManyRequests if its tenant has as many as it may, Overloaded if the router has."""
-        return Ticket(self, tenant)
+    def passing(self, tenant: Tenant, has_body: bool = True) -> Ticket:
+        """A context in which a request of one sequence is in flight; if it does not have its body
+        yet, only from `Ticket.enter` on. Entering it raises TooManyRequests if its tenant has as
+        many as it may, Overloaded if the router has."""
+        return Ticket(self, tenant, has_body)
 
     def limit_of(self, tenant: Tenant) -> int | None:
         """The most sequences of a tenant: its key's limit, else, where there are several keys, half
@@ -122,25 +136,30 @@ class Gate:
         remaining = max(0, limit - flow.in_flight)
         return RateLimit(limit, remaining, 0 if remaining else flow.retry_after_s(now))
 
-    def take(self, tenant: Tenant, num: int) -> None:
-        """Count more sequences of a tenant, or raise as `passing` does."""
+    def check(self, tenant: Tenant, num: int = 1) -> _Flow:
+        """The flow of a tenant that may have so many more sequences; else raises as `passing`."""
         flow, limit = self._flow(tenant), self.limit_of(tenant)
         if limit is not None and flow.in_flight + num > limit:
-            retry_s = flow.refuse(self._clock(), f"key {tenant.terms.name}")
+            retry_s = flow.refuse(self._clock(), f"key {tenant.terms.name}", self._counted)
             self._refused.labels("key_limit").inc()
             raise TooManyRequests(
-                f"{flow.in_flight} sequences of this key are in flight, and it may have {limit}; "
-                f"try again in {retry_s} s",
+                f"{flow.in_flight} {self._counted} of this key are in flight, and it may have "
+                f"{limit}; try again in {retry_s} s",
                 retry_s,
             )
         if self._all.in_flight + num > self.max_inflight:
-            retry_s = self._all.refuse(self._clock(), "the router")
+            retry_s = self._all.refuse(self._clock(), "the router", self._counted)
             self._refused.labels("full").inc()
             raise Overloaded(
-                f"{self._all.in_flight} sequences are in flight, as many as may; "
+                f"{self._all.in_flight} {self._counted} are in flight, as many as may; "
                 f"try again in {retry_s} s",
                 retry_s,
             )
+        return flow
+
+    def take(self, tenant: Tenant, num: int) -> None:
+        """Count more sequences of a tenant, or raise as `passing` does."""
+        flow = self.check(tenant, num)
         self._all.in_flight += num
         if flow is not self._all:
             flow.in_flight += num
@@ -167,17 +186,26 @@ class Ticket:
     """A request at the gate, and behind it while its context lasts; `width` is how many sequences
     it counts for."""
 
-    __slots__ = ("_gate", "_tenant", "width")
+    __slots__ = ("_gate", "_has_body", "_tenant", "width")
 
-    def __init__(self, gate: Gate, tenant: Tenant) -> None:
+    def __init__(self, gate: Gate, tenant: Tenant, has_body: bool = True) -> None:
         self._gate = gate
         self._tenant = tenant
+        self._has_body = has_body
         self.width = 0
 
     def __enter__(self) -> Ticket:
-        self._gate.take(self._tenant, 1)
-        self.width = 1
+        if self._has_body:
+            self.enter()
+        else:
+            self._gate.check(self._tenant)
         return self
+
+    def enter(self) -> None:
+        """Count the request, if it is not counted yet. Raises as `Gate.passing`."""
+        if self.width == 0:
+            self._gate.take(self._tenant, 1)
+            self.width = 1
 
     def __exit__(self, *exception: object) -> None:
         if self.width:

@@ -181,16 +181,16 @@ async def _body(request: Request, record: RequestRecord, max_bytes: int) -> byte
     if whole is not None:
         _check_length(len(whole), max_bytes)
         record.take_body(len(whole))
+        record.enter_gate()
         return whole
     length = record.header(b"content-length")
     if length is not None and length.isdecimal():
         _check_length(int(length[:_MAX_LENGTH_DIGITS]), max_bytes)
-        record.budget.check(int(length[:_MAX_LENGTH_DIGITS]))
+        record.check_room(int(length[:_MAX_LENGTH_DIGITS]))
     body = bytearray()
     try:
         async for part in request.stream():
             _check_length(len(body) + len(part), max_bytes)
-            record.take_body(len(part))
             body += part
     except ClientDisconnect as error:
         raise ClientGone from error

@@ -28,8 +28,8 @@ from gateway.api.tokenize import DetokenizedText, DetokenizeRequest, TokenizeReq
 from gateway.http.access import Door
 from gateway.http.paths import NOT_SERVED
 
-_BODY_ERRORS = (400, 404, 413, 415, 503)
-_GENERATION_ERRORS = (*_BODY_ERRORS, 429, 500, 504)
+_BODY_ERRORS = (400, 404, 408, 413, 415, 429, 503)
+_GENERATION_ERRORS = (*_BODY_ERRORS, 500, 504)
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,20 @@ _RESPONSE_TOKENS = Operation(
 _KEPT = (
     Operation(
         "get", "/v1/responses/{response_id}", "A response that is kept, as it is now",
-        "generation", Door.API, Response, errors=(400, 404, 503),
+        "generation", Door.API, Response, errors=(400, 404, 429, 503),
     ),
     Operation(
         "delete", "/v1/responses/{response_id}", "Delete a response that is kept",
-        "generation", Door.API, DeletedResponse, errors=(404, 503),
+        "generation", Door.API, DeletedResponse, errors=(404, 429, 503),
     ),
     Operation(
         "post", "/v1/responses/{response_id}/cancel", "Cancel a response in the background",
-        "generation", Door.API, Response, errors=(400, 404, 503),
+        "generation", Door.API, Response, errors=(400, 404, 429, 503),
     ),
     Operation(
         "get", "/v1/responses/{response_id}/input_items",
         "The items before a response's output; query: limit, order, after",
-        "generation", Door.API, InputItems, errors=(400, 404, 503),
+        "generation", Door.API, InputItems, errors=(400, 404, 429, 503),
     ),
 )  # fmt: skip
 _MODELS = (
@@ -170,7 +170,7 @@ _SERVICE = (
 _REFUSED = tuple(
     Operation(
         "post", path, f"Refused: {why}",
-        "not served", Door.API, None, errors=(404,),
+        "not served", Door.API, None, errors=(404, 429, 503),
     )
     for path, why in NOT_SERVED.items()
 )  # fmt: skip

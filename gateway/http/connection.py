@@ -319,6 +319,11 @@ class BoundedProtocol(RequestReader):
         else:
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
+    def has_body(self, scope: Scope) -> bool:
+        """Whether the request was received completely."""
+        cycle = self._cycle_of(scope)
+        return cycle is None or not cycle.more_body
+
     def try_body(self, scope: Scope) -> bytes | None:
         """The body that uvicorn's `receive` would return, if it is complete."""
         cycle = self._cycle_of(scope)
@@ -369,6 +374,9 @@ class BoundedProtocol(RequestReader):
     def on_response_complete(self) -> None:
         """Start the stall timer if bytes of the written answer are still buffered."""
         self._running = self.pipeline[-1][0] if self.pipeline else None
+        if self._running is not None and self._running.more_body:
+            self._receiving.stop()  # until now we did not read its body
+            self._receiving.start(self._limits.body_window_s)
         super().on_response_complete()
         if len(self.pipeline) >= MAX_PIPELINED:
             self.flow.pause_reading()

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from gateway.http.refusals import Refusal
+
+BODY_WINDOW_S = 30.0
+LATE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -17,10 +21,12 @@ class ConnectionLimits:
     - `max_body_bytes`: the longest body that the application accepts; with chunk framing a message
       may be twice as long.
     - `receive_timeout_s`: from the connection, or from a later request's first byte, to the end of
-      the request.
+      the head.
     - `stall_timeout_s`: to drain a full write buffer, or the rest of an answer.
     - `idle_timeout_s`: between two requests. It must be longer than that of load balancers, about a
       minute: if the router closes first, it may meet a request that they have just sent.
+    - `min_body_rate`: bytes per second. Each part of a body, of as many bytes as this rate brings
+      in `body_window_s`, must arrive within that time; the whole may take as long as it needs.
     """
 
     max_head_bytes: int = 32 * 1024
@@ -28,11 +34,31 @@ class ConnectionLimits:
     receive_timeout_s: float = 60.0
     stall_timeout_s: float = 30.0
     idle_timeout_s: float = 75.0
+    min_body_rate: int = 1024
 
     @property
     def max_message_bytes(self) -> int:
         """Bytes of one request on the wire."""
         return self.max_head_bytes + 2 * self.max_body_bytes
+
+    @property
+    def body_window_s(self) -> float:
+        """The time over which the rate of a body is measured: long enough for a bad line to come
+        back and send again what it lost."""
+        return min(BODY_WINDOW_S, self.receive_timeout_s)
+
+    @cached_property
+    def body_part_bytes(self) -> int:
+        """Bytes of a body that may take `body_window_s`."""
+        return max(1, round(self.min_body_rate * self.body_window_s))
+
+    def body_too_slow(self) -> Refusal:
+        """The refusal of a request whose body comes too slowly, or not at all."""
+        message = (
+            f"less than {self.body_part_bytes} bytes of the body came within "
+            f"{self.body_window_s:g} s; send it again"
+        )
+        return Refusal(408, message, "body too slow")
 
     def head_too_large(self) -> Refusal:
         """The refusal of a request whose head is too large."""
@@ -43,9 +69,10 @@ class ConnectionLimits:
 
 
 class Countdown:
-    """A timer that is started and stopped many times; it calls `on_end` when it runs out."""
+    """A timer that is started and stopped many times; it calls `on_end` when it runs out. If the
+    event loop is late, `on_end` is called a little later: what came meanwhile is still unread."""
 
-    __slots__ = ("_handle", "_loop", "_on_end", "_seconds")
+    __slots__ = ("_due", "_handle", "_loop", "_on_end", "_seconds")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, seconds: float, on_end: Callable[[], None]
@@ -53,6 +80,7 @@ class Countdown:
         self._loop = loop
         self._seconds = seconds
         self._on_end = on_end
+        self._due = 0.0
         self._handle: asyncio.TimerHandle | None = None
 
     @property
@@ -60,10 +88,12 @@ class Countdown:
         """Whether it was started and has neither run out nor been stopped."""
         return self._handle is not None
 
-    def start(self) -> None:
-        """Start the timer unless it runs."""
+    def start(self, seconds: float | None = None) -> None:
+        """Start the timer unless it runs; for its usual time if `seconds` is None."""
         if self._handle is None:
-            self._handle = self._loop.call_later(self._seconds, self._end)
+            wait_s = self._seconds if seconds is None else seconds
+            self._due = self._loop.time() + wait_s
+            self._handle = self._loop.call_later(wait_s, self._end)
 
     def stop(self) -> None:
         """Stop the timer if it runs."""
@@ -79,7 +109,10 @@ class Countdown:
 
     def _end(self) -> None:
         self._handle = None
-        self._on_end()
+        if self._loop.time() - self._due > LATE_S:
+            self.start(LATE_S)
+        else:
+            self._on_end()
 
 
 def _nothing() -> None:

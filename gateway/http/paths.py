@@ -52,6 +52,7 @@ VIEWED = frozenset(
 )  # fmt: skip
 VIEWED_PREFIX = "/requests/"
 """Paths at which operators only read."""
+_LIGHT = PROBES | DOCUMENTS | VIEWED | {"/metrics", "/v1/models"}
 COUNTED = frozenset(
     (
         "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
@@ -87,6 +88,19 @@ _CLOSE = 0.85
 def is_of_api(path: str) -> bool:
     """Whether a path belongs to the clients' API."""
     return path.startswith("/v1/") or path in API_PATHS
+
+
+def passes_gate(path: str) -> bool:
+    """Whether requests for a path count at a gate. All do, so that a new path does, except those
+    that read no client's body and do no work on text: probes, documents, models, receipts, and the
+    operators' paths."""
+    is_light = (
+        path in _LIGHT
+        or path.startswith((VIEWED_PREFIX, CONTROL_PREFIX, "/v1/models/"))
+        or RECEIPT.fullmatch(path) is not None
+        or is_page(path)
+    )
+    return not is_light
 
 
 def is_page(path: str) -> bool:

@@ -39,6 +39,9 @@ class Refusal:
 
 
 MALFORMED = Refusal(400, "this is not a valid HTTP/1.1 request")
+HEAD_TOO_SLOW = Refusal(
+    408, "the head of the request did not come in time", "request not received in time"
+)
 
 
 class Refused(Exception):

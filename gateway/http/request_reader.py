@@ -1,4 +1,4 @@
-"""Reads the requests of one connection within bounds: of a head, of a message, and of time.
+"""Reads the requests of one connection within bounds: of a head, of a message, of time and rate.
 
 Heads are read strictly (`gateway.http.request_head`). Trailers count as head and are dropped;
 `Upgrade` is ignored. Knows nothing of answers: its subclass, the connection, handles refused
@@ -13,7 +13,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http.connection_limits import ConnectionLimits, Countdown
-from gateway.http.refusals import MALFORMED, Refusal, Refused
+from gateway.http.refusals import HEAD_TOO_SLOW, MALFORMED, Refusal, Refused
 from gateway.http.request_head import (
     FRAMING_HEADERS,
     OTHER_PROTOCOL,
@@ -35,6 +35,7 @@ class RequestReader(HttpToolsProtocol):
         self._began = False  # a request, in the bytes being parsed
         self._in_body = False
         self._is_upgrade = False
+        self._part_bytes = 0  # of the body, since its time began to run
         self._head_bytes = 0
         self._bytes_after_body = 0  # received since the last byte of content: perhaps trailers
         self._message_bytes = 0
@@ -75,7 +76,7 @@ class RequestReader(HttpToolsProtocol):
         if self._in_head:
             self._head_start += data
         if self._is_receiving:
-            self._receiving.start()
+            self._receiving.start(self._limits.body_window_s if self._in_body else None)
         if self._in_head and not self._began:
             self._head_bytes = max(self._head_bytes, head_bytes + num_bytes)  # a line may not end
             if self._head_bytes > self._limits.max_head_bytes:
@@ -178,13 +179,20 @@ class RequestReader(HttpToolsProtocol):
         self._in_head = False
         self._head_start.clear()
         self._in_body = True
+        self._part_bytes = 0
+        self._receiving.stop()
         self._bytes_after_body = 0
         self.expect_100_continue = self._head.expects_continue
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Handle a part of the body."""
+        """Handle a part of the body. Its time begins anew with enough bytes, in however many
+        pieces."""
         self._bytes_after_body = 0
+        self._part_bytes += len(body)
+        if self._part_bytes >= self._limits.body_part_bytes:
+            self._part_bytes = 0
+            self._receiving.stop()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -205,6 +213,11 @@ class RequestReader(HttpToolsProtocol):
 
     def _on_receive_timeout(self) -> None:
         if self.flow.read_paused:  # the delay is ours: we do not read
-            self._receiving.start()
-            return
-        self._abort("request not received in time")
+            self._part_bytes = 0
+            self._receiving.start(self._limits.body_window_s if self._in_body else None)
+        elif self._in_body:
+            self._refuse(self._limits.body_too_slow())
+        elif self._in_head:
+            self._refuse(HEAD_TOO_SLOW)
+        else:
+            self._abort(HEAD_TOO_SLOW.reason)

@@ -10,40 +10,42 @@ ASGI middleware around the whole application. Headers of the answer:
 - `x-baton-ignored` names the fields of the body that were ignored.
 - `traceparent`, if the client sent a valid one, names our span in the client's trace.
 
-A request that generates passes the gate here, before its body is read.
+Every request that generates or works on text passes its gate here, and every body is counted as it
+is received, whatever the endpoint does: see `gateway.http.paths.passes_gate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from os import urandom
 from typing import Protocol
 from urllib.parse import quote
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admission.gate import Gate, Ticket
 from gateway.admission.terms import TIMEOUT_HEADER, RequestTerms, read_timeout_s
 from gateway.http.anthropic_errors import error_response, is_anthropics
 from gateway.http.byte_budget import ByteBudget
-from gateway.http.paths import COUNTED, GENERATION
+from gateway.http.paths import COUNTED, GENERATION, passes_gate
 from gateway.metrics import CLIENT_GONE_STATUS, ApiMetrics, EndpointMetrics
-from http_kit.disconnect import ClientGone
+from http_kit.disconnect import ClientGone, connection_of
 from http_kit.errors import describe
-from http_kit.origin import CALLER, CURRENT_ORIGIN, NOBODY, Origin
+from http_kit.origin import CALLER, CURRENT_ORIGIN, NOBODY, Origin, share_of
 from http_kit.tenant import EVERYBODY, Tenant
 from process.clock import wall_us
 from process.trace_context import CURRENT_TRACE, TraceContext, read_traceparent
 
 MAX_CLIENT_ID_CHARS = 128
 MAX_IGNORED_BYTES = 1024
+MAX_UNGATED_BODY_BYTES = 128 * 1024
+"""Of a request that passes no gate: those of operators."""
 _KEY = "baton.request"
 _OTHER = "other"
 _ID_BYTES = 16
 _TIMEOUT = TIMEOUT_HEADER.encode()
-_UNCOUNTED = nullcontext()
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class RequestRecord:
     - `trace`: the client's trace, if it sent one.
     - `request_digest`: `gateway.output.event_ids.request_digest`, once the body was read.
     - `body_bytes`: the length of the body so far.
-    - `held_bytes`: bytes taken from `budget` until the answer has ended.
+    - `held_bytes`: bytes taken from `budget` until the answer has ended, in the name of `share`.
     - `tenant`: the tenant of the request.
     - `ticket`: its place behind `gate`, if it has to pass one.
     - `ignored`: fields of the body that the answer does not honour.
@@ -65,6 +67,7 @@ class RequestRecord:
     path: str
     headers: dict[bytes, bytes]
     budget: ByteBudget
+    share: str = ""
     trace: TraceContext | None = None
     request_id: str = field(default_factory=lambda: f"req_{urandom(_ID_BYTES).hex()}")
     arrived_us: int = field(default_factory=wall_us)
@@ -94,15 +97,39 @@ class RequestRecord:
         ends_at = None if timeout is None else self.arrived + read_timeout_s(timeout)
         return RequestTerms(self.tenant, self.ticket, ends_at)
 
+    def receiving(self, receive: Receive) -> Receive:
+        """A `receive` that counts the body; its end takes the request's place behind the gate."""
+
+        async def counting() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                self.take_body(len(message.get("body", b"")))
+                if not message.get("more_body", False):
+                    self.enter_gate()
+            return message
+
+        return counting
+
+    def enter_gate(self) -> None:
+        """The whole body is there: count the request. Raises TooManyRequests or Overloaded."""
+        if self.ticket is not None:
+            self.ticket.enter()
+
     def take_body(self, num_bytes: int) -> None:
-        """Count more bytes of the body. Raises Overloaded if the router has no room for them."""
+        """Count more bytes of the body. Raises TooManyRequests or Overloaded if there is no room
+        for them."""
+        if self.ticket is None and self.body_bytes + num_bytes > MAX_UNGATED_BODY_BYTES:
+            raise HTTPException(413, f"the body exceeds {MAX_UNGATED_BODY_BYTES} bytes")
         self.hold(num_bytes)
         self.body_bytes += num_bytes
 
+    def check_room(self, num_bytes: int) -> None:
+        """Raises TooManyRequests or Overloaded if there is no room for so much more memory now."""
+        self.budget.check(self.share, num_bytes, self.held_bytes)
+
     def hold(self, num_bytes: int) -> None:
-        """Count more memory that the request holds until it has ended. Raises Overloaded if the
-        router has no room for it."""
-        self.budget.take(num_bytes)
+        """Count more memory that the request holds until it has ended. Raises as `check_room`."""
+        self.budget.take(self.share, num_bytes, self.held_bytes)
         self.held_bytes += num_bytes
 
     def detach(self) -> RequestRecord:
@@ -115,7 +142,7 @@ class RequestRecord:
 
     def release(self) -> None:
         """Give back the memory and the place of a detached record."""
-        self.budget.give_back(self.held_bytes)
+        self.budget.give_back(self.share, self.held_bytes)
         self.held_bytes = 0
         if self.ticket is not None:
             self.ticket.leave()
@@ -190,10 +217,11 @@ class RequestScope:
         app: ASGIApp,
         metrics: ApiMetrics,
         budget: ByteBudget,
+        gate: Gate,
         tracer: RequestTracer | None = None,
-        gate: Gate | None = None,
         root_path: str = "",
     ) -> None:
+        """`gate` is for requests that generate, `gate.for_text` for all others that pass one."""
         self._app = app
         self._tracer = tracer
         self._gate = gate
@@ -213,6 +241,7 @@ class RequestScope:
             scope["path"],
             headers,
             self._budget,
+            share_of(scope),
             root_path=self._root_path,
         )
         endpoint = scope["path"] if scope["path"] in COUNTED else _OTHER
@@ -223,7 +252,7 @@ class RequestScope:
         try:
             await self._answer(record, scope, receive, send)
         finally:
-            self._budget.give_back(record.held_bytes)
+            self._budget.give_back(record.share, record.held_bytes)
             seconds = self._metrics.clock() - record.arrived
             status = record.status or CLIENT_GONE_STATUS
             shown.ended(status, seconds)
@@ -245,15 +274,16 @@ class RequestScope:
         caller = scope.get(CALLER, NOBODY)
         origin = CURRENT_ORIGIN.set(Origin(record.arrived_us, caller))
         record.tenant = caller.tenant
-        if record.path in GENERATION and scope["method"] == "POST":
-            record.gate = self._gate
+        record.gate = self._gate_of(record.path, scope["method"])
         named_send = _naming(record, send)
         try:
-            with (
-                _UNCOUNTED if record.gate is None else record.gate.passing(caller.tenant) as ticket
-            ):
-                record.ticket = ticket
-                await self._app(scope, receive, named_send)
+            if record.gate is None:
+                await self._app(scope, record.receiving(receive), named_send)
+            else:
+                has_body = connection_of(scope).has_body(scope)
+                with record.gate.passing(caller.tenant, has_body) as ticket:
+                    record.ticket = ticket
+                    await self._app(scope, record.receiving(receive), named_send)
         except ClientGone:
             record.status = CLIENT_GONE_STATUS
         except Exception as error:
@@ -265,6 +295,11 @@ class RequestScope:
             await response(scope, receive, named_send)
         finally:
             CURRENT_ORIGIN.reset(origin)
+
+    def _gate_of(self, path: str, method: str) -> Gate | None:
+        if path in GENERATION:
+            return self._gate if method == "POST" else None
+        return self._gate.for_text if passes_gate(path) else None
 
 
 def _naming(record: RequestRecord, send: Send) -> Send:

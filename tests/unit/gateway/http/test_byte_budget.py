@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from httpx import Response
 
 from gateway.api.context import ApiLimits
 from gateway.http.byte_budget import ByteBudget
 from gateway.text.tokenizer import Tokenizer
-from protocol.errors import ConfigError, Overloaded
+from protocol.errors import ConfigError, Overloaded, TooManyRequests
 from protocol.messages import FinishReason
 from protocol.sampling import TokenLogprobs
 from router.requests.interface import TokenDelta
@@ -39,40 +41,76 @@ def in_flight(api: LiveApi) -> float:
 
 def test_a_budget_counts_what_is_held() -> None:
     budget = ByteBudget(10)
-    budget.take(6)
-    budget.check(4)
+    budget.take("a", 6)
+    budget.check("b", 2)
     budget.retry_after_s = lambda: 7
     with pytest.raises(Overloaded, match="10 bytes") as caught:
-        budget.take(5)
+        budget.take("b", 5)
     assert caught.value.retry_after_s == 7
     assert budget.in_flight == 6
-    budget.give_back(6)
-    budget.take(10)
+    budget.give_back("a", 6)
+    budget.take("b", 5)
 
 
-@pytest.mark.parametrize("is_chunked", [False, True])
-def test_a_body_beyond_the_budget_is_503_until_another_request_ends(
-    api: LiveApi, is_chunked: bool
-) -> None:
-    pause = Pause()
-    api.generator.script = lambda request: [pause]
-    first = threading.Thread(target=lambda: api.complete(LARGE))
-    first.start()
-    api.generator.wait_active(1)
-    assert 7000 < in_flight(api) < 8000, "the body and its fields"
+def test_a_caller_may_hold_as_much_as_it_leaves_for_others() -> None:
+    budget = ByteBudget(100)
+    greedy = ["a", "b", "c", "d"]
+    for _ in range(100):
+        for each in greedy:
+            with contextlib.suppress(TooManyRequests):
+                budget.take(each, 1)
+    with pytest.raises(TooManyRequests, match="requests hold 20 bytes"):
+        budget.take("a", 1)
+    assert budget.in_flight == 80, "each of four has a fifth, and so has whoever comes next"
+    budget.take("e", 10)
+    for each in greedy:
+        budget.give_back(each, 20)
+    budget.give_back("e", 10)
+    budget.take("a", 50)
+    with pytest.raises(TooManyRequests):
+        budget.take("a", 1)
 
-    body = b'{"model": "%s", "prompt": "%s"}' % (MODEL.encode(), LARGE.encode())
-    content = iter([body[:3000], body[3000:]]) if is_chunked else body
-    with httpx.Client(base_url=api.url, timeout=TIMEOUT_S) as client:
-        refused = client.post(
+
+def test_a_request_that_is_alone_may_take_everything() -> None:
+    budget = ByteBudget(100)
+    budget.take("a", 60)
+    budget.take("a", 40, own_bytes=60)
+    assert budget.in_flight == 100
+
+
+def posted(api: LiveApi, address: str, text: str = LARGE, is_chunked: bool = False) -> Response:
+    """The answer to a completion from an address of this machine."""
+    body = b'{"model": "%s", "prompt": "%s"}' % (MODEL.encode(), text.encode())
+    content = iter([body[: len(body) // 2], body[len(body) // 2 :]]) if is_chunked else body
+    transport = httpx.HTTPTransport(local_address=address)
+    with httpx.Client(base_url=api.url, timeout=TIMEOUT_S, transport=transport) as client:
+        return client.post(
             "/v1/completions", content=content, headers={"content-type": "application/json"}
         )
-    assert refused.status_code == 503
+
+
+@pytest.mark.parametrize(("address", "status"), [("127.0.0.1", 429), ("127.0.0.2", 503)])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_without_room_is_refused_until_another_request_ends(
+    api: LiveApi, address: str, status: int, is_chunked: bool
+) -> None:
+    """There is room for the caller that holds nothing yet, if the other one leaves any."""
+    pause = Pause()
+    api.generator.script = lambda request: [pause]
+    text = LARGE if address == "127.0.0.1" else "x" * 7000
+    first = threading.Thread(target=lambda: api.complete(text))
+    first.start()
+    api.generator.wait_active(1)
+    assert 7000 < in_flight(api) < 9000, "the body and its fields"
+
+    refused = posted(api, address, text[:4000] if status == 429 else text, is_chunked)
+    assert refused.status_code == status
     assert refused.headers["retry-after"]
-    assert refused.json()["error"]["code"] == "overloaded"
-    assert in_flight(api) < 8000
+    code = "overloaded" if status == 503 else "rate_limit_exceeded"
+    assert refused.json()["error"]["code"] == code
+    assert in_flight(api) < 9000
     api.says("Hello")
-    assert api.complete("Hi").status_code == 200
+    assert posted(api, "127.0.0.2", "Hi").status_code == 200
 
     pause.end()
     first.join()
