@@ -124,7 +124,7 @@ COMMANDS = {
             "store",
             "run the Valkey that comes with Baton, for a fleet on several hosts",
             "cli.pods.store:main",
-            "cli.pods.store:StoreSettings",
+            "cli.pods.store_settings:StoreSettings",
         ),
         Command(
             "preflight",

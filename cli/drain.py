@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cli.arguments import split_names
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.membership import read_fleet, request_drain
+from process.store.store_url import store_url
 from protocol.errors import ConfigError, ServiceError
 from worker.settings import WorkerSettings
 
@@ -24,6 +25,9 @@ class DrainSettings:
     """Settings of `baton drain`."""
 
     redis_url: str = setting_of(WorkerSettings, "redis_url")
+    redis_ca_file: str | None = setting_of(WorkerSettings, "redis_ca_file")
+    redis_cert_file: str | None = setting_of(WorkerSettings, "redis_cert_file")
+    redis_key_file: str | None = setting_of(WorkerSettings, "redis_key_file")
     cluster: str = setting_of(WorkerSettings, "cluster")
     wait_s: float = setting(
         60.0, help="how long to wait until the worker has left; 0: not at all", unit="s", minimum=0
@@ -43,13 +47,14 @@ def main(argv: Sequence[str]) -> int:
     )
     if len(names) != 1:
         raise ConfigError(f"name one worker, not {len(names)}; baton status shows them")
-    info = request_drain(settings.redis_url, settings.cluster, names[0])
+    url = store_url(settings)
+    info = request_drain(url, settings.cluster, names[0])
     if info is None:
         raise ServiceError(f"no worker {names[0]} is registered")
     print(f"{names[0]} is asked to drain")
     deadline = time.monotonic() + settings.wait_s
     while time.monotonic() < deadline:
-        found = read_fleet(settings.redis_url, settings.cluster).get(names[0])
+        found = read_fleet(url, settings.cluster).get(names[0])
         if found is None or found.incarnation != info.incarnation:
             print(f"{names[0]} has left")
             return 0

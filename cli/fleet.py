@@ -27,6 +27,7 @@ from process.orphans import reap_orphans
 from process.sockets.hosts import bracketed, unbracketed
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.membership import read_fleet
+from process.store.store_url import store_url
 from process.temporary import temporary_folder
 from protocol.errors import BatonError, ConfigError, ServiceError
 from protocol.messages import Role
@@ -64,7 +65,7 @@ class Fleet:
         self._on_progress = on_progress
         self._take_line = take_line
         self._valkey: EmbeddedValkey | None = None
-        self._redis_url = settings.redis_url or ""
+        self._redis_url = ""
         self._url = ""
         self._supervisor_key = make_key()
         self._log_dir: Path | None = None
@@ -135,6 +136,7 @@ class Fleet:
                 raise ConfigError(f"log_dir {self._log_dir}: {error.strerror}") from error
 
     def _start_valkey(self) -> None:
+        self._redis_url = store_url(self.settings)
         if self.settings.redis_url is None:
             valkey = EmbeddedValkey()
             if self._take_line is not None:

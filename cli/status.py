@@ -16,6 +16,7 @@ from cli.output.tables import complaint, print_workers
 from cli.output.terminal_text import plain_console, shown_json
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.membership import read_fleet
+from process.store.store_url import store_url
 from protocol.addresses import shown_address
 from protocol.errors import ServiceError
 from router.fleet.worker import registered
@@ -38,6 +39,9 @@ class StatusSettings:
         default=None,
         help="Redis or Valkey that holds the fleet; asked when no router answers",
     )
+    redis_ca_file: str | None = setting_of(WorkerSettings, "redis_ca_file")
+    redis_cert_file: str | None = setting_of(WorkerSettings, "redis_cert_file")
+    redis_key_file: str | None = setting_of(WorkerSettings, "redis_key_file")
     cluster: str = setting_of(WorkerSettings, "cluster")
     admin_key: str | None = setting(
         None,
@@ -83,11 +87,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_store(fleet: Mapping[str, Any]) -> None:
-    """Say what is wrong with the store, if the router knows."""
+    """Say what is wrong with the store, or will be soon, if the router knows."""
     store = fleet.get("store")
-    trouble = store.get("trouble") if isinstance(store, dict) else None
-    if trouble:
+    said = store if isinstance(store, dict) else {}
+    if trouble := said.get("trouble"):
         print(f"{trouble}; requests go on with the workers last known")
+    if notice := said.get("notice"):
+        print(notice)
 
 
 def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:
@@ -103,7 +109,7 @@ def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:
                 f"{error.message}; name one by --router-url, or the fleet's Redis by --redis-url"
             ) from error
         print(f"baton status: {error}; load is not known", file=sys.stderr)
-        found = read_fleet(settings.redis_url, settings.cluster, settings.timeout_s)
+        found = read_fleet(store_url(settings), settings.cluster, settings.timeout_s)
         workers = [shown_json(registered(info)) for info in found.values()]
         return {"workers": workers}, False
 

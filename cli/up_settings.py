@@ -46,6 +46,9 @@ class UpSettings:
         default=None,
         help="Redis or Valkey that holds the fleet; none: one is started, and stopped with it",
     )
+    redis_ca_file: str | None = setting_of(RouterSettings, "redis_ca_file")
+    redis_cert_file: str | None = setting_of(RouterSettings, "redis_cert_file")
+    redis_key_file: str | None = setting_of(RouterSettings, "redis_key_file")
     cluster: str = setting_of(RouterSettings, "cluster")
     cluster_secret: str | None = setting_of(
         RouterSettings,

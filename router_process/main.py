@@ -71,6 +71,7 @@ from process.store.ignored_entries import IgnoredEntries
 from process.store.membership import FleetWatcher
 from process.store.router_board import RouterBoard
 from process.store.router_leases import RouterLease
+from process.store.store_url import store_url
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.flight import FlightKind
@@ -157,11 +158,11 @@ async def _run(settings: RouterSettings) -> None:
         keyed = KeyCheck(front.app, rules, parts.registry)
         guarded = BrowserCheck(keyed, browser_rules(settings), parts.registry)
         watcher = FleetWatcher(
-            settings.redis_url, settings.cluster, parts.fleet.update, ignored=parts.ignored
+            store_url(settings), settings.cluster, parts.fleet.update, ignored=parts.ignored
         )
-        lease = RouterLease(settings.redis_url, settings.cluster, parts.name)
+        lease = RouterLease(store_url(settings), settings.cluster, parts.name)
         sweep_s = min(settings.ping_interval_s, settings.silence_s / SWEEPS)
-        parts.fleet.watch_store(lambda: watcher.trouble)
+        parts.fleet.watch_store(lambda: watcher.trouble, lambda: watcher.notice)
         board = _board(settings, parts)
         parts.metrics.store_connected.set_function(lambda: watcher.is_connected)
         listener = listen(settings.host, settings.port)
@@ -209,7 +210,7 @@ def _board(settings: RouterSettings, parts: _Parts) -> RouterBoard:
     operators changed."""
     shown_name = f"{parts.name} ({socket.gethostname()}, pid {os.getpid()})"
     board = RouterBoard(
-        settings.redis_url,
+        store_url(settings),
         settings.cluster,
         lambda: msgspec.json.encode(parts.report.summary(parts.log.shared_rows(), shown_name)),
         parts.report.peers.take,
@@ -226,7 +227,7 @@ def _responses(
     """The memory of responses, if it is enabled."""
     if not settings.responses_store:
         return None
-    records = records_of(settings.redis_url, settings.cluster, settings.responses_store_bytes)
+    records = records_of(store_url(settings), settings.cluster, settings.responses_store_bytes)
     return BackgroundRuns(ResponseMemory(records, registry, ignored), registry)
 
 

@@ -41,6 +41,7 @@ CHART_SETS = frozenset(
         *("metrics_host", "kv_interface", "allow_kv_over_tcp", "kv_ports"),
         *("request_deadline_s", "drain_grace_s", "require_prefill", "pod_name", "pod_uid"),
         "pod_conditions",
+        *("redis_ca_file", "redis_cert_file", "redis_key_file"),
     ]
 )
 """Settings that the chart derives from its own values."""

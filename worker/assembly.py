@@ -41,6 +41,7 @@ from process.sockets.hosts import is_loopback
 from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
 from process.store.membership import WorkerLease
+from process.store.store_url import store_url
 from process.wakeup import Wakeup
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
@@ -254,7 +255,7 @@ def _connect(
     address = advertised_address(settings)
     endpoints = (advertised(server.endpoint, address), advertised(publisher.endpoint, address))
     info = _info(settings, role, policy, local, endpoints)
-    lease = WorkerLease(settings.redis_url, settings.cluster, info, settings.lease_s)
+    lease = WorkerLease(store_url(settings), settings.cluster, info, settings.lease_s)
     parts = WorkerParts(
         engine=engine,
         pool=local.loaded.pool,

@@ -1,43 +1,32 @@
 """`baton store`: the Valkey of the wheel in the foreground, for pods and hosts without their own.
 
-The process becomes the server: its configuration, with the password, comes from an unnamed file on
-standard input, so that no argument or file of the host shows it.
+Valkey itself has no TLS here. Without `--tls-port` this process becomes the server; with it the
+process stays, and carries the connections of clients to a server on a Unix socket
+(`cli/pods/store_front.py`). The server's configuration, with the password, comes from an unnamed
+file on standard input, so that no argument or file of the host shows it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from process.settings import setting, settings_or_exit
-from process.store.embedded_valkey import find_binary
+from cli.pods.store_front import serve_with_tls
+from cli.pods.store_settings import StoreSettings, configuration
+from process.logs import setup_logs
+from process.settings import settings_or_exit
+from process.sockets.hosts import is_loopback, is_wildcard
+from process.store.valkey_binary import find_binary
 from protocol.errors import ConfigError
 
-PASSWORD_PATTERN = r"[A-Za-z0-9_.~-]{16,}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreSettings:
-    """Settings of `baton store`."""
-
-    host: str = setting("127.0.0.1", help="address to listen on", pattern=r"\S+")
-    port: int = setting(6379, help="port to listen on", minimum=1, maximum=65535)
-    store_password: str = setting(
-        help="password of clients: 16 or more letters, digits and _.~-, as it is part of a URL",
-        pattern=PASSWORD_PATTERN,
-        secret=True,
-        flag=False,
-    )
-    data_dir: str | None = setting(
-        None, help="folder for a log of all writes, to start again with; none: only in memory"
-    )
+log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Become the server; returns 2 if it cannot start. Raises ConfigError."""
+    """Run the server; returns 2 if it cannot start. Raises ConfigError."""
     settings = settings_or_exit(
         StoreSettings,
         argv,
@@ -45,27 +34,28 @@ def main(argv: Sequence[str]) -> int:
         description="Run the Valkey that comes with Baton, for a fleet on several hosts or pods.",
         section="store",
     )
+    setup_logs("info", "text", "store")
     binary = find_binary()
     folder = Path(settings.data_dir or "/")
     if not folder.is_dir():
         raise ConfigError(f"data_dir {folder} is not a folder")
-    with tempfile.TemporaryFile() as configuration:
-        configuration.write(_configuration(settings).encode())
-        configuration.seek(0)
-        os.dup2(configuration.fileno(), 0)
+    if settings.tls_port is None:
+        become_server(settings, binary, folder)
+    return serve_with_tls(settings, binary, folder)
+
+
+def become_server(settings: StoreSettings, binary: Path, folder: Path) -> NoReturn:
+    """Replace this process with a server without TLS. Raises ConfigError."""
+    for name in ("plain_idle_s", "tls_cert_file", "tls_key_file"):
+        if getattr(settings, name) is not None:
+            raise ConfigError(f"{name} has a meaning only with tls_port")
+    if not is_loopback(settings.host):
+        log.warning("nothing between hosts is encrypted: set tls_port, and plain_idle_s to 0")
+    with configuration(settings, f"bind {_addresses(settings.host)}\nport {settings.port}") as file:
+        os.dup2(file.fileno(), 0)
     os.chdir(folder)
     os.execv(binary, [str(binary), "-"])
 
 
-def _configuration(settings: StoreSettings) -> str:
-    host = settings.host.strip("[]")
-    lines = [
-        f"bind {'* -::*' if host in ('0.0.0.0', '::') else host}",
-        f"port {settings.port}",
-        f"requirepass {settings.store_password}",
-        'save ""',
-        "daemonize no",
-        f"appendonly {'yes' if settings.data_dir else 'no'}",
-        "appendfsync everysec",
-    ]
-    return "\n".join(lines) + "\n"
+def _addresses(host: str) -> str:
+    return "* -::*" if is_wildcard(host) else host.strip("[]")

@@ -20,6 +20,7 @@ from console.dashboard.summary import shown_summary
 from console.telemetry.report import FleetReport
 from process.clock import wall_us
 from process.settings.shared import SharedSettings
+from process.store.store_url import store_url
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.requests.dispatcher import Dispatcher
@@ -51,7 +52,7 @@ class Dashboard:
         self._feed = Feed({"fleet": fleet_summary, **parts.sources})
         self._prompts = SamplePrompts(parts.dispatcher, parts.encode, parts.fleet)
         self._controls = ControlParts(
-            redis_url=parts.settings.redis_url,
+            redis_url=store_url(parts.settings),
             cluster=cluster,
             fleet=parts.fleet,
             settings=live_settings(parts.report, parts.dispatcher, parts.fleet),

@@ -121,7 +121,7 @@ class FleetReport:
         self._traces.report_ended()
         return {
             "workers": workers_json(self._fleet),
-            **facts_json(self.facts, self.peers.presence.serving()),
+            **facts_json(self.facts, self.peers.presence.serving(), self._fleet.store_notice),
             "pairs": merged_pairs(
                 [self.pairs.as_json(self._paths_of)]
                 + [each.pairs for each in self.peers.summaries.values()]

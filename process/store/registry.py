@@ -20,8 +20,11 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from process.store.expiry import Expiry
 from process.store.ignored_entries import REGISTRATION, IgnoredEntries
 from process.store.resolved_connection import NameResolver, resolve_apart
+from process.store.store_tls import split_tls
+from process.store.tls_connection import TlsConnection
 from protocol import wire
 from protocol.addresses import ESCAPES, parsed_address, shown_address
 from protocol.errors import ConfigError, ProtocolError
@@ -249,17 +252,27 @@ def client_from_url(factory: Any, redis_url: str, timeout_s: float) -> Any:
     Names have a limit of their own. Raises ConfigError for a malformed URL."""
     check_url(redis_url)
     is_async = factory is redis.asyncio.Redis
+    bare_url, tls = split_tls(redis_url)
     try:
-        client = factory.from_url(redis_url, **connection_options(timeout_s, is_async))
-        redis.ConnectionPool.from_url(redis_url).make_connection()  # which takes the parameters
+        client = factory.from_url(bare_url, **connection_options(timeout_s, is_async))
+        redis.ConnectionPool.from_url(bare_url).make_connection()  # which takes the parameters
     except (ValueError, TypeError):
         where = f"redis_url {shown_address(redis_url)}"
         raise ConfigError(
             f"{where}: its scheme, or a parameter after the ?, is none that redis-py knows"
         ) from None
     if is_async:
-        resolve_apart(client, NameResolver())
+        resolve_apart(client, NameResolver(), tls)
+    elif tls is not None:
+        client.connection_pool.connection_class = TlsConnection
+        client.connection_pool.connection_kwargs["tls"] = tls
     return client
+
+
+def expiry_of(client: Any) -> Expiry:
+    """When the certificate expires that the store has shown this client, if it has one."""
+    tls = client.connection_pool.connection_kwargs.get("tls")
+    return Expiry() if tls is None else tls.expiry
 
 
 def check_url(redis_url: str) -> None:

@@ -15,8 +15,12 @@ from typing import Any, TypeAlias
 
 from redis.asyncio.connection import Connection, SSLConnection
 
+from process.store.store_tls import StoreTls, TlsError
+
 RESOLVE_S = 5.0
 """How long one attempt to connect waits for addresses."""
+_HANDSHAKE_PART = 0.8
+"""Of the limit of connecting."""
 
 LookUp: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 """Addresses of a host, for connections to a port. Raises OSError."""
@@ -82,20 +86,43 @@ class ResolvedConnection(Connection):
         raise failure or socket.gaierror(socket.EAI_NONAME, f"{self.host} has no address")
 
     def _connection_arguments(self) -> Mapping[str, Any]:
-        arguments = dict(super()._connection_arguments(), host=self._address)
-        if "ssl" in arguments:
-            arguments["server_hostname"] = self.host
-        return arguments
+        return dict(super()._connection_arguments(), host=self._address)
 
 
-class ResolvedSSLConnection(ResolvedConnection, SSLConnection):
-    """The same with TLS, whose certificate must be the name's."""
+class ResolvedTlsConnection(ResolvedConnection, SSLConnection):
+    """The same with TLS, for the name and not the address; a failed handshake says what to do."""
+
+    def __init__(self, *, tls: StoreTls, **options: Any) -> None:
+        super().__init__(**options)
+        self._tls = tls
+
+    async def _connect(self) -> None:
+        try:
+            await super()._connect()
+        except OSError as error:
+            raise self._tls.explained(error) from error
+        assert self._writer is not None
+        self._tls.note_certificate(self._writer.get_extra_info("peercert"))
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        arguments = {"host": self._address, "port": self.port, "server_hostname": self.host}
+        if self.socket_connect_timeout is not None:
+            # Sooner than the limit of connecting, which would not say what took so long.
+            arguments["ssl_handshake_timeout"] = _HANDSHAKE_PART * self.socket_connect_timeout
+        return arguments | {"ssl": self._tls.context()}
+
+    def _error_message(self, exception: BaseException) -> str:
+        if isinstance(exception, TlsError):
+            return str(exception)
+        return str(super()._error_message(exception))
 
 
-def resolve_apart(client: Any, resolver: NameResolver) -> None:
+def resolve_apart(client: Any, resolver: NameResolver, tls: StoreTls | None = None) -> None:
     """Let an asyncio client without connections resolve names by `resolver`."""
     pool = client.connection_pool
-    resolved = {Connection: ResolvedConnection, SSLConnection: ResolvedSSLConnection}
+    resolved = {Connection: ResolvedConnection, SSLConnection: ResolvedTlsConnection}
     if pool.connection_class in resolved:  # not those to Unix sockets
         pool.connection_class = resolved[pool.connection_class]
         pool.connection_kwargs["resolver"] = resolver
+        if tls is not None:
+            pool.connection_kwargs["tls"] = tls

@@ -78,6 +78,7 @@ class Fleet:
         self._conditions = Conditions(self.history.wall_us)
         self._wanted = WantedModel("")
         self._store_trouble: Callable[[], str | None] = lambda: None
+        self._store_notice: Callable[[], str | None] = lambda: None
         self._closing: list[Link] = []
         self._changed = asyncio.Event()
 
@@ -229,14 +230,22 @@ class Fleet:
         infos = {name: worker.info for name, worker in self._workers.items()} | self._members
         return {name: (info, self.condition(info)) for name, info in infos.items()}
 
-    def watch_store(self, trouble: Callable[[], str | None]) -> None:
-        """Set the function that returns the store's trouble, for `not_ready_reason`."""
-        self._store_trouble = trouble
+    def watch_store(
+        self, trouble: Callable[[], str | None], notice: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """Set the functions that return the store's trouble, for `not_ready_reason`, and what
+        operators should know of it."""
+        self._store_trouble, self._store_notice = trouble, notice
 
     @property
     def store_trouble(self) -> str | None:
         """The trouble with the store that holds the registrations; None if it answers."""
         return self._store_trouble()
+
+    @property
+    def store_notice(self) -> str | None:
+        """What operators should know of the store, such as a certificate that expires soon."""
+        return self._store_notice()
 
     async def wait_for_decode(self, min_context: int = 0) -> None:
         """Wait until a ready decode worker accepts `min_context` tokens. The caller sets the

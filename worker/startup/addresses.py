@@ -21,6 +21,7 @@ from process.sockets.options import bind, open_socket, tcp_endpoint
 from process.sockets.outer_address import outer_address
 from process.store.first_contact import check_store
 from process.store.registry import check_url
+from process.store.store_url import store_url
 from protocol.errors import ConfigError
 from worker.settings import WorkerSettings
 
@@ -35,11 +36,11 @@ def checked(settings: S) -> S:
     without (its kernels)."""
     if settings.kernels_dir is not None and not Path(settings.kernels_dir).is_dir():
         raise ConfigError(f"kernels_dir {settings.kernels_dir}: there is no such folder")
-    check_url(settings.redis_url)
+    check_url(store_url(settings))
     check_ports(settings)
     address = advertised_address(settings)
     log.info("others reach this worker at %s", address)
-    check_store(settings.redis_url, settings.cluster)
+    check_store(store_url(settings), settings.cluster)
     return replace(settings, advertise_address=address)
 
 

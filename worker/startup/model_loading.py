@@ -19,6 +19,7 @@ from engine.sampling.grammar_matcher import GrammarLimits
 from kv_transfer.service import TransferService
 from kv_transfer.transports.registry import create_transport
 from process.cores import cores_in
+from process.store.store_url import store_url
 from protocol.messages import Role
 from scheduling.scheduler import SchedulerConfig
 from worker.settings import PEER, WorkerSettings, choose_worker_id
@@ -91,7 +92,7 @@ class ModelLoading:
         settings = self._settings
         own_id = choose_worker_id(self._role.value, settings.worker_id)
         return try_load_from_peer(
-            Wanted(settings.redis_url, settings.cluster, served_name(settings), self.folder),
+            Wanted(store_url(settings), settings.cluster, served_name(settings), self.folder),
             Asker(own_id, self._role, settings.cluster_secret),
             transfer_means(settings, self._transfers),
             self._load,

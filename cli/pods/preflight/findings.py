@@ -16,6 +16,7 @@ from pathlib import Path
 
 import redis
 
+from process.store.first_contact import advised
 from process.store.registry import client_from_url
 from protocol.errors import ConfigError
 
@@ -47,7 +48,8 @@ def check_store(redis_url: str) -> Finding:
             client.set(f"baton:preflight:{os.getpid()}", "1", ex=10)
             took_ms = (time.monotonic() - started) * 1000
     except (redis.RedisError, OSError, ConfigError) as error:
-        return Finding("store", False, f"{error}; see the store's pod and the policy of its plane")
+        text = advised(redis_url, error)
+        return Finding("store", False, f"{text}; see the store's pod and the policy of its plane")
     return Finding("store", True, f"answers in {took_ms:.1f} ms")
 
 

@@ -26,6 +26,7 @@ from kv_transfer.transports.registry import chosen_transport, create_transport
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
 from process.settings import settings_or_exit
 from process.sockets.hosts import is_loopback
+from process.store.store_url import store_url
 from protocol.errors import BatonError, ServiceError
 
 _TRANSFER_S = 120.0
@@ -57,8 +58,8 @@ def check_host(settings: PreflightSettings) -> list[Finding]:
     """What this host offers."""
     moved = settings.preflight_mib * MIB * (1 + settings.preflight_processes)
     return [
-        check_store(settings.redis_url),
-        check_clock(settings.redis_url),
+        check_store(store_url(settings)),
+        check_clock(store_url(settings)),
         check_card(settings.device),
         check_interfaces(settings.kv_interface),
         check_locked_memory(settings.kv_interface, moved),
@@ -85,7 +86,7 @@ def _exchange(settings: PreflightSettings, peers: list[int], deadline: float) ->
         _prepare_ucx(settings)
     index = settings.preflight_index
     transport = create_transport(name, "cpu")
-    url, cluster, run = settings.redis_url, settings.cluster, settings.preflight_run
+    url, cluster, run = store_url(settings), settings.cluster, settings.preflight_run
     findings = []
     with (
         BlockMover(transport, settings.preflight_mib, settings.preflight_processes) as mover,

@@ -13,6 +13,9 @@ class PreflightSettings:
     """Settings of one of the processes that check their nodes together."""
 
     redis_url: str = setting_of(WorkerSettings, "redis_url")
+    redis_ca_file: str | None = setting_of(WorkerSettings, "redis_ca_file")
+    redis_cert_file: str | None = setting_of(WorkerSettings, "redis_cert_file")
+    redis_key_file: str | None = setting_of(WorkerSettings, "redis_key_file")
     cluster: str = setting_of(WorkerSettings, "cluster")
     cluster_secret: str = setting_of(WorkerSettings, "cluster_secret")
     device: str = setting_of(WorkerSettings, "device")

@@ -11,9 +11,9 @@ from console.doctor.facts import Facts
 from protocol.messages import Role
 
 
-def facts_json(facts: Facts, serving: Sequence[str]) -> dict[str, Any]:
+def facts_json(facts: Facts, serving: Sequence[str], store_notice: str | None) -> dict[str, Any]:
     """The parts `pools`, `keys`, `store`, `routers` and `hosts`; `serving` names the other routers
-    that tell of themselves."""
+    that tell of themselves, `store_notice` is what operators should know of the store."""
     store = facts.store
     routers: list[dict[str, Any]] = [
         {"name": each, "state": "serving", "since_us": None} for each in serving
@@ -27,6 +27,7 @@ def facts_json(facts: Facts, serving: Sequence[str]) -> dict[str, Any]:
         "store": {
             "trouble": None if store is None else store.trouble,
             "since_us": None if store is None else store.since_us,
+            "notice": store_notice,
         },
         "routers": routers,
         "hosts": [_all_fields(each) for each in facts.hosts],

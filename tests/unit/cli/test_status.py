@@ -116,11 +116,13 @@ def test_a_worker_that_another_has_replaced_is_no_complaint(
 def test_trouble_with_the_store_is_told_and_that_serving_goes_on(
     router: Answering, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = {"trouble": "redis://x cannot be reached: refused", "since_us": 1}
+    notice = "the certificate of redis://x expires in 3 days"
+    store = {"trouble": "redis://x cannot be reached: refused", "since_us": 1, "notice": notice}
     router.body = json.dumps({"workers": [WORKER], "store": store}).encode()
     assert main([f"--router-url={router.url}"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("redis://x cannot be reached: refused; requests go on")
+    trouble, last = capsys.readouterr().out.splitlines()[-2:]
+    assert trouble.startswith("redis://x cannot be reached: refused; requests go on")
+    assert last == notice
 
 
 def test_json_is_the_router_s_own(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import trustme
 
 from cli.main import main
 from cli.pods.kube_secret import PARTS
-from cli.pods.store import PASSWORD_PATTERN
+from cli.pods.store_settings import PASSWORD_PATTERN
 from gateway.admission.api_keys import KEY_PATTERN
 from process.settings.spec import specs_of
 from tests.unit.cli.pods.api_server import SecretsServer, secrets_server

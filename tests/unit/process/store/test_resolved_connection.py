@@ -17,9 +17,7 @@ from process.store.registry import client_from_url
 from process.store.resolved_connection import (
     LookUp,
     NameResolver,
-    ResolvedSSLConnection,
     look_up,
-    resolve_apart,
 )
 
 
@@ -114,10 +112,8 @@ async def test_the_system_knows_addresses() -> None:
 
 
 def test_certificates_are_of_the_name_and_sockets_have_none() -> None:
-    client = redis.asyncio.Redis.from_url("rediss://store.example:6380")
-    resolve_apart(client, NameResolver())
+    client = client_from_url(redis.asyncio.Redis, "rediss://store.example:6380", 2.0)
     connection = client.connection_pool.make_connection()
-    assert isinstance(connection, ResolvedSSLConnection)
     connection._address = "10.0.0.1"
     arguments = connection._connection_arguments()
     assert (arguments["host"], arguments["server_hostname"]) == ("10.0.0.1", "store.example")

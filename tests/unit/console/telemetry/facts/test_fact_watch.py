@@ -88,9 +88,13 @@ async def test_the_store_s_trouble_has_a_beginning(harness: Harness) -> None:
     assert harness.report.as_json()["store"] == first
     assert first["trouble"] == "redis://x cannot be reached: refused"
     assert first["since_us"] > 0
-    harness.fleet.watch_store(lambda: None)
+    harness.fleet.watch_store(lambda: None, lambda: "its certificate expires in 3 days")
     harness.report.sample()
-    assert harness.report.as_json()["store"] == {"trouble": None, "since_us": None}
+    assert harness.report.as_json()["store"] == {
+        "trouble": None,
+        "since_us": None,
+        "notice": "its certificate expires in 3 days",
+    }
 
 
 def test_the_door_counts_the_last_minute_by_key_and_status() -> None:

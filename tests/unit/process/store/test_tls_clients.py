@@ -1,0 +1,327 @@
+"""Every client of the store through TLS: whom it trusts, and what its one line of error says."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+import redis.asyncio
+import trustme
+
+from process.store.expiry import WARN_S, Expiry
+from process.store.first_contact import check_store
+from process.store.membership import FleetWatcher, WorkerLease, read_fleet, request_drain
+from process.store.password_certificate import certificate_of
+from process.store.registry import client_from_url, expiry_of
+from process.store.response_records import ResponseName, ResponseRecord, ResponseRecords
+from process.store.router_board import RouterBoard
+from process.store.router_leases import RouterLease
+from process.store.store_tls import StoreTls
+from process.store.store_url import store_url
+from protocol.errors import ConfigError, ServiceError
+from tests.registration import registration
+from tests.tls_store import PASSWORD, TlsStore, context_of, tls_store
+
+WAIT_S = 60.0
+QUICK_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def ca_file(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("ca") / "ca.pem"
+    ca.cert_pem.write_to_path(str(file))
+    return file
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsStore]:
+    """One whose certificate comes from its password."""
+    with tls_store(tmp_path_factory.mktemp("s")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def own_store(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsStore]:
+    """One with a certificate of an authority."""
+    folder = tmp_path_factory.mktemp("o")
+    with tls_store(folder, context_of(folder, ca.issue_cert("127.0.0.1"))) as running:
+        yield running
+
+
+async def until(happened: asyncio.Event) -> None:
+    await asyncio.wait_for(happened.wait(), WAIT_S)
+
+
+async def test_every_client_of_a_fleet_speaks_tls(store: TlsStore) -> None:
+    seen, leased = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def take(members) -> None:
+        if "a" in members:
+            seen.set()
+
+    lease = WorkerLease(store.url, "fleet", registration("a"), 60.0)
+    lease.start(lambda: loop.call_soon_threadsafe(leased.set))
+    boards = [
+        RouterBoard(store.url, "fleet", lambda: b"mine", lambda peers: None, lambda asked: b"yes")
+        for _ in range(2)
+    ]
+    router = RouterLease(store.url, "fleet", "router")
+    records = ResponseRecords(store.url, "fleet", 1 << 24, time.monotonic)
+    running = [
+        asyncio.create_task(each.run())
+        for each in (FleetWatcher(store.url, "fleet", take), router, *boards)
+    ]
+    try:
+        await until(leased)
+        await until(seen)
+        kept = ResponseRecord("completed", False, b"a" * 300_000, b"i" * 300_000)
+        await records.put(ResponseName("owner", "id"), kept)
+        assert await records.read(ResponseName("owner", "id")) == kept
+        answer = None
+        async with asyncio.timeout(WAIT_S):
+            while answer is None:
+                await asyncio.sleep(0.02)
+                answer = await boards[0].ask(b"?", 1.0)
+        assert answer == b"yes"
+        found = await asyncio.to_thread(request_drain, store.url, "fleet", "a")
+        assert found == registration("a")
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await records.close()
+        await asyncio.to_thread(lease.close)
+    assert read_fleet(store.url, "fleet") == {}
+
+
+def url_with(url: str, **parameters: object) -> str:
+    return url + "?" + "&".join(f"{name}={value}" for name, value in parameters.items())
+
+
+async def failures(url: str, timeout_s: float = WAIT_S) -> set[str]:
+    """What a synchronous and an asynchronous client say."""
+    said = set()
+    with client_from_url(redis.Redis, url, timeout_s) as client:
+        with pytest.raises(redis.RedisError) as failed:
+            await asyncio.to_thread(client.ping)
+        said.add(str(failed.value))
+    async with client_from_url(redis.asyncio.Redis, url, timeout_s) as client:
+        with pytest.raises(redis.RedisError) as failed:
+            await client.ping()
+        said.add(str(failed.value))
+    for text in said:
+        assert PASSWORD not in text
+        assert "\n" not in text
+    return said
+
+
+def first_line(url: str) -> str:
+    """What a router or worker with this URL ends with."""
+    with pytest.raises(ConfigError) as failed:
+        check_store(url, "default")
+    assert PASSWORD not in str(failed.value)
+    return str(failed.value)
+
+
+async def test_another_password_makes_another_certificate(store: TlsStore) -> None:
+    url = store.url.replace(PASSWORD, "some-other-password")
+    (said,) = await failures(url)
+    assert "its certificate does not come from the password in redis_url" in said
+    shown = f"redis_url rediss://127.0.0.1:{store.tls_port}: its certificate does not come"
+    assert first_line(url).startswith(shown)
+
+
+async def test_an_authority_that_is_named_is_the_only_one(
+    own_store: TlsStore, ca_file: Path, tmp_path: Path
+) -> None:
+    named = url_with(own_store.tls_url, ssl_ca_certs=ca_file)
+    assert read_fleet(named, "default") == {}
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other))
+    (said,) = await failures(url_with(own_store.tls_url, ssl_ca_certs=other))
+    assert said.startswith(f"no authority in {other} vouches for its certificate")
+    (said,) = await failures(own_store.tls_url)
+    assert "name its CA by redis_ca_file, or give ?trust=password" in said
+    (said,) = await failures(own_store.url)
+    assert "does not come from the password" in said
+    for tls in (StoreTls(password=PASSWORD), StoreTls(ssl_ca_certs=str(ca_file))):
+        assert len(tls.context().get_ca_certs()) == 1
+
+
+async def test_a_certificate_is_of_the_name_in_the_url(own_store: TlsStore, ca_file: Path) -> None:
+    url = url_with(own_store.tls_url.replace("127.0.0.1", "localhost"), ssl_ca_certs=ca_file)
+    (said,) = await failures(url)
+    assert "not valid for 'localhost': use a name of its certificate in redis_url" in said
+    assert first_line(url).endswith("use a name of its certificate in redis_url")
+
+
+def dates(days: float) -> dict[str, datetime.datetime]:
+    """Of a certificate that ends after so many days, and began a year before."""
+    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    return {"not_before": ends - datetime.timedelta(days=365), "not_after": ends}
+
+
+async def test_an_expired_certificate_is_refused_and_one_that_expires_soon_is_named(
+    ca: trustme.CA, ca_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = context_of(tmp_path, ca.issue_cert("127.0.0.1", **dates(3.2)))
+    with tls_store(tmp_path, context) as store:
+        url = url_with(store.tls_url, ssl_ca_certs=ca_file)
+        async with client_from_url(redis.asyncio.Redis, url, WAIT_S) as client:
+            await client.ping()
+            assert "expires in 3 days (" in (expiry_of(client).warning(time.time()) or "")
+        with caplog.at_level(logging.WARNING):
+            assert read_fleet(url, "default") == {}
+        (line,) = caplog.messages
+        where = f"the certificate of rediss://127.0.0.1:{store.tls_port} expires in 3 days ("
+        assert line.startswith(where)
+        ca.issue_cert("127.0.0.1", **dates(-1)).configure_cert(context)
+        (said,) = await failures(url)
+        assert said == "its certificate has expired: renew it at the store"
+        with pytest.raises(ServiceError, match="has expired: renew it"):
+            read_fleet(url, "default")
+        assert "its certificate has expired" in first_line(url)
+
+
+def test_warnings_come_once_a_day_from_two_weeks_before_the_end(caplog) -> None:
+    expiry, end = Expiry(), 1e9
+    assert expiry.warning(0) is None
+    expiry.note(end, 0)
+    expiry.log_warning("it", end - WARN_S - 1)
+    assert not caplog.messages
+    for now in (end - WARN_S, end - WARN_S + 3600, end - 86000, end + 1000):
+        expiry.log_warning("it", now)
+    assert [each.split(" (")[0] for each in caplog.messages] == [
+        "the certificate of it expires in 14 days",
+        "the certificate of it expires in 24 h",
+        "the certificate of it has expired",
+    ]
+    expiry.note(end + 2 * WARN_S, end)
+    assert expiry.warning(end) is None, "it was renewed"
+
+
+async def test_a_running_client_takes_an_authority_that_was_replaced(
+    ca: trustme.CA, tmp_path: Path
+) -> None:
+    trusted = tmp_path / "trusted.pem"
+    ca.cert_pem.write_to_path(str(trusted))
+    context = context_of(tmp_path, ca.issue_cert("127.0.0.1"))
+    with tls_store(tmp_path, context) as store:
+        url = url_with(store.tls_url, ssl_ca_certs=trusted)
+        sync = client_from_url(redis.Redis, url, WAIT_S)
+        async with client_from_url(redis.asyncio.Redis, url, WAIT_S) as client:
+            await client.ping()
+            await asyncio.to_thread(sync.ping)
+            successor = trustme.CA()
+            successor.issue_cert("127.0.0.1").configure_cert(context)
+            assert await client.ping(), "open connections go on"
+            successor.cert_pem.write_to_path(str(trusted))
+            await client.connection_pool.disconnect()
+            sync.connection_pool.disconnect()
+            assert await client.ping()
+            assert await asyncio.to_thread(sync.ping)
+        sync.close()
+
+
+async def test_a_store_may_ask_for_a_certificate_of_its_clients(
+    ca: trustme.CA, ca_file: Path, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, ca.issue_cert("127.0.0.1"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    ca.configure_trust(context)
+    own = tmp_path / "own.pem"
+    ca.issue_cert("router").private_key_and_cert_chain_pem.write_to_path(str(own))
+    with tls_store(tmp_path, context) as store:
+        files = {"ssl_ca_certs": ca_file, "ssl_certfile": own}
+        assert read_fleet(url_with(store.tls_url, **files), "default") == {}
+        with pytest.raises(ServiceError, match=r"of its clients.*set redis_cert_file"):
+            read_fleet(url_with(store.tls_url, ssl_ca_certs=ca_file), "default")
+
+
+async def test_a_port_without_tls_and_one_with_it_are_told_apart(
+    store: TlsStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    mistaken = f"rediss://:{PASSWORD}@127.0.0.1:{store.plain_port}?trust=password"
+    for said in await failures(mistaken, QUICK_S):
+        assert "TLS at this port" in said or "does this port speak TLS?" in said
+    mistaken = f"redis://:{PASSWORD}@127.0.0.1:{store.tls_port}"
+    with pytest.raises(ServiceError, match="if it speaks TLS at this port, give rediss://"):
+        read_fleet(mistaken, "default")
+    check_store(mistaken, "default")
+    assert "if it speaks TLS at this port, give rediss://" in caplog.text
+    assert read_fleet(store.plain_url, "default") == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://:p@h?trust=password", "only rediss:// has TLS, so trust has no meaning"),
+        ("redis://:p@h?ssl_ca_certs=/x", "only rediss:// has TLS, so ssl_ca_certs"),
+        ("rediss://h?trust=password", "trust=password stands alone, with a password"),
+        ("rediss://:p@h?trust=anybody", "trust=password stands alone"),
+        ("rediss://:p@h?trust=password&ssl_ca_certs=/x", "trust=password stands alone"),
+        ("rediss://:p@h?ssl_ca_certs=/no/such.pem", "cannot use /no/such.pem"),
+        ("rediss://:p@h?ssl_keyfile=/no/such.pem", "a key file without redis_cert_file"),
+        ("rediss://:p@h?ssl_validate_ocsp=1", "ssl_validate_ocsp is no parameter of TLS"),
+        ("rediss://:p@h?ssl_cert_reqs=some", "ssl_cert_reqs is required or none"),
+    ],
+)
+def test_what_tls_cannot_be_made_of_is_one_line(url: str, says: str) -> None:
+    with pytest.raises(ConfigError) as failed:
+        client_from_url(redis.Redis, url, 1.0)
+    assert says in str(failed.value)
+    assert "\n" not in str(failed.value)
+
+
+@dataclass(frozen=True)
+class Named:
+    """Settings that name a store."""
+
+    redis_url: str | None
+    redis_ca_file: str | None = None
+    redis_cert_file: str | None = None
+    redis_key_file: str | None = None
+
+
+async def test_settings_name_the_files(own_store: TlsStore, ca_file: Path, tmp_path: Path) -> None:
+    """A folder's name may have characters that a URL escapes."""
+    folder = tmp_path / "a b&c=%41"
+    folder.mkdir()
+    copied = folder / "ca.pem"
+    copied.write_bytes(ca_file.read_bytes())
+    url = store_url(Named(own_store.tls_url, redis_ca_file=str(copied)))
+    assert store_url(Named(url, redis_ca_file=str(copied))) == url
+    assert read_fleet(url, "default") == {}
+    assert store_url(Named("redis://h")) == "redis://h"
+    for named in (None, "redis://h"):
+        with pytest.raises(ConfigError, match=r"redis_ca_file: .*only rediss:// has TLS"):
+            store_url(Named(named, redis_ca_file="/ca.pem"))
+
+
+def test_a_host_s_authorities_are_read_once() -> None:
+    """It takes 20 ms, and a router tries to connect every second while the store is away."""
+    assert StoreTls().context() is StoreTls().context()
+
+
+def test_a_password_always_makes_the_same_certificate_and_no_other_does() -> None:
+    first = certificate_of(PASSWORD)
+    certificate_of.cache_clear()
+    again, other = certificate_of(PASSWORD), certificate_of(PASSWORD + "x")
+    assert again is not first
+    assert (again.certificate, again.key) == (first.certificate, first.key)
+    assert other.certificate != first.certificate
+    assert "PRIVATE" not in repr(first)
