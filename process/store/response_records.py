@@ -1,6 +1,7 @@
 """The responses of the API that are kept in the store: for whom, how long, and how many.
 
-Under `baton:CLUSTER:responses:` there are `record:OWNER:ID` (a hash: `status`, `background`,
+Remembered answers are kept in the same way, on another shelf (`baton:CLUSTER:answers:`). Under
+`baton:CLUSTER:responses:` there are `record:OWNER:ID` (a hash: `status`, `background`,
 `answer`, `input`; expires), `lease:OWNER:ID` (held by the router that runs the response),
 `all` (OWNER:ID by age), `of:OWNER` (ids by age), `sizes` (bytes by OWNER:ID), `owners` (owners by
 their bytes) and `total` (bytes). The store carries bytes; their meaning is the caller's.
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import redis.asyncio
 from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
@@ -27,6 +28,7 @@ from protocol.error_line import one_line
 from protocol.errors import StoreAway, StoreFull, StoreRefused
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 TTL_S = 24 * 3600
 MOST_RECORDS = 1000
@@ -191,6 +193,19 @@ return 1
 
 
 @dataclass(frozen=True, slots=True)
+class Shelf:
+    """Where records of one kind lie: the name of their keys, how long each is kept, and how many of
+    each owner."""
+
+    name: str = "responses"
+    ttl_s: int = TTL_S
+    most_records: int = MOST_RECORDS
+
+
+RESPONSES = Shelf()
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseName:
     """A response as its owner knows it. `owner` has no colon."""
 
@@ -227,11 +242,17 @@ class ResponseRecords:
     """
 
     def __init__(
-        self, redis_url: str, cluster: str, max_bytes: int, clock: Callable[[], float]
+        self,
+        redis_url: str,
+        cluster: str,
+        max_bytes: int,
+        clock: Callable[[], float],
+        shelf: Shelf = RESPONSES,
     ) -> None:
         """Connects to nothing yet. Raises ConfigError for a malformed URL."""
         self._client: Any = client_from_url(redis.asyncio.Redis, redis_url, TIMEOUT_S)
-        self._prefix = f"baton:{cluster}:responses:"
+        self._shelf = shelf
+        self._prefix = f"baton:{cluster}:{shelf.name}:"
         self._max_bytes = max_bytes
         self._clock = clock
         self._away_until = 0.0
@@ -245,9 +266,10 @@ class ResponseRecords:
     async def put(self, name: ResponseName, record: ResponseRecord, lease_s: float = 0) -> None:
         """Keep a record, in place of an earlier one. One that runs needs a lease."""
         await self._keep(
-            _PUT, name, len(record.answer) + len(record.input), name.owner, name.id, TTL_S,
-            MOST_RECORDS, self._max_bytes, _OVERHEAD_BYTES, round(lease_s * 1000), record.status,
-            int(record.is_background), record.answer, record.input,
+            _PUT, name, len(record.answer) + len(record.input), name.owner, name.id,
+            self._shelf.ttl_s, self._shelf.most_records, self._max_bytes, _OVERHEAD_BYTES,
+            round(lease_s * 1000), record.status, int(record.is_background), record.answer,
+            record.input,
         )  # fmt: skip
 
     async def read(self, name: ResponseName) -> ResponseRecord | None:
@@ -255,6 +277,18 @@ class ResponseRecords:
         found = await self._call(_READ, name)
         check_cancelled()
         return _record_of(found)
+
+    async def answers(self, names: Sequence[ResponseName]) -> list[bytes | None]:
+        """The answers of several records in one round trip."""
+
+        async def ask() -> list[bytes | None]:
+            async with self._client.pipeline(transaction=False) as pipeline:
+                for name in names:
+                    pipeline.hget(f"{self._prefix}record:{name.key}", "answer")
+                found: list[Any] = await pipeline.execute(raise_on_error=False)
+            return [each if isinstance(each, bytes) else None for each in found]
+
+        return await self._asked(ask)
 
     async def finish(self, name: ResponseName, status: str, answer: bytes) -> bool:
         """Keep the answer of a response that ran; False if it was cancelled, given up or deleted
@@ -294,22 +328,27 @@ class ResponseRecords:
 
     async def _call(self, script: str, name: ResponseName, *args: Any) -> Any:
         """The script's answer."""
+        return await self._asked(
+            lambda: self._client.eval(_COMMON + script, 1, self._prefix, name.key, *args)
+        )
+
+    async def _asked(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """What the store answers. Its errors become those of the class."""
         if self.is_away:
             raise StoreAway
         try:
             async with self._turns:
-                asked = self._client.eval(_COMMON + script, 1, self._prefix, name.key, *args)
-                return await answer_of(asked)
+                return await answer_of(ask())
         except OutOfMemoryError as error:
             raise StoreFull from error
         except (AuthenticationError, ResponseError) as error:
             if _IS_FULL in str(error):
                 raise StoreFull from error
-            log.warning("the store of responses refuses a call: %s", one_line(error))
+            log.warning("the store of %s refuses a call: %s", self._shelf.name, one_line(error))
             raise StoreRefused from error
         except (RedisError, OSError) as error:
             if not self.is_away:
-                log.warning("the store of responses cannot be used: %s", error)
+                log.warning("the store of %s cannot be used: %s", self._shelf.name, error)
             self._away_until = self._clock() + BACKOFF_MAX_S
             raise StoreAway from error
 

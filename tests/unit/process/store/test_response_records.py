@@ -15,10 +15,12 @@ from process.store.embedded_valkey import EmbeddedValkey
 from process.store.response_records import (
     IN_PROGRESS,
     QUEUED,
+    RESPONSES,
     TTL_S,
     ResponseName,
     ResponseRecord,
     ResponseRecords,
+    Shelf,
 )
 from protocol.errors import StoreAway, StoreFull, StoreRefused
 from tests.effort import some
@@ -48,8 +50,10 @@ def store(valkey: EmbeddedValkey) -> Iterator[redis.Redis]:
 
 
 @asynccontextmanager
-async def records(valkey: EmbeddedValkey, max_bytes: int = 1 << 20) -> AsyncIterator:
-    made = ResponseRecords(valkey.url, "c", max_bytes, time.monotonic)
+async def records(
+    valkey: EmbeddedValkey, max_bytes: int = 1 << 20, shelf: Shelf = RESPONSES
+) -> AsyncIterator:
+    made = ResponseRecords(valkey.url, "c", max_bytes, time.monotonic, shelf)
     try:
         yield made
     finally:
@@ -90,9 +94,8 @@ async def test_a_record_is_its_owners_alone_for_a_day(valkey, store) -> None:
         assert await made.read(named(1)) is None
 
 
-async def test_the_oldest_of_an_owner_make_room(valkey, store, monkeypatch) -> None:
-    monkeypatch.setattr(response_records, "MOST_RECORDS", 3)
-    async with records(valkey) as made:
+async def test_the_oldest_of_an_owner_make_room(valkey, store) -> None:
+    async with records(valkey, shelf=Shelf(most_records=3)) as made:
         names = [named(place) for place in range(5)]
         for name in [named(0, "b"), *names]:
             await made.put(name, done())
