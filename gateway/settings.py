@@ -11,6 +11,7 @@ from process.settings.shared import SharedSettings
 from protocol.errors import ConfigError
 
 DOORS = ("open", "api", "viewer", "admin")
+OFF, IN_ROUTER, IN_STORE = REMEMBER_ANSWERS = ("off", "router", "store")
 UNKNOWN_FIELDS = ("ignore", "refuse")
 
 
@@ -59,6 +60,24 @@ class GatewaySettings(SharedSettings):
         "key that keeps most make room",
         unit="bytes",
         minimum=16 * 1024 * 1024,
+    )
+
+    remember_answers: str = setting(
+        IN_STORE,
+        help="where the token ids of answers are remembered that the tokenizer would encode "
+        "otherwise, so that the cached blocks of an answer serve the conversation's next turn: in "
+        "each router's memory, or also in Redis or Valkey, encrypted, for all routers",
+        choices=REMEMBER_ANSWERS,
+    )
+    remember_answers_bytes: int = setting(
+        16 * 1024 * 1024,
+        help="memory that remembered answers may take, in each router, and once more in the store; "
+        "beyond it, the oldest ones of the tenant that has most make room",
+        unit="bytes",
+        minimum=64 * 1024,
+    )
+    remember_answers_s: int = setting(
+        3600, help="how long an answer is remembered", unit="s", minimum=1, maximum=24 * 3600
     )
 
     api_keys: tuple[str, ...] = setting(

@@ -29,6 +29,7 @@ from gateway.api.probes import probe_router
 from gateway.api.tokenize import tokenize_router
 from gateway.chat.markup import find_markup
 from gateway.grammars.grammar import GrammarChecker
+from gateway.history.answers import AnswerMemory
 from gateway.http.anthropic_errors import error_response
 from gateway.http.byte_budget import ByteBudget
 from gateway.http.fast_path import Application
@@ -46,9 +47,9 @@ from router.requests.interface import Generator, ReadinessCheck, ServedModel, Ti
 class AppOptions:
     """Optional parts of the application: extra routes, limits on requests, traces, names of
     parsers, whether text of messages may become control tokens, the gate, the memory of responses,
-    prefixes that all clients share, the key of event ids, the path under which clients see the
-    application, and the counts at the door. All routers have the same key of event ids, so that a
-    client can resume a stream at another router."""
+    prefixes that all clients share, the memory of answers, the key of event ids, the path under
+    which clients see the application, and the counts at the door. All routers have the same key of
+    event ids, so that a client can resume a stream at another router."""
 
     extra_routers: Iterable[APIRouter] = ()
     timing_of: TimingLookup = no_timing
@@ -61,6 +62,7 @@ class AppOptions:
     gate: Gate | None = None
     responses: BackgroundRuns | None = None
     shared_prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
+    answers: AnswerMemory | None = None
     root_path: str = ""
     door: Door | None = None
 
@@ -100,6 +102,7 @@ def create_app(
         options.ids_key,
         options.timing_of,
         options.shared_prefixes,
+        options.answers,
     )
     app = Application(title="Baton", openapi_url=None, redirect_slashes=False)
     scope = partial(

@@ -46,6 +46,7 @@ from gateway.admission.shared_prefixes import SharedPrefixes
 from gateway.api.context import ApiLimits
 from gateway.api.openai_responses.background import BackgroundRuns
 from gateway.api.openai_responses.memory import ResponseMemory, records_of
+from gateway.history.assembly import RouterAnswers, router_answers
 from gateway.http.access import KeyCheck, access_rules, warn_of_open_doors
 from gateway.http.browsers import BrowserCheck, browser_rules
 from gateway.http.certificates import TlsFiles
@@ -154,7 +155,10 @@ async def _run(settings: RouterSettings) -> None:
         gate = Gate(settings.max_inflight, time.monotonic, lambda: len(rules.api), parts.registry)
         waiting = LateApp(waiting_app(parts.registry, ready, operators, settings.root_path))
         responses = _responses(settings, parts.registry, parts.ignored)
-        front = _Front(waiting, ready, operators, gate, responses, prefixes)
+        answers = router_answers(
+            settings, tokenizer, texts_fingerprint(path), parts.registry, parts.ignored
+        )
+        front = _Front(waiting, ready, operators, gate, responses, prefixes, answers)
         keyed = KeyCheck(front.app, rules, parts.registry)
         guarded = BrowserCheck(keyed, browser_rules(settings), parts.registry)
         watcher = FleetWatcher(
@@ -192,6 +196,7 @@ async def _run(settings: RouterSettings) -> None:
                 for what, each in (
                     ("exporting traces", parts.exporter),
                     ("keeping responses", front.responses),
+                    ("remembering answers", front.answers),
                 )
                 if each is not None
             ),
@@ -235,7 +240,7 @@ def _responses(
 class _Front:
     """The parts that answer HTTP: an application that waits for the fleet, and what the next
     application needs. `gate` counts the requests of clients, `responses` keeps responses,
-    `prefixes` are shared by all clients."""
+    `prefixes` are shared by all clients, `answers` remembers the ids of answers."""
 
     app: LateApp
     ready: ReadinessCheck
@@ -243,6 +248,7 @@ class _Front:
     gate: Gate
     responses: BackgroundRuns | None
     prefixes: SharedPrefixes
+    answers: RouterAnswers | None
 
 
 @dataclass(frozen=True)
@@ -467,6 +473,7 @@ async def _open_api(
         gate=front.gate,
         responses=front.responses,
         shared_prefixes=front.prefixes,
+        answers=None if front.answers is None else front.answers.memory,
         root_path=settings.root_path,
         door=parts.door,
     )

@@ -25,6 +25,7 @@ from gateway.admission.gate import Gate
 from gateway.admission.key_files import KeyFiles
 from gateway.api.openai_responses.background import BackgroundRuns
 from gateway.api.openai_responses.memory import ResponseMemory, records_of
+from gateway.history.answers import AnswerMetrics
 from gateway.http.access import AccessRules, KeyCheck
 from gateway.http.browsers import BrowserCheck, BrowserRules
 from gateway.http.byte_budget import ByteBudget
@@ -67,6 +68,7 @@ def router_metrics() -> list[Metric]:
     ApiMetrics(registry)
     ExportMetrics(registry)
     BackgroundRuns(ResponseMemory(records_of("redis://none", "none", 1), registry), registry)
+    AnswerMetrics(registry)
     ByteBudget(1, registry)
     Gate(1, time.monotonic, registry=registry)
     KeyFiles(registry)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.types import Scope
 
+from gateway.api.answer_scopes import restore, scope_of
 from gateway.api.choice_planner import (
     ChoicePlanner,
     EncodedPrompt,
@@ -31,6 +32,7 @@ from gateway.chat.markup import ChatMarkup
 from gateway.chat.message_parser import MessageParser
 from gateway.chat.prefill import open_end
 from gateway.grammars.grammar import shortest_json
+from gateway.history.answers import AnswerScope, PromptText
 from gateway.output.choices import Choice
 from gateway.output.event_ids import StreamIdentity
 from gateway.text.chat_template import RESERVED_NAMES, ChatTemplate
@@ -67,8 +69,11 @@ async def plan_conversation(
     """
     is_cut = fields.truncate_prompt_tokens is not None
     with_special, param = fields.add_special_tokens is True, None if is_cut else wish.prompt_param
-    text, token_ids = await encode_conversation(context, conversation, with_special, param)
-    markup = context.markup
+    answers = scope_of(identity, fields.cache_salt, True, wish.may_be_kept)
+    encoded, token_ids = await encode_conversation(
+        context, conversation, answers, with_special, param
+    )
+    markup, text = context.markup, encoded.text
     grammar = await call_grammar(context, scope, conversation, text, wish.grammar)
     if grammar is None and wish.grammar is not None:
         grammar = await _after_thoughts(context, conversation, text, wish.grammar)
@@ -82,6 +87,7 @@ async def plan_conversation(
         thoughts=thoughts,
         contents=partial(markup.content_scan, conversation),
         is_encoded=True,
+        text=None if context.answers is None else encoded,
     )
     choices = ChoicePlanner(context, identity, fields, wish).plan([prompt])
     parsers = [
@@ -104,14 +110,29 @@ async def _after_thoughts(
 async def encode_conversation(
     context: ApiContext,
     conversation: Conversation,
+    scope: AnswerScope,
     add_special_tokens: bool = False,
     limited_param: str | None = None,
-) -> tuple[str, list[int]]:
-    """Text and token ids of the prompt; templates write the special tokens themselves.
+) -> tuple[PromptText, list[int]]:
+    """Text and token ids of the prompt; templates write the special tokens themselves. Remembered
+    answers of the scope have the ids with which they were generated.
 
     Raises InvalidRequest. If `limited_param` names the field of the conversation, also raises
     PromptTooLong for one that is far too long, before all of it is encoded.
     """
+    parts, token_ids = await _encode(context, conversation, add_special_tokens, limited_param)
+    if not any(message.role == "assistant" for message in conversation.messages):
+        return PromptText("".join(parts), scope), token_ids
+    return await restore(context, scope, parts, token_ids)
+
+
+async def _encode(
+    context: ApiContext,
+    conversation: Conversation,
+    add_special_tokens: bool,
+    limited_param: str | None,
+) -> tuple[list[str], list[int]]:
+    """The parts of the prompt's text, and its ids as the tokenizer chooses them."""
     tokenizer = context.tokenizer
 
     def render() -> list[str]:
@@ -123,25 +144,24 @@ async def encode_conversation(
         check_num_bytes(context, num_chars, limited_param or "messages")
         return render_conversation(template, conversation, context.markup)
 
-    def encode() -> tuple[str, list[int]]:
+    def encode() -> tuple[list[str], list[int]]:
         _check_past_calls(conversation)
         parts = render()
         text = "".join(parts)
         check_text_length(context, text, limited_param or "messages")
         if limited_param is not None:
             check_length(context, text, limited_param)
-        return text, tokenizer.encode_parts(parts, add_special_tokens)
+        return parts, tokenizer.encode_parts(parts, add_special_tokens)
 
     if not _is_plain(conversation):
         return await tokenizer.in_thread(encode)
     parts = render()
     if len(parts) == 1:
-        return parts[0], await tokenizer.encode_async(parts[0], add_special_tokens)
-    text = "".join(parts)
+        return parts, await tokenizer.encode_async(parts[0], add_special_tokens)
     ids = await tokenizer.off_loop(
-        lambda: tokenizer.encode_parts(parts, add_special_tokens), len(text)
+        lambda: tokenizer.encode_parts(parts, add_special_tokens), sum(map(len, parts))
     )
-    return text, ids
+    return parts, ids
 
 
 def encode_whole(

@@ -24,8 +24,9 @@ from gateway.api.sampling_params import (
     choice_seed,
     stop_rules,
 )
-from gateway.output.choices import Choice
-from gateway.output.event_ids import HEADER, StreamIdentity, check_positions
+from gateway.history.answers import PromptText
+from gateway.output.choices import Choice, restored_digest
+from gateway.output.event_ids import HEADER, StreamIdentity, check_positions, check_restored
 from gateway.output.output_text import OutputText
 from gateway.text.stop_strings import ContentScan
 from gateway.text.thoughts import ThoughtMarkers
@@ -55,6 +56,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
     - `contents`: makes the scan that separates content from calls in one output; None if the output
       cannot call.
     - `is_encoded`: the ids come from the tokenizer, not from the client.
+    - `text`: the text that was encoded, if the answer may be remembered.
     """
 
     token_ids: list[int]
@@ -63,6 +65,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
     thoughts: ThoughtMarkers | None = None
     contents: Callable[[], ContentScan | None] = lambda: None
     is_encoded: bool = False
+    text: PromptText | None = None
 
 
 def check_model(context: ApiContext, name: str) -> None:
@@ -203,6 +206,8 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
                 choices.append(self._choice(index, shared, sampling))
         if self.identity.positions:
             check_positions(self.identity, [each.request.sampling.max_tokens for each in choices])
+        if self.identity.life:
+            check_restored(self.identity, restored_digest(choices))
         return choices
 
     def _scores_prompt(self, index: int, number: int) -> bool:
@@ -280,6 +285,7 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
             echo=prompt.echo,
             is_echo_only=self.wish.is_echo_only,
             known=self.identity.position_of(index),
+            prompt_text=prompt.text,
             by_token=bool(self.fields.stream) and self.identity.numbers_events,
         )
 

@@ -12,6 +12,7 @@ from gateway.admission.shared_prefixes import SharedPrefixes
 from gateway.api.checkpoint_defaults import SamplingDefaults
 from gateway.chat.markup import ChatMarkup
 from gateway.grammars.grammar import GrammarChecker
+from gateway.history.answers import AnswerMemory
 from gateway.http.request_scope import record_of
 from gateway.metrics import ApiMetrics
 from gateway.text.tokenizer import Tokenizer
@@ -61,6 +62,7 @@ class ApiContext:
     ids_key: bytes
     timing_of: TimingLookup = no_timing
     shared_prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
+    answers: AnswerMemory | None = None
 
     def ignore(self, scope: Scope, param: str, why: str) -> None:
         """Name a field that this model cannot honour among the ignored ones. Raises InvalidRequest

@@ -20,7 +20,8 @@ class OutputWish(msgspec.Struct, frozen=True):
     the number of alternatives to compute per prompt token, or None for no log-probabilities.
     `num_choices` is the number of sequences generated for each prompt, and `prompt_copies` how
     often the answer repeats what it reports of a prompt. With `repeats_output`, the end of a stream
-    repeats what it reported of the output.
+    repeats what it reported of the output. `may_be_kept` is False if the client does not want its
+    answer stored.
     """
 
     requested_tokens: int | None
@@ -33,6 +34,7 @@ class OutputWish(msgspec.Struct, frozen=True):
     num_choices: int = 1
     prompt_copies: int = 1
     repeats_output: bool = False
+    may_be_kept: bool = True
 
     @property
     def is_echo_only(self) -> bool:

@@ -11,11 +11,13 @@ from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Scope
 
+from gateway.api.answer_scopes import counting_scope, restore
 from gateway.api.body_reader import RequestBody, only, read_body
 from gateway.api.chat_prompt import encode_conversation
 from gateway.api.choice_planner import check_model, check_text_length
 from gateway.api.context import ApiContext
 from gateway.api.function_tools import MAX_TOOLS, ToolFields, functions_of
+from gateway.api.generation_fields import CacheSalt
 from gateway.api.openai.chat_messages import ChatMessage, messages_of
 from gateway.api.openai.chat_request import NO_TEMPLATES
 from gateway.api.sampling_params import check_token_ids
@@ -27,6 +29,7 @@ from protocol.errors import InvalidRequest
 class TokenizeRequest(RequestBody):
     """A text in `prompt`, or a conversation in `messages` as the chat endpoint would render it.
 
+    The ids are those that a request of the same key and `cache_salt` would have.
     `add_special_tokens` defaults to true for a text, and to false for a conversation, whose
     template writes the special tokens itself.
     """
@@ -40,6 +43,7 @@ class TokenizeRequest(RequestBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: CacheSalt | None = None
     chat_template: Annotated[Any, only(why=NO_TEMPLATES)] = None
 
     def check_together(self) -> None:
@@ -127,10 +131,13 @@ async def _tokens_of(context: ApiContext, fields: TokenizeRequest, scope: Scope)
         assert fields.prompt is not None, "one of the two was given"
         check_text_length(context, fields.prompt, "prompt")
         with_special = fields.add_special_tokens is not False
-        return await context.tokenizer.encode_async(fields.prompt, with_special)
+        ids = await context.tokenizer.encode_async(fields.prompt, with_special)
+        answers = counting_scope(scope, fields.cache_salt, is_conversation=False)
+        return (await restore(context, answers, [fields.prompt], ids))[1]
     conversation = await context.convert(scope, lambda: conversation_of(fields))
     with_special = fields.add_special_tokens is True
-    return (await encode_conversation(context, conversation, with_special))[1]
+    answers = counting_scope(scope, fields.cache_salt)
+    return (await encode_conversation(context, conversation, answers, with_special))[1]
 
 
 def conversation_of(fields: TokenizeRequest) -> Conversation:

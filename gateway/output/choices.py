@@ -8,13 +8,16 @@ neither HTTP nor the format of any answer.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
+from gateway.history.answers import AnswerMemory, PromptText
 from gateway.metrics import LatencyProbe
-from gateway.output.event_ids import NOTHING, Position
+from gateway.output.event_ids import NOTHING, RESTORED_BYTES, Position
 from gateway.output.output_text import OutputText, TextDelta
 from protocol.errors import GenerationFailed
 from protocol.messages import FinishReason
@@ -28,6 +31,7 @@ class Choice(msgspec.Struct, frozen=True):
     - `is_echo_only`: the choice reports no output, although one token may be generated to get the
       prompt's log-probabilities.
     - `known`: how much of a resumed stream the client already has.
+    - `prompt_text`: the text of the prompt, if the answer may be remembered.
     - `by_token`: the text comes token by token, so that the events of a stream with numbered events
       do not depend on how tokens arrived.
     """
@@ -39,7 +43,18 @@ class Choice(msgspec.Struct, frozen=True):
     echo: str = ""
     is_echo_only: bool = False
     known: Position = NOTHING
+    prompt_text: PromptText | None = None
     by_token: bool = False
+
+
+def restored_digest(choices: Sequence[Choice]) -> str:
+    """A digest of the prompts that have ids of remembered answers; empty if none has."""
+    digest = None
+    for choice in choices:
+        if choice.prompt_text is not None and choice.prompt_text.is_restored:
+            digest = digest or hashlib.blake2b(digest_size=RESTORED_BYTES)
+            digest.update(b"%d," % choice.index + array("I", choice.request.token_ids).tobytes())
+    return "" if digest is None else digest.hexdigest()
 
 
 class TextSink(Protocol):
@@ -59,18 +74,21 @@ async def run_choices(
     choices: Sequence[Choice],
     sink: TextSink,
     probe: Callable[[Choice], LatencyProbe],
+    answers: AnswerMemory | None = None,
 ) -> None:
-    """Run all choices to their ends. The first error ends all choices and is raised.
+    """Run all choices to their ends, and remember their answers. The first error ends all choices
+    and is raised.
 
     Starting a choice takes time, so other requests get their turn between two starts.
     """
     if len(choices) == 1:  # the usual case needs no task
-        await _run(generator, choices[0], sink, probe(choices[0]))
+        await _run(generator, choices[0], sink, probe(choices[0]), answers)
         return
     tasks: list[asyncio.Future[None]] = []
     try:
         for choice in choices:
-            tasks.append(asyncio.ensure_future(_run(generator, choice, sink, probe(choice))))
+            run = _run(generator, choice, sink, probe(choice), answers)
+            tasks.append(asyncio.ensure_future(run))
             await asyncio.sleep(0)
         await asyncio.gather(*tasks)
     finally:
@@ -79,17 +97,26 @@ async def run_choices(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(generator: Generator, choice: Choice, sink: TextSink, probe: LatencyProbe) -> None:
+async def _run(
+    generator: Generator,
+    choice: Choice,
+    sink: TextSink,
+    probe: LatencyProbe,
+    answers: AnswerMemory | None,
+) -> None:
     if choice.is_echo_only and choice.request.sampling.prompt_logprobs is None:
         sink.take(choice, TextDelta("", [], finish=FinishReason.LENGTH))
         return
     decoding = _Decoding(choice, sink, probe)
-    await generator.generate(choice.request, decoding)
+    token_ids = await generator.generate(choice.request, decoding)
     if decoding.error is not None:
         raise decoding.error
     if not decoding.is_finished:
         name = choice.request.request_id
         raise GenerationFailed(f"request {name}: the generation broke off")
+    if answers is not None and choice.prompt_text is not None:
+        shown = choice.output.shown(token_ids)
+        await answers.note(choice.prompt_text, choice.request.token_ids, shown)
 
 
 class _Decoding:

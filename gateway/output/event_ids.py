@@ -2,7 +2,8 @@
 
 `cmpl-4fe1.6741b2c0.0.9c3d...:12,9e` holds the request id, its start (seconds since the Unix
 epoch), its life (0 until it is resumed), and a keyed digest that binds these to the request's
-body and owner. Then comes, for each choice, the number of tokens in its events so far, with an `e`
+body and owner. A life is followed by a digest of the prompts if they have ids of remembered
+answers. Then comes, for each choice, the number of tokens in its events so far, with an `e`
 once its end was sent, and finally a `u` once the usage was sent. Positions count tokens, not
 events, so that they mean the same at every router. Where one token makes several events
 (`resp_4fe1...:12.31`), events are counted too: they are made token by token, so a second run
@@ -24,10 +25,12 @@ from protocol.errors import InvalidRequest
 
 HEADER = "Last-Event-ID"
 _DIGEST_BYTES = 16
+RESTORED_BYTES = 8
 _EVENT_END = b"\n\n"
 _NAME = (
     r"(?P<name>(?P<request_id>[a-z]{1,16}[-_][0-9a-f]{32})\."
-    r"(?P<created>[0-9a-f]{1,10})\.(?P<life>[0-9a-f]{1,8}))\.(?P<digest>[0-9a-f]{32}):"
+    r"(?P<created>[0-9a-f]{1,10})\.(?P<life>[0-9a-f]{1,8})(?:-(?P<restored>[0-9a-f]{16}))?)"
+    r"\.(?P<digest>[0-9a-f]{32}):"
 )
 _ID = re.compile(_NAME + r"(?P<positions>[0-9]{1,10}e?(?:,[0-9]{1,10}e?)*)(?P<usage>u?)")
 _NUMBERED_ID = re.compile(_NAME + r"(?P<positions>[0-9]{1,10}\.[0-9]{1,10})(?P<usage>)")
@@ -50,6 +53,7 @@ class StreamIdentity(msgspec.Struct, frozen=True):
     """One stream, over all routers that serve it. `life` grows with every resumption, even from
     the same event: it is the milliseconds since the stream began.
 
+    `restored` is the digest of prompts with ids of remembered answers; another life needs the same.
     `positions` says how much the client has of each choice; empty for a new stream. A stream that
     `numbers_events` has one choice. `terms` are those of the HTTP request at hand.
     """
@@ -61,6 +65,7 @@ class StreamIdentity(msgspec.Struct, frozen=True):
     knows_usage: bool = False
     numbers_events: bool = False
     terms: RequestTerms = OPEN_TERMS
+    restored: str = ""
 
     def position_of(self, choice: int) -> Position:
         """How much the client has of a choice."""
@@ -88,7 +93,15 @@ def resumed_identity(
     created = int(found["created"], 16)
     life = max(int(found["life"], 16) + 1, int((now_s - created) * 1000))
     request_id, knows_usage = found["request_id"], bool(found["usage"])
-    return StreamIdentity(request_id, created, life, positions, knows_usage, numbers_events)
+    return StreamIdentity(
+        request_id,
+        created,
+        life,
+        positions,
+        knows_usage,
+        numbers_events,
+        restored=found["restored"] or "",
+    )
 
 
 def _position(text: str) -> Position:
@@ -170,6 +183,8 @@ def ids_key(cluster_secret: str) -> bytes:
 def _prefix(identity: StreamIdentity, key: bytes, of_request: bytes) -> bytes:
     """The common start of all `id:` lines of one life."""
     name = f"{identity.request_id}.{identity.created:x}.{identity.life:x}"
+    if identity.restored:
+        name += f"-{identity.restored}"
     return f"id: {name}.{_digest(name, key, of_request)}:".encode()
 
 
@@ -192,3 +207,13 @@ def check_positions(identity: StreamIdentity, most_tokens: Sequence[int]) -> Non
     )
     if not fits:
         raise InvalidRequest(f"'{HEADER}' does not fit this request's choices", HEADER)
+
+
+def check_restored(identity: StreamIdentity, restored: str) -> None:
+    """Raises InvalidRequest unless the prompts of a resumed stream have the ids that they had."""
+    if identity.restored != restored:
+        raise InvalidRequest(
+            f"'{HEADER}': the stream cannot be resumed, because earlier answers in its prompt are "
+            "no longer remembered; send the request again without it",
+            HEADER,
+        )

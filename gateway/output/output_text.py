@@ -9,6 +9,7 @@ reasoning before an answer, nor in calls of tools.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -81,6 +82,7 @@ class OutputText:
         self._emitted = 0
         self._unreported: deque[OutputToken] = deque()
         self._ended_by: int | None = None
+        self._ends_silently = False
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -96,6 +98,18 @@ class OutputText:
     def stop_reason(self) -> str | int | None:
         """The stop string or named token that ended the text, if one did."""
         return self._ended_by if self._matcher.matched is None else self._matcher.matched
+
+    def shown(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Those of the whole output's ids whose text is the emitted text: all but a token that
+        ended it silently, or those of a stop string. None if a stop string begins in a token."""
+        if self.matched_stop is None:
+            return token_ids[:-1] if self._ends_silently else token_ids
+        detokenizer, num_chars = self._detokenizer.fresh(), 0
+        for place, each in enumerate(token_ids):
+            if num_chars >= self._emitted:
+                return token_ids[:place] if num_chars == self._emitted else ()
+            num_chars += len(detokenizer.push(each))
+        return token_ids if num_chars == self._emitted else ()
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """Text and tokens that `delta` completes; a matched stop string also sets `finish`."""
@@ -117,6 +131,7 @@ class OutputText:
             taken += 1
             logprobs = delta.logprobs[taken - 1] if delta.logprobs else None
             if self._is_silent_end(delta, taken):
+                self._ends_silently = True
                 self._note(token_id, logprobs, self._decoded)
                 break
             pieces.append(self._push_token(token_id, logprobs))

@@ -24,8 +24,13 @@ class Detokenizer:
         self._token_bytes = token_bytes
         self._texts = token_bytes.texts
         self._skipped_ids = skipped_ids
+        self._at_start = at_start
         self._strip = at_start and token_bytes.strips_leading_space
         self._utf8 = IncrementalDecoder(errors="replace")
+
+    def fresh(self) -> Detokenizer:
+        """A decoder of another text in the same place."""
+        return Detokenizer(self._token_bytes, self._skipped_ids, self._at_start)
 
     def push(self, token_id: int) -> str:
         """Text that this token completes; empty inside a character or for a skipped token."""

@@ -51,7 +51,7 @@ class Tokenizer:
     tokenizer and the model know. If it `stays_in_vocabulary`, its own ids need no check.
     `special_ids` have no text unless requested; `chat_template` is None for checkpoints without
     one, and `tool_template` is the one for conversations with tools. `control_texts` are the texts
-    of tokens that control the model.
+    of tokens that control the model. `added_ids` are tokens that no text around them changes.
     """
 
     def __init__(self, path: Path, threads: int = 2) -> None:
@@ -63,6 +63,7 @@ class Tokenizer:
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self._skipped: dict[frozenset[int], frozenset[int]] = {}  # by the ids that are kept
         self._added_ids = {token.content: id_ for id_, token in added.items()}
+        self.added_ids = frozenset(added)
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         model_size = load_vocab_size(path)
         self.vocab_size = size if model_size is None else min(size, model_size)
@@ -140,6 +141,12 @@ class Tokenizer:
         if self._lead is None:
             return self.encode(text, add_special_tokens=False)
         return self.encode(self._lead + text, add_special_tokens=False)[1:]
+
+    async def encode_inside(self, text: str) -> list[int]:
+        """Token ids of text inside another one; in the thread pool if it is long and unknown."""
+        if self._lead is None:
+            return await self.encode_async(text, add_special_tokens=False)
+        return await self.off_loop(lambda: self._encode_inner(text), len(text))
 
     def added_token_id(self, text: str) -> int | None:
         """Id of the added token (special or not) that stands for exactly this text."""

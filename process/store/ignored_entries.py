@@ -21,13 +21,14 @@ from protocol.error_line import one_line
 
 log = logging.getLogger(__name__)
 
-REGISTRATION, DRAIN_REQUEST, ROUTER, SUMMARY, QUESTION, RESPONSE = KINDS = (
+REGISTRATION, DRAIN_REQUEST, ROUTER, SUMMARY, QUESTION, RESPONSE, ANSWER = KINDS = (
     "registration",
     "drain_request",
     "router",
     "summary",
     "question",
     "response",
+    "answer",
 )
 _MOST_KNOWN = 1000
 _SHOWN_CHARS = 100

@@ -98,7 +98,7 @@ class Dispatcher:
     def local_prefill_threshold_tokens(self, value: int) -> None:
         self._launcher.local_prefill_threshold_tokens = value
 
-    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> None:
+    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> list[int]:
         """See `Generator.generate`."""
         try:
             generation = self._admit(request, sink)
@@ -109,6 +109,7 @@ class Dispatcher:
         try:
             with self._deadlines.until(generation.deadline):
                 await self._follow(generation)
+            return generation.stream.token_ids
         except TimeoutError:
             generation.outcome = "failed"
             raise DeadlineExceeded(

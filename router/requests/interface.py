@@ -182,8 +182,9 @@ class DeltaSink(Protocol):
 class Generator(Protocol):
     """Produces the tokens of a request, wherever they are computed."""
 
-    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> None:
-        """Give deltas to `sink` until one carries `finish` or the sink wants no more.
+    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> list[int]:
+        """Give deltas to `sink` until one carries `finish` or the sink wants no more. Returns all
+        tokens of the output, of which the sink may not have wanted the last ones.
 
         While the sink is full, deltas wait here in a bounded queue. Cancellation aborts the
         request on every worker at once. Raises `RequestError` (such as `PromptTooLong`) for the

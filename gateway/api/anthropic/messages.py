@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from gateway.api.answer_scopes import counting_scope
 from gateway.api.anthropic.answer import Ping, TokenCount
 from gateway.api.anthropic.conversation import conversation_of, wishes_for_thinking
 from gateway.api.anthropic.message_format import MessageFormat
@@ -63,7 +64,8 @@ def messages_router(context: ApiContext) -> APIRouter:
 
     async def count_tokens(request: Request) -> Response:
         fields = await read_body(request, context, CountTokensRequest)
-        _, token_ids = await encode_conversation(context, await conversation(request, fields))
+        asked = await conversation(request, fields)
+        _, token_ids = await encode_conversation(context, asked, counting_scope(request.scope))
         answer = TokenCount(len(token_ids))
         return Response(msgspec.json.encode(answer), media_type="application/json")
 

@@ -72,6 +72,7 @@ def chat_router(context: ApiContext) -> APIRouter:
             fields.prompt_logprobs,
             fields.n or 1,
             prompt_copies=(fields.n or 1) if fields.stream else 1,
+            may_be_kept=fields.store is not False,
         )
         conversation = await context.convert(request.scope, lambda: fields.conversation)
         effort = conversation.reasoning_effort

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from gateway.api.answer_scopes import restore, scope_of
 from gateway.api.body_reader import read_body
 from gateway.api.choice_planner import (
     ChoicePlanner,
@@ -42,6 +43,7 @@ from gateway.api.replies.usage import Usage
 from gateway.api.stream_identity import identify
 from gateway.http.request_scope import record_of
 from gateway.output.choices import Choice
+from gateway.output.event_ids import StreamIdentity
 from gateway.output.output_text import TextDelta
 from gateway.text.bad_words import bad_word_tokens
 from gateway.text.fill_in_middle import fill_in_middle
@@ -60,7 +62,7 @@ def completions_router(context: ApiContext) -> APIRouter:
         fields = await read_body(request, context, CompletionRequest)
         identity = identify(request, context, fields)
         check_model(context, fields.model)
-        prompts = [await _encode(context, fields, each) for each in fields.prompts]
+        prompts = [await _encode(context, identity, fields, each) for each in fields.prompts]
         grammar = await wanted_grammar(fields.constraints, context, request.scope)
         bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
         wish = OutputWish(
@@ -90,7 +92,9 @@ def completions_router(context: ApiContext) -> APIRouter:
     return router
 
 
-async def _encode(context: ApiContext, fields: CompletionRequest, prompt: Prompt) -> EncodedPrompt:
+async def _encode(
+    context: ApiContext, identity: StreamIdentity, fields: CompletionRequest, prompt: Prompt
+) -> EncodedPrompt:
     tokenizer = context.tokenizer
     is_long = len(prompt) > CHARS_PER_TOKEN * context.model.max_context
     if isinstance(prompt, str):
@@ -107,8 +111,15 @@ async def _encode(context: ApiContext, fields: CompletionRequest, prompt: Prompt
         return EncodedPrompt(token_ids)
     if isinstance(prompt, str):
         with_special = fields.add_special_tokens is not False
-        token_ids = await tokenizer.encode_async(prompt, with_special)
-        return EncodedPrompt(token_ids, prompt if fields.echo else "", is_encoded=True)
+        plain = await tokenizer.encode_async(prompt, with_special)
+        scope = scope_of(identity, fields.cache_salt, is_conversation=False)
+        text, token_ids = await restore(context, scope, [prompt], plain)
+        return EncodedPrompt(
+            token_ids,
+            prompt if fields.echo else "",
+            is_encoded=True,
+            text=None if context.answers is None else text,
+        )
     if not fields.echo:
         return EncodedPrompt(prompt)
     skips_special = fields.skip_special_tokens is not False

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from gateway.api.answer_scopes import counting_scope
 from gateway.api.body_reader import read_body
 from gateway.api.chat_prompt import NO_SWITCH, encode_conversation, plan_conversation, takes_effort
 from gateway.api.choice_planner import check_model
@@ -56,7 +57,7 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
         grammar = await wanted_grammar(fields.constraints, context, request.scope)
         bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
         limit, logprobs = fields.output_limit, fields.logprobs_count
-        wish = OutputWish(limit, None, logprobs, "input", grammar, bad_words, repeats_output=True)
+        wish = _wish(fields, grammar, bad_words)
         fields = await with_items(request, context, runs, fields)
         continued, history = await _with_history(request, context, runs, fields)
         asked = await _conversation(request, context, continued)
@@ -89,12 +90,27 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
         fields = await with_items(request, context, runs, fields)
         continued, _ = await _with_history(request, context, runs, fields)
         asked = await _conversation(request, context, continued)
-        _, token_ids = await encode_conversation(context, asked)
+        _, token_ids = await encode_conversation(context, asked, counting_scope(request.scope))
         return _json(msgspec.json.encode(api.InputTokens(len(token_ids))))
 
     router.add_api_route("/v1/responses", create_response, methods=["POST"])
     router.add_api_route("/v1/responses/input_tokens", count_input_tokens, methods=["POST"])
     return router
+
+
+def _wish(
+    fields: ResponsesRequest, grammar: str | None, bad_words: tuple[tuple[int, ...], ...]
+) -> OutputWish:
+    return OutputWish(
+        fields.output_limit,
+        None,
+        fields.logprobs_count,
+        "input",
+        grammar,
+        bad_words,
+        repeats_output=True,
+        may_be_kept=fields.store is not False,
+    )
 
 
 async def _conversation(

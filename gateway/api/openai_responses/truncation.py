@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from gateway.api.chat_prompt import encode_conversation
 from gateway.api.context import ApiContext
 from gateway.chat.conversation import Conversation
+from gateway.history.answers import AnswerScope
 from protocol.errors import PromptTooLong
 
 
@@ -32,7 +33,9 @@ async def truncated(
 
     async def fits(start: int) -> bool:
         try:
-            _, token_ids = await encode_conversation(context, behind(start), limited_param="input")
+            _, token_ids = await encode_conversation(
+                context, behind(start), AnswerScope(restores=False), limited_param="input"
+            )
         except PromptTooLong:
             return False
         return len(token_ids) <= room

@@ -31,7 +31,7 @@ from gateway.api.replies.usage import UsageCount
 from gateway.http.json_response import MAX_PIECE_BYTES, LongAnswer, WholeAnswer
 from gateway.http.request_scope import RequestRecord, record_of
 from gateway.metrics import CLIENT_GONE_STATUS, LatencyProbe
-from gateway.output.choices import Choice, TextSink, run_choices
+from gateway.output.choices import Choice, TextSink, restored_digest, run_choices
 from gateway.output.event_ids import Bookmark, EventCount, StreamIdentity
 from gateway.output.output_text import OutputToken, TextDelta
 from gateway.text.tokenizer import Tokenizer
@@ -66,9 +66,13 @@ class Plan(msgspec.Struct, frozen=True):
 
     def bookmark(self, key: bytes, request_digest: bytes) -> Bookmark | EventCount:
         """Assigns ids to the events of the request's stream."""
-        if self.identity.numbers_events:
-            return EventCount(self.identity, key, request_digest)
-        return Bookmark(self.identity, len(self.choices), key, request_digest)
+        identity = self.identity
+        restored = restored_digest(self.choices)
+        if restored:
+            identity = msgspec.structs.replace(identity, restored=restored)
+        if identity.numbers_events:
+            return EventCount(identity, key, request_digest)
+        return Bookmark(identity, len(self.choices), key, request_digest)
 
 
 async def reply(
@@ -144,7 +148,7 @@ def _runner(
 
     def run(sink: TextSink) -> Coroutine[Any, Any, None]:
         unfinished = [choice for choice in plan.choices if not choice.known.has_ended]
-        return run_choices(context.generator, unfinished, sink, probe)
+        return run_choices(context.generator, unfinished, sink, probe, context.answers)
 
     return run
 

@@ -107,8 +107,9 @@ class ScriptedGenerator:
         self._active: set[str] = set()
         self.most_active = 0
 
-    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> None:
+    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> list[int]:
         self.requests.append(request)
+        token_ids: list[int] = []
         self._note(lambda: self._active.add(request.request_id))
         try:
             for step in self.script(request):
@@ -122,10 +123,12 @@ class ScriptedGenerator:
                 else:
                     while sink.is_full:
                         await sink.wait_room()
+                    token_ids += step.token_ids
                     if not sink.take(step) or step.finish:
-                        return
+                        break
         finally:
             self._note(lambda: self._active.discard(request.request_id))
+        return token_ids
 
     def wait_idle(self) -> None:
         """Returns once no generation runs; fails after a long while."""

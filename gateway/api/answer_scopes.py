@@ -1,0 +1,60 @@
+"""Where answers of a request are remembered, and where those in its prompts are looked for."""
+
+from __future__ import annotations
+
+from starlette.types import Scope
+
+from gateway.api.context import ApiContext
+from gateway.history.answers import AnswerScope, PromptText
+from gateway.http.request_scope import record_of
+from gateway.output.event_ids import StreamIdentity
+from http_kit.tenant import Tenant
+
+
+def scope_of(
+    identity: StreamIdentity,
+    cache_salt: str | None,
+    is_conversation: bool,
+    may_be_kept: bool = True,
+) -> AnswerScope:
+    """The scope of a request that generates. One that resumes a stream restores what its prompts
+    had in the stream's first life, and nothing if they had nothing."""
+    return _scope(
+        identity.terms.tenant,
+        cache_salt,
+        is_conversation,
+        may_be_kept,
+        restores=not identity.life or bool(identity.restored),
+    )
+
+
+def counting_scope(
+    scope: Scope, cache_salt: str | None = None, is_conversation: bool = True
+) -> AnswerScope:
+    """The scope of a request that only asks for its tokens."""
+    return _scope(record_of(scope).tenant, cache_salt, is_conversation)
+
+
+def _scope(
+    tenant: Tenant,
+    cache_salt: str | None,
+    is_conversation: bool,
+    may_leave: bool = True,
+    restores: bool = True,
+) -> AnswerScope:
+    salt, owner = tenant.salt_with(cache_salt or ""), tenant.cache_salt
+    return AnswerScope(salt, owner, is_conversation, may_leave, restores)
+
+
+async def restore(
+    context: ApiContext, scope: AnswerScope, parts: list[str], ids: list[int]
+) -> tuple[PromptText, list[int]]:
+    """The text of a prompt, and its ids with those of the remembered answers in it."""
+    text = parts[0] if len(parts) == 1 else "".join(parts)
+    prompt = PromptText(text, scope)
+    if context.answers is None:
+        return prompt, ids
+    restored = await context.answers.restored(prompt, parts, ids)
+    if restored is ids:
+        return prompt, ids
+    return PromptText(text, scope, is_restored=True), restored

@@ -1,0 +1,231 @@
+"""The router's memory of answers: notes the ids of each, and puts them into the next prompt.
+
+A model may write a text with other tokens than its tokenizer would. The next turn's prompt then
+repeats the text, but not the tokens, and no cached block of the answer serves it. So an answer
+whose ids the tokenizer would not choose is remembered, and takes the place of its text in prompts
+that begin with the same text as its own, up to its end. The text of a prompt never changes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from gateway.history.encoded_text import SPACES, EncodedText, cuts_between, spliced, try_make
+from gateway.history.remembered import Remembered
+from gateway.history.seal import Seal
+from gateway.text.tokenizer import Tokenizer
+from protocol.errors import InvalidRequest
+
+MAX_INLINE_CHARS = 16_384
+"""Texts this long are looked through in half a millisecond; longer ones in a thread."""
+HEAD_TOKENS = 8
+"""An answer is remembered with so many tokens before it, or back to the last control token: the
+text's end may be encoded in another way once more text follows it."""
+MAX_ANSWER_TOKENS = 1 << 16
+_ID_TYPE = "I"
+_T = TypeVar("_T")
+
+
+class AnswerScope(msgspec.Struct, frozen=True):
+    """Where the answers of a prompt count: `salt` is that of its cached blocks, `owner` the part of
+    it that stands for the tenant.
+
+    - `is_conversation`: control tokens end the answers in the prompt.
+    - `may_leave`: the answers may be remembered outside of this process, too.
+    - `restores`: False for a prompt that is encoded for the second time, and must stay as it was.
+    """
+
+    salt: str = ""
+    owner: str = ""
+    is_conversation: bool = False
+    may_leave: bool = True
+    restores: bool = True
+
+
+class PromptText(msgspec.Struct, frozen=True):
+    """A prompt's text as it was encoded. `is_restored`: some of its ids are those of answers."""
+
+    text: str
+    scope: AnswerScope = AnswerScope()
+    is_restored: bool = False
+
+
+class AnswerStore(Protocol):
+    """Where all routers of a cluster find answers. Neither call fails."""
+
+    async def find(self, scope: AnswerScope, names: Sequence[bytes]) -> list[bytes | None]:
+        """The packed ids of each answer; empty if there are none, None if that is not known."""
+        ...
+
+    def put(self, scope: AnswerScope, name: bytes, ids: bytes) -> None:
+        """Keep an answer, some time later."""
+        ...
+
+
+class AnswerMetrics:
+    """What the memory of answers did."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.remembered = Counter(
+            "baton_answers_remembered",
+            "Answers whose token ids were remembered, because the tokenizer would choose others",
+            registry=registry,
+        )
+        self.restored = Counter(
+            "baton_answers_restored",
+            "Answers in later prompts that got the ids with which they were generated",
+            registry=registry,
+        )
+        self.num_bytes = Gauge(
+            "baton_answers_bytes", "Memory of the router's remembered answers", registry=registry
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMemory:
+    """Remembers answers in this process, and in a store if there is one."""
+
+    tokenizer: Tokenizer
+    seal: Seal
+    remembered: Remembered
+    metrics: AnswerMetrics
+    store: AnswerStore | None = None
+
+    # -- a prompt arrives -------------------------------------------------------------------------
+
+    async def restored(self, prompt: PromptText, parts: Sequence[str], ids: list[int]) -> list[int]:
+        """The ids of a prompt in `parts`, with those of the answers in it that are known. The same
+        list if none is."""
+        if not (prompt.scope.restores and self._may_know(prompt.scope, ids)):
+            return ids
+        num_chars = len(prompt.text)
+        lengths = []
+        if not prompt.scope.is_conversation:
+            lengths = self.remembered.lengths(prompt.scope.owner)
+        found = await self._off_loop(lambda: self._candidates(prompt, ids, lengths), num_chars)
+        if found is None:
+            return ids
+        encoded, ends, names = found
+        answers = await self._known(prompt, ends, names)
+        if not answers:
+            return ids
+
+        def splice() -> tuple[list[int], int]:
+            cuts = frozenset(cuts_between(parts)) if len(parts) > 1 else ()
+            return spliced(encoded, answers, self.tokenizer.token_bytes, cuts)
+
+        whole, num_found = await self._off_loop(splice, num_chars)
+        self.metrics.restored.inc(num_found)
+        return whole if num_found else ids
+
+    def _may_know(self, scope: AnswerScope, ids: Sequence[int]) -> bool:
+        """Whether an answer of this owner may be in the prompt; quick."""
+        if self.remembered.has(scope.owner):
+            return True
+        if self.store is None:
+            return False
+        return scope.is_conversation or not self.tokenizer.added_ids.isdisjoint(ids)
+
+    def _candidates(
+        self, prompt: PromptText, ids: Sequence[int], lengths: Sequence[int]
+    ) -> tuple[EncodedText, list[int], list[bytes]] | None:
+        """The prompt with the places where answers may end (at control tokens and at these
+        `lengths`), and the names that they would have."""
+        encoded = try_make(prompt.text, ids, self.tokenizer.token_bytes)
+        if encoded is None:
+            return None
+        ends = encoded.ends_before(self.tokenizer.added_ids)
+        ends += [each for each in lengths if each <= len(encoded.data)]
+        ends = encoded.with_trimmed(ends)
+        return encoded, ends, list(self.seal.names(prompt.scope.salt, encoded.data, ends))
+
+    async def _known(
+        self, prompt: PromptText, ends: Sequence[int], names: Sequence[bytes]
+    ) -> list[tuple[int, Sequence[int]]]:
+        """The ends and ids of the answers that are known, here or in the store."""
+        owner = prompt.scope.owner
+        packed = {name: self.remembered.find(owner, name) for name in names}
+        unknown = [name for name, ids in packed.items() if ids is None]
+        if unknown and self.store is not None:
+            found = await self.store.find(prompt.scope, unknown)
+            for name, ids in zip(unknown, found, strict=True):
+                packed[name] = ids
+                if ids is not None:
+                    self.remembered.put(owner, name, ids)
+        by_end = ((end, packed[name]) for end, name in zip(ends, names, strict=True))
+        return [(end, _unpacked(ids)) for end, ids in by_end if ids]
+
+    # -- an answer ends ---------------------------------------------------------------------------
+
+    async def note(
+        self, prompt: PromptText, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> None:
+        """Remember an answer to a prompt, unless the tokenizer would choose the same ids.
+        `output_ids` are those whose text the client has."""
+        if not output_ids or len(output_ids) > MAX_ANSWER_TOKENS:
+            return
+        ids = [*self._head(prompt_ids), *output_ids]
+        data = b"".join(map(self.tokenizer.token_bytes, ids))
+        try:
+            text = data.decode()
+            plain = await self.tokenizer.encode_inside(text)
+        except (UnicodeDecodeError, InvalidRequest):
+            return
+        if plain == ids:
+            return
+        entries = await self._off_loop(
+            lambda: self._entries(prompt, ids, output_ids), len(prompt.text)
+        )
+        for end, name, packed in entries:
+            length = None if prompt.scope.is_conversation else end
+            self.remembered.put(prompt.scope.owner, name, packed, length)
+            if self.store is not None and prompt.scope.may_leave:
+                self.store.put(prompt.scope, name, packed)
+        self.metrics.remembered.inc(bool(entries))
+        self.metrics.num_bytes.set(self.remembered.num_bytes)
+
+    def _head(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        """The end of the prompt that is remembered with its answer."""
+        added = self.tokenizer.added_ids
+        tail = prompt_ids[-HEAD_TOKENS:]
+        for place in range(len(tail) - 1, -1, -1):
+            if tail[place] in added:
+                return tail[place + 1 :]
+        return tail
+
+    def _entries(
+        self, prompt: PromptText, ids: Sequence[int], output_ids: Sequence[int]
+    ) -> list[tuple[int, bytes, bytes]]:
+        """Where the answer ends, its name and its packed ids; once more without the white space at
+        its end, which some templates and clients trim."""
+        pieces = list(map(self.tokenizer.token_bytes, ids))
+        num_head = len(ids) - len(output_ids)
+        data = prompt.text.encode() + b"".join(pieces[num_head:])
+        if not data.endswith(b"".join(pieces)):
+            return []  # the prompt was cut
+        ends = {len(data): ids}
+        end, num_kept, trimmed = len(data), len(ids), len(data.rstrip(SPACES))
+        while end > trimmed and num_kept > num_head + 1:
+            num_kept -= 1
+            end -= len(pieces[num_kept])
+        if end == trimmed:
+            ends[end] = ids[:num_kept]
+        places = sorted(ends)
+        names = self.seal.names(prompt.scope.salt, data, places)
+        return [
+            (end, name, array(_ID_TYPE, ends[end]).tobytes())
+            for end, name in zip(places, names, strict=True)
+        ]
+
+    async def _off_loop(self, work: Callable[[], _T], num_chars: int) -> _T:
+        return work() if num_chars <= MAX_INLINE_CHARS else await self.tokenizer.in_thread(work)
+
+
+def _unpacked(packed: bytes) -> array[int]:
+    return array(_ID_TYPE, packed)

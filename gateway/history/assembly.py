@@ -1,0 +1,66 @@
+"""The router's memory of answers, as its settings say."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from gateway.history.answers import AnswerMemory, AnswerMetrics
+from gateway.history.remembered import Remembered
+from gateway.history.seal import Seal
+from gateway.history.shared_answers import SharedAnswers
+from gateway.settings import IN_STORE, OFF, GatewaySettings
+from gateway.text.tokenizer import Tokenizer
+from process.store.ignored_entries import IgnoredEntries
+from process.store.response_records import ResponseRecords, Shelf
+
+SWEEP_S = 10.0
+MOST_RECORDS = 1 << 16
+"""Of one tenant in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterAnswers:
+    """The memory of a router, with its housekeeping."""
+
+    memory: AnswerMemory
+    records: ResponseRecords | None
+
+    async def run(self) -> None:
+        """Drop what is too old until cancelled, then close the connections to the store."""
+        memory = self.memory
+        try:
+            while True:
+                await asyncio.sleep(SWEEP_S)
+                memory.remembered.sweep()
+                memory.metrics.num_bytes.set(memory.remembered.num_bytes)
+        finally:
+            if self.records is not None:
+                await self.records.close()
+
+
+def router_answers(
+    settings: GatewaySettings,
+    tokenizer: Tokenizer,
+    model: str,
+    registry: CollectorRegistry,
+    ignored: IgnoredEntries,
+) -> RouterAnswers | None:
+    """The memory, if it is enabled. `model` is the fingerprint of the checkpoint's texts."""
+    if settings.remember_answers == OFF:
+        return None
+    ttl_s, max_bytes = settings.remember_answers_s, settings.remember_answers_bytes
+    seal = Seal(settings.cluster_secret, model)
+    records = store = None
+    if settings.remember_answers == IN_STORE:
+        shelf = Shelf("answers", ttl_s, MOST_RECORDS)
+        records = ResponseRecords(
+            settings.redis_url, settings.cluster, max_bytes, time.monotonic, shelf
+        )
+        store = SharedAnswers(records, seal, ignored)
+    remembered = Remembered(max_bytes, ttl_s, time.monotonic)
+    metrics = AnswerMetrics(registry)
+    return RouterAnswers(AnswerMemory(tokenizer, seal, remembered, metrics, store), records)
