@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from process.figures import integer
+
 WIDEST = 500
 MAX_US = 1 << 55
 """Times further in the future, in microseconds of the Unix epoch, are not shown."""
@@ -111,7 +113,7 @@ def _cell(worker: Mapping[str, Any], key: str) -> str:
         return ": ".join([value, *worker.get("transport_paths", ())[:1]])
     if key == "state":
         return state_of(worker)
-    return f"{value:,}" if isinstance(value, int) and key != "pid" else str(value)
+    return integer(value) if isinstance(value, int) and key != "pid" else str(value)
 
 
 def _natural_width(console: Console, table: Table) -> int:

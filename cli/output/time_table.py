@@ -1,70 +1,85 @@
-"""A table of where one request's time went, made from the JSON of its trace."""
+"""A table of where one request's time went, made from the JSON of its trace: the stages of the
+page, whose rows add up to their part."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
 
-_START, _END, _TOKENS = range(3)
-_POSTED, _DONE, _BLOCKS, _CHUNK = range(4)
+from process.figures import count, ms, size, tenths
+
+_END, _TOKENS = 1, 2
+_DONE, _BLOCKS = 1, 2
+_FIRST, _REST = "first_token", "rest"
 
 
 def time_table(trace: dict[str, Any]) -> Table:
-    """A table of phases in order, from the answer to `GET /requests/{id}/trace`."""
+    """A table of stages in order, from the answer to `GET /requests/{id}/trace`."""
     attempt = trace["attempts"][-1]
     prefill, decode = attempt["prefill"], attempt["decode"]
     table = Table(title=f"Where the time of {trace['request_id']} went", title_justify="left")
-    table.add_column("phase")
+    table.add_column("stage")
     table.add_column("time", justify="right")
     table.add_column("what happened")
     table.add_row("placement", "", trace["placement"]["reason"])
-    worker = prefill or decode or {}
-    table.add_row("queue", _ms(trace["queue_ms"]), f"waited on {worker.get('worker_id', '?')}")
-    chunks = worker.get("chunks", ())
-    table.add_row("prefill", _ms(trace["prefill_ms"]), _prefill_words(worker, chunks))
+    if worker := prefill or decode:
+        table.add_row("prompt", "", _prompt_words(worker))
     if prefill is not None:
-        table.add_row("transfer", _ms(_transfer_ms(prefill)), _transfer_words(trace, prefill))
-        table.add_row("handoff", _ms(trace["handoff_ms"]), "last chunk done to first decode step")
-    table.add_row("first token", _ms(trace["ttft_ms"]), "received to first token sent")
-    table.add_row("decode", _ms(trace["decode_ms"]), _decode_words(trace, decode))
+        table.add_row("KV", "", _transfer_words(trace, prefill), end_section=True)
+    is_running = trace["outcome"] == "running"
+    without = "until now, without a token" if is_running else "until the end, without a token"
+    first = "received to first token sent" if trace["first_token_us"] else without
+    for part, name, words in (
+        (_FIRST, "first token", first),
+        (_REST, "to the last", _output_words(trace, decode)),
+    ):
+        stages = [each for each in trace["stages"] if each["part"] == part]
+        rows = list(_rows(stages))
+        for row in rows:
+            table.add_row(*row)
+        if rows:
+            table.add_row(name, _shown_ms(sum(each["ms"] for each in stages)), words)
+            table.rows[-1].end_section = True
     return table
 
 
-def _prefill_words(worker: dict[str, Any], chunks: Sequence[Any]) -> str:
-    computed = sum(chunk[_TOKENS] for chunk in chunks)
-    sizes = " + ".join(str(chunk[_TOKENS]) for chunk in chunks)
-    cached = worker.get("cached_tokens", 0)
-    words = f"{computed} tokens in {len(chunks)} chunks"
-    if len(chunks) > 1:
-        words += f" ({sizes})"
+def _rows(stages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """A row for each stage that took time. Rounded to tenths, they add up to their rounded sum."""
+    end = 0.0
+    for each in stages:
+        begin, end = end, end + each["ms"]
+        shown = round(end, 1) - round(begin, 1)
+        if each["ms"]:
+            words = ": ".join(filter(None, (each["where"], each["text"])))
+            yield each["stage"].replace("_", " "), _shown_ms(shown), words
+
+
+def _shown_ms(value: float) -> str:
+    return f"{tenths(value)} ms"
+
+
+def _prompt_words(worker: dict[str, Any]) -> str:
+    sizes = [chunk[_TOKENS] for chunk in worker["chunks"]]
+    words = f"{count(sum(sizes), 'token')} in {count(len(sizes), 'chunk')}"
+    if len(sizes) > 1:
+        words += f" ({' + '.join(map(str, sizes))})"
+    cached = worker["cached_tokens"]
     return f"{words}, {cached} from the cache" if cached else words
-
-
-def _transfer_ms(prefill: dict[str, Any]) -> float | None:
-    writes = prefill["writes"]
-    if not writes:
-        return None
-    first = min(write[_POSTED] for write in writes)
-    return float(max(write[_DONE] for write in writes) - first) / 1000
 
 
 def _transfer_words(trace: dict[str, Any], prefill: dict[str, Any]) -> str:
     """How many blocks moved, and how many of these arrived before the last chunk ended."""
     writes, chunks = prefill["writes"], prefill["chunks"]
-    moved = f"{trace['blocks_moved']} blocks, {trace['bytes_moved'] / 1024:.0f} KiB"
+    moved = f"{count(trace['blocks_moved'], 'block')}, {size(trace['bytes_moved'])}"
     if not writes or not chunks:
         return f"{moved} over {trace['transport'] or 'no transport'}"
     early = sum(write[_BLOCKS] for write in writes if write[_DONE] <= chunks[-1][_END])
     return f"{moved} over {trace['transport']}; {early} had arrived before the last chunk was done"
 
 
-def _decode_words(trace: dict[str, Any], decode: dict[str, Any] | None) -> str:
+def _output_words(trace: dict[str, Any], decode: dict[str, Any] | None) -> str:
     where = f" on {decode['worker_id']}" if decode else ""
-    pace = f", {trace['tpot_ms']:.2f} ms per token" if trace["tpot_ms"] is not None else ""
-    return f"{trace['num_output_tokens']} tokens{where}{pace}"
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} ms"
+    pace = f", {ms(trace['tpot_ms'])} per token" if trace["tpot_ms"] is not None else ""
+    return f"{count(trace['num_output_tokens'], 'token')}{where}{pace}"

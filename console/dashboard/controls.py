@@ -20,6 +20,7 @@ from console.dashboard.live_settings import LiveSettings
 from console.dashboard.sample_prompts import SamplePrompt, SamplePrompts
 from http_kit.errors import describe
 from http_kit.origin import KEY_NAME
+from process.figures import exact
 from process.store.membership import request_drain, request_resume
 from protocol.errors import InvalidRequest, RequestError, ServiceError
 from protocol.registration import WorkerInfo, WorkerState
@@ -202,4 +203,4 @@ def _key(request: Request) -> str:
 
 
 def _shown(value: object) -> str:
-    return "–" if value is None else f"{value:,}" if isinstance(value, (int, float)) else str(value)
+    return exact(value) if value is None or isinstance(value, (int, float)) else str(value)

@@ -12,11 +12,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from process.figures import exact
 from protocol.errors import InvalidRequest
 
 Number = int | float
 ROUTER = "router"
 """The scope of settings of routers; those of workers have a role's name."""
+_BOTH_TARGETS = "goodput counts requests that meet both targets"
+_WORDS = {
+    "local_prefill_threshold_tokens": (
+        "Local prefill", "most tokens of a prompt that a decode worker prefills itself",
+    ),
+    "ttft_target_ms": ("Target: time to first token", _BOTH_TARGETS),
+    "tpot_target_ms": ("Target: time per output token", _BOTH_TARGETS),
+    "goodput_target": ("Target: goodput", "share of requests that are to meet both targets"),
+    "chunk_max_tokens": ("Prefill chunk budget", "most prompt tokens that a step computes"),
+    "itl_target_ms": (
+        "Decode step target", "inter-token latency that chunks beside running decodes keep to",
+    ),
+}  # fmt: skip
+"""The title of each setting, and what it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +56,12 @@ class LiveSetting:
 
     def as_json(self) -> dict[str, Any]:
         """One element of `GET /control/settings`."""
+        title, text = _WORDS.get(self.name, (self.name, ""))
         return {
             "name": self.name,
             "scope": self.scope,
+            "title": title,
+            "text": text,
             "value": self.read(),
             "unit": self.unit,
             "minimum": self.minimum,
@@ -59,9 +77,9 @@ class LiveSetting:
             kind = "whole number" if self.is_whole else "finite number"
             raise InvalidRequest(f"'{self.name}' is a {kind}", "value")
         if value < self.minimum or (self.maximum is not None and value > self.maximum):
-            most = "" if self.maximum is None else f" and at most {self.maximum:g}"
+            most = "" if self.maximum is None else f" and at most {exact(self.maximum)}"
             raise InvalidRequest(
-                f"'{self.name}' is at least {self.minimum:g}{most} {self.unit}", "value"
+                f"'{self.name}' is at least {exact(self.minimum)}{most} {self.unit}", "value"
             )
         return int(value) if self.is_whole else float(value)
 

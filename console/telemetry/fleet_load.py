@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 
+from process.figures import count, percent
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
@@ -87,9 +88,11 @@ def fleet_load(fleet: Fleet, traces: TraceStore) -> FleetLoad:
         predicted_ttft_ms=_p95([_best_ttft_ms(queues, *each) for each in prompts]),
         predicted_step_ms=step_ms,
         blocks_share=share,
-        prefill_words=f"{len(queues)} {pool} workers have {queued:,} prompt tokens to compute",
-        decode_words=f"{len(decode)} decode workers run {rows:,} requests, "
-        f"{0 if share is None else share:.0%} of their KV blocks are in use",
+        prefill_words=f"{count(len(queues), f'{pool} worker')} "
+        f"{'has' if len(queues) == 1 else 'have'} {count(queued, 'prompt token')} to compute",
+        decode_words=f"{count(len(decode), 'decode worker')} "
+        f"{'runs' if len(decode) == 1 else 'run'} {count(rows, 'request')}, "
+        f"{percent(share or 0.0)} of the pool's KV blocks are in use",
     )
 
 

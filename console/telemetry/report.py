@@ -31,6 +31,7 @@ from console.telemetry.targets import Targets
 from console.telemetry.window import POINT_US, Ended, RequestWindow, Slot
 from console.telemetry.workers import workers_json
 from http_kit.door import Door
+from process.figures import ms
 from process.store.ignored_entries import IgnoredEntries
 from protocol.traces import PrefillTrace
 from router.fleet.fleet import Fleet
@@ -260,14 +261,14 @@ def _cause(verdict: Verdict, load: FleetLoad) -> str | None:
     words = []
     if verdict.prefill.state in (SideState.SHORT, SideState.TIGHT):
         words.append(
-            f"A prompt that arrives now gets its first token after {load.predicted_ttft_ms:,.0f} "
-            f"ms (p95); {load.prefill_words}."
+            "A prompt that arrives now gets its first token after "
+            f"{ms(load.predicted_ttft_ms)} (p95); {load.prefill_words}."
             if load.predicted_ttft_ms is not None
             else f"{load.prefill_words}."
         )
     if verdict.decode.state in (SideState.SHORT, SideState.TIGHT):
         step = load.predicted_step_ms
-        took = "" if step is None else f"A decode step takes {step:,.1f} ms; "
+        took = "" if step is None else f"A decode step takes {ms(step)}; "
         words.append(f"{took}{load.decode_words}.")
     return " ".join(words) or None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from process.figures import exact
 from protocol.messages import HelloRefused, Role
 from protocol.registration import WorkerInfo, WorkerState
 from router.fleet.history import LostWorker
@@ -99,7 +100,7 @@ _CAUSES = {"model fingerprint": Cause.MODEL, "protocol version": Cause.PROTOCOL}
 
 def unreachable(control: str, seconds: float) -> Condition:
     """The condition of a worker that has never answered at its address."""
-    text = f"it is registered at {control} and has not answered there for {seconds:g} s"
+    text = f"it is registered at {control} and has not answered there for {exact(seconds)} s"
     return Condition(State.NOT_CONNECTED, Cause.ADDRESS, text)
 
 

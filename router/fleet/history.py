@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from process.figures import count
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
 
@@ -101,7 +102,7 @@ class FleetHistory:
         self._lost[info.worker_id] = LostWorker(info, now_us, reason, requests_moved)
         while len(self._lost) > MAX_LOST:
             del self._lost[next(iter(self._lost))]
-        text = f"{info.worker_id} lost: {reason}. {requests_moved} requests moved"
+        text = f"{info.worker_id} lost: {reason}. {count(requests_moved, 'request')} moved"
         self.add(EventKind.LOST, text, info.worker_id)
 
     def add(self, kind: EventKind, text: str, worker_id: str = "") -> None:

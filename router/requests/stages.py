@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from process.figures import count, integer
 from protocol.traces import ChunkSpan, DecodeTrace, PrefillTrace
 from router.routing.view import Mode
 
@@ -164,7 +165,7 @@ def _laid_out(part: Part, spans: Iterable[Span], start_us: int, end_us: int) -> 
 
 def _first_spans(times: RequestTimes) -> list[Span]:
     router = "router"
-    tokens = f"{times.num_prompt_tokens:,} tokens"
+    tokens = count(times.num_prompt_tokens, "token")
     spans = [Span(times.received_us, times.tokenized_us, Stage.TOKENIZE, router, tokens)]
     if times.attempts:
         started_us = times.attempts[0].started_us
@@ -201,7 +202,10 @@ def _prefill_spans(attempt: AttemptTimes, times: RequestTimes) -> list[Span]:
     if not chunks:
         return spans
     computed = sum(each.num_tokens for each in chunks)
-    text = f"{computed:,} tokens in {len(chunks)} chunks; {trace.cached_tokens:,} from the cache"
+    text = (
+        f"{count(computed, 'token')} in {count(len(chunks), 'chunk')}; "
+        f"{integer(trace.cached_tokens)} from the cache"
+    )
     spans += [Span(each.start_us, each.end_us, Stage.PREFILL, where, text) for each in chunks]
     spans += _between(scheduled, chunks, attempt)
     if times.first_token_received_us:
@@ -264,9 +268,9 @@ def _decode_spans(attempt: AttemptTimes, times: RequestTimes) -> list[Span]:
     reasons = {each.start_us: each.reason for each in trace.stalls}
     if not steps:
         return spans
-    text = f"{sum(each.num_steps for each in steps):,} steps"
+    text = count(sum(each.num_steps for each in steps), "step")
     shared = sum(each.chunk_tokens for each in steps)
-    shared_text = f"beside {shared:,} prompt tokens of other requests"
+    shared_text = f"beside {count(shared, 'prompt token')} of other requests"
     end = steps[0].start_us
     for each in steps:
         is_alone = each.chunk_tokens == 0
@@ -293,7 +297,8 @@ def _handoff_spans(attempt: AttemptTimes, times: RequestTimes) -> list[Span]:
     if attempt.prefill is not None:
         source = attempt.prefill
         way = f"{source.worker_id} → {where}"
-        text = f"{source.blocks_moved:,} blocks over {attempt.path or source.transport or '?'}"
+        blocks = count(source.blocks_moved, "block")
+        text = f"{blocks} over {attempt.path or source.transport or '?'}"
         spans.append(Span(begin, trace.blocks_arrived_us, Stage.TRANSFER, way, text))
         begin = max(begin, trace.blocks_arrived_us)
     elif attempt.mode is Mode.HANDOVER and trace.blocks_arrived_us:

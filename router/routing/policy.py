@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from process.figures import count, integer
 from protocol.errors import Overloaded, PromptTooLong
 from router.routing.view import Candidate, Mode, Placement, PlacementQuery, Rule, WorkerLoad
 
@@ -120,7 +121,7 @@ def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[W
             raise PromptTooLong(
                 capacity,
                 query.num_tokens,
-                reason=f"The largest KV pool of this service holds {capacity} tokens.",
+                reason=f"The largest KV pool of this service holds {count(capacity, 'token')}.",
             )
         limit = max(min(each.max_context, each.blocks_total * query.block_size) for each in decode)
         raise PromptTooLong(
@@ -132,8 +133,8 @@ def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[W
     roomy = [each for each in fitting if _has_room(num_blocks, each)]
     if not roomy:
         raise Overloaded(
-            f"the prompt needs {num_blocks} KV blocks, and no decode worker has so many beside "
-            "those that workers which do not answer may still write to",
+            f"the prompt needs {count(num_blocks, 'KV block')}, and no decode worker has so "
+            "many beside those that workers which do not answer may still write to",
             RETRY_STUCK_S,
         )
     if not query.exclude:
@@ -222,16 +223,16 @@ def _reason(
     """The rule in words; `near` is the best worker that holds nearly all of the prompt."""
     if rule is Rule.LOADED and near is not None and prefill is not None:
         return (
-            f"remote: {near.worker_id} lacks {near.missing_tokens} tokens at a cost of "
-            f"{near.cost}; {prefill.worker_id} and {chosen.worker_id} cost less"
+            f"remote: {near.worker_id} lacks {count(near.missing_tokens, 'token')} at a cost of "
+            f"{integer(near.cost)}; {prefill.worker_id} and {chosen.worker_id} cost less"
         )
     if rule is Rule.NEAR:
         return (
-            f"local: {chosen.worker_id} lacks {chosen.missing_tokens} tokens, "
-            f"at most {threshold} are prefilled there"
+            f"local: {chosen.worker_id} lacks {count(chosen.missing_tokens, 'token')}, "
+            f"at most {integer(threshold)} are prefilled there"
         )
     if rule is Rule.NO_PREFILL:
         return "local: no prefill worker is ready"
     if rule is Rule.PREFILL_UNFIT:
         return "local: no prefill worker may take it"
-    return f"remote: no decode worker holds all but {threshold} tokens of the prompt"
+    return f"remote: no decode worker holds all but {count(threshold, 'token')} of the prompt"

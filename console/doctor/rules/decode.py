@@ -17,7 +17,7 @@ from console.doctor.symptoms import (
     tpot_p95_ms,
     urgency,
 )
-from console.doctor.words import count, ms, percent, significant, times
+from console.doctor.words import count, integer, ms, percent, significant, times
 from protocol.messages import Role
 
 GROWTH = 1.5
@@ -139,7 +139,7 @@ def check_long_output(seen: Observation) -> Finding | str:
             ),
             numbers=(
                 Number(times(growth), "last over first"),
-                Number(f"{median(each.num_output_tokens for each in long):,.0f}", "tokens, median"),
+                Number(integer(median(each.num_output_tokens for each in long)), "tokens, median"),
             ),
         ),
         changes=(
@@ -239,7 +239,7 @@ def check_memory_full(seen: Observation) -> Finding | str:
             "KV blocks in use", "%", decode, lambda each: round(100 * each.used_share), _is_full
         ),
         numbers=(
-            Number(f"{preempted:,}", "preemptions"),
+            Number(integer(preempted), "preemptions"),
             Number(significant(waiting), "requests wait"),
             Number(significant(sum(each.num_running for each in decode)), "run"),
         ),

@@ -144,7 +144,7 @@ def _slow_prompts(seen: Observation, late: list[RequestFacts], cause: str, share
     is_mixed = cause.startswith("other")
     text = (
         f"{percent(share)} of late first tokens' time is {cause}. Late prompts have "
-        f"{length:,.0f} tokens (median), of which {percent(hits)} came from a cache."
+        f"{count(length, 'token')} (median), of which {percent(hits)} came from a cache."
     )
     changes = [
         Change(

@@ -7,7 +7,7 @@ from console.doctor.observation import Observation, PairFacts
 from console.doctor.rules.decode import SLOW
 from console.doctor.rules.pool_finding import PoolFinding, WorkerBars
 from console.doctor.symptoms import failed, median_or_none, serving, slowness, urgency
-from console.doctor.words import count, ms, percent, rate, times
+from console.doctor.words import count, integer, ms, percent, rate, times
 from protocol.messages import Role
 
 SLOW_LINK = 0.4
@@ -151,7 +151,7 @@ def check_faults(seen: Observation) -> Finding | str:
     if is_calm and not unstable:
         return (
             f"{count(lost, 'worker')} lost, {count(num_retried, 'request')} repeated, "
-            f"{num_failed:,} failed"
+            f"{integer(num_failed)} failed"
         )
     names = ", ".join(each.worker_id for each in unstable)
     title = f"{names} keeps ending" if unstable else "Requests are repeated or fail"
@@ -159,8 +159,8 @@ def check_faults(seen: Observation) -> Finding | str:
         rule="faults",
         title=title,
         text=(
-            f"{count(num_failed, 'request')} of {requests:,} failed, {num_retried:,} had to be "
-            f"repeated, and workers were lost {count(lost, 'time')}.",
+            f"{count(num_failed, 'request')} of {integer(requests)} failed, {integer(num_retried)} "
+            f"had to be repeated, and workers were lost {count(lost, 'time')}.",
         ),
         urgency=Urgency.URGENT if num_failed or unstable else urgency(seen),
         evidence=Evidence(

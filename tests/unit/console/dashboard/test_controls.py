@@ -117,7 +117,7 @@ async def test_a_setting_changes_and_is_logged(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"name": "threshold", "scope": "router", "value": 5000}, "at most 4096"),
+        ({"name": "threshold", "scope": "router", "value": 5000}, "at most 4,096"),
         ({"name": "threshold", "scope": "router", "value": 1.5}, "whole number"),
         ({"name": "threshold", "scope": "decode", "value": 5}, "threshold (router)"),
         ({"name": "threshold", "scope": "router"}, "value"),

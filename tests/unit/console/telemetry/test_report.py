@@ -68,7 +68,7 @@ async def test_a_lost_worker_stays_until_it_is_back(harness: Harness) -> None:
     assert shown["connected"] is False
     (event,) = [e for e in harness.report.as_json()["events"] if e["kind"] == "lost"]
     assert event["worker_id"] == victim
-    assert "1 requests moved" in event["text"]
+    assert "1 request moved" in event["text"]
     await consumer.cancel()
     await harness.join(victim, incarnation="another")
     assert worker_of(harness, victim)["state"] == "ready"
