@@ -6,24 +6,32 @@ the page does not draw. A large fleet has tables in place of cards and of the ma
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from console.telemetry.paths import is_off_way
+from console.telemetry.window import NUM_POINTS
+from process.figures import age, count
 
 MAX_CARDS = 12
 """Workers of a pool; above, pools are tables, and of the pairs only those that stand out show."""
 MAX_PAIRS = 40
+MAX_KEYS = 5
 OLD_AFTER_US = 3_500_000
 """Three idle reports and a half."""
+_CALM = "Neither pool is near its target."
+_NO_DATA = "Pressure is measured from the prompts of the last minute, and there were none."
 _DIGITS = 4  # the page shows three
 _UNUSED = frozenset(
     (
         "counters", "control", "transport", "transport_paths", "host", "pid", "incarnation",
-        "blocks_waiting", "blocks_stuck", "num_handoffs", "prefill_unreachable",
+        "start_ms", "blocks_waiting", "blocks_stuck", "num_handoffs",
+        "prefill_unreachable",
     )
 )  # fmt: skip
+_UNUSED_PARTS = frozenset(("hosts", "keys", "pools", "routers", "store"))
 _ONLY_ON_CARDS = frozenset(("blocks_cached", "queued_tokens", "step_ms"))
 _OF_PAIRS = ("path", "expected_path", "bytes_per_s", "exposed_p95_ms", "failures")
 
@@ -38,7 +46,11 @@ def shown_summary(
     unused = _UNUSED | _ONLY_ON_CARDS if is_large else _UNUSED
     pairs, rest = _shown_pairs(report["pairs"], is_large)
     return {
-        **report,
+        **{name: value for name, value in report.items() if name not in _UNUSED_PARTS},
+        "pressure": _explained(report["pressure"]),
+        "history": _whole_hour(report["history"], now_us),
+        "door": _door(report.get("keys", ())),
+        "outages": _outages(report),
         "workers": [_shown_worker(each, unused, now_us) for each in workers],
         "pairs": pairs,
         "other_pairs": rest,
@@ -47,13 +59,79 @@ def shown_summary(
     }
 
 
+def _explained(pressure: Mapping[str, Any]) -> dict[str, Any]:
+    """The pressure, with a cause for the verdict also where nothing is wrong."""
+    is_known = any(pressure.get(role) is not None for role in ("prefill", "decode"))
+    return {**pressure, "cause": pressure.get("cause") or (_CALM if is_known else _NO_DATA)}
+
+
+def _whole_hour(history: Mapping[str, Any], now_us: int) -> dict[str, Any]:
+    """The history as a whole hour: points from before the router's start are not known."""
+    step_us = history["step_ms"] * 1000
+    series = {name: values for name, values in history.items() if isinstance(values, list)}
+    missing = max(0, NUM_POINTS + 1 - len(history["goodput"]))
+    first_us = history["start_us"] or now_us - now_us % step_us
+    return {
+        "step_ms": history["step_ms"],
+        "start_us": first_us - missing * step_us,
+        **{
+            name: [None] * missing + [_rounded(each) for each in values]
+            for name, values in series.items()
+        },
+    }
+
+
+def _door(keys: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
+    """What became of requests, by key: the keys with the most trouble, and the sum of the others.
+    A row is the key, its name for people, and the numbers of requests that were accepted, answered
+    429 and 5xx, whose clients left, that missed a target, and that wait for their first token."""
+    rows = [
+        [
+            each["name"], each["name"] or "without a key", each["accepted"], each["limited"],
+            each["refused"], each["left"], each["ended"] - each["good"] + each["late"],
+            each["waiting"],
+        ]
+        for each in keys
+    ]  # fmt: skip
+    rows.sort(key=lambda row: (-sum(row[3:7]), -row[2]))
+    others = rows[MAX_KEYS:]
+    if others:
+        numbers = [sum(column) for column in zip(*(row[2:] for row in others), strict=True)]
+        rows[MAX_KEYS:] = [["", count(len(others), "other key"), *numbers]]
+    return rows
+
+
+def _outages(report: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """What the fleet goes on without: a title, a sentence, and since when."""
+    store = report.get("store") or {}
+    found = []
+    if store.get("trouble"):
+        text = f"{store['trouble']}; requests go on with the workers last known."
+        found.append(("Store", text, store["since_us"]))
+    for each in report.get("routers", ()):
+        if each["state"] == "silent":
+            text = f"{each['name']} is silent: it was killed, or it hangs."
+            found.append(("Router", text, each["since_us"]))
+    return found
+
+
 def _shown_worker(
     worker: Mapping[str, Any], unused: Collection[str], now_us: int
 ) -> dict[str, Any]:
     shown = {name: _rounded(value) for name, value in worker.items() if name not in unused}
     if now_us - (shown.get("reported_us") or now_us) <= OLD_AFTER_US:
         shown["reported_us"] = None
+    shown["started"] = _started(worker.get("start_ms") or {})
     return shown
+
+
+def _started(start_ms: Mapping[str, float]) -> str | None:
+    """How long the phases of a worker's start took, longest first."""
+    if not start_ms:
+        return None
+    phases = sorted(start_ms.items(), key=lambda each: -each[1])
+    words = ", ".join(f"{name.replace('_', ' ')} {age(took)}" for name, took in phases)
+    return f"Started in {age(sum(start_ms.values()))}: {words}"
 
 
 def _shown_pairs(
@@ -62,7 +140,8 @@ def _shown_pairs(
     """The pairs that are shown, and in a large fleet the sum of the others."""
     if not is_large:
         return [_shown_pair(each) for each in pairs], None
-    off, usual = [], []
+    off: list[Mapping[str, Any]] = []
+    usual: list[Mapping[str, Any]] = []
     for each in pairs:
         (off if is_off_way(each) else usual).append(each)
     off.sort(key=lambda each: -each["bytes_per_s"])
@@ -86,4 +165,6 @@ def _shown_pair(pair: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+    if not isinstance(value, float) or not value or not math.isfinite(value):
+        return value
+    return round(value, _DIGITS - 1 - math.floor(math.log10(abs(value))))

@@ -34,18 +34,21 @@ class Order(StrEnum):
 
 
 class Outcome(StrEnum):
-    """Filter by outcome. RETRIED: more than one attempt, whatever the outcome."""
+    """Filter by outcome. RETRIED: more than one attempt, whatever the outcome. TROUBLED: failed or
+    retried."""
 
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
     CLOSED = "closed"
     RETRIED = "retried"
+    TROUBLED = "troubled"
 
 
 @dataclass(frozen=True)
 class RowQuery:
-    """Which requests to list. `outcome` None means any; only ids that start with `prefix`."""
+    """Which requests to list. `outcome` None means any. Only those whose id starts with `prefix`,
+    or whose key has this name."""
 
     order: Order = Order.RECENT
     outcome: Outcome | None = None
@@ -150,13 +153,9 @@ def _row_key(row: dict[str, Any], order: Order, now_us: int) -> float:
 
 
 def _row_matches(row: dict[str, Any], query: RowQuery) -> bool:
-    if not row["request_id"].startswith(query.prefix):
+    if not row["request_id"].startswith(query.prefix) and row["key"] != query.prefix:
         return False
-    if query.outcome is None:
-        return True
-    if query.outcome is Outcome.RETRIED:
-        return bool(row["num_attempts"] > 1)
-    return bool(row["outcome"] == query.outcome.value)
+    return _has_outcome(row["outcome"], row["num_attempts"], query.outcome)
 
 
 def _wait_us(trace: RequestTrace, now_us: int) -> int:
@@ -164,10 +163,15 @@ def _wait_us(trace: RequestTrace, now_us: int) -> int:
 
 
 def _matches(trace: RequestTrace, query: RowQuery) -> bool:
-    if not trace.request_id.startswith(query.prefix):
+    if not trace.request_id.startswith(query.prefix) and trace.key != query.prefix:
         return False
-    if query.outcome is None:
-        return True
-    if query.outcome is Outcome.RETRIED:
-        return len(trace.attempts) > 1
-    return (trace.outcome or RUNNING) == query.outcome.value
+    return _has_outcome(trace.outcome or RUNNING, len(trace.attempts), query.outcome)
+
+
+def _has_outcome(outcome: str, num_attempts: int, wanted: Outcome | None) -> bool:
+    is_retried = num_attempts > 1
+    if wanted is Outcome.TROUBLED:
+        return is_retried or outcome == Outcome.FAILED
+    if wanted is Outcome.RETRIED:
+        return is_retried
+    return wanted is None or outcome == wanted

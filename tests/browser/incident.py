@@ -14,14 +14,25 @@ LOST_S = 1170
 OFFERS = ["cache", "doctor", "fleet", "requests"]
 
 
+def condition(
+    state: str, since_us: int, reason: str | None = None, cause: str | None = None
+) -> Any:
+    """A worker's condition, as `/fleet` shows it."""
+    return {
+        "state": state, "cause": cause, "reason": reason, "since_us": since_us,
+        "is_replaced": False,
+    }  # fmt: skip
+
+
 def worker(now_us: int, worker_id: str, **fields: Any) -> dict[str, Any]:
     """A ready worker with some load, unless `fields` say otherwise."""
-    role = worker_id.partition("-")[0]
+    role = "decode" if "decode" in worker_id else "prefill"
     usual = {
         "worker_id": worker_id, "role": role, "state": "ready", "model": "Qwen3-32B",
         "connected": True, "reported_us": now_us, "num_waiting": 0, "num_running": 2,
         "queued_tokens": 0, "blocks_total": 16_384, "blocks_used": 4000, "blocks_cached": 8000,
         "step_ms": None, "tokens_per_s": 14_900.0, "max_batch_size": 64,
+        "condition": condition("usable", now_us),
     }  # fmt: skip
     return usual | fields
 
@@ -72,34 +83,43 @@ def _workers(now_us: int) -> list[dict[str, Any]]:
         ),
         worker(now_us, "prefill-2", num_waiting=8, queued_tokens=13_800, blocks_used=3600),
         worker(
-            now_us, "prefill-3", state="lost", connected=False, lost_us=at(LOST_S),
-            lost_reason="its lease ended", requests_moved=31,
+            now_us, "prefill-3", state="lost", connected=False, requests_moved=31,
+            condition=condition("lost", at(LOST_S), "its lease ended", "lost"),
         ),
         worker(
             now_us, "prefill-4", state="loading", connected=False, reported_us=0,
-            loading_since_us=at(51), last_load_ms=74_000,
+            condition=condition("starting", at(51), "it loads its weights"), last_load_ms=74_000,
         ),
         worker(now_us, "decode-1", **decode, blocks_used=8000, blocks_cached=7000),
         worker(now_us, "decode-2", **decode, blocks_used=11_500, blocks_cached=4500),
         worker(now_us, "decode-3", **decode, blocks_used=6900, blocks_cached=8000),
         worker(
             now_us, "decode-4", state="draining", num_running=7, blocks_used=1560,
-            drain_deadline_us=at(-18),
+            drain_deadline_us=at(-18), condition=condition("draining", at(12)),
         ),
         worker(now_us, "decode-5", **decode, reported_us=at(7), blocks_used=8000),
     ]  # fmt: skip
 
 
+def pair(prefill: str, decode: str, **fields: Any) -> dict[str, Any]:
+    """A pair whose blocks go over RDMA, unless `fields` say otherwise."""
+    usual = {
+        "prefill": prefill, "decode": decode, "path": "RDMA", "expected_path": "RDMA",
+        "bytes_per_s": 1.2e9, "busy_bytes_per_s": 38e9, "is_below_way": False, "failures": 0,
+        "exposed_p95_ms": 3.1,
+    }  # fmt: skip
+    return usual | fields
+
+
 def _pairs() -> list[dict[str, Any]]:
+    slow = {
+        "path": "TCP", "bytes_per_s": 0.41e9, "busy_bytes_per_s": 2.2e9, "exposed_p95_ms": 418.0,
+    }  # fmt: skip
     return [
-        {
-            "prefill": f"prefill-{p}", "decode": f"decode-{d}", "expected_path": "RDMA",
-            "path": "TCP" if d == 3 else "RDMA", "bytes_per_s": 0.41e9 if d == 3 else 1.2e9,
-            "busy_bytes_per_s": 2.2e9 if d == 3 else 38e9, "failures": 0, "is_below_way": False,
-            "exposed_p95_ms": 418.0 if d == 3 else 3.1,
-        }
-        for p in (1, 2) for d in (1, 2, 3, 5)
-    ]  # fmt: skip
+        pair(f"prefill-{p}", f"decode-{d}", **(slow if d == 3 else {}))
+        for p in (1, 2)
+        for d in (1, 2, 3, 5)
+    ]
 
 
 def _history(now_us: int) -> dict[str, Any]:

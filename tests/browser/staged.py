@@ -68,11 +68,15 @@ def _documents(sources: Mapping[str, Source]) -> APIRouter:
 
     @router.get("/doctor")
     async def doctor() -> Any:
-        return sources["doctor"]()
+        return sources["doctor"]() if "doctor" in sources else {"findings": [], "passed": []}
 
     @router.get("/requests")
     async def requests() -> Any:
         return sources["requests"]() if "requests" in sources else {"rows": []}
+
+    @router.get("/requests/{request_id}/trace")
+    async def trace(request_id: str) -> Any:
+        return sources["trace"]()
 
     return router
 

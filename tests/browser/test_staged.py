@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser import incident
+from tests.browser import incident, states
 from tests.browser.browser import DESKTOP, PHONE, Watched
 from tests.browser.staged import StagedRouter, staged
 
@@ -66,13 +66,16 @@ def test_an_incident_in_words(pages: Watched) -> None:
         ):
             expect(strip).to_contain_text(text)
         expect(card(page, "prefill-3")).to_contain_text("its lease ended. 31\u00a0requests moved.")
-        expect(card(page, "prefill-4")).to_contain_text("Loads its weights")
+        expect(card(page, "prefill-4")).to_contain_text(
+            "it loads its weights. The last start in this pool took 74\u00a0s."
+        )
         expect(card(page, "decode-4")).to_contain_text("hands over after")
         expect(card(page, "decode-5").locator(".state")).to_contain_text("report")
         flagged = page.locator(".cell.flag")
         expect(flagged).to_have_count(2)
         expect(flagged.first).to_contain_text("▲ TCP")
         expect(page.locator(".flow.off")).to_have_count(2)
+        expect(page.locator(".cell.sum b").last).to_have_text("8.17\u00a0GB/s")
         expect(page.locator(".ch .tag")).to_have_text(["missed", "missed"])
         expect(page.locator('nav a[href="#/doctor"]')).to_contain_text("2")
         assert page.locator(".events li").count() == 4
@@ -140,7 +143,7 @@ def test_a_request_in_the_list_shows_the_name_of_its_key(browser: Browser) -> No
     with staged(fleet=fleet, requests={"rows": [row]}) as router:
         pages = Watched(browser, router.url)
         with pages.page("requests") as page:
-            told = "prefill 100 %, prefill-1 → decode-1, team-a"
+            told = "prefill 100\u00a0%, prefill-1 → decode-1, team-a"
             expect(page.locator("a.row")).to_contain_text(told)
 
 
@@ -159,19 +162,67 @@ def test_a_request_is_explained_by_findings_about_its_stages_and_by_lost_workers
         {"title": "slow link", "stages": ["transfer"], "text": ["It is slow."]},
         {"title": "short", "stages": ["queue"]},
         {"title": "thrash", "stages": ["stall"]},
-        {"title": "later", "stages": ["queue"], "since_us": 104_000_000},
+        {"title": "found later", "stages": ["queue"], "since_us": 113_000_000},
+        {"title": "too late", "stages": ["queue"], "since_us": 113_000_001},
     ]
     lost = {"kind": "lost", "at_us": 101_000_000, "worker_id": "prefill-3", "text": "lost"}
     events = [lost, lost | {"worker_id": "prefill-9"}, lost | {"at_us": 20_000_000}]
     with pages.page("fleet") as page:
         explained = page.evaluate(
-            """async ([trace, findings, events]) => {
+            """async ([trace, doctor, events]) => {
                 const { explanations } = await import("./why.js");
-                return explanations(trace, findings, events).map((each) => [each.title, each.ms]);
+                return explanations(trace, doctor, events).map((each) => [each.title, each.ms]);
             }""".replace("./why.js", f"{pages.url}/dashboard/why.js"),
-            [trace, findings, events],
+            [trace, {"findings": findings, "window_s": 10}, events],
         )
-    assert explained == [["short", 900], ["00:01:41: lost", 600], ["slow link", 400]]
+    assert explained == [
+        ["short", 900],
+        ["found later", 900],
+        ["00:01:41: lost", 600],
+        ["slow link", 400],
+    ]
+
+
+def test_a_worker_that_gets_no_requests_says_why(browser: Browser) -> None:
+    """As a card, and as a row of a large pool; such a worker is not ready."""
+    with staged(fleet=lambda: states.pods(now_us())) as router:
+        pages = Watched(browser, router.url)
+        with pages.page("fleet") as page:
+            expect(page.locator(".pools h3.p")).to_contain_text("2 of 4 ready")
+            expect(page.locator(".pools h3.d")).to_contain_text("4 of 5 ready")
+            refused = card(page, states.pod("prefill", 0))
+            expect(refused.locator(".state")).to_have_text("refused")
+            expect(refused).to_contain_text("Since ")
+            expect(refused).to_contain_text("it serves 'Qwen3-8B-Instruct'")
+            away = card(page, states.pod("decode", 4))
+            expect(away.locator(".state")).to_have_text("not connected")
+            expect(away).to_contain_text("has not answered there for 5 s.")
+            busy = card(page, states.pod("prefill", 2)).locator(".l3")
+            expect(busy).to_contain_text("runs 2, queue 19: 115k tok")
+            expect(card(page, states.pod("decode", 0)).locator(".l3")).to_contain_text("76 wait")
+        pages.assert_clean()
+    with staged(fleet=lambda: states.pods(now_us(), 14, 18)) as router:
+        pages = Watched(browser, router.url)
+        with pages.page("fleet") as page:
+            row = card(page, states.pod("decode", 17))
+            expect(row).to_contain_text("not connected")
+            expect(row).to_contain_text("has not answered there for 5 s")
+        pages.assert_clean()
+
+
+def test_what_became_of_requests_at_the_door(browser: Browser) -> None:
+    """By key; a key leads to its requests."""
+    with staged(fleet=lambda: states.flooded(now_us()), requests={"rows": []}) as router:
+        pages = Watched(browser, router.url)
+        with pages.page("fleet") as page:
+            first, second = page.locator(".door tbody tr").all_inner_texts()
+            assert first.split() == ["crawler", "12", "944", "0", "3", "0", "2"]
+            assert second.split() == ["chat", "1,204", "0", "2", "1", "65", "9"]
+            expect(page.locator(".banner").first).to_contain_text("requests go on with the workers")
+            expect(page.locator(".banner").last).to_contain_text("router-7c9 is silent")
+            page.get_by_role("link", name="crawler").click()
+            expect(page.get_by_label("Search by request id or key")).to_have_value("crawler")
+        pages.assert_clean()
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=str)

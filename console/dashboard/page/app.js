@@ -23,7 +23,7 @@ const THEMES = ["", "light", "dark"];
 const FINDINGS_EVERY_MS = 10_000;
 
 const route = () => {
-	const [, view, id] = location.hash.split("/");
+	const [, view, id] = location.hash.split("?")[0].split("/");
 	return Object.hasOwn(VIEWS, view) ? { view, id: decodeURIComponent(id ?? "") } : { view: "fleet", id: "" };
 };
 const go = (view) => (location.hash = `#/${view}`);
@@ -125,7 +125,7 @@ function Banner() {
 		<b>No data for ${age(Date.now() - live.heardMs)}.</b>
 		<span>
 			The router does not answer; the numbers below are of ${clock((live.heardMs + live.clockOffsetMs) * 1000)}.
-			${waits > 0 && ` The page tries again in ${Math.ceil(waits / 1000)} s.`}
+			${waits > 0 && ` The page tries again in ${age(waits)}.`}
 		</span>
 	</div>`;
 }

@@ -2,7 +2,7 @@
 
 import { hline, label, LineChart, linePath, Spark, vline } from "./charts.js";
 import { notOffered } from "./doctor.js";
-import { int, kilo, known, share, sig3, ticks, times } from "./numbers.js";
+import { count, int, kilo, known, share, sig3, ticks, times } from "./numbers.js";
 import { Bar, Card, clamped, Empty, html, Legend, Named, Table, Tag, unseen, useWidth } from "./parts.js";
 
 const SOURCES = [
@@ -101,7 +101,7 @@ function Sizes({ points, blocks_now: now, sample_rate: rate }) {
 	};
 	const columns = ["cache size", ["blocks", "num wide-col"], ["hit rate", "num"], ["prefill pressure", "num"]];
 	return html`<p class="small">
-			Miss ratio by cache size, from sampled reuse distances (1 of ${Math.round(1 / rate)} blocks), whole fleet.
+			Miss ratio by cache size, from sampled reuse distances (1 of ${count(1 / rate, "block")}), whole fleet.
 		</p>
 		<${Curve} points=${used} now=${now} />
 		<${Table} label="Effect of other cache sizes" columns=${columns} rows=${SIZES.map(row)} />`;
@@ -109,7 +109,7 @@ function Sizes({ points, blocks_now: now, sample_rate: rate }) {
 
 function Curve({ points, now }) {
 	const [ref, width] = useWidth();
-	const [x0, x1, top, y0] = [44, width - 12, 10, 246];
+	const [x0, x1, top, y0] = [50, width - 12, 10, 246];
 	const doublings = (blocks) => Math.log2(blocks / now);
 	const x = (blocks) => x0 + (x1 - x0) * clamped((doublings(blocks) + 2) / 4, 0, 1);
 	const y = (v) => y0 - (y0 - top) * v;

@@ -1,6 +1,6 @@
 // Charts as SVG in the pixels of their container. Colours come from CSS, so a theme needs no redraw.
 
-import { clock, known } from "./numbers.js";
+import { clock, known, px } from "./numbers.js";
 import { clamped, html, stepping, useWidth } from "./parts.js";
 
 const MIN_WIDTH = 220;
@@ -13,7 +13,7 @@ export const vline = (kind, x, y0, y1) => html`<line class=${kind} x1=${x} x2=${
 
 /** An SVG path through known values; a value that is not known leaves a gap. */
 export function linePath(values, x, y) {
-	const point = (v, i) => `${known(values[i - 1]) ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`;
+	const point = (v, i) => `${known(values[i - 1]) ? "L" : "M"}${px(x(i))} ${px(y(v))}`;
 	return values.map((v, i) => (known(v) ? point(v, i) : "")).join("");
 }
 
@@ -22,7 +22,7 @@ function missedPath(values, target, isBelow, x, y) {
 	const bound = isBelow ? Math.min : Math.max;
 	const line = linePath(values.map((v) => known(v) && bound(v, target)), x, y);
 	const [, ...runs] = line.split("M");
-	return runs.map((run) => `M${run}V${y(target).toFixed(1)}H${parseFloat(run)}Z`).join("");
+	return runs.map((run) => `M${run}V${px(y(target))}H${parseFloat(run)}Z`).join("");
 }
 
 /** Places for the letters of events, moved apart where they would overlap; `xs` grow. */
@@ -45,8 +45,8 @@ function plot({ marks = [], left = 46, ...o }, width) {
 	const x = (i) => x0 + ((x1 - x0) * i) / end;
 	const y = (v) => y0 - (y0 - top) * clamped((v - low) / (high - low), 0, 1);
 	const at = (us) => x(clamped((us - o.startUs) / 1000 / o.stepMs, 0, end));
-	const hasTarget = known(o.target);
 	const hasData = o.series.some((each) => each.values.some(known));
+	const hasTarget = hasData && known(o.target);
 	return html`<svg
 		class="plot"
 		width=${width}

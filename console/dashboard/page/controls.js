@@ -2,26 +2,17 @@
 
 import { Dialog } from "./dialog.js";
 import { getJson, postJson, setKey } from "./live.js";
-import { clock, DASH, int, kilo, known, ms, times } from "./numbers.js";
+import { clock, count, DASH, int, known, ms, times } from "./numbers.js";
 import { Card, Empty, html, KeyForm, Named, PlainTable, State, Table, Tag, toast, useLoaded, useState } from "./parts.js";
 import { isOver, linkTo } from "./requests.js";
 import { hasNumbers, requestsOf, shownState } from "./workers.js";
 
 const SHOWN_LOG = 10;
 const TRACE_POLL_MS = 400;
-const BOTH_TARGETS = "goodput counts requests that meet both targets";
-const WORDS = {
-	local_prefill_threshold_tokens: ["Local prefill", "most tokens of a prompt that a decode worker prefills itself"],
-	ttft_target_ms: ["Target: time to first token", BOTH_TARGETS],
-	tpot_target_ms: ["Target: time per output token", BOTH_TARGETS],
-	goodput_target: ["Target: goodput", "share of requests that are to meet both targets"],
-	chunk_max_tokens: ["Prefill chunk budget", "most prompt tokens that a step computes"],
-	itl_target_ms: ["Decode step target", "inter-token latency that chunks beside running decodes keep to"],
-};
 
 export function Controls({ live, fleet }) {
-	const [count, setCount] = useState(0);
-	const reload = () => setCount((now) => now + 1);
+	const [version, setVersion] = useState(0);
+	const reload = () => setVersion((now) => now + 1);
 	const isOffered = fleet.offers.includes("controls");
 	const load = async (signal) => {
 		if (!isOffered || !live.mayControl) return {};
@@ -29,7 +20,7 @@ export function Controls({ live, fleet }) {
 		const [settings, log, key] = await Promise.all([read("settings"), read("log"), read("key")]);
 		return { settings, log, key: key.name };
 	};
-	const { value, error } = useLoaded(load, [count, live.mayControl]);
+	const { value, error } = useLoaded(load, [version, live.mayControl]);
 	const [question, ask] = useState(null);
 	if (!isOffered) return html`<${Empty} title="No controls">This router does not offer controls.<//>`;
 	if (!live.mayControl || error?.status === 401) {
@@ -131,9 +122,8 @@ const Settings = ({ settings, act, ask }) =>
 		${settings.map((each) => html`<${Field} key="${each.scope} ${each.name}" ...${each} act=${act} ask=${ask} />`)}
 	<//>`;
 
-function Field({ name, scope, value, unit, act, ask }) {
+function Field({ name, scope, value, unit, title, text: what, act, ask }) {
 	const [text, setText] = useState(null);
-	const [title, what] = WORDS[name] ?? [name, ""];
 	const shown = String(value ?? "");
 	const given = (text ?? shown).replace(/,/g, "").trim();
 	const isNew = given !== shown && given !== "" && Number.isFinite(Number(given));
@@ -215,24 +205,10 @@ function TestPrompt({ fleet, ask, reload }) {
 			<textarea id="t-prompt" name="prompt" required>Say in one sentence what a KV cache is.</textarea>
 			<div class="pair">${choice("prefill")} ${choice("decode")}<button class="btn main">Send</button></div>
 		</form>
-		${trace && html`<${Hops} trace=${trace} />`}
+		${trace &&
+		html`<p class="hops">
+			${trace.outcome}: first token after ${ms(trace.ttft_ms)}, then ${count(trace.num_output_tokens, "token")}.
+			<a href=${linkTo(trace.request_id)}>Where every millisecond went</a>
+		</p>`}
 	<//>`;
-}
-
-function Hops({ trace }) {
-	const { prefill, decode } = trace.attempts.at(-1) ?? {};
-	const { worker_id: id, chunks = [] } = prefill ?? decode ?? {};
-	const tokens = chunks.reduce((all, each) => all + each[2], 0);
-	const hops = [
-		[trace.received_us, "", "router received it"],
-		[prefill?.received_us, "p", `${id} queued it`],
-		[chunks.at(-1)?.[1], "p", `${id} computed ${kilo(tokens)} tokens`],
-		[prefill && decode?.blocks_arrived_us, "d", `${decode?.worker_id} got ${int(trace.blocks_moved)} blocks`],
-		[trace.first_token_us, "", "first token sent"],
-		[trace.last_token_us, "d", `${int(trace.num_output_tokens)} tokens sent`],
-	].filter(([us]) => us);
-	return html`<ol class="hops" aria-label="Path of the last test prompt">
-			${hops.map(([us, kind, text]) => html`<li class=${kind}><b>${ms((us - trace.received_us) / 1000)}</b>${text}</li>`)}
-		</ol>
-		<p class="small"><a href=${linkTo(trace.request_id)}>Where every millisecond went</a></p>`;
 }

@@ -4,7 +4,7 @@ import { html, useEffect, useRef } from "./parts.js";
 
 const KEYS = [
 	[["1", "to", "5"], "Fleet, Requests, Doctor, Cache, Controls"],
-	[["/"], "search by request id"],
+	[["/"], "search by request id or key"],
 	[["j", "k"], "next or previous request"],
 	[["Esc"], "back to the list, close a dialog"],
 	[["←", "→"], "step through a focused chart or waterfall"],

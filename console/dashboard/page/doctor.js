@@ -12,23 +12,23 @@ export function Doctor({ live, fleet }) {
 	const { findings, passed } = doctor;
 	if (!findings.length && !passed.length) {
 		return html`<${Empty} title="Nothing to diagnose">
-			The doctor needs a ready decode worker and ${doctor.min_requests} requests within ten minutes.
+			The doctor needs a ready decode worker and ${count(doctor.min_requests, "request")} within ten minutes.
 			It has ${doctor.num_requests}.
 		<//>`;
 	}
-	const minutes = `the last ${Math.round(doctor.window_s / 60)} minutes`;
+	const minutes = `the last ${count(doctor.window_s / 60, "minute")}`;
 	if (!findings.length) {
 		return html`<div class="grid">
 			<section class="card calm">
 				<${Icon} name="check" />
-				<div><h1>The fleet is healthy</h1><p>${passed.length} checks over ${minutes} found nothing.</p></div>
+				<div><h1>The fleet is healthy</h1><p>${count(passed.length, "check")} over ${minutes} found nothing.</p></div>
 			</section>
 			<${Passed} title="What was checked" passed=${passed} />
 		</div>`;
 	}
 	const order = findings.toSorted((a, b) => isUrgent(b) - isUrgent(a) || a.since_us - b.since_us);
 	return html`<div class="page-h">
-			<h1>${count(findings.length, "finding")}, ${passed.length} checks passed</h1>
+			<h1>${count(findings.length, "finding")}, ${count(passed.length, "check")} passed</h1>
 			<p>From ${minutes}, newest data ${clock(doctor.checked_us)}. <code>baton doctor</code> prints the same.</p>
 		</div>
 		<div class="grid">
@@ -61,7 +61,7 @@ function Evidence({ kind, unit, bars, numbers }) {
 		<div class="hb">
 			${bars.map(
 				({ name, value, is_flagged: isFlagged }) =>
-					html`<span class="nowrap">${name}</span><${Bar} parts=${[[isFlagged ? "exposed" : "fill-n", value / most]]} />
+					html`<span>${name}</span><${Bar} parts=${[[isFlagged ? "exposed" : "fill-n", value / most]]} />
 						<b class="num">${write(value)}</b>`,
 			)}
 		</div>

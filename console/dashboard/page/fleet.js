@@ -1,10 +1,11 @@
 // Which side is short, and since when: verdict, pools with their flows, the last hour.
 
+import { Door, Outages } from "./door.js";
 import { LastHour } from "./hour.js";
 import { Flows, PairTable } from "./flows.js";
-import { DASH, int, kilo, known, linkRate, ms, share1, times } from "./numbers.js";
+import { int, kilo, known, linkRate, ms, share1, sig3, times } from "./numbers.js";
 import { Card, Empty, Facts, html, Legend, Pool, Tag } from "./parts.js";
-import { hasNumbers, MAX_CARDS, WorkerCard, WorkerRows } from "./workers.js";
+import { hasNumbers, MAX_CARDS, stateOf, WorkerCard, WorkerRows } from "./workers.js";
 
 const LEGEND = [["fill-n", "KV in use"], ["soft-n", "cached, reusable"]];
 const TAGS = { short: "bad", tight: "warn", "has room": "ok" };
@@ -15,13 +16,14 @@ export function Fleet({ live, fleet }) {
 	if (!fleet.workers.length) return html`<${NoWorker} cluster=${fleet.cluster} />`;
 	const [prefill, decode] = ["prefill", "decode"].map((role) => fleet.workers.filter((each) => each.role === role));
 	const pools = { pairs: fleet.pairs, prefill, decode };
-	return html`<${Verdict} fleet=${fleet} />
+	return html`<${Outages} list=${fleet.outages} now=${live.now()} />
+		<${Verdict} fleet=${fleet} /><${Door} rows=${fleet.door} />
 		<div class="grid fleet">
 			<${Card} title="Pools and flows" head=${html`<${Legend} entries=${LEGEND} />`}>
 				<${Pools} ...${pools} now=${live.now()} />
 				<${PairTable} pairs=${fleet.pairs} others=${fleet.other_pairs} all=${fleet.totals.bytes_moved_per_s} prefill=${prefill.filter(hasNumbers)} decode=${decode.filter(hasNumbers)} />
 			<//>
-			<${LastHour} fleet=${fleet} nowUs=${live.now() * 1000} />
+			<${LastHour} fleet=${fleet} />
 		</div>`;
 }
 
@@ -43,14 +45,11 @@ function Verdict({ fleet }) {
 	};
 	const hasData = known(prefill) || known(decode);
 	const role = /^(prefill|decode)/i.exec(verdict)?.[0].toLowerCase();
-	const otherwise = hasData
-		? "Neither pool is near its target."
-		: "Pressure is measured from the prompts of the last minute, and there were none.";
 	return html`<h2 class="sr">Pressure</h2>
 		<section class="card verdict" aria-label="Verdict">
 			<div aria-live="polite">
 				<h1>${role && html`<${Pool} role=${role} />`}${verdict}</h1>
-				<p>${pressure.cause ?? otherwise} ${hasData && fleet.offers.includes("doctor") && html`<a href="#/doctor">What to change</a>`}</p>
+				<p>${pressure.cause} ${hasData && fleet.offers.includes("doctor") && html`<a href="#/doctor">What to change</a>`}</p>
 			</div>
 			<div
 				class="pd"
@@ -86,12 +85,7 @@ function Side({ role, value, state, note }) {
 }
 
 const strip = (totals, targets) => [
-	[
-		"Goodput",
-		share1(totals.goodput),
-		known(totals.good_requests_per_s) &&
-			`${totals.good_requests_per_s.toFixed(1)} of ${totals.requests_per_s?.toFixed(1) ?? DASH} req/s`,
-	],
+	["Goodput", share1(totals.goodput), `${sig3(totals.good_requests_per_s)} of ${sig3(totals.requests_per_s)} req/s`],
 	["TTFT p95", ms(totals.ttft_p95_ms), `target ${ms(targets.ttft_target_ms)}`],
 	["TPOT p95", ms(totals.tpot_p95_ms), `target ${ms(targets.tpot_target_ms)}`],
 	["In flight", int(totals.num_inflight), "requests"],
@@ -104,7 +98,7 @@ function Pools({ prefill, decode, pairs, now }) {
 	const head = (role, workers) =>
 		html`<h3 class=${role[0]}>
 			<${PoolName} role=${role} />
-			<span class="faint">${workers.filter((each) => each.state === "ready").length} of ${workers.length} ready</span>
+			<span class="faint">${int(workers.filter((each) => stateOf(each) === "ready").length)} of ${int(workers.length)} ready</span>
 		</h3>`;
 	const pool = (role, workers) =>
 		isSmall
@@ -113,12 +107,9 @@ function Pools({ prefill, decode, pairs, now }) {
 					${!workers.length && html`<li class="w off">No ${role} worker has joined.</li>`}
 				</ul>`
 			: html`<div class="wk ${role[0]}"><${WorkerRows} workers=${workers} now=${now} role=${role} /></div>`;
-	const ids = (workers) => workers.map((each) => each.worker_id);
-	return html`<div class="pools">
-		${head("prefill", prefill)}
-		<h3 class="mid">${isSmall && "KV blocks →"}</h3>
-		${head("decode", decode)} ${pool("prefill", prefill)}
-		${isSmall ? html`<${Flows} pairs=${pairs} prefill=${ids(prefill)} decode=${ids(decode)} />` : html`<div />`}
-		${pool("decode", decode)}
+	return html`<div class="pools ${isSmall ? "" : "tall"}">
+		${head("prefill", prefill)} ${isSmall && html`<h3 class="mid">KV blocks →</h3>`} ${head("decode", decode)}
+		${pool("prefill", prefill)}
+		${isSmall && html`<${Flows} pairs=${pairs} />`} ${pool("decode", decode)}
 	</div>`;
 }

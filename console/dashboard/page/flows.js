@@ -1,9 +1,8 @@
 // Transfers between the pools: flows beside the workers' cards, and the same as a table.
 
 import { count, DASH, int, linkRate, ms } from "./numbers.js";
-import { html, Table, useWidth } from "./parts.js";
+import { html, Table, useLayoutEffect, useState, useWidth } from "./parts.js";
 
-const CARD_PX = 94;
 const MAX_FLOWS = 12;
 const SHOWN_PATHS = { "shared memory": "shm" };
 
@@ -20,35 +19,37 @@ function shownFlows(pairs) {
 	return shown.map((pair) => ({ ...pair, width: Math.max(2, (pair.bytes_per_s / shown[0].bytes_per_s) * 9) }));
 }
 
-/** `prefill` and `decode` are worker ids from top to bottom. */
-export function Flows({ pairs, prefill, decode }) {
+/** Drawn between the workers' cards, where these are. */
+export function Flows({ pairs }) {
 	const [ref, width] = useWidth();
-	const height = Math.max(prefill.length, decode.length) * CARD_PX;
-	const flows = shownFlows(pairs);
+	const [middles, setMiddles] = useState({});
+	useLayoutEffect(() => {
+		const cards = [...ref.current.parentNode.querySelectorAll("[data-worker]")];
+		const found = cards.map((each) => [each.dataset.worker, each.offsetTop + each.offsetHeight / 2 - ref.current.offsetTop]);
+		if (String(found) !== String(Object.entries(middles))) setMiddles(Object.fromEntries(found));
+	});
+	const flows = shownFlows(pairs.filter((pair) => middles[pair.prefill] && middles[pair.decode]));
 	const labels = new Map(flows.filter((flow) => flow.is_off_way).map((flow) => [flow.decode, flow]));
 	return html`<div class="flows" ref=${ref}>
 		${width > 0 &&
-		html`<svg
-			width=${width}
-			height=${height}
-			role="img"
-			aria-label="KV flows from prefill to decode workers; the table below has the numbers"
-		>
+		html`<svg width=${width} role="img" aria-label="KV flows from prefill to decode workers; the table below has the numbers">
 			<linearGradient id="flow" gradientUnits="userSpaceOnUse" x2=${width}>
 				<stop stop-color="var(--prefill)" /><stop stop-color="var(--decode)" offset="1" />
 			</linearGradient>
-			${flows.map((flow) => curve(flow, width, prefill, decode))}
-			${[...labels.values()].map((flow) => label(flow, width, decode))}
+			${flows.map((flow) => curve(flow, width, flows, middles))}
+			${[...labels.values()].map((flow) => label(flow, width, middles[flow.decode]))}
 		</svg>`}
 	</div>`;
 }
 
-function curve(flow, width, prefill, decode) {
-	const [from, to] = [prefill.indexOf(flow.prefill), decode.indexOf(flow.decode)];
-	if (from < 0 || to < 0) return null;
-	const fan = (i, n) => (i - (n - 1) / 2) * Math.min(12, (CARD_PX * 0.6) / n);
-	const a = middleOf(from) + fan(to, decode.length);
-	const b = middleOf(to) + fan(from, prefill.length);
+/** Flows of one card leave it beside each other. */
+function curve(flow, width, flows, middles) {
+	const fan = (own, other) => {
+		const beside = flows.filter((each) => each[own] === flow[own]).sort((a, b) => middles[a[other]] - middles[b[other]]);
+		return (beside.indexOf(flow) - (beside.length - 1) / 2) * Math.min(12, 56 / beside.length);
+	};
+	const a = middles[flow.prefill] + fan("prefill", "decode");
+	const b = middles[flow.decode] + fan("decode", "prefill");
 	const off = flow.is_off_way;
 	return html`<path
 		class=${off ? "flow off" : "flow"}
@@ -59,13 +60,11 @@ function curve(flow, width, prefill, decode) {
 	</path>`;
 }
 
-const middleOf = (row) => (row + 0.5) * CARD_PX - 5;
-
 /** The path that blocks for a decode worker take, where it is not the expected one. */
-function label(flow, width, decode) {
+function label(flow, width, y) {
 	const text = wayOf(flow);
 	const half = text.length * 3.8 + 6;
-	return html`<g class="off-label" transform="translate(${width - half - 12} ${middleOf(decode.indexOf(flow.decode))})">
+	return html`<g class="off-label" transform="translate(${width - half - 12} ${y})">
 		<rect x=${-half} y="-11" width=${2 * half} height="22" rx="4" /><text text-anchor="middle" y="4.3">${text}</text>
 	</g>`;
 }
@@ -109,10 +108,10 @@ const total = (rate, word) => html`<div class="cell sum"><b>${linkRate(rate)}</b
 
 /** Of a large fleet: the flagged pairs, one row for the rest, and one for all. */
 function flagged(pairs, others, all) {
-	const row = (pair) => [`${pair.prefill} → ${pair.decode}`, linkRate(pair.bytes_per_s), `${wayOf(pair)}; ${pair.expected_path} is possible`];
+	const row = (pair) => [html`${pair.prefill} →<br />${pair.decode}`, linkRate(pair.bytes_per_s), `${wayOf(pair)}; ${pair.expected_path} is possible`];
 	const more = others.off_way ? `${int(others.off_way)} of them ▲` : "as expected";
 	return {
-		columns: ["pair", ["load", "num"], "path"],
+		columns: [["pair", "many"], ["load", "num"], "path"],
 		rows: [...pairs.map(row), [count(others.count, "other pair"), linkRate(others.bytes_per_s), more], ["all pairs", linkRate(all), ""]],
 	};
 }

@@ -6,7 +6,6 @@ import { Card, html, Legend, Table, Tag, useState } from "./parts.js";
 
 const SHOWN_EVENTS = 8;
 const ROWS_OF_TABLE = 12;
-const POINTS = 121;
 const LEGEND = [["ln", "p95"], ["ln p50", "p50"], ["ln aim", "target"], ["miss", "missed"]];
 const SERIES = ["ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms"];
 const COLUMNS = ["goodput", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95"].map((name) => [name, "num"]);
@@ -19,22 +18,14 @@ const lettered = (events, startUs) =>
 		.slice(-SHOWN_EVENTS)
 		.map((each, i) => ({ ...each, letter: String.fromCharCode(65 + i) }));
 
-/** The history as a whole hour: points from before the router's start are not known. */
-function wholeHour({ start_us, step_ms, ...series }, nowUs) {
-	const missing = Array(Math.max(0, POINTS - series.goodput.length)).fill(null);
-	const padded = Object.entries(series).map(([name, values]) => [name, [...missing, ...values]]);
-	const startUs = (start_us ?? nowUs) - missing.length * step_ms * 1000;
-	return { ...Object.fromEntries(padded), startUs, stepMs: step_ms };
-}
-
 /** A time on an axis: 2 s, 40 ms. */
 const tickMs = (v) => (v ? ms(v).replace(/\.0+(?=\D)/, "") : "0");
 
-export function LastHour({ fleet, nowUs }) {
+export function LastHour({ fleet }) {
 	const [index, setIndex] = useState(null);
 	const { targets, totals } = fleet;
-	const history = wholeHour(fleet.history, nowUs);
-	const { goodput, startUs, stepMs } = history;
+	const { history } = fleet;
+	const { goodput, start_us: startUs, step_ms: stepMs } = history;
 	const marks = lettered(fleet.events, startUs);
 	const shared = { startUs, stepMs, marks, index, onIndex: setIndex, left: 58 };
 	const timeOf = (i) => clock(startUs + i * stepMs * 1000);

@@ -2,9 +2,10 @@
 // request arrived, places are pixels. A bar is as long as its span, at least one pixel. In a trace,
 // a time of 0 or null did not happen.
 
-import { bytes, int, ms, sig3 } from "./numbers.js";
+import { bytes, count, int, linkRate, ms } from "./numbers.js";
 
 const GUTTER_PX = 136;
+export const CHARACTER_PX = 7;
 const NARROW_PX = 560;
 const ROUTER_PX = 22;
 const LANE_PX = 32;
@@ -35,9 +36,14 @@ function stacked(spans) {
 	});
 }
 
+/** Whether names of the request's workers need a line of their own. */
+export const hasLongNames = ({ attempts }) =>
+	attempts.some(({ prefill, decode }) => [prefill, decode].some((each) => each?.worker_id.length * CHARACTER_PX > GUTTER_PX));
+
 /** Boxes for the spans, with the names of their lanes, heads of attempts, and the axis of time. */
 export function layOut(trace, nowUs, width, isWhole) {
-	const isNarrow = width < NARROW_PX;
+	const { attempts } = trace;
+	const isNarrow = width < NARROW_PX || hasLongNames(trace);
 	const zero = trace.received_us;
 	const end = rangeEnd(trace, nowUs, isWhole);
 	const [left, right] = [isNarrow ? 0 : GUTTER_PX, width - 10];
@@ -57,8 +63,8 @@ export function layOut(trace, nowUs, width, isWhole) {
 		boxes.push({ ...place, fill, text, plate, name, rest, from: from - zero, to: until - zero });
 	};
 	router(trace, lane, add, isWhole);
-	for (const attempt of trace.attempts) {
-		if (trace.attempts.length > 1) {
+	for (const attempt of attempts) {
+		if (attempts.length > 1) {
 			const failed = attempt.failed ? `, failed: ${attempt.failed}` : "";
 			heads.push({ y: bottom + 14, text: `attempt ${attempt.attempt}${failed}`, isFailed: Boolean(failed) });
 			bottom += 22;
@@ -102,7 +108,7 @@ function prefillLane({ attempt, failed, failed_us: failedUs, prefill }, lane, ad
 			add(before, from, "gap", "Wait between chunks", `on ${id}: ${reason}`, { plate: reason });
 		}
 		const texts = [`${i + 1} · ${int(tokens)} tok`, `${i + 1}`];
-		add(from, to, "prefill", `Chunk ${i + 1}`, `on ${id}, ${int(tokens)} tokens`, { text: texts });
+		add(from, to, "prefill", `Chunk ${i + 1}`, `on ${id}, ${count(tokens, "token")}`, { text: texts });
 	});
 	if (failed && failedUs) {
 		const from = chunks.at(-1)?.[1] ?? queued ?? received;
@@ -119,12 +125,12 @@ function transferLane({ blocks_moved: moved, bytes_moved: size }, { prefill, dec
 	const lastChunk = chunks.at(-1)?.[1] ?? 0;
 	writes.forEach(([post, done, blocks, chunk], i) => {
 		const part = moved ? (blocks * size) / moved : 0;
-		const rate = done > post ? `, ${sig3(part / 1e3 / (done - post))} GB/s` : "";
+		const rate = done > post ? `, ${linkRate((part * 1e6) / (done - post))}` : "";
 		const middle = Math.min(done, Math.max(post, lastChunk)); // from here on no chunk hides it
 		const open = done > middle ? `${ms((done - middle) / 1000)} of it no chunk hid` : "a chunk hid all of it";
 		const name = `Transfer of ${chunk < 0 ? "the cached blocks" : `chunk ${chunk + 1}`}`;
 		const to = decode ? `to ${decode.worker_id}` : "";
-		const rest = `${to}: ${int(blocks)} blocks, ${bytes(part)}${rate}; ${open}`;
+		const rest = `${to}: ${count(blocks, "block")}, ${bytes(part)}${rate}; ${open}`;
 		const shape = { dy: 3 + rows[i] * 16, height: WRITE_PX };
 		const text = chunk < 0 ? "cached" : String(chunk + 1);
 		const isHidden = middle > post || done === middle;
@@ -148,7 +154,7 @@ function decodeLane({ prefill, decode }, lane, add, scale) {
 		add(decode.received_us, chunks[0][0], "wait", "Queue", `on ${id}`, { plate: "queue" });
 		for (const [from, to, tokens] of chunks) {
 			const text = `${int(tokens)} tok`;
-			add(from, to, "prefill", "Local prefill", `of ${int(tokens)} tokens on ${id}`, { text });
+			add(from, to, "prefill", "Local prefill", `of ${count(tokens, "token")} on ${id}`, { text });
 		}
 	}
 	decodeSteps(decode, add, scale);
@@ -161,11 +167,11 @@ function decodeLane({ prefill, decode }, lane, add, scale) {
 function decodeSteps({ worker_id: id, steps }, add, scale) {
 	const merged = [];
 	let number = 0;
-	for (const [from, to, batch, count, tokens] of steps) {
+	for (const [from, to, batch, merges, tokens] of steps) {
 		const open = merged.at(-1);
-		number += count;
+		number += merges;
 		if (!open || (open.to - open.from) * scale >= 1 || from - open.to > GAP_US) {
-			merged.push({ from, to, first: number - count + 1, last: number, batch, tokens });
+			merged.push({ from, to, first: number - merges + 1, last: number, batch, tokens });
 		} else {
 			const most = Math.max(batch, open.batch);
 			Object.assign(open, { to, last: number, batch: most, tokens: open.tokens + tokens });
@@ -173,7 +179,7 @@ function decodeSteps({ worker_id: id, steps }, add, scale) {
 	}
 	for (const { from, to, first, last, batch, tokens } of merged) {
 		const inset = (to - from) * scale > 6 ? 0.75 / scale : 0;
-		const beside = tokens ? `, beside ${int(tokens)} prompt tokens of other requests` : "";
+		const beside = tokens ? `, beside ${count(tokens, "prompt token")} of other requests` : "";
 		const name = first === last ? `Decode step ${first}` : `Decode steps ${first} to ${last}`;
 		const text = first === last ? String(first) : "";
 		add(from + inset, to - inset, "decode", name, `on ${id}, batch ${int(batch)}${beside}`, { text, until: to });

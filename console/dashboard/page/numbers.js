@@ -22,10 +22,17 @@ export const sig3 = orDash((v) => {
 /** A duration: `22.4 ms`, from one second on `1.48 s`. */
 export const ms = orDash((v) => (v >= 999.5 ? `${sig3(v / 1000)}${NB}s` : `${sig3(v)}${NB}ms`));
 
-/** Milliseconds with one decimal, so that rows of a table add up. */
-export const ms1 = orDash((v) =>
-	v.toLocaleString("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 }),
-);
+const tenths = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+/** Milliseconds with one decimal, as in a table whose rows add up. */
+export const ms1 = orDash((v, unit = "") => tenths.format(v) + unit);
+export const MS = `${NB}ms`;
+
+/** Such rows: each as long as the difference of its rounded ends, so that they add up as written. */
+export function rows1(times) {
+	const round = (v) => Math.round(v * 10) / 10;
+	let end = 0;
+	return times.map((each) => round((end += each)) - round(end - each));
+}
 
 /** A size in memory: `4.00 MiB`. */
 export const bytes = orDash((v) => {
@@ -69,8 +76,13 @@ export const age = orDash((milliseconds) => {
 /** `chatcmpl-7f3ca1d2` for a request id with 32 digits. */
 export const shortId = (id) => id.replace(/^([A-Za-z]+[-_][A-Za-z0-9]{8}).*$/, "$1");
 
+export const plural = (v, noun) => (v === 1 ? noun : `${noun}s`);
+
 /** `1 request`, `7 requests`. */
-export const count = (v, noun) => `${int(v)}${NB}${noun}${v === 1 ? "" : "s"}`;
+export const count = (v, noun, write = int) => `${write(v)}${NB}${plural(v, noun)}`;
+
+/** A coordinate of a drawing. */
+export const px = (v) => v.toFixed(1);
 
 /** Ticks of an axis from 0 that cover `high`: two steps of a round size. */
 export function ticks(high) {

@@ -2,6 +2,7 @@
 // never markup from strings.
 
 import { setKey } from "./live.js";
+import { px } from "./numbers.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
 
 export { html, useEffect, useLayoutEffect, useRef, useState };
@@ -46,7 +47,7 @@ export const Bar = ({ parts, extra = "" }) =>
 	html`<span class="bar ${extra}">
 		${parts
 			.filter(([, width]) => width > 0)
-			.map(([kind, width]) => html`<i class=${kind} style=${{ width: `${(width * 100).toFixed(2)}%` }} />`)}
+			.map(([kind, width]) => html`<i class=${kind} style=${{ width: `${px(width * 100)}%` }} />`)}
 	</span>`;
 
 /** What the patterns of a drawing mean: `entries` are `[class, text]`. */

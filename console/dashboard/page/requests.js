@@ -1,38 +1,36 @@
 // Where a request lost its time: a list on the left, one request on the right.
 
 import { getJson } from "./live.js";
-import { bytes, clock, int, known, ms, over, shortId } from "./numbers.js";
+import { bytes, clock, count, int, known, ms, over, plural, shortId } from "./numbers.js";
 import { Choice, clamped, copy, Empty, Facts, html, Tag, toast, useEffect, useLoaded, useShortcuts, useState } from "./parts.js";
+import { hasLongNames } from "./lanes.js";
 import { largest, largestNamed, StageBar, StageTable } from "./stages.js";
 import { Patterns, Waterfall } from "./waterfall.js";
 import { Explains, Why } from "./why.js";
 
-const LIMIT = 50;
 const LIST_EVERY_MS = 3000;
 const TRACE_EVERY_MS = 2000;
 const REPORTS_AFTER_MS = 10_000; // of the end of the stream
 const NOTABLE_MS = 20;
-const SLOW = ["order=slow"];
+const SLOW = "order=slow";
 const FILTERS = [
 	[SLOW, "Slow"],
-	[["order=recent"], "Recent"],
-	[["order=recent&outcome=failed", "order=recent&outcome=retried"], "Failed"],
-	[["order=recent&outcome=running"], "Running"],
+	["", "Recent"],
+	["outcome=troubled", "Failed"],
+	["outcome=closed", "Left"],
+	["outcome=running", "Running"],
 ];
 const OUTCOMES = { finished: "ok", closed: "warn", failed: "bad" };
 
 export const linkTo = (id) => `#/requests/${encodeURIComponent(id)}`;
 const byId = (rows) => new Map(rows.map((row) => [row.request_id, row]));
 
-async function loadRows(queries, prefix, signal) {
-	const end = `&limit=${LIMIT}&prefix=${encodeURIComponent(prefix.trim())}`;
-	const lists = await Promise.all(queries.map((each) => getJson(`requests?${each}${end}`, signal)));
-	return [...byId(lists.flatMap(({ rows }) => rows)).values()];
-}
+const loadRows = async (query, prefix, signal) =>
+	(await getJson(`requests?${query}&limit=50&prefix=${encodeURIComponent(prefix.trim())}`, signal)).rows;
 
 export function Requests({ live, fleet, id }) {
 	const [filter, setFilter] = useState(SLOW);
-	const [prefix, setPrefix] = useState("");
+	const [prefix, setPrefix] = useState(decodeURIComponent(location.hash.split("?")[1] ?? ""));
 	const [shown, setShown] = useState([]);
 	const { value, error } = useLoaded((signal) => loadRows(filter, prefix, signal), [filter, prefix], () => LIST_EVERY_MS);
 	useEffect(() => setShown([]), [filter, prefix]);
@@ -61,11 +59,12 @@ export function Requests({ live, fleet, id }) {
 		<section class="card req-list" aria-label="Requests">
 			${!id && html`<h1 class="sr">Requests</h1>`}
 			<div class="tools">
-				<label class="sr" for="q">Search by request id</label>
+				<label class="sr" for="q">Search by request id or key</label>
 				<input
 					id="q"
 					type="search"
-					placeholder="Search by request id   /"
+					placeholder="Search by request id or key   /"
+					value=${prefix}
 					autocomplete="off"
 					spellcheck="false"
 					onInput=${(event) => setPrefix(event.target.value)}
@@ -85,7 +84,7 @@ function List({ rows, value, error, prefix, chosen, targets }) {
 			${rows.map((row) => html`<${Row} key=${row.request_id} row=${row} isChosen=${row.request_id === chosen} targets=${targets} />`)}
 		</ol>`;
 	}
-	const nothing = prefix ? `No request that is kept begins with “${prefix}”.` : "None of the requests that are kept.";
+	const nothing = prefix ? `No request that is kept begins with “${prefix}” or has this key.` : "None of the requests that are kept.";
 	const text = error ? `The list cannot be read: ${error.message}.` : value ? nothing : "Reading the list.";
 	return html`<div class="empty"><h2>${value ? "No request matches" : "Requests"}</h2><p>${text}</p></div>`;
 }
@@ -93,7 +92,7 @@ function List({ rows, value, error, prefix, chosen, targets }) {
 function Row({ row, isChosen, targets }) {
 	const stages = row.stages.map(([stage, each]) => ({ stage, ms: each }));
 	const worst = largestNamed(stages);
-	const part = worst && `${worst.name} ${worst.percent} %`;
+	const part = worst && `${worst.name} ${worst.percent}`;
 	const way = row.prefill ? `${row.prefill} → ${row.decode}` : row.decode;
 	const hasSlowSteps = over(row.tpot_ms, targets.tpot_target_ms);
 	const isSlow = hasSlowSteps || over(row.ttft_ms, targets.ttft_target_ms);
@@ -101,7 +100,7 @@ function Row({ row, isChosen, targets }) {
 		<a class="row" href=${linkTo(row.request_id)} aria-current=${isChosen || null}>
 			<span class="l">
 				<span class="mono">${shortId(row.request_id)}</span>
-				${row.num_attempts > 1 && html`<${Tag} kind="warn">${row.num_attempts} attempts<//>`}
+				${row.num_attempts > 1 && html`<${Tag} kind="warn">${count(row.num_attempts, "attempt")}<//>`}
 				<span class="end">
 					${isSlow && html`<${Tag} kind="bad">slow<//> `}<b>${known(row.ttft_ms) ? ms(row.ttft_ms) : "no token"}</b>
 				</span>
@@ -152,7 +151,7 @@ function Detail({ id, live, fleet }) {
 			<${Facts} rows=${facts(trace)} />
 		</section>
 		<${Waterfall} trace=${trace} nowUs=${nowUs} targetMs=${target} />
-		<div class="grid two">
+		<div class="grid ${hasLongNames(trace) ? "" : "two"}">
 			<${StageTable} trace=${trace} />
 			<div class="grid"><${Why} trace=${trace} /><${Explains} trace=${trace} fleet=${fleet} /></div>
 		</div>
@@ -163,11 +162,11 @@ function facts(trace) {
 	const { prefill } = trace.attempts.at(-1) ?? {};
 	const whole = trace.finished_us ? (trace.finished_us - trace.received_us) / 1000 : null;
 	const moved = trace.blocks_moved
-		? [bytes(trace.bytes_moved), `${int(trace.blocks_moved)} blocks, ${prefill?.path || trace.transport}`]
+		? [bytes(trace.bytes_moved), `${count(trace.blocks_moved, "block")}, ${prefill?.path || trace.transport}`]
 		: ["none"];
 	return [
-		["Prompt", int(trace.num_prompt_tokens), `tokens, ${int(trace.num_cached_tokens)} cached`],
-		["Output", int(trace.num_output_tokens), "tokens"],
+		["Prompt", int(trace.num_prompt_tokens), `${plural(trace.num_prompt_tokens, "token")}, ${int(trace.num_cached_tokens)} cached`],
+		["Output", int(trace.num_output_tokens), plural(trace.num_output_tokens, "token")],
 		["TTFT", ms(trace.ttft_ms)],
 		["TPOT", ms(trace.tpot_ms)],
 		["Total", ms(whole)],
@@ -183,7 +182,7 @@ function Lead({ trace, target }) {
 	const worst = largestNamed(stages.filter((each) => each.part === "first_token"));
 	const where = worst?.where && (worst.where.includes("→") ? `, ${worst.where}` : ` on ${worst.where}`);
 	const what = worst?.stage === "lost_attempt" ? `lost with ${worst.where}` : `${worst?.name}${where ?? ""}`;
-	const most = worst && `${worst.percent} % of it was ${what}.`;
+	const most = worst && `${worst.percent} of it was ${what}.`;
 	if (!trace.first_token_us) {
 		const failed = attempts.findLast((each) => each.failed)?.failed;
 		const state = trace.outcome === "running" ? "No token yet." : "No token was sent.";

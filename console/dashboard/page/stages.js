@@ -1,6 +1,6 @@
 // Stages of a request: their names, their patterns, and the table in which they add up.
 
-import { ms1 } from "./numbers.js";
+import { MS, ms1, rows1, share } from "./numbers.js";
 import { Bar, Card, Columns, html, Scroll, Tag } from "./parts.js";
 
 /** name, pattern, and the pattern where the decode worker computes the prompt itself */
@@ -39,13 +39,13 @@ export const largest = (stages) => stages.toSorted((a, b) => b.ms - a.ms)[0];
 export function largestNamed(stages) {
 	const worst = largest(stages.filter(({ stage }) => stage !== "unexplained"));
 	if (!worst?.ms) return null;
-	return { ...worst, name: stageName(worst.stage).toLowerCase(), percent: Math.round((worst.ms / total(stages)) * 100) };
+	return { ...worst, name: stageName(worst.stage).toLowerCase(), percent: share(worst.ms / total(stages)) };
 }
 
 export function StageBar({ stages, isLocal }) {
 	const all = total(stages);
 	const parts = stages.map(({ stage, ms }) => [stageKind(stage, isLocal), ms / all]);
-	return html`<${Bar} parts=${parts.filter(([, share]) => share > 0.004)} />`;
+	return html`<${Bar} parts=${parts.filter(([, width]) => width > 0.004)} />`;
 }
 
 /** Every millisecond belongs to one row; rows add up to the head of their part. */
@@ -74,17 +74,17 @@ function rows(allStages, part, title, isLocal) {
 	return html`<tbody data-part=${part}>
 		<tr class="grp">
 			<th scope="rowgroup" colspan="4">
-				<span>${title}<b class="end">${ms1(all)} ms</b></span><${StageBar} stages=${stages} isLocal=${isLocal} />
+				<span>${title}<b class="end">${ms1(all, MS)}</b></span><${StageBar} stages=${stages} isLocal=${isLocal} />
 			</th>
 		</tr>
-		${stages.map((each) => row(each, all, isLocal))}
+		${rows1(stages.map(({ ms }) => ms)).map((shown, i) => row(stages[i], shown, all, isLocal))}
 	</tbody>`;
 }
 
-function row({ part, stage, where, ms, text }, all, isLocal) {
+function row({ part, stage, where, ms, text }, shown, all, isLocal) {
 	const isOpen = stage === "unexplained";
-	const share = all ? ms / all : 0;
-	const isMissing = isOpen && part === "first_token" && share > MOST_UNEXPLAINED;
+	const size = all ? ms / all : 0;
+	const isMissing = isOpen && part === "first_token" && size > MOST_UNEXPLAINED;
 	return html`<tr data-stage=${stage} data-ms=${ms}>
 		<th scope="row">
 			<i class="sw ${isOpen ? "open" : stageKind(stage, isLocal)}" />${stageName(stage)}
@@ -92,8 +92,8 @@ function row({ part, stage, where, ms, text }, all, isLocal) {
 			${where && html`<span class="at">${where}</span>`}
 			<span class="at more">${text}</span>
 		</th>
-		<td class="num">${ms1(ms)}</td>
-		<td class="num">${(share * 100).toFixed(1)} %</td>
+		<td class="num">${ms1(shown)}</td>
+		<td class="num">${share(size)}</td>
 		<td class="dim wide-col">${text}</td>
 	</tr>`;
 }

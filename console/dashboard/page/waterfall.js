@@ -1,11 +1,10 @@
 // The lanes of one request, and the line that reads the span under pointer or keyboard.
 
 import { label, vline } from "./charts.js";
-import { layOut } from "./lanes.js";
-import { int, ms, ms1 } from "./numbers.js";
+import { CHARACTER_PX, layOut } from "./lanes.js";
+import { count, int, MS, ms, ms1, px } from "./numbers.js";
 import { Card, Choice, clamped, html, Legend, stepping, useEffect, useShortcuts, useState, useWidth } from "./parts.js";
 
-const CHARACTER_PX = 7;
 const PATTERNS = ["queue", "wait", "exposed", "lost", "gap"];
 const LEGEND = [
 	["soft-p", "queue"],
@@ -54,7 +53,7 @@ export function Waterfall({ trace, nowUs, targetMs }) {
 function reading(span) {
 	if (!span) return html`Point at a span, or press <kbd>←</kbd> <kbd>→</kbd> in the chart, to read it here.`;
 	const { name, rest, from, to } = span;
-	return html`<b>${name}</b> ${rest} · ${ms((to - from) / 1000)}, from ${ms1(from / 1000)} to ${ms1(to / 1000)} ms`;
+	return html`<b>${name}</b> ${rest} · ${ms((to - from) / 1000)}, from ${ms1(from / 1000)} to ${ms1(to / 1000, MS)}`;
 }
 
 function Drawing({ trace, targetMs, boxes, lanes, heads, axis, spans, picked, setPicked, width, height, isNarrow }) {
@@ -65,6 +64,7 @@ function Drawing({ trace, targetMs, boxes, lanes, heads, axis, spans, picked, se
 		const found = spans.findIndex(isAt);
 		if (found >= 0) setPicked(found);
 	};
+	const marks = flags(trace, targetMs, axis, height, isNarrow);
 	const ticks = [];
 	for (let v = 0; v * 1000 <= axis.end; v += axis.step) ticks.push(v);
 	return html`<svg
@@ -72,16 +72,17 @@ function Drawing({ trace, targetMs, boxes, lanes, heads, axis, spans, picked, se
 		height=${height}
 		role="img"
 		tabindex="0"
-		aria-label="Waterfall of ${trace.request_id}. Arrow keys step through its ${spans.length} spans."
+		aria-label="Waterfall of ${trace.request_id}. Arrow keys step through its ${count(spans.length, "span")}."
 		onKeyDown=${stepping((step) => setPicked(clamped(picked + step, 0, spans.length - 1)))}
 		onPointerMove=${onPointerMove}
 	>
 		${lanes.map(
 			(lane) => html`<rect class="lane" x=${axis.left} y=${lane.y} width=${axis.right - axis.left} height=${lane.height} rx="3" />`,
 		)}
-		${ticks.map((v) => tick(v, axis, height))} ${lanes.map((lane) => laneName(lane, isNarrow))}
+		${ticks.map((v) => vline("grid-l", axis.x(v * 1000), axis.top - 6, height))} ${boxes.map(bar)} ${marks.lines}
+		${ticks.map((v) => tickName(v, axis))} ${lanes.map((lane) => laneName(lane, isNarrow))}
 		${heads.map(({ y, text, isFailed }) => html`<text class=${isFailed ? "lab failed" : "lab"} y=${y}>${text}</text>`)}
-		${boxes.map(bar)} ${flags(trace, targetMs, axis, height, isNarrow)}
+		${boxes.map((box) => words(box, marks.xs))} ${marks.names}
 		${spans[picked] && frame(spans[picked])}
 	</svg>`;
 }
@@ -89,28 +90,32 @@ function Drawing({ trace, targetMs, boxes, lanes, heads, axis, spans, picked, se
 const frame = ({ x, y, width, height }) =>
 	html`<rect class="sel" rx="2" x=${x - 1} y=${y - 1} width=${width + 2} height=${height + 2} />`;
 
-function tick(v, axis, height) {
+function tickName(v, axis) {
 	const x = axis.x(v * 1000);
-	const text = v ? label(x, axis.top - 10, int(v)) : label(x, axis.top - 10, "0 ms", "start");
-	return [vline("grid-l", x, axis.top - 6, height), (v === 0 || x < axis.right - 26) && text];
+	if (!v) return label(x, axis.top - 10, "0 ms", "start");
+	return x < axis.right - 26 && label(x, axis.top - 10, int(v));
 }
 
 function laneName({ y, height, name, sub }, isNarrow) {
-	if (isNarrow) return html`<text class="lab" y=${y - 7}>${name} <tspan class="lab2">${sub}</tspan></text>`;
+	if (isNarrow) return html`<text class="lab" y=${y - 7}>${name} ${name.length < 40 && html`<tspan class="lab2">${sub}</tspan>`}</text>`;
 	const middle = y + height / 2;
 	return html`<text class="lab" y=${sub ? middle - 2 : middle + 4}>${name}</text>
 		<text class="lab2" y=${middle + 13}>${sub}</text>`;
 }
 
-function bar({ x, y, width, height, fill, text, plate }) {
-	const words = [plate ?? text].flat().find((each) => width > each.length * CHARACTER_PX + 10);
-	const middle = y + height / 2;
+function bar({ x, y, width, height, fill }) {
 	const paint = PATTERNS.includes(fill) ? `url(#h-${fill})` : `var(--${fill})`;
-	return html`<rect x=${x.toFixed(1)} y=${y} width=${width.toFixed(1)} height=${height} rx=${width > 5 ? 2 : 0} fill=${paint} />
-		${words &&
-		plate &&
-		html`<rect x=${x + 4} y=${middle - 9} width=${words.length * 6.9 + 8} height="18" rx="3" fill="var(--surface)" />`}
-		${words && html`<text class=${plate ? "ink" : "in"} x=${x + (plate ? 8 : 6)} y=${middle + 4.3}>${words}</text>`}`;
+	return html`<rect x=${px(x)} y=${y} width=${px(width)} height=${height} rx=${width > 5 ? 2 : 0} fill=${paint} />`;
+}
+
+/** What stands in a bar, if there is room and no mark runs through it; a plate hides marks. */
+function words({ x, y, width, height, text, plate }, marks) {
+	const found = [plate ?? text].flat().find((each) => width > each.length * CHARACTER_PX + 10);
+	const end = found && x + found.length * CHARACTER_PX + 8;
+	const middle = y + height / 2;
+	if (!found || (!plate && marks.some((mark) => mark > x && mark < end))) return null;
+	return html`${plate && html`<rect x=${x + 4} y=${middle - 9} width=${end - x} height="18" rx="3" fill="var(--surface)" />`}
+		<text class=${plate ? "ink" : "in"} x=${x + (plate ? 8 : 6)} y=${middle + 4.3}>${found}</text>`;
 }
 
 /** The target and the first token as lines through all lanes, with words that do not overlap. */
@@ -118,14 +123,15 @@ function flags(trace, targetMs, axis, height, isNarrow) {
 	const [first, target] = [trace.first_token_us - trace.received_us, targetMs * 1000];
 	const isSeen = (us) => us > 0 && us <= axis.end;
 	const isNear = isSeen(first) && isSeen(target) && Math.abs(axis.x(first) - axis.x(target)) < 250;
-	const flag = (us, text, kind, isLeft) => [
-		vline(kind, axis.x(us), 16, height),
-		label(axis.x(us) + (isLeft ? -5 : 5), 14, text, isLeft ? "end" : "start", "ink"),
-	];
 	const targetIsLeft = axis.x(target) > axis.right - 120 || (isNear && first > target);
 	const firstIsLeft = axis.x(first) > axis.right - 150 || (isNear && first < target);
-	return [
-		isSeen(target) && flag(target, !(isNarrow && isNear) && `target ${ms(targetMs)}`, "flag dashed", targetIsLeft),
-		isSeen(first) && flag(first, `first token ${ms(first / 1000)}`, "flag", firstIsLeft),
-	];
+	const shown = [
+		[target, !(isNarrow && isNear) && `target ${ms(targetMs)}`, "flag dashed", targetIsLeft],
+		[first, `first token ${ms(first / 1000)}`, "flag", firstIsLeft],
+	].filter(([us]) => isSeen(us));
+	return {
+		xs: shown.map(([us]) => axis.x(us)),
+		lines: shown.map(([us, , kind]) => vline(kind, axis.x(us), 16, height)),
+		names: shown.map(([us, text, , isLeft]) => label(axis.x(us) + (isLeft ? -5 : 5), 14, text, isLeft ? "end" : "start", "ink")),
+	};
 }

@@ -1,6 +1,6 @@
 // Why a request was placed where it was, and which findings and events explain its stages.
 
-import { clock, DASH, int, ms } from "./numbers.js";
+import { clock, DASH, int, ms, share } from "./numbers.js";
 import { Bar, Card, Facts, html, Pool, Table, Tag, unseen, useLoaded } from "./parts.js";
 import { getJson } from "./live.js";
 import { total } from "./stages.js";
@@ -17,7 +17,7 @@ export function Why({ trace }) {
 	const rows = [
 		["Predicted first token", ms(predicted)],
 		[isRetried ? "Observed in this attempt" : "Observed", ms(observed)],
-		["Error", error === null ? DASH : `${error < 0 ? "−" : "+"}${Math.abs(error * 100).toFixed(0)} %`],
+		["Error", error === null ? DASH : `${error < 0 ? "−" : "+"}${share(Math.abs(error))}`],
 	];
 	return html`<${Card} title="Why here" head=${html`<${Tag}>${placement.mode}<//>`}>
 		<p>${placement.reason}.</p>
@@ -56,12 +56,13 @@ function Candidates({ title, role, list, chosen }) {
 		<${Table} label=${title} columns=${columns} rows=${sorted.map(row)} />`;
 }
 
-/** Findings and events of the request's time that touch its stages. */
-export function explanations(trace, findings, events) {
+/** Findings and events of the request's time that touch its stages. A finding is about the window of
+ * examination before it was found, and about all that came since. */
+export function explanations(trace, { findings, window_s }, events) {
 	const of = (stages) => total(trace.stages.filter((each) => stages.includes(each.stage)));
 	const until = trace.finished_us || Number.MAX_SAFE_INTEGER;
 	const found = findings
-		.filter((each) => !each.since_us || each.since_us <= until)
+		.filter((each) => !each.since_us || each.since_us - window_s * 1e6 <= until)
 		.map(({ title, stages, text }) => ({ href: "#/doctor", title, ms: of(stages), text: text?.[0] }));
 	const workers = trace.attempts.flatMap((each) => [each.prefill?.worker_id, each.decode?.worker_id]);
 	const near = events.filter(
@@ -79,7 +80,7 @@ export function explanations(trace, findings, events) {
 export function Explains({ trace, fleet }) {
 	const hasDoctor = fleet.offers.includes("doctor");
 	const { value } = useLoaded(async (signal) => hasDoctor && getJson("doctor", signal), [trace.request_id]);
-	const list = explanations(trace, value?.findings ?? [], fleet.events);
+	const list = explanations(trace, value || { findings: [] }, fleet.events);
 	return html`<${Card} title="What explains it" note="findings and events at ${clock(trace.received_us)}">
 		${list.length
 			? html`<ul class="expl">

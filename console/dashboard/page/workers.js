@@ -1,6 +1,6 @@
 // One worker as a card, or as a row where a pool is large.
 
-import { age, clock, count, DASH, int, kilo, known, share, sig3 } from "./numbers.js";
+import { age, clock, count, DASH, int, kilo, known, ms, plural, share } from "./numbers.js";
 import { Bar, Columns, html, State, useState } from "./parts.js";
 
 export const MAX_CARDS = 12;
@@ -9,36 +9,26 @@ const SHOWN_ROWS = 20;
 const ROW_PX = 28;
 const WINDOW_ROWS = 24;
 
-/** Whether a worker's numbers are worth showing: it is neither loading nor lost. */
-export const hasNumbers = ({ state }) => state === "ready" || state === "draining";
+/** A worker's state in one word: its condition as the router sees it, where it is not simply usable. */
+export const stateOf = ({ state, condition }) => (condition.state === "usable" ? state : condition.state);
+
+/** Whether a worker's numbers are worth showing: requests go there, or did until it drained. */
+export const hasNumbers = (worker) => ["ready", "draining"].includes(stateOf(worker));
 
 export function shownState(worker, now) {
-	const { state, connected, reported_us } = worker;
-	if (!hasNumbers(worker)) return { state, text: state };
-	if (connected === false) return { state: "stale", text: "not connected" };
-	if (reported_us) return { state: "stale", text: `${state}, report ${age(now - reported_us / 1000)} old` };
-	return { state, text: state };
-}
-
-function noteOf({ state, lost_us, lost_reason, requests_moved, loading_since_us, last_load_ms }, now) {
-	const since = (us) => age(now - us / 1000);
-	if (state === "lost") {
-		const at = known(lost_us) ? ` ${since(lost_us)} ago, at ${clock(lost_us)}` : "";
-		const moved = known(requests_moved) ? ` ${count(requests_moved, "request")} moved.` : "";
-		return `Lost${at}: ${lost_reason ?? "no reason is known"}.${moved}`;
+	const text = stateOf(worker);
+	if (worker.condition.cause) return { state: "lost", text };
+	if (hasNumbers(worker) && worker.reported_us) {
+		return { state: "stale", text: `${text}, report ${age(now - worker.reported_us / 1000)} old` };
 	}
-	const so = known(loading_since_us) ? `, ${since(loading_since_us)} so far` : "";
-	const last = known(last_load_ms) ? ` The last start in this pool took ${age(last_load_ms)}.` : "";
-	return `Loads its weights${so}.${last}`;
+	return { state: text, text };
 }
 
-/** How long the phases of a worker's start took, longest first. */
-function startOf({ start_ms }) {
-	const phases = Object.entries(start_ms ?? {}).sort((a, b) => b[1] - a[1]);
-	if (!phases.length) return undefined;
-	const whole = phases.reduce((sum, [, ms]) => sum + ms, 0);
-	const each = phases.map(([phase, ms]) => `${phase.replace("_", " ")} ${age(ms)}`);
-	return `Started in ${age(whole)}: ${each.join(", ")}`;
+/** Why a worker gets no requests, and since when. */
+function noteOf({ state, condition: { reason, since_us }, requests_moved, last_load_ms }, now) {
+	const moved = requests_moved > 0 && ` ${count(requests_moved, "request")} moved.`;
+	const last = state === "loading" && last_load_ms > 0 && ` The last start in this pool took ${age(last_load_ms)}.`;
+	return html`Since ${clock(since_us)} (${age(now - since_us / 1000)}): ${reason ?? "no reason is known"}.${moved}${last}`;
 }
 
 export const requestsOf = (worker) => (worker.num_waiting ?? 0) + (worker.num_running ?? 0);
@@ -47,7 +37,7 @@ export function WorkerCard({ worker, now }) {
 	const shown = shownState(worker, now);
 	const { role, worker_id: id, blocks_used: used, blocks_cached: cached, blocks_total: total } = worker;
 	const head = html`<div class="l1">
-		<b title=${startOf(worker)}>${id}</b><${State} ...${shown} />
+		<b title=${worker.started}>${id}</b><${State} ...${shown} />
 	</div>`;
 	if (!hasNumbers(worker)) {
 		return html`<li class="w off" data-worker=${id}>${head}<div>${noteOf(worker, now)}</div></li>`;
@@ -66,22 +56,22 @@ export function WorkerCard({ worker, now }) {
 }
 
 function load(worker) {
+	const { num_running: running, num_waiting: waiting } = worker;
 	const rate = html`<span><b>${kilo(worker.tokens_per_s)}</b> tok/s</span>`;
 	if (worker.role === "prefill") {
-		const queue = worker.num_waiting
-			? html`queue <b>${int(worker.num_waiting)}</b>, <b>${kilo(worker.queued_tokens)}</b> tokens`
-			: "queue empty";
-		return html`<span>${queue}</span>${rate}`;
+		const runs = running > 0 && html`runs <b>${int(running)}</b>, `;
+		const tokens = worker.queued_tokens > 0 && html`: <b>${kilo(worker.queued_tokens)}</b> tok`;
+		return html`<span>${runs}queue ${waiting ? html`<b>${int(waiting)}</b>` : "empty"}${tokens}</span>${rate}`;
 	}
-	const most = known(worker.max_batch_size) ? ` of ${int(worker.max_batch_size)}` : "";
-	return html`<span>batch <b>${int(worker.num_running)}</b>${most}</span>
-		<span>step <b>${sig3(worker.step_ms)}</b> ms</span>${rate}`;
+	const most = known(worker.max_batch_size) ? `/${int(worker.max_batch_size)}` : "";
+	return html`<span>batch <b>${int(running)}</b>${most}</span>
+		<span>step <b>${ms(worker.step_ms)}</b></span>${waiting ? html`<span><b>${int(waiting)}</b> wait</span>` : rate}`;
 }
 
 function draining(worker, now) {
 	const left = requestsOf(worker);
 	const waits = worker.drain_deadline_us / 1000 - now;
-	return html`<span><b>${int(left)}</b> ${left === 1 ? "request" : "requests"} left</span>
+	return html`<span><b>${int(left)}</b> ${plural(left, "request")} left</span>
 		${waits > 0 && html`<span>hands over after <b>${age(waits)}</b></span>`}`;
 }
 
@@ -91,11 +81,11 @@ export function WorkerRows({ workers, now, role }) {
 	const [top, setTop] = useState(0);
 	const isCut = workers.length > MAX_ROWS && !isWhole;
 	const rows = isCut ? notable(workers) : workers;
-	const first = isWhole ? Math.max(0, Math.floor(top / ROW_PX) - 2) : 0;
+	const rowPx = innerWidth > 760 ? ROW_PX : 2 * ROW_PX; // a phone's rows have two lines
+	const first = isWhole ? Math.max(0, Math.floor(top / rowPx) - 2) : 0;
 	const seen = isWhole ? rows.slice(first, first + WINDOW_ROWS) : rows;
-	const busy = role === "prefill" ? "queue" : "batch";
-	const columns = ["worker", "state", ["KV", "num"], [busy, "num"], ["tok/s", "num wide-col"]];
-	const room = (count) => count > 0 && html`<tr class="room" style=${{ height: `${count * ROW_PX}px` }} />`;
+	const columns = ["worker", "state", ["KV", "num"], ["runs", "num"], ["waits", "num"], ["tok/s", "num wide-col"]];
+	const room = (count) => count > 0 && html`<tr class="room" style=${{ height: `${count * rowPx}px` }} />`;
 	return html`<div
 			class="rows ${isWhole ? "whole" : ""}"
 			tabindex="0"
@@ -117,13 +107,14 @@ export function WorkerRows({ workers, now, role }) {
 }
 
 function row(worker, now) {
-	const busy = worker.role === "prefill" ? worker.num_waiting : worker.num_running;
 	const has = hasNumbers(worker);
+	const { cause, reason } = worker.condition;
 	return html`<tr key=${worker.worker_id} data-worker=${worker.worker_id}>
-		<th scope="row" title=${startOf(worker)}>${worker.worker_id}</th>
-		<td><${State} ...${shownState(worker, now)} /></td>
+		<th scope="row" title=${worker.started}>${worker.worker_id}</th>
+		<td><${State} ...${shownState(worker, now)} />${cause && html`<span class="at">${reason}</span>`}</td>
 		<td class="num">${has ? share(worker.blocks_used / worker.blocks_total) : DASH}</td>
-		<td class="num">${has ? int(busy) : DASH}</td>
+		<td class="num">${has ? int(worker.num_running) : DASH}</td>
+		<td class="num">${has ? int(worker.num_waiting) : DASH}</td>
 		<td class="num wide-col">${has ? kilo(worker.tokens_per_s) : DASH}</td>
 	</tr>`;
 }
@@ -133,7 +124,7 @@ function notable(workers) {
 	const load = (each) => (each.blocks_total ? each.blocks_used / each.blocks_total : 0);
 	const loads = workers.map(load).sort((a, b) => a - b);
 	const median = loads[Math.floor(loads.length / 2)];
-	const rank = (each) => (each.state === "ready" ? Math.abs(load(each) - median) : 2);
+	const rank = (each) => (stateOf(each) === "ready" ? Math.abs(load(each) - median) : 2);
 	const chosen = workers.toSorted((a, b) => rank(b) - rank(a)).slice(0, SHOWN_ROWS);
 	return workers.filter((each) => chosen.includes(each));
 }

@@ -11,6 +11,7 @@ import pytest
 from console.dashboard.summary import MAX_CARDS, MAX_PAIRS, OLD_AFTER_US, shown_summary
 from console.dashboard.versions import Versions
 
+NBSP = "\u00a0"
 NOW_US = 1_795_611_759_970_129
 MOST_BYTES = 40_000
 """Of a second of a large fleet, as docs/dashboard.md says."""
@@ -31,15 +32,29 @@ def pair(prefill: str, decode: str, **fields: Any) -> dict[str, Any]:
 
 
 def shown(workers: list[Any], pairs: list[Any], now_us: int = NOW_US) -> dict[str, Any]:
-    return shown_summary({"workers": workers, "pairs": pairs}, "prod", {"fleet"}, now_us)
+    return shown_summary(report(workers=workers, pairs=pairs), "prod", {"fleet"}, now_us)
+
+
+def report(**parts: Any) -> dict[str, Any]:
+    history = {"start_us": None, "step_ms": 30_000, "goodput": []}
+    empty = {"workers": [], "pairs": [], "pressure": {"cause": "It rains."}, "history": history}
+    return empty | parts
+
+
+def part(name: str, **parts: Any) -> Any:
+    return shown_summary(report(**parts), "prod", (), NOW_US)[name]
 
 
 def test_the_page_gets_no_field_that_it_does_not_show() -> None:
-    workers = [worker("d1", counters={}, pid=1, step_ms=21.23456789)]
-    assert shown(workers, []) == {
-        "workers": [worker("d1", step_ms=21.23, reported_us=None)],
-        "pairs": [], "other_pairs": None, "cluster": "prod", "offers": ["fleet"],
-    }  # fmt: skip
+    start_ms = {"process": 900, "weights": 8100, "warm_up": 1500}
+    workers = [worker("d1", counters={}, pid=1, step_ms=21.23456789, start_ms=start_ms)]
+    found = shown(workers, [])
+    started = "Started in 10 s: weights 8.1 s, warm up 1.5 s, process 0.9 s".replace(
+        " s", NBSP + "s"
+    )
+    assert found["workers"] == [worker("d1", step_ms=21.23, reported_us=None, started=started)]
+    assert (found["cluster"], found["offers"]) == ("prod", ["fleet"])
+    assert {"hosts", "keys", "pools", "routers", "store"}.isdisjoint(found)
     (found,) = shown([], [pair("p1", "d1", bytes_per_s=1234567.89)])["pairs"]
     assert found == {
         "pair_id": "p1 d1", "prefill": "p1", "decode": "d1", "path": "RDMA",
@@ -64,6 +79,62 @@ def test_of_a_large_fleet_only_the_pairs_that_stand_out_are_sent() -> None:
     assert found["other_pairs"] == {"count": 20, "off_way": 10, "bytes_per_s": 2e10}
     few = shown([worker(each) for each in decode[:MAX_CARDS]], pairs)
     assert (len(few["pairs"]), few["other_pairs"]) == (60, None)
+
+
+def key(name: str, accepted: int = 0, **numbers: int) -> dict[str, Any]:
+    none = dict.fromkeys(
+        ("limited", "invalid", "refused", "left", "ended", "good", "waiting", "late"), 0
+    )
+    return {"name": name, "accepted": accepted, **none, **numbers}
+
+
+def test_the_keys_with_the_most_trouble_come_first() -> None:
+    keys = [key(f"calm-{i}", 100 - i) for i in range(6)]
+    flood = key("flood", 5, limited=944, waiting=2)
+    slow = key("slow", 50, ended=40, good=10, late=3, left=1, refused=2)
+    assert part("door", keys=[*keys, flood, slow]) == [
+        ["flood", "flood", 5, 944, 0, 0, 0, 2],
+        ["slow", "slow", 50, 0, 2, 1, 33, 0],
+        ["calm-0", "calm-0", 100, 0, 0, 0, 0, 0],
+        ["calm-1", "calm-1", 99, 0, 0, 0, 0, 0],
+        ["calm-2", "calm-2", 98, 0, 0, 0, 0, 0],
+        ["", "3 other keys", 288, 0, 0, 0, 0, 0],
+    ]
+    assert part("door", keys=[key("", 7)]) == [["", "without a key", 7, 0, 0, 0, 0, 0]]
+
+
+def test_a_store_and_a_router_that_are_away_are_told() -> None:
+    routers = [
+        {"name": "router a", "state": "serving", "since_us": None},
+        {"name": "router b", "state": "silent", "since_us": 5},
+    ]
+    store = {"trouble": "the store does not answer", "since_us": 4}
+    assert part("outages", store=store, routers=routers) == [
+        ("Store", "the store does not answer; requests go on with the workers last known.", 4),
+        ("Router", "router b is silent: it was killed, or it hangs.", 5),
+    ]
+    assert part("outages", store={"trouble": None, "since_us": None}, routers=routers[:1]) == []
+
+
+def test_the_history_is_a_whole_hour_also_after_a_start() -> None:
+    values = {"goodput": [1.0, 0.123456], "ttft_p50_ms": [None, 7.0]}
+    found = part("history", history={"start_us": NOW_US, "step_ms": 30_000, **values})
+    assert len(found["goodput"]) == len(found["ttft_p50_ms"]) == 121
+    assert found["goodput"][-3:] == [None, 1.0, 0.1235]
+    assert found["start_us"] == NOW_US - 119 * 30_000_000
+    assert part("history")["goodput"] == [None] * 121
+
+
+@pytest.mark.parametrize(
+    ("pressure", "cause"),
+    [
+        ({"cause": "Prefill waits."}, "Prefill waits."),
+        ({"prefill": 0.1, "decode": None, "cause": None}, "Neither pool is near its target."),
+        ({"prefill": None, "cause": None}, "Pressure is measured from the prompts of the last min"),
+    ],
+)
+def test_every_verdict_has_a_cause(pressure: dict[str, Any], cause: str) -> None:
+    assert part("pressure", pressure=pressure)["cause"].startswith(cause)
 
 
 def test_a_second_of_a_large_busy_fleet_is_small() -> None:

@@ -132,6 +132,13 @@ async def test_requests_by_order_outcome_and_prefix(
     assert await ids("outcome=running") == ["chat-d-0"]
     assert await ids("outcome=finished&prefix=chat") == ["chat-c-0"]
     assert await ids("outcome=retried") == []
+    assert await ids("outcome=troubled") == []
+    harness.traces.get("cmpl-b-0").key = "team-a"
+    harness.traces.get("cmpl-a-0").outcome = "failed"
+    assert await ids("prefix=team-a") == ["cmpl-b-0"]
+    assert await ids("prefix=team") == [], "a key has its whole name"
+    assert await ids("outcome=troubled") == ["cmpl-a-0"]
+    harness.traces.get("cmpl-a-0").outcome = "finished"
     assert (await ids("order=slow&limit=1")) == ["chat-d-0"], "it has waited longest"
     assert len(await ids("order=slow")) == 4
     decode.tokens(leg, 0, [1], finish=FinishReason.STOP)
