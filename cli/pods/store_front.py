@@ -24,7 +24,7 @@ from cli.pods.store_settings import StoreSettings, configuration
 from gateway.http.certificates import LOOK_S, CertificateReloader, TlsFiles
 from process.store.expiry import Expiry
 from process.store.front import FrontPorts, StoreFront
-from process.store.password_certificate import certificate_of
+from process.store.password_certificate import SERVER_NAME, certificate_of
 from process.temporary import temporary_folder
 from protocol.errors import ConfigError
 
@@ -120,23 +120,22 @@ async def _end(valkey: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> 
 
 
 class ServedCertificate:
-    """The server's certificate: from its files, read again when they change, or from the
-    password."""
+    """The server's certificates: the one from the password, for all clients that ask for it by
+    name, and for the others one from files, read again when they change, if there are any."""
 
     def __init__(self, settings: StoreSettings, private: Path) -> None:
         """`private`: a folder that only this user can read. Raises ConfigError."""
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.num_tickets = 0  # clients stay connected, and resume nothing
+        self._derived = self.context = _server_context()
+        self._load_derived(settings.store_password, private)
         self._files: TlsFiles | None = None
         self._expiry = Expiry()
         if settings.tls_cert_file is not None:
+            self.context = _server_context()
+            self.context.sni_callback = self._choose
             self._files = TlsFiles(settings.tls_cert_file, settings.tls_key_file)
             self._load_files(self._files)
         elif settings.tls_key_file is not None:
             raise ConfigError("tls_key_file has a meaning only with tls_cert_file")
-        else:
-            self._load_derived(settings.store_password, private)
 
     async def watch(self) -> None:
         """Read changed files again, and warn before the certificate expires; until cancelled."""
@@ -150,6 +149,10 @@ class ServedCertificate:
             self._expiry.log_warning(self._files.cert, time.time())
             await asyncio.sleep(LOOK_S)
 
+    def _choose(self, handshake: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        if name == SERVER_NAME:
+            handshake.context = self._derived
+
     def _load_files(self, files: TlsFiles) -> None:
         try:
             self.context.load_cert_chain(files.cert, files.key)
@@ -161,10 +164,17 @@ class ServedCertificate:
         file = private / "certificate.pem"  # OpenSSL reads keys from files only
         file.touch(mode=0o600)
         file.write_text(derived.certificate + derived.key)
-        self.context.load_cert_chain(file)
+        self._derived.load_cert_chain(file)
         file.unlink()
 
     def _note_end(self, file: Path) -> None:
         with suppress(OSError, ValueError):
             first = x509.load_pem_x509_certificates(file.read_bytes())[0]
             self._expiry.note(first.not_valid_after_utc.timestamp(), time.time())
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0  # clients stay connected, and resume nothing
+    return context

@@ -105,7 +105,8 @@ class ResolvedTlsConnection(ResolvedConnection, SSLConnection):
         self._tls.note_certificate(self._writer.get_extra_info("peercert"))
 
     def _connection_arguments(self) -> Mapping[str, Any]:
-        arguments = {"host": self._address, "port": self.port, "server_hostname": self.host}
+        name = self._tls.server_name(self.host)
+        arguments = {"host": self._address, "port": self.port, "server_hostname": name}
         if self.socket_connect_timeout is not None:
             # Sooner than the limit of connecting, which would not say what took so long.
             arguments["ssl_handshake_timeout"] = _HANDSHAKE_PART * self.socket_connect_timeout

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from process.store.expiry import Expiry
-from process.store.password_certificate import certificate_of
+from process.store.password_certificate import SERVER_NAME, certificate_of
 from protocol.addresses import shown_address
 from protocol.errors import ConfigError
 
@@ -61,6 +61,10 @@ class StoreTls:
         """The context of a new connection. Raises OSError for files that cannot be used."""
         files = (self.ssl_ca_certs, self.ssl_certfile, self.ssl_keyfile)
         return _context(self, tuple(_stamp(each) for each in files if each))
+
+    def server_name(self, host: str) -> str:
+        """The name that a handshake with a host asks for."""
+        return SERVER_NAME if self.password else host
 
     def check_files(self, where: str) -> None:
         """Raises ConfigError for files that cannot be used."""

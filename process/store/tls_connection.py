@@ -20,7 +20,8 @@ class TlsConnection(SSLConnection):
 
     def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
         try:
-            wrapped = self._tls.context().wrap_socket(sock, server_hostname=self.host)
+            name = self._tls.server_name(self.host)
+            wrapped = self._tls.context().wrap_socket(sock, server_hostname=name)
         except OSError as error:
             raise self._tls.explained(error) from error
         self._tls.note_certificate(wrapped.getpeercert())

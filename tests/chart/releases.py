@@ -171,13 +171,25 @@ RELEASES = [
     ),
     Release("preflight", gpu(preflight={"enabled": True, "pool": "decode", "pods": 3})),
     Release(
-        "open", {"router": {"apiKeys": {"enabled": False}}, "networkPolicy": {"enabled": False}}
+        "open",
+        {
+            "router": {"apiKeys": {"enabled": False}},
+            "networkPolicy": {"enabled": False},
+            "store": {"tls": {"enabled": False}},
+        },
     ),
     Release(
         "external-store",
         gpu(
-            store={"external": {"urlSecret": {"name": "valkey", "key": "uri"}}},
+            store={
+                "external": {
+                    "urlSecret": {"name": "valkey", "key": "uri"},
+                    "caSecret": {"name": "authorities", "key": "bundle.pem"},
+                    "clientSecret": {"name": "client"},
+                }
+            },
             cluster="blue",
+            preflight={"enabled": True},
         ),
     ),
     Release(
@@ -189,7 +201,15 @@ RELEASES = [
             router={"settings": {"otlp_endpoint": "http://collector:4318/v1/traces"}},
         ),
     ),
-    Release("persistent-store", {"store": {"persistence": {"enabled": True, "size": "2Gi"}}}),
+    Release(
+        "persistent-store",
+        {
+            "store": {
+                "persistence": {"enabled": True, "size": "2Gi"},
+                "tls": {"secretName": "store-certificate", "plainSeconds": 0},
+            }
+        },
+    ),
     Release(
         "prefetch-pvc",
         gpu(

@@ -365,7 +365,11 @@ def test_routers_know_the_path_under_which_clients_see_them(values, path: str | 
         ),
         (gpu(kv={"path": "tcp"}), ["WARNING: KV blocks move over TCP"], []),
         (gpu(model=MODEL | {"cache": {"type": "emptyDir"}}), ["every pod downloads"], []),
-        (gpu(router={"apiKeys": {"enabled": False}}), ["need no keys"], ["$KEY"]),
+        (
+            gpu(router={"apiKeys": {"enabled": False}}, store={"tls": {"enabled": False}}),
+            ["need no keys", "store are not encrypted"],
+            ["$KEY"],
+        ),
         (
             gpu(secrets={"existingSecret": "ours"}),
             ["ours must hold cluster-secret, store-password, api-keys, admin-keys."],

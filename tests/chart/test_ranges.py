@@ -90,10 +90,10 @@ REFUSED: list[tuple[Values, str, Values]] = [
     ),
     (
         keeping(1024 * MIB, persistence={"size": "8Gi"}),
-        "set store.resources.limits.memory: 2048Mi, or responses_store_bytes: 134217728\n",
+        "set store.resources.limits.memory: 2176Mi, or responses_store_bytes: 134217728\n",
         keeping(
             1024 * MIB,
-            resources={"limits": {"memory": "2048Mi"}},
+            resources={"limits": {"memory": "2176Mi"}},
             persistence={"size": "8Gi"},
         ),
     ),

@@ -177,7 +177,7 @@ def ports_of(spec: Object, direction: str = "ingress") -> list[Object]:
     return [port for rule in spec[direction] for port in rule["ports"]]
 
 
-MODEL_AND_STORE = {"443", "6379"}
+MODEL_AND_STORE = {"443", "6379", "6380"}
 CONNECTIONS = {
     "router": {"7400", "7401", "4318"} | MODEL_AND_STORE,
     "worker": {"7400", "7401", "41000-41099", "6443"} | MODEL_AND_STORE,
@@ -230,11 +230,11 @@ def test_the_job_before_an_installation_may_reach_the_api_server_before_it_runs(
         ),
         (
             gpu(model=MODEL | {"hub": {"endpoint": "http://mirror:8081/hub"}}),
-            {"7400", "7401", "53", "6379", "8081"},
+            {"7400", "7401", "53", "6379", "6380", "8081"},
         ),
         (
             gpu(router={"settings": {"otlp_endpoint": "https://traces.example/v1/traces"}}),
-            {"7400", "7401", "53", "6379", "443"},
+            {"7400", "7401", "53", "6379", "6380", "443"},
         ),
     ],
 )

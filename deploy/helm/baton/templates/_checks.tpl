@@ -29,7 +29,7 @@
 {{- end -}}
 {{- range $path, $given := $volumes -}}
 {{- range $given -}}
-{{- if has .name (list "tmp" "cache" "model" "tls" "shm" "hugepages" "data") -}}
+{{- if has .name (list "tmp" "cache" "model" "tls" "shm" "hugepages" "data" "store-tls" "store-ca" "store-client") -}}
 {{- $wrong = append $wrong (printf "%s: the chart has a volume %s itself; take another name" $path .name) -}}
 {{- end -}}
 {{- end -}}

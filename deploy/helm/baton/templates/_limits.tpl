@@ -37,8 +37,8 @@
 {{- toYaml $wrong -}}
 {{- end -}}
 
-{{/* Kept responses must fit into the chart's store: twice into its memory, and four times into its
-folder, where the log of writes lies beside its successor. */}}
+{{/* Kept responses must fit into the chart's store: twice into its memory, beside what its connections
+take, and four times into its folder, where the log of writes lies beside its successor. */}}
 {{- define "baton.storeChecks" -}}
 {{- $wrong := list -}}
 {{- $settings := .Values.router.settings -}}
@@ -48,8 +48,9 @@ folder, where the log of writes lies beside its successor. */}}
 {{- $memory := dig "limits" "memory" "" $store.resources -}}
 {{- if $memory -}}
 {{- $bytes := include "baton.bytes" $memory | int64 -}}
-{{- if gt (mul 2 $kept) $bytes -}}
-{{- $wrong = append $wrong (printf "router.settings.responses_store_bytes: %d bytes of kept responses need a store of twice the memory; set store.resources.limits.memory: %dMi, or responses_store_bytes: %d" $kept (divf (mul 2 $kept) 1048576 | ceil | int64) (div $bytes 2)) -}}
+{{- $others := 134217728 -}}
+{{- if gt (add (mul 2 $kept) $others | int64) $bytes -}}
+{{- $wrong = append $wrong (printf "router.settings.responses_store_bytes: %d bytes of kept responses need a store of twice the memory and 128 MiB; set store.resources.limits.memory: %dMi, or responses_store_bytes: %d" $kept (divf (add (mul 2 $kept) $others) 1048576 | ceil | int64) (max 1048576 (div (sub $bytes $others) 2))) -}}
 {{- end -}}
 {{- end -}}
 {{- $disk := include "baton.bytes" $store.persistence.size | int64 -}}

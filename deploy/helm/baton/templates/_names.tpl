@@ -39,9 +39,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" | quote }}
 {{- end -}}
 
-{{/* The ports: http, control, events, metrics, probes, store. */}}
+{{/* The ports: http, control, events, metrics, probes, store (without TLS), store-tls. */}}
 {{- define "baton.port" -}}
-{{- get (dict "http" 8000 "control" 7400 "events" 7401 "metrics" 9400 "probes" 9401 "store" 6379) . -}}
+{{- get (dict "http" 8000 "control" 7400 "events" 7401 "metrics" 9400 "probes" 9401 "store" 6379 "store-tls" 6380) . -}}
 {{- end -}}
 
 {{/* The image of a device: dict "root" $ "device" "cuda" "image" overrides. */}}

@@ -88,14 +88,7 @@ terminationMessagePolicy: FallbackToLogsOnError
 {{- define "baton.memberEnv" -}}
 - name: BATON_CLUSTER_SECRET
   valueFrom: {secretKeyRef: {name: {{ include "baton.secretName" . | quote }}, key: cluster-secret}}
-{{- if .Values.store.external.urlSecret.name }}
-- name: BATON_REDIS_URL
-  valueFrom: {secretKeyRef: {name: {{ .Values.store.external.urlSecret.name | quote }}, key: {{ .Values.store.external.urlSecret.key | quote }}}}
-{{- else }}
-- name: BATON_STORE_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "baton.secretName" . | quote }}, key: store-password}}
-- {name: BATON_REDIS_URL, value: {{ printf "redis://:$(BATON_STORE_PASSWORD)@%s-store:%s/0" (include "baton.fullname" .) (include "baton.port" "store") | quote }}}
-{{- end }}
+{{- include "baton.storeEnv" . }}
 {{- end -}}
 
 {{/* Variables of a process; the value of one is a string, whatever YAML reads it as. */}}

@@ -170,6 +170,9 @@ def test_a_certificate_of_one_s_own_is_served_alone_and_the_server_s_end_is_the_
         with client_at(url) as client:
             client.ping()
             assert expiry_of(client).at == pytest.approx(ends, abs=1)
+        former = f"rediss://:{PASSWORD}@127.0.0.1:{tls_port}?trust=password"
+        with client_at(former) as client:
+            assert client.ping(), "pods that trust the password's certificate lose nothing"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", plain)).close()
         (valkey,) = psutil.Process(process.pid).children()

@@ -143,6 +143,7 @@ containers:
     {{- include "baton.containerSecurity" (dict "ipcLock" $rdma) | nindent 4 }}
     volumeMounts:
       {{- include "baton.modelMounts" .root | nindent 6 }}
+      {{- include "baton.storeMounts" .root | nindent 6 }}
       - {name: shm, mountPath: /dev/shm}
       {{- if $pool.hugepages.size }}
       - {name: hugepages, mountPath: /dev/hugepages}
@@ -152,6 +153,7 @@ containers:
       {{- end }}
 volumes:
   {{- include "baton.modelVolumes" .root | nindent 2 }}
+  {{- include "baton.storeVolumes" .root | nindent 2 }}
   - name: shm
     emptyDir: {medium: Memory, sizeLimit: {{ include "baton.text" $pool.shmSize | quote }}}
   {{- if $pool.hugepages.size }}
