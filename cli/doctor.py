@@ -1,7 +1,7 @@
 """`baton doctor`: what is wrong with a fleet, by which evidence, and what to change.
 
 Prints what the dashboard's Doctor shows. Exit code 0: nothing was found; 1: there are findings;
-3: a router was not reached, or has too few requests to conclude anything.
+3: a router was not reached, or knows of no fault and has too few requests to judge speed.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(diagnosis, indent=2))
     else:
         _print(plain_console(soft_wrap=False), diagnosis)
-    if not diagnosis["is_conclusive"]:
-        return UNKNOWN
-    return FOUND if diagnosis["findings"] else 0
+    if diagnosis["findings"]:
+        return FOUND
+    return 0 if diagnosis["is_conclusive"] else UNKNOWN
 
 
 def _diagnosis(settings: DoctorSettings) -> dict[str, Any]:
@@ -117,14 +117,14 @@ def _get(settings: DoctorSettings, path: str) -> Any:
 
 def _print(console: Console, diagnosis: Mapping[str, Any]) -> None:
     minutes = diagnosis["window_s"] / 60
+    findings, passed = diagnosis["findings"], diagnosis["passed"]
     if not diagnosis["is_conclusive"]:
         console.print(
-            f"Nothing to diagnose yet: {diagnosis['num_requests']} requests in the last "
-            f"{minutes:g} minutes, and the doctor needs {diagnosis['min_requests']}."
+            f"{'No fault is known' if not findings else 'Facts only'}: judgements of speed need "
+            f"{diagnosis['min_requests']} requests within {minutes:g} minutes, and there are "
+            f"{diagnosis['num_requests']}."
         )
-        return
-    findings, passed = diagnosis["findings"], diagnosis["passed"]
-    if not findings:
+    elif not findings:
         console.print(f"The fleet is healthy: {len(passed)} checks over the last {minutes:g} "
                       "minutes found nothing.")  # fmt: skip
     else:

@@ -37,7 +37,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `incarnation`: new for every process, so a restarted worker counts as another worker.
     - `control`, `events`: ZeroMQ endpoints (ROUTER and PUB).
     - `machine`: processes with the same value see each other's `pid`; "" means an unknown machine.
-    - `transport_paths`: for people to read.
+    - `transport_paths`: the paths that KV may take, best first; `machine_paths`: those that it
+      could take if `UCX_TLS` did not narrow them.
+    - `chosen`: settings that a diagnosis may advise to change, by name.
     - `texts_fingerprint`: identifies the configuration and the tokenizer; a router compares it with
       its own.
     - `start_ms`: the time of each phase of its start, in the order of the phases; empty until it
@@ -66,6 +68,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     machine: Text = ""
     texts_fingerprint: Text = ""
     transport_paths: tuple[Text, ...] = ()
+    machine_paths: tuple[Text, ...] = ()
+    chosen: dict[Text, Text] = {}
     max_batch_size: Count = 0
     chunk_max_tokens: Count = 0
     itl_target_ms: Duration = 0.0

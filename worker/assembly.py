@@ -27,7 +27,7 @@ from kv_transfer.service import TransferService
 from kv_transfer.transports.interface import PoolMemory, Transport
 from kv_transfer.transports.registry import chosen_transport, create_transport
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
-from kv_transfer.transports.ucx_paths import usable_paths
+from kv_transfer.transports.ucx_paths import machine_paths, usable_paths
 from process.clock import Clock
 from process.cores import cores_in, keep_to_cores
 from process.lifecycle import Stopped, StopSignal
@@ -383,6 +383,8 @@ def _info(
         machine=machine_name(),
         texts_fingerprint=local.texts,
         transport_paths=local.paths,
+        machine_paths=machine_paths(local.paths, str(loaded.pool.device)),
+        chosen=settings.advised(),
         max_batch_size=scheduler.max_batch_size,
         chunk_max_tokens=scheduler.chunk_max_tokens,
         itl_target_ms=settings.itl_target_ms,

@@ -18,6 +18,7 @@ from process.sockets.hosts import is_wildcard
 from protocol.errors import ConfigError
 
 CHECKPOINT, PEER = "checkpoint", "peer"
+_ADVISED = ("weights", "kv_dtype", "memory_fraction", "num_blocks", "max_context")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +295,11 @@ class WorkerSettings(SharedSettings):
     drain_grace_s: float = setting(
         30.0, help="how long a stopping worker lets its requests finish", unit="s", minimum=0
     )
+
+    def advised(self) -> dict[str, str]:
+        """The values that the doctor may advise to change, as far as they are set."""
+        values = {name: getattr(self, name) for name in _ADVISED}
+        return {name: str(value) for name, value in values.items() if value is not None}
 
     def __post_init__(self) -> None:
         if self.kv_ports is not None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from console.doctor.clients import floods
 from console.doctor.finding import Finding, Passed, Rule, Urgency
 from console.doctor.observation import MIN_REQUESTS, Observation
+from console.doctor.rules.blocks import check_few_blocks
 from console.doctor.rules.caches import check_cache_thrash, check_cold_cache, check_stale_hints
 from console.doctor.rules.decode import (
     check_decode_slow,
@@ -21,28 +23,70 @@ from console.doctor.rules.decode import (
     check_stalls,
 )
 from console.doctor.rules.first_token import check_pool_balance, check_prefill_slow
+from console.doctor.rules.missed import MISSED, check_missed
+from console.doctor.rules.pools import check_pools, check_workers
+from console.doctor.rules.surroundings import (
+    check_flood,
+    check_hosts,
+    check_routers,
+    check_store,
+)
 from console.doctor.rules.targets import check_targets
 from console.doctor.rules.workers import check_faults, check_slow_link, check_slow_worker
 
 VANISH_S = 30.0
+FACT_VANISHES_S = 3.0
+
+_LACKS = ("pools", "workers", "hosts")
+"""What makes everything late, whatever the settings are."""
+_SLOW = (*_LACKS, "few_blocks", "pool_balance")
 
 RULES = (
-    Rule("pool_balance", "Pools in balance", check_pool_balance, ("dispatch", "queue")),
+    Rule("pools", "Both pools there", check_pools, is_fact=True),
+    Rule("workers", "No worker missing", check_workers, is_fact=True, yields_to=("pools",)),
     Rule(
-        "prefill_slow", "Prompts slow to compute", check_prefill_slow, ("prefill", "between_chunks")
+        "hosts", "CPU for the fleet", check_hosts, ("prefill", "decode", "stall"), is_fact=True,
+        yields_to=("pools",),
     ),
-    Rule("decode_slow", "Decode slow with prefill normal", check_decode_slow, ("decode",)),
-    Rule("long_output", "Slow only with long output", check_long_output, ("decode",)),
-    Rule("stalls", "Periodic stalls", check_stalls, ("shared_decode", "stall")),
-    Rule("memory_full", "Memory full, throughput low", check_memory_full, ("queue", "stall")),
-    Rule("slow_link", "Slow link", check_slow_link, ("transfer",)),
-    Rule("slow_worker", "Slow worker", check_slow_worker, ("prefill", "decode")),
+    Rule("store", "The store", check_store, is_fact=True),
+    Rule("routers", "Other routers", check_routers, is_fact=True),
+    Rule("flood", "Keys within their limits", check_flood, is_fact=True),
+    Rule("few_blocks", "KV memory alike", check_few_blocks, ("queue", "stall"), is_fact=True),
+    Rule(
+        "pool_balance", "Pools in balance", check_pool_balance, ("dispatch", "queue"),
+        yields_to=(*_LACKS, "few_blocks"), is_fact=True,
+    ),
+    Rule(
+        "prefill_slow", "Prompts slow to compute", check_prefill_slow,
+        ("prefill", "between_chunks"), yields_to=_SLOW,
+    ),
+    Rule(
+        "decode_slow", "Decode slow with prefill normal", check_decode_slow, ("decode",),
+        yields_to=_SLOW,
+    ),
+    Rule(
+        "long_output", "Slow only with long output", check_long_output, ("decode",),
+        yields_to=_SLOW,
+    ),
+    Rule(
+        "stalls", "Periodic stalls", check_stalls, ("shared_decode", "stall"), yields_to=_LACKS,
+    ),
+    Rule(
+        "memory_full", "Memory full, throughput low", check_memory_full, ("queue", "stall"),
+        yields_to=(*_LACKS, "few_blocks"),
+    ),
+    Rule("slow_link", "Slow link", check_slow_link, ("transfer",), is_fact=True),
+    Rule(
+        "slow_worker", "Slow worker", check_slow_worker, ("prefill", "decode"),
+        yields_to=(*_LACKS, "few_blocks"),
+    ),
     Rule("cold_cache", "Cold cache", check_cold_cache, ("prefill",)),
     Rule("cache_thrash", "Thrashing cache", check_cache_thrash, ("prefill", "stall")),
-    Rule("targets", "Targets out of reach", check_targets),
+    Rule("targets", "Targets out of reach", check_targets, yields_to=_LACKS),
     Rule("stale_hints", "Stale hints", check_stale_hints, ("prefill",)),
-    Rule("faults", "Retries and faults", check_faults, ("lost_attempt",)),
-)
+    Rule("faults", "Retries and faults", check_faults, ("lost_attempt",), yields_to=("pools",)),
+)  # fmt: skip
+"""Causes come before what they cause."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +110,36 @@ class Examination:
 
 
 def examine(seen: Observation) -> Examination:
-    """Apply every rule. Pure; the findings have no `since_us` yet, urgent ones come first."""
-    if len(seen.requests) < MIN_REQUESTS:
-        return Examination((), (), is_conclusive=False)
-    findings, passed = [], []
+    """Apply the rules. Pure; the findings have no `since_us` yet. Urgent ones come first, and
+    causes before what they cause. Too few requests allow no judgement, but facts."""
+    judged = without_floods(seen)
+    is_conclusive = len(judged.requests) >= MIN_REQUESTS
+    found: dict[str, Finding] = {}
+    passed: list[Passed] = []
     for rule in RULES:
-        result = rule.check(seen)
+        if not (rule.is_fact or is_conclusive) or any(each in found for each in rule.yields_to):
+            continue
+        result = rule.check(judged)
         if isinstance(result, Finding):
-            findings.append(msgspec.structs.replace(result, stages=rule.stages))
-        else:
+            found[rule.name] = msgspec.structs.replace(result, stages=rule.stages)
+        elif result is not None:
             passed.append(Passed(rule=rule.name, title=rule.title, text=result))
-    findings.sort(key=lambda each: each.urgency is not Urgency.URGENT)
-    return Examination(tuple(findings), tuple(passed))
+    if not found:
+        unexplained = check_missed(judged)
+        if unexplained is not None:
+            found[unexplained.rule] = unexplained
+    findings = sorted(found.values(), key=lambda each: each.urgency is not Urgency.URGENT)
+    return Examination(tuple(findings), tuple(passed), is_conclusive)
+
+
+def without_floods(seen: Observation) -> Observation:
+    """The observation without the requests of keys that flood: what they wait for is their own
+    doing."""
+    flooding = {each.name for each in seen.facts.keys if floods(each)}
+    if not flooding:
+        return seen
+    requests = tuple(each for each in seen.requests if each.key not in flooding)
+    return msgspec.structs.replace(seen, requests=requests)
 
 
 @dataclass
@@ -87,6 +149,16 @@ class _Standing:
     first_us: int
     last_us: int
     finding: Finding
+
+
+_FACTS = frozenset((*(each.name for each in RULES if each.is_fact), MISSED))
+_RANK = {name: rank for rank, name in enumerate([*(each.name for each in RULES), MISSED])}
+_YIELDS_TO = {each.name: each.yields_to for each in RULES} | {MISSED: tuple(e.name for e in RULES)}
+
+
+def _is_explained(rule: str, examination: Examination) -> bool:
+    """Whether a finding that still stands would contradict its cause, which was found since."""
+    return any(each.rule in _YIELDS_TO[rule] for each in examination.findings)
 
 
 class Doctor:
@@ -102,12 +174,13 @@ class Doctor:
             standing = self._standing.setdefault(finding.rule, _Standing(now, now, finding))
             standing.last_us, standing.finding = now, finding
         for rule, standing in list(self._standing.items()):
-            if now - standing.last_us > VANISH_S * 1e6:
+            stays_s = FACT_VANISHES_S if rule in _FACTS else VANISH_S
+            if now - standing.last_us > stays_s * 1e6 or _is_explained(rule, examination):
                 del self._standing[rule]
         findings = [
             msgspec.structs.replace(each.finding, since_us=each.first_us)
             for each in self._standing.values()
         ]
-        findings.sort(key=lambda each: (each.urgency is not Urgency.URGENT, each.since_us))
+        findings.sort(key=lambda each: (each.urgency is not Urgency.URGENT, _RANK[each.rule]))
         passed = [each for each in examination.passed if each.rule not in self._standing]
         return Examination(tuple(findings), tuple(passed), examination.is_conclusive)

@@ -20,7 +20,7 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class WorkerStanding(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """One worker, its condition, and its last report. A lost worker `is_replaced` once another one
-    of its role has come."""
+    of its role has come. A decode worker that reaches no prefill worker computes prompts itself."""
 
     worker_id: str
     role: Role
@@ -34,6 +34,13 @@ class WorkerStanding(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     max_batch_size: int | None = None
     blocks_total: int = 0
     blocks_used: int = 0
+    prefill_unreachable: bool = False
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether requests wait there while its batch is full."""
+        limit = self.max_batch_size
+        return self.num_waiting >= 1 and limit is not None and self.num_running >= 0.9 * limit
 
     @property
     def is_usable(self) -> bool:

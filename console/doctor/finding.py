@@ -84,10 +84,17 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A check by name. `check` returns a finding, or the words of a check that passed. `stages` are
-    those (`router.requests.stages`) whose time a finding explains."""
+    """A check by name. `check` returns a finding, the words of a check that passed, or None if it
+    cannot tell.
+
+    - `stages`: those (`router.requests.stages`) whose time a finding explains.
+    - `yields_to`: rules whose findings are the cause of what this one would find.
+    - `is_fact`: it needs no number of requests, and what it finds ends when the fact does.
+    """
 
     name: str
     title: str
-    check: Callable[[Observation], Finding | str]
+    check: Callable[[Observation], Finding | str | None]
     stages: tuple[str, ...] = ()
+    yields_to: tuple[str, ...] = ()
+    is_fact: bool = False

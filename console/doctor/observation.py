@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from console.doctor.facts import Facts
 from protocol.messages import Role
 
 WINDOW_S = 600
@@ -62,13 +63,20 @@ class WorkerFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     losses: int = 0
 
     @property
+    def is_full_of_sequences(self) -> bool:
+        """Whether its batch has hardly a place left."""
+        limit = self.max_batch_size
+        return limit is not None and self.num_running >= 0.9 * limit
+
+    @property
     def used_share(self) -> float:
         """Share of its KV blocks in use."""
         return self.blocks_used / self.blocks_total if self.blocks_total else 0.0
 
 
 class PairFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
-    """The blocks sent from a prefill worker to a decode worker."""
+    """The blocks sent from a prefill worker to a decode worker. `narrowed` workers forbid the
+    expected path by `UCX_TLS`."""
 
     prefill: str
     decode: str
@@ -77,6 +85,7 @@ class PairFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     bytes_moved: int = 0
     busy_bytes_per_s: float | None = None
     is_below_way: bool = False  # slower than `expected_path` gives
+    narrowed: tuple[str, ...] = ()
     exposed_p95_ms: float | None = None
 
 
@@ -94,6 +103,7 @@ class RequestFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     received_us: int
+    key: str = ""
     outcome: str = "finished"
     num_attempts: int = 1
     prefill: str | None = None
@@ -136,8 +146,9 @@ class Targets(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
 class Observation(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """A fleet over the last `window_s` seconds. `miss_curve` belongs to the decode pool's workers,
-    at `cache_blocks` now; pressures are those of `GET /fleet`; `settings` are values that the
-    router knows, by name."""
+    at `cache_blocks` now; pressures are those of `GET /fleet`, and `short` names the pools that are
+    short by them; `settings` are values that the router knows, by name; `facts` are those of
+    `now_us`."""
 
     now_us: int
     window_s: float = WINDOW_S
@@ -147,6 +158,8 @@ class Observation(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     targets: Targets = Targets()
     pressure_prefill: float | None = None
     pressure_decode: float | None = None
+    short: tuple[Role, ...] = ()
     cache_blocks: int | None = None
     miss_curve: tuple[MissPoint, ...] = ()
     settings: dict[str, str] = {}
+    facts: Facts = Facts()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from console.doctor.clients import clients_of
 from console.doctor.finding import Urgency
 from console.doctor.observation import Observation, RequestFacts, WorkerFacts
 from protocol.messages import Role
@@ -81,12 +82,20 @@ def urgency(seen: Observation) -> Urgency:
     """URGENT if clients notice."""
     share = goodput(seen)
     is_missed = share is not None and share < seen.targets.goodput
+    is_missed = is_missed or clients_of(seen.facts).suffer(seen.targets.goodput)
     return Urgency.URGENT if is_missed else Urgency.SOON
 
 
 def serving(seen: Observation, role: Role) -> list[WorkerFacts]:
     """The workers of a pool that accept requests."""
     return [each for each in seen.workers if each.role is role and each.state in SERVING]
+
+
+ALIKE = 2.0
+"""Batches of workers that are compared, and their contexts, differ at most by this factor: a slow
+worker's sequences stay longer, so its batches are larger."""
+_LITTLE_CONTEXT = 4096
+"""Fewer tokens of context hardly make a step longer."""
 
 
 def slowness(worker: WorkerFacts, pool: Sequence[WorkerFacts]) -> float | None:
@@ -106,10 +115,23 @@ def slowness(worker: WorkerFacts, pool: Sequence[WorkerFacts]) -> float | None:
 
 def _steps_for(worker: WorkerFacts, other: WorkerFacts) -> float | None:
     """The time that the other worker's steps would take with this one's work."""
-    if other.step_ms is None or other.num_steps < MIN_STEPS:
+    if other.step_ms is None or other.num_steps < MIN_STEPS or not _are_alike(worker, other):
         return None
     own, wanted = _predicted_ms(other, other), _predicted_ms(other, worker)
     return other.step_ms * wanted / own if own and wanted else other.step_ms
+
+
+def _are_alike(worker: WorkerFacts, other: WorkerFacts) -> bool:
+    """Whether the steps of two workers hold about the same work. Where one carries most of a pool's
+    load, the step models of the two say nothing of each other."""
+    pairs = (
+        (worker.step_tokens, other.step_tokens, 1),
+        (worker.step_attended, other.step_attended, _LITTLE_CONTEXT),
+    )
+    return all(
+        one is None or another is None or max(one, another) <= ALIKE * max(least, min(one, another))
+        for one, another, least in pairs
+    )
 
 
 def _predicted_ms(by: WorkerFacts, of: WorkerFacts) -> float | None:

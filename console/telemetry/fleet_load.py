@@ -27,26 +27,38 @@ _SHORTEST_QUEUES = 4
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """Current predictions; None where there is no data."""
+    """Current predictions; None where there is no data. `waits_ms` is how long requests have waited
+    for their first token so far, `waits_for` the pool before which they wait; `places_share` is the
+    share of the places in decode batches that are taken."""
 
     predicted_ttft_ms: float | None
     predicted_step_ms: float | None
     blocks_share: float | None
     prefill_words: str
     decode_words: str
+    places_share: float | None = None
+    waits_ms: float | None = None
+    waits_for: Role | None = None
 
     def prefill_pressure(self, ttft_target_ms: float) -> float | None:
-        """Predicted time to the first token as a share of its target."""
-        if self.predicted_ttft_ms is None:
-            return None
-        return self.predicted_ttft_ms / ttft_target_ms
+        """The time to the first token as a share of its target: the longer of the predicted one,
+        and of what requests have waited so far."""
+        times = [self.predicted_ttft_ms, self._waits_for(Role.PREFILL)]
+        return max((each / ttft_target_ms for each in times if each is not None), default=None)
 
-    def decode_pressure(self, tpot_target_ms: float | None) -> float | None:
-        """The larger of the predicted step and the blocks in use, as a share of their limits."""
-        shares = [] if self.blocks_share is None else [self.blocks_share]
+    def decode_pressure(self, ttft_target_ms: float, tpot_target_ms: float | None) -> float | None:
+        """The largest of the predicted step, the blocks in use, the places taken, and the time that
+        requests have waited for a place, each as a share of its limit."""
+        shares = [self.blocks_share, self.places_share]
         if self.predicted_step_ms is not None and tpot_target_ms is not None:
             shares.append(self.predicted_step_ms / tpot_target_ms)
-        return max(shares, default=None)
+        waits_ms = self._waits_for(Role.DECODE)
+        if waits_ms is not None:
+            shares.append(waits_ms / ttft_target_ms)
+        return max((each for each in shares if each is not None), default=None)
+
+    def _waits_for(self, role: Role) -> float | None:
+        return self.waits_ms if self.waits_for is role else None
 
 
 class SteadyLoad:
@@ -84,6 +96,8 @@ def fleet_load(fleet: Fleet, traces: TraceStore) -> FleetLoad:
     used = sum(each.stats.blocks_used for each in decode if each.stats is not None)
     step_ms = sum(step * num for step, num in steps) / rows if rows else None
     share = used / total if total and has_load else None
+    places = _places_share(decode) if has_load else None
+    waits_for = _waits_for(prefill, decode)
     return FleetLoad(
         predicted_ttft_ms=_p95([_best_ttft_ms(queues, *each) for each in prompts]),
         predicted_step_ms=step_ms,
@@ -93,7 +107,46 @@ def fleet_load(fleet: Fleet, traces: TraceStore) -> FleetLoad:
         decode_words=f"{count(len(decode), 'decode worker')} "
         f"{'runs' if len(decode) == 1 else 'run'} {count(rows, 'request')}, "
         f"{percent(share or 0.0)} of the pool's KV blocks are in use",
+        places_share=places,
+        waits_ms=None if waits_for is None else _waits_ms(traces),
+        waits_for=waits_for,
     )
+
+
+def _places_share(decode: Sequence[Worker]) -> float | None:
+    """The share of the places in batches that are taken; None where a worker does not tell."""
+    places = [each.info.max_batch_size for each in decode]
+    if not places or not all(places):
+        return None
+    running = sum(each.stats.num_running for each in decode if each.stats is not None)
+    return min(1.0, running / sum(places))
+
+
+def _waits_for(prefill: Sequence[Worker], decode: Sequence[Worker]) -> Role | None:
+    """The pool before which requests wait: decode, if most of its workers have full batches and a
+    queue; prefill, if prompts wait there; None if none wait."""
+    crowded = sum(_is_crowded(each) for each in decode)
+    if decode and 2 * crowded > len(decode):
+        return Role.DECODE
+    queues = prefill or decode
+    waiting = sum(each.stats.num_waiting for each in queues if each.stats is not None)
+    return Role.PREFILL if waiting else None
+
+
+def _is_crowded(worker: Worker) -> bool:
+    stats, places = worker.stats, worker.info.max_batch_size
+    return stats is not None and stats.num_waiting > 0 and 0 < 0.9 * places <= stats.num_running
+
+
+def _waits_ms(traces: TraceStore) -> float | None:
+    """How long the requests without a first token have waited so far (95th percentile)."""
+    now_us = traces.wall_us()
+    waits = [
+        (now_us - each.received_us) / 1000
+        for each in traces.running()
+        if not each.first_token_received_us
+    ]
+    return _p95(waits)
 
 
 def tpot_target_ms(fleet: Fleet, configured: float | None) -> float | None:

@@ -25,10 +25,12 @@ PairKey = tuple[str, str]
 
 
 class PairPaths(NamedTuple):
-    """The path of a pair's KV, and the path that it should take."""
+    """The path of a pair's KV, the path that it should take, and those of the two workers that
+    forbid that path."""
 
     measured: str
     expected: str | None
+    narrowed: tuple[str, ...] = ()
 
 
 class PairTotals(NamedTuple):
@@ -160,6 +162,7 @@ def _pair_json(
         "decode": key[1],
         "path": paths.measured,
         "expected_path": paths.expected,
+        "narrowed": list(paths.narrowed),
         "bytes_per_s": moved / seconds,
         "busy_bytes_per_s": busy_rate,
         "is_below_way": is_below_way(paths.expected, busy_rate, moved / writes if writes else 0.0),

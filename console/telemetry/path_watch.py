@@ -9,7 +9,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from console.telemetry.paths import UNKNOWN, is_one_machine, measured_path
+from console.telemetry.paths import (
+    TCP,
+    UNKNOWN,
+    allowed_paths,
+    is_one_machine,
+    is_tcp_link,
+    measured_path,
+)
 from protocol.registration import WorkerInfo
 
 WINDOW_US = 60_000_000
@@ -54,14 +61,29 @@ class PathWatch:
             return measured_path(source, target, {}, 0)
         first, last = samples[0], samples[-1]
         links = {each: sent - first.links.get(each, 0) for each, sent in last.links.items()}
-        moved = sum(
-            count - first.moved.get(name, 0)
-            for name, count in last.moved.items()
-            if name in known and _shares_link(source, target, known[name])
-        )
-        if last.moved.get(target.worker_id, 0) == first.moved.get(target.worker_id, 0):
+        grown = {name: count - first.moved.get(name, 0) for name, count in last.moved.items()}
+        if not grown.get(target.worker_id):
             return UNKNOWN
-        return measured_path(source, target, links, moved)
+        only = allowed_paths(source, target)
+        if len(only) == 1:  # no counter is needed, and those of neighbours say nothing of it
+            return only[0]
+        near = [known[name] for name in grown if name in known]
+        near = [each for each in near if _shares_link(source, target, each)]
+        bound = {each.worker_id for each in near if allowed_paths(source, each) == (TCP,)}
+        moved = sum(grown[each.worker_id] for each in near if each.worker_id not in bound)
+        return measured_path(
+            source, target, without_tcp(links, sum(grown[e] for e in bound)), moved
+        )
+
+
+def without_tcp(links: Mapping[str, int], sent: int) -> dict[str, int]:
+    """The links without so many bytes that certainly went over TCP."""
+    left = dict(links)
+    for link in sorted(left, key=lambda each: -left[each]):
+        if is_tcp_link(link):
+            taken = min(sent, left[link])
+            left[link], sent = left[link] - taken, sent - taken
+    return left
 
 
 def _shares_link(source: WorkerInfo, target: WorkerInfo, other: WorkerInfo) -> bool:

@@ -8,7 +8,7 @@ neither applies. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,13 +46,38 @@ def measured_path(
 
 
 def expected_path(source: WorkerInfo, target: WorkerInfo) -> str | None:
-    """The best path that both have; None if the source does not report its paths."""
+    """The best path that the machines of both have, whatever `UCX_TLS` allows; None if the source
+    does not report its paths."""
     if source.transport == "shm":
         return SHARED
-    both = [each for each in source.transport_paths if each in target.transport_paths]
-    if not is_one_machine(source, target):
-        both = [each for each in both if each not in _LOCAL]
-    return both[0] if both else None
+    return next(iter(_common(source, target, _machine_paths)), None)
+
+
+def allowed_paths(source: WorkerInfo, target: WorkerInfo) -> tuple[str, ...]:
+    """The paths that both workers allow, best first."""
+    return _common(source, target, lambda info: info.transport_paths)
+
+
+def narrowed(source: WorkerInfo, target: WorkerInfo) -> tuple[str, ...]:
+    """Those of the two workers whose `UCX_TLS` forbids the best path of their machines."""
+    best = expected_path(source, target)
+    if best is None or source.transport == "shm":
+        return ()
+    both = (source, target)
+    return tuple(each.worker_id for each in both if best not in each.transport_paths)
+
+
+def _machine_paths(info: WorkerInfo) -> tuple[str, ...]:
+    """Those without `UCX_TLS`; a worker of an earlier release reports only what is left."""
+    return info.machine_paths or info.transport_paths
+
+
+def _common(
+    source: WorkerInfo, target: WorkerInfo, of: Callable[[WorkerInfo], tuple[str, ...]]
+) -> tuple[str, ...]:
+    is_near = is_one_machine(source, target)
+    both = [each for each in of(source) if each in of(target)]
+    return tuple(each for each in both if is_near or each not in _LOCAL)
 
 
 def is_below_way(
@@ -77,6 +102,11 @@ def is_off_way(pair: Mapping[str, Any]) -> bool:
 def is_one_machine(source: WorkerInfo, target: WorkerInfo) -> bool:
     """Whether both are known to run on the same machine."""
     return bool(source.machine) and source.machine == target.machine
+
+
+def is_tcp_link(link: str) -> bool:
+    """Whether a worker's link carries TCP."""
+    return link.startswith(_TCP_LINK)
 
 
 def _tcp_bytes(source: WorkerInfo, target: WorkerInfo, links: Mapping[str, int]) -> int:

@@ -85,7 +85,8 @@ class SharedPair(msgspec.Struct, frozen=True):
     writes_per_s: Number
     exposed_p95_ms: Number | None
     failures: Count
-    is_below_way: bool = False  # missing from routers of an earlier release
+    is_below_way: bool = False  # like `narrowed`, missing from routers of an earlier release
+    narrowed: list[str] = []
 
 
 class SharedRow(msgspec.Struct, frozen=True):

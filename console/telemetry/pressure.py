@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-SHORT_AFTER_S = 10
+SHORT_AFTER_S = 5
 ENOUGH_AFTER_S = 30
 SHORT, ENOUGH, TIGHT = 1.0, 0.95, 0.9
 
@@ -56,7 +56,7 @@ class Side:
 
 @dataclass
 class Verdict:
-    """The two sides, and the sentence about them."""
+    """The two sides, and the sentence about them. What the facts say comes before it."""
 
     prefill: Side = field(default_factory=Side)
     decode: Side = field(default_factory=Side)

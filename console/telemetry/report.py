@@ -12,13 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from console.doctor.clients import clients_of, floods
 from console.doctor.facts import Facts
+from console.doctor.headline import Headline, Sides, Tone, headline
+from console.doctor.observation import Observation
+from console.doctor.observation import Targets as Goals
 from console.telemetry.facts.fact_watch import FactWatch
 from console.telemetry.facts.facts_json import facts_json
 from console.telemetry.fleet_load import FleetLoad, SteadyLoad, fleet_load, tpot_target_ms
 from console.telemetry.pairs import PairKey, PairPaths, PairTable
 from console.telemetry.path_watch import PathWatch
-from console.telemetry.paths import UNKNOWN, expected_path, is_off_way
+from console.telemetry.paths import UNKNOWN, expected_path, is_off_way, narrowed
 from console.telemetry.peers import (
     SHARED_POINTS,
     PeerRouters,
@@ -33,6 +37,7 @@ from console.telemetry.workers import workers_json
 from http_kit.door import Door
 from process.figures import ms
 from process.store.ignored_entries import IgnoredEntries
+from protocol.messages import Role
 from protocol.traces import PrefillTrace
 from router.fleet.fleet import Fleet
 from router.requests.trace import AttemptTrace, Durations, RequestTrace, TraceStore
@@ -78,6 +83,8 @@ class FleetReport:
         self.peers = PeerRouters(ignored, traces.wall_us)
         self._watch = FactWatch(fleet, traces, door or Door(time.monotonic), self.peers.presence)
         self._verdict = Verdict()
+        self._headline = Headline("No request in the last minute", None, Tone.IDLE)
+        self._said_us = 0
         self._load: FleetLoad | None = None
         self._steady = SteadyLoad()
         self._tpot_in_force: float | None = targets.tpot_target_ms
@@ -93,13 +100,20 @@ class FleetReport:
         ttft_target, tpot_target = self.targets.ttft_target_ms, self._tpot_target_ms
         self._tpot_in_force = tpot_target
         self._verdict.prefill.observe(load.prefill_pressure(ttft_target), now_us)
-        self._verdict.decode.observe(load.decode_pressure(tpot_target), now_us)
+        self._verdict.decode.observe(load.decode_pressure(ttft_target, tpot_target), now_us)
         self._watch.sample(ttft_target)
+        self._say(now_us)
 
     @property
     def facts(self) -> Facts:
         """The facts of the last sample."""
         return self._watch.latest
+
+    @property
+    def short(self) -> tuple[Role, ...]:
+        """The pools that are short by their pressure."""
+        sides = ((Role.PREFILL, self._verdict.prefill), (Role.DECODE, self._verdict.decode))
+        return tuple(role for role, side in sides if side.state is SideState.SHORT)
 
     def gauges(self) -> FleetGauges:
         """The numbers that Prometheus reads."""
@@ -108,14 +122,20 @@ class FleetReport:
         minute, _ = self._window.minute()
         return FleetGauges(
             prefill_pressure=load.prefill_pressure(self.targets.ttft_target_ms),
-            decode_pressure=load.decode_pressure(self._tpot_target_ms),
+            decode_pressure=load.decode_pressure(self.targets.ttft_target_ms, self._tpot_target_ms),
             predicted_step_ms=load.predicted_step_ms,
-            goodput=minute.goodput,
+            goodput=self._goodput_of_others(minute.goodput),
             ttft_target_ms=self.targets.ttft_target_ms,
             tpot_target_ms=self._tpot_target_ms,
             goodput_target=self.targets.goodput_target,
             slow_pairs=sum(map(is_off_way, self.pairs.as_json(self._paths_of))),
         )
+
+    def _goodput_of_others(self, goodput: float | None) -> float | None:
+        """The goodput without keys that flood, which miss targets by their own doing."""
+        if any(map(floods, self.facts.keys)):
+            return clients_of(self.facts).goodput
+        return goodput
 
     def as_json(self) -> dict[str, Any]:
         """The body of `GET /fleet`."""
@@ -161,7 +181,9 @@ class FleetReport:
         self._paths.forget(set(known))
         self._pair_paths = {
             (a, b): PairPaths(
-                self._paths.path(known[a], known[b], known), expected_path(known[a], known[b])
+                self._paths.path(known[a], known[b], known),
+                expected_path(known[a], known[b]),
+                narrowed(known[a], known[b]),
             )
             for (a, b), _ in self.pairs.totals()
             if a in known and b in known
@@ -222,15 +244,46 @@ class FleetReport:
         load, verdict = self._load or NO_LOAD, self._verdict
         return {
             "prefill": load.prefill_pressure(self.targets.ttft_target_ms),
-            "decode": load.decode_pressure(self._tpot_target_ms),
+            "decode": load.decode_pressure(self.targets.ttft_target_ms, self._tpot_target_ms),
             "predicted_ttft_ms": load.predicted_ttft_ms,
             "predicted_step_ms": load.predicted_step_ms,
             "prefill_state": verdict.prefill.state and verdict.prefill.state.value,
             "decode_state": verdict.decode.state and verdict.decode.state.value,
-            "verdict": verdict.sentence,
-            "cause": _cause(verdict, load),
-            "since_us": verdict.since_us or None,
+            "verdict": self._headline.text,
+            "cause": self._headline.cause,
+            "tone": self._headline.tone.value,
+            "rule": self._headline.rule,
+            "since_us": self._said_us or None,
         }
+
+    def _say(self, now_us: int) -> None:
+        """Find the headline; it keeps its beginning while its sentence stays the same."""
+        default = Goals()
+        load, sides = self._load or NO_LOAD, self._verdict
+        goals = Goals(
+            ttft_ms=self.targets.ttft_target_ms,
+            tpot_ms=self._tpot_target_ms or default.tpot_ms,
+            goodput=self.targets.goodput_target,
+        )
+        seen = Observation(
+            now_us=now_us,
+            targets=goals,
+            pressure_prefill=load.prefill_pressure(goals.ttft_ms),
+            pressure_decode=load.decode_pressure(goals.ttft_ms, self._tpot_target_ms),
+            short=self.short,
+            facts=self.facts,
+        )
+        states = (sides.prefill.state, sides.decode.state)
+        found = headline(
+            seen,
+            Sides(
+                sides.sentence, _cause(sides, load), SideState.SHORT in states,
+                SideState.TIGHT in states, any(each is not None for each in states),
+            ),
+        )  # fmt: skip
+        if found.text != self._headline.text:
+            self._said_us = now_us
+        self._headline = found
 
     def _totals_json(self) -> dict[str, Any]:
         others = list(self.peers.summaries.values())

@@ -46,6 +46,11 @@ def ucx_paths(
     )
 
 
+def machine_paths(paths: tuple[str, ...], device: str) -> tuple[str, ...]:
+    """The paths that a transport with these `paths` would have if nothing narrowed them."""
+    return ucx_paths(device, {}) if paths else ()
+
+
 def usable_paths(paths: tuple[str, ...], why_not_shareable: str) -> tuple[str, ...]:
     """The paths that a transport reports, without CUDA IPC if the pool cannot be shared; a warning
     says so, because UCX takes a slower path silently."""

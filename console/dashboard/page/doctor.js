@@ -10,10 +10,10 @@ export function Doctor({ live, fleet }) {
 	const { doctor } = live.data;
 	if (!doctor) return html`<${Empty} title="Reading the diagnosis" />`;
 	const { findings, passed } = doctor;
-	if (!findings.length && !passed.length) {
-		return html`<${Empty} title="Nothing to diagnose">
-			The doctor needs a ready decode worker and ${count(doctor.min_requests, "request")} within ten minutes.
-			It has ${doctor.num_requests}.
+	if (!findings.length && !doctor.is_conclusive) {
+		return html`<${Empty} title="No fault is known">
+			To judge speed, the doctor needs ${count(doctor.min_requests, "request")} within ten minutes. It has
+			${" "}${doctor.num_requests}.
 		<//>`;
 	}
 	const minutes = `the last ${count(doctor.window_s / 60, "minute")}`;

@@ -30,21 +30,34 @@ FULL, NEARLY_FULL = 0.9, 0.7
 """Share of blocks in use from which a pool is full, if sequences lose their blocks; and if requests
 wait although batches have places: large prompts do not fit into what is left."""
 _HALF_THE_BYTES = "Half the bytes to read per token."
+_FASTER = Change(
+    setting="devices",
+    scope="decode pool",
+    text="Faster devices, or a smaller model: KV and weights have few bits already.",
+)
+NEARLY_LATE = 0.8
+"""Of the target for a token, up to which the median step is not what makes tokens late."""
+FEWEST_TOKENS = 16
+"""A smaller `local_prefill_threshold_tokens` sends no more prompts away."""
 SLOW = 1.3
 """A worker's step over its pool's, from which it counts as slow."""
 
 
-def check_decode_slow(seen: Observation) -> Finding | str:
+def check_decode_slow(seen: Observation) -> Finding | str | None:
     """Whether later tokens are late because every decode step takes long."""
     passed = f"TPOT p95 {ms(tpot_p95_ms(seen))} of {ms(seen.targets.tpot_ms)}"
-    if not is_tpot_high(seen) or unreachable_tpot_ms(seen) is not None:
+    if not is_tpot_high(seen):
         return passed
+    if unreachable_tpot_ms(seen) is not None:
+        return None
     for explains in (is_memory_full, grows_with_output, has_stalls, has_slow_worker):
         if explains(seen):
-            return "later tokens are late, and another finding explains it"
-    if _step_share(seen) < 0.5:
-        return "later tokens are late by waiting, not by their steps"
+            return None
     decode = serving(seen, Role.DECODE)
+    step_ms = median_or_none(each.step_ms for each in decode)
+    is_fast = step_ms is not None and step_ms <= NEARLY_LATE * seen.targets.tpot_ms
+    if _step_share(seen) < 0.5 or is_fast:
+        return None  # late by waiting, or by single steps: weights and batches do not help
     causes = [_largest_term(each) for each in decode]
     cause = max(set(causes), key=causes.count) if causes else "fixed"
     words, change = {
@@ -59,17 +72,11 @@ def check_decode_slow(seen: Observation) -> Finding | str:
         ),
         "attended": (
             "reading the KV of the sequences, so by contexts and memory bandwidth",
-            kv_in_fp8(seen, _HALF_THE_BYTES),
+            next(iter(kv_in_fp8(seen, _HALF_THE_BYTES)), _FASTER),
         ),
         "fixed": (
             "what it costs whatever it holds: the weights and the start of the kernels",
-            Change(
-                setting="weights",
-                scope="decode pool",
-                old=seen.settings.get("weights"),
-                new="int8",
-                text="Fewer bytes to read per step; or faster devices.",
-            ),
+            _smaller_weights(seen),
         ),
     }[cause]
     running = sum(each.num_running for each in decode) / len(decode) if decode else 0.0
@@ -90,6 +97,18 @@ def check_decode_slow(seen: Observation) -> Finding | str:
         ),
         changes=(change,),
     ).to_finding(seen)
+
+
+def _smaller_weights(seen: Observation) -> Change:
+    """The change to weights of fewer bits, if there are fewer."""
+    old = seen.settings.get("weights")
+    new = "int4" if old in ("int8", "fp8") else "int8"
+    if old == "int4":
+        return _FASTER
+    return Change(
+        setting="weights", scope="decode pool", old=old, new=new,
+        text="Fewer bytes to read per step; or faster devices.",
+    )  # fmt: skip
 
 
 def _step_share(seen: Observation) -> float:
@@ -143,7 +162,7 @@ def check_long_output(seen: Observation) -> Finding | str:
             ),
         ),
         changes=(
-            kv_in_fp8(seen, _HALF_THE_BYTES),
+            *kv_in_fp8(seen, _HALF_THE_BYTES),
             Change(setting="max_context", scope="decode pool",
                    old=seen.settings.get("max_context"), text="Shorter, if no application needs "
                    "so much."),
@@ -173,14 +192,15 @@ def grows_with_output(seen: Observation) -> bool:
     return growth >= GROWTH and late > seen.targets.tpot_ms >= early
 
 
-def check_stalls(seen: Observation) -> Finding | str:
+def check_stalls(seen: Observation) -> Finding | str | None:
     """Whether streams stutter because prompts are computed between their tokens."""
     steps = sum(each.num_steps for each in seen.requests)
     long = sum(each.num_long_steps for each in seen.requests)
     shared = sum(each.num_long_shared_steps for each in seen.requests)
     if not has_stalls(seen):
-        share = percent(long / steps) if steps else "–"
-        return f"{share} of decode steps exceed 2× the median"
+        if not steps or long / steps >= LONG_STEPS:
+            return None  # steps stand out, and no prompt is the reason
+        return f"{percent(long / steps)} of decode steps exceed 2× the median"
     return Finding(
         rule="stalls",
         title="Prompts on decode workers hold up streams",
@@ -197,17 +217,26 @@ def check_stalls(seen: Observation) -> Finding | str:
             ),
         ),
         changes=(
-            Change(setting="local_prefill_threshold_tokens", scope="router",
-                   old=seen.settings.get("local_prefill_threshold_tokens"), new="64",
-                   text="Send more prompts to the prefill pool.")
-            if serving(seen, Role.PREFILL)
-            else Change(setting="prefill workers", scope="prefill pool", old="0", new="1",
-                        text="Without a prefill pool, decode workers compute all prompts."),
+            *_prompts_elsewhere(seen),
             Change(setting="itl_target_ms", scope="decode pool",
                    old=seen.settings.get("itl_target_ms"), live=True,
                    text="A smaller value makes the chunks beside running streams shorter."),
         ),
     )  # fmt: skip
+
+
+def _prompts_elsewhere(seen: Observation) -> tuple[Change, ...]:
+    """The change with which decode workers compute fewer prompts, if there is one."""
+    if not serving(seen, Role.PREFILL):
+        text = "Without a prefill pool, decode workers compute all prompts."
+        return (one_more_worker("prefill", 0, text),)
+    name = "local_prefill_threshold_tokens"
+    old = seen.settings.get(name)
+    if old is None or not old.isdecimal() or int(old) <= FEWEST_TOKENS:
+        return ()
+    text = "Send more prompts to the prefill pool."
+    new = str(max(FEWEST_TOKENS, int(old) // 2))
+    return (Change(setting=name, scope="router", old=old, new=new, live=True, text=text),)
 
 
 def has_stalls(seen: Observation) -> bool:
@@ -244,7 +273,7 @@ def check_memory_full(seen: Observation) -> Finding | str:
             Number(significant(sum(each.num_running for each in decode)), "run"),
         ),
         changes=(
-            kv_in_fp8(seen, "Twice the tokens in the same memory."),
+            *kv_in_fp8(seen, "Twice the tokens in the same memory."),
             Change(
                 setting="memory_fraction",
                 scope="decode pool",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
+from console.doctor.clients import MIN_BAD, clients_of
 from console.doctor.finding import Change, Evidence, Finding, Number
-from console.doctor.observation import Observation, RequestFacts, WorkerFacts
+from console.doctor.observation import MIN_REQUESTS, Observation, RequestFacts, WorkerFacts
 from console.doctor.rules.decode import is_memory_full
 from console.doctor.rules.pool_finding import PoolFinding, WorkerBars, one_more_worker
 from console.doctor.rules.targets import unreachable_ttft_ms
@@ -25,30 +26,54 @@ QUEUE_SHARE = 0.4
 """Of late first tokens' time: above, requests wait for a worker; below, the work takes long."""
 HAS_ROOM = 0.7
 """Pressure below which a pool could give a worker away."""
+MOST_LOCAL_TOKENS = 2048
+"""Longer prompts would hold up the streams of a decode worker for long."""
+FEW_PLACES = 32
+"""Places in a batch, below which more of them may be the cure."""
 
 
-def check_pool_balance(seen: Observation) -> Finding | str:
+def check_pool_balance(seen: Observation) -> Finding | str | None:
     """Whether requests wait for a pool: prompts before prefill, or sequences before decode. Where
     decode workers are full of blocks, prefill workers keep theirs, so prompts wait there, too."""
     late = late_requests(seen)
     waits = percentile((_queue_ms(each) for each in seen.requests), 0.95)
-    by_prefill = [each for each in late if each.prefill is not None]
-    is_queue = first_token_share(late, "queue", "dispatch") >= QUEUE_SHARE
+    role = _short_now(seen)
+    if role is not None:
+        return _short(seen, role, waits)
     if is_memory_full(seen):
-        return "requests wait for blocks of the decode pool, which another finding explains"
-    if is_ttft_high(seen) and is_queue and unreachable_ttft_ms(seen) is None:
+        return None
+    has_judgement = len(seen.requests) >= MIN_REQUESTS
+    is_queue = first_token_share(late, "queue", "dispatch") >= QUEUE_SHARE
+    if has_judgement and is_ttft_high(seen) and is_queue and unreachable_ttft_ms(seen) is None:
+        by_prefill = [each for each in late if each.prefill is not None]
         role = Role.PREFILL if 2 * len(by_prefill) >= len(late) else Role.DECODE
         return _short(seen, role, waits)
     decode = serving(seen, Role.DECODE)
-    crowded = [each for each in decode if each.num_waiting >= 1 and _is_batch_full(each)]
-    if decode and 2 * len(crowded) > len(decode):
+    crowded = [each for each in decode if each.num_waiting >= 1 and each.is_full_of_sequences]
+    if has_judgement and decode and 2 * len(crowded) > len(decode):
         return _short(seen, Role.DECODE, waits)
+    pressures = (seen.pressure_prefill, seen.pressure_decode)
+    if seen.short or all(each is None or each > 1 for each in pressures):
+        return None
+    if any(each is not None and each > 1 for each in pressures):
+        return None
     return f"prefill {times(seen.pressure_prefill)}, decode {times(seen.pressure_decode)}"
 
 
-def _is_batch_full(worker: WorkerFacts) -> bool:
-    limit = worker.max_batch_size
-    return limit is not None and worker.num_running >= 0.9 * limit
+def _short_now(seen: Observation) -> Role | None:
+    """The pool before which requests wait for longer than their target now."""
+    clients = clients_of(seen.facts)
+    if clients.late < MIN_BAD:
+        return None
+    decode = seen.facts.usable(Role.DECODE)
+    crowded = [each for each in decode if each.is_crowded]
+    if decode and 2 * len(crowded) > len(decode):
+        return Role.DECODE
+    if is_memory_full(seen) or not seen.short:
+        return None
+    prefill = seen.facts.usable(Role.PREFILL)
+    waits = sum(each.num_waiting for each in prefill)
+    return Role.PREFILL if waits >= MIN_BAD and Role.PREFILL in seen.short else None
 
 
 def _queue_ms(request: RequestFacts) -> float:
@@ -57,6 +82,7 @@ def _queue_ms(request: RequestFacts) -> float:
 
 def _short(seen: Observation, role: Role, waits_ms: float | None) -> Finding:
     pool = serving(seen, role)
+    now = seen.facts.usable(role)
     name, other_role = role.value, Role.DECODE if role is Role.PREFILL else Role.PREFILL
     own, other = seen.pressure_prefill, seen.pressure_decode
     if role is Role.DECODE:
@@ -65,13 +91,16 @@ def _short(seen: Observation, role: Role, waits_ms: float | None) -> Finding:
     cause = f" {count(lost, 'worker')} of the pool {'is' if lost == 1 else 'are'} lost." * bool(
         lost
     )
-    waiting = sum(each.num_waiting for each in pool)
-    what = (
-        f"Prompts wait {ms(waits_ms)} (p95) for a worker; computing them is not what takes long."
-        if role is Role.PREFILL
-        else f"{significant(waiting)} requests wait for a place in a batch; the steps are not slow."
+    waiting = max(
+        sum(each.num_waiting for each in pool), float(sum(each.num_waiting for each in now))
     )
-    first = f"{what} {count(len(pool), 'ready worker')} cannot keep up with the load." + cause
+    what = f"{significant(waiting)} requests wait for a place in a batch."
+    if role is Role.PREFILL:
+        what = "Prompts wait for a worker; computing them is not what takes long."
+        if waits_ms is not None:
+            what = f"Prompts wait {ms(waits_ms)} (p95) for a worker; computing them is not what "
+            what += "takes long."
+    first = f"{what} {count(len(now or pool), 'worker')} cannot keep up with the load." + cause
     has_spare = len(serving(seen, other_role)) > 1 and other is not None and other < HAS_ROOM
     text = (
         f"Move one from the {other_role.value} pool, which has room ({times(other)})."
@@ -80,19 +109,22 @@ def _short(seen: Observation, role: Role, waits_ms: float | None) -> Finding:
     )
     changes = [one_more_worker(name, len(pool), text)]
     if role is Role.PREFILL and other is not None and other < HAS_ROOM:
+        changes += _more_on_decode(seen)
+    if role is Role.DECODE and sum(each.max_batch_size or 0 for each in pool) < FEW_PLACES * len(
+        pool
+    ):
         changes.append(
             Change(
-                setting="local_prefill_threshold_tokens",
-                scope="router",
-                old=seen.settings.get("local_prefill_threshold_tokens"),
-                new="512",
-                text="Until then: decode workers compute short remainders of prompts themselves.",
+                setting="max_batch_size",
+                scope="decode pool",
+                old=_common_size(pool),
+                text="More places, if steps with more sequences stay within the target.",
             )
         )
     return PoolFinding(
         rule="pool_balance",
         title=f"{name.capitalize()} is short",
-        text=(first, _missed_text(seen)),
+        text=tuple(filter(None, (first, _missed_text(seen)))),
         bars=WorkerBars(
             "requests that wait, by worker",
             "requests",
@@ -110,20 +142,42 @@ def _short(seen: Observation, role: Role, waits_ms: float | None) -> Finding:
     ).to_finding(seen)
 
 
+def _more_on_decode(seen: Observation) -> list[Change]:
+    """The change with which decode workers compute more of the prompts."""
+    name = "local_prefill_threshold_tokens"
+    old = seen.settings.get(name)
+    known = int(old) if old is not None and old.isdecimal() else 0
+    if known >= MOST_LOCAL_TOKENS:
+        return []
+    text = "Until then: decode workers compute short remainders of prompts themselves."
+    new = f"{min(MOST_LOCAL_TOKENS, max(512, 2 * known))}"
+    return [Change(setting=name, scope="router", old=old, new=new, live=True, text=text)]
+
+
+def _common_size(pool: list[WorkerFacts]) -> str | None:
+    sizes = {each.max_batch_size for each in pool}
+    return str(sizes.pop()) if len(sizes) == 1 else None
+
+
 def _missed_text(seen: Observation) -> str:
-    late = len(late_requests(seen)) / len(seen.requests) if seen.requests else 0.0
+    clients = clients_of(seen.facts)
+    if len(seen.requests) < MIN_REQUESTS:
+        return f"{count(clients.late, 'request')} wait longer than the target for the first token."
+    late = len(late_requests(seen)) / len(seen.requests)
     return f"{percent(late)} of requests miss the target for the first token."
 
 
-def check_prefill_slow(seen: Observation) -> Finding | str:
+def check_prefill_slow(seen: Observation) -> Finding | str | None:
     """Whether first tokens are late although prompts are taken up at once."""
     late = late_requests(seen)
     p95 = ttft_p95_ms(seen)
     passed = f"TTFT p95 {ms(p95)} of {ms(seen.targets.ttft_ms)}"
-    if not is_ttft_high(seen) or unreachable_ttft_ms(seen) is not None:
+    if not is_ttft_high(seen):
         return passed
+    if unreachable_ttft_ms(seen) is not None:
+        return None
     if first_token_share(late, "queue", "dispatch") >= QUEUE_SHARE:
-        return "first tokens are late by waiting, not by their computation"
+        return None
     shares = {
         "the chunks of the prompts": first_token_share(late, "prefill"),
         "other prompts' chunks between them": first_token_share(late, "between_chunks"),
@@ -131,7 +185,7 @@ def check_prefill_slow(seen: Observation) -> Finding | str:
     }
     cause, share = max(shares.items(), key=lambda each: each[1])
     if share < QUEUE_SHARE or cause == "attempts that failed":
-        return "first tokens are late, but not by prefill: see the stages of a slow request"
+        return None
     return _slow_prompts(seen, late, cause, share)
 
 

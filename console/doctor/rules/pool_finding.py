@@ -62,7 +62,9 @@ def one_more_worker(pool_name: str, num_workers: int, text: str) -> Change:
     )
 
 
-def kv_in_fp8(seen: Observation, text: str) -> Change:
-    """The change to KV of half the bytes on decode workers."""
+def kv_in_fp8(seen: Observation, text: str) -> tuple[Change, ...]:
+    """The change to KV of half the bytes on decode workers; none if they have it."""
     old = seen.settings.get("kv_dtype")
-    return Change(setting="kv_dtype", scope="decode pool", new="fp8", old=old, text=text)
+    if old == "fp8":
+        return ()
+    return (Change(setting="kv_dtype", scope="decode pool", new="fp8", old=old, text=text),)

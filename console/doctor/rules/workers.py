@@ -21,18 +21,18 @@ MAX_RETRIED = 0.05
 MAX_LOSSES = 2
 
 
-def check_slow_worker(seen: Observation) -> Finding | str:
+def check_slow_worker(seen: Observation) -> Finding | str | None:
     """Whether a worker is slower than its pool's others would be for the same step."""
-    worst = 1.0
+    worst = None
     for role in Role:
         pool = serving(seen, role)
         ratios = {each.worker_id: slowness(each, pool) for each in pool}
         known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-        worst = max([worst, *known.values()])
+        worst = max([*known.values(), *([worst] if worst else [])], default=None)
         slow = [name for name, ratio in known.items() if ratio >= SLOW]
         if slow and 2 * len(slow) <= len(pool):
             return _slow_worker(seen, role, slow, known)
-    return f"all steps within {percent(worst - 1)} of their pool's"
+    return None if worst is None else f"steps at most {times(worst)} those of their pool"
 
 
 def _slow_worker(
@@ -57,14 +57,23 @@ def _slow_worker(
         ),
         changes=(
             Change(
-                setting=f"drain {slow[0]}",
+                setting="host",
                 scope=slow[0],
-                live=True,
-                text="Its requests move to the other workers; then look at its host: clocks, "
-                "temperature, other processes.",
+                text="Look at its host: clocks, temperature, other processes.",
             ),
+            *_drain(seen, role, slow[0]),
         ),
     ).to_finding(seen)
+
+
+def _drain(seen: Observation, role: Role, worker_id: str) -> tuple[Change, ...]:
+    """The advice to drain a worker, if the others of its pool can carry its load."""
+    pool = serving(seen, role)
+    pressure = seen.pressure_prefill if role is Role.PREFILL else seen.pressure_decode
+    if len(pool) < 2 or pressure is None or pressure * len(pool) / (len(pool) - 1) >= 1:
+        return ()
+    text = "Until then: its requests move to the other workers, which have room for them."
+    return (Change(setting=f"drain {worker_id}", scope=worker_id, live=True, text=text),)
 
 
 def check_slow_link(seen: Observation) -> Finding | str:
@@ -82,7 +91,9 @@ def check_slow_link(seen: Observation) -> Finding | str:
         setting="network", scope=f"{first.prefill} → {first.decode}",
         text="Compare both hosts' interfaces, their speed and who else uses them.",
     )  # fmt: skip
-    if _is_wrong_path(first) or first.is_below_way:
+    if _is_wrong_path(first) and first.narrowed:
+        title, change = _forbidden(first)
+    elif _is_wrong_path(first) or first.is_below_way:
         title = f"Blocks for {first.decode} go over {first.path} instead of {first.expected_path}"
         if not _is_wrong_path(first):
             title = (
@@ -121,6 +132,21 @@ def check_slow_link(seen: Observation) -> Finding | str:
             numbers=(Number(ms(exposed), "not hidden, p95"),),
         ),
         changes=(change,),
+    )  # fmt: skip
+
+
+def _forbidden(pair: PairFacts) -> tuple[str, Change]:
+    """The title and the change for a pair of which a worker forbids the best path."""
+    names = " and ".join(pair.narrowed)
+    verb = "forbids" if len(pair.narrowed) == 1 else "forbid"
+    return (
+        f"Blocks for {pair.decode} go over {pair.path}: UCX_TLS of {names} {verb} "
+        f"{pair.expected_path}",
+        Change(
+            setting="UCX_TLS", scope=names,
+            text=f"Allow {pair.expected_path} in the environment of {names}, or leave UCX_TLS out, "
+            "and restart it.",
+        ),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from console.doctor.doctor import Doctor, Examination
 from console.doctor.observation import MIN_REQUESTS, WINDOW_S, Observation
 from console.telemetry.examination.observer import FleetObserver
 
-EXAMINE_S = 5
+EXAMINE_S = 3
 """Seconds from one examination to the next."""
 
 

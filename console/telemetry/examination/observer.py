@@ -26,6 +26,7 @@ from console.telemetry.caches.cache_report import CacheReport, known_workers
 from console.telemetry.examination.request_facts import request_facts
 from console.telemetry.examination.worker_window import WorkerWindow
 from console.telemetry.report import FleetReport
+from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.history import EventKind
 from router.fleet.worker import Worker
@@ -100,7 +101,9 @@ class FleetObserver:
                 MissPoint(blocks=each["blocks"], miss_ratio=each["miss_ratio"])
                 for each in curve["points"]
             ),
-            settings=self._settings(),
+            short=self._report.short,
+            settings=_chosen(self._known()) | self._settings(),
+            facts=self._report.facts,
         )
 
     def _known(self) -> list[Worker]:
@@ -124,6 +127,24 @@ class FleetObserver:
 
     def _take_ended(self, traces: Sequence[RequestTrace], _: Sequence[Durations]) -> None:
         self._ended.extend(traces)
+
+
+def _chosen(workers: Sequence[Worker]) -> dict[str, str]:
+    """The settings that decode workers have registered, and of prefill workers what findings ask
+    for. Values that differ within a pool are left out."""
+    decode = [each.info for each in workers if each.role is Role.DECODE]
+    found = {
+        name: value
+        for name, value in (decode[0].chosen if decode else {}).items()
+        if all(each.chosen.get(name) == value for each in decode)
+    }
+    targets = {f"{each.itl_target_ms:g}" for each in decode if each.itl_target_ms}
+    if len(targets) == 1:
+        found["itl_target_ms"] = targets.pop()
+    sizes = {each.info.max_batch_size for each in workers if each.role is Role.PREFILL}
+    if len(sizes) == 1:
+        found["prefill.max_batch_size"] = str(sizes.pop())
+    return found
 
 
 def _facts(traces: Sequence[RequestTrace], now_us: int) -> list[RequestFacts]:
@@ -160,5 +181,6 @@ def _pair(shown: dict[str, Any]) -> PairFacts:
         bytes_moved=round((shown["bytes_per_s"] or 0.0) * _PAIR_WINDOW_S),
         busy_bytes_per_s=shown["busy_bytes_per_s"],
         is_below_way=shown.get("is_below_way", False),
+        narrowed=tuple(shown.get("narrowed", ())),
         exposed_p95_ms=shown["exposed_p95_ms"],
     )

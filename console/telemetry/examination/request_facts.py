@@ -31,6 +31,7 @@ def request_facts(trace: RequestTrace, now_us: int) -> RequestFacts:
     early, late = _quarters(durations)
     return RequestFacts(
         received_us=trace.received_us,
+        key=trace.key,
         outcome=trace.outcome or "finished",
         num_attempts=len(trace.attempts),
         prefill=placement.prefill.worker_id if placement and placement.prefill else None,

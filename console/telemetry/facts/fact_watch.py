@@ -82,4 +82,5 @@ def _standing(info: WorkerInfo, worker: Worker | None, condition: Condition) -> 
         max_batch_size=info.max_batch_size or None,
         blocks_total=info.num_blocks,
         blocks_used=stats.blocks_used if stats else 0,
+        prefill_unreachable=bool(stats and stats.prefill_unreachable),
     )

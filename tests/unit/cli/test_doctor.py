@@ -60,7 +60,7 @@ def test_findings_are_printed_with_evidence_and_changes(
 ) -> None:
     assert run(router, diagnosis_of(SLOW)) == 1
     printed = capsys.readouterr().out
-    assert "1 finding, 12 checks passed" in printed
+    assert "1 finding, 15 checks passed" in printed
     assert "decode-1 is slower than the decode pool" in printed
     assert "◀" in printed
     assert "→ drain decode-1" in printed
@@ -72,7 +72,7 @@ def test_a_healthy_fleet_ends_with_0(
 ) -> None:
     diagnosis = diagnosis_of(Plan())
     assert run(router, diagnosis) == 0
-    assert "The fleet is healthy: 13 checks" in capsys.readouterr().out
+    assert "The fleet is healthy: 16 checks" in capsys.readouterr().out
     assert run(router, diagnosis, "--json") == 0
     assert json.loads(capsys.readouterr().out) == diagnosis
 
@@ -81,7 +81,7 @@ def test_too_few_requests_and_other_servers_end_with_3(
     router: ThreadingHTTPServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(router, diagnosis_of(Plan(seconds=2))) == 3
-    assert "the doctor needs 100" in capsys.readouterr().out.replace("\n", " ")
+    assert "judgements of speed need 100 requests" in capsys.readouterr().out.replace("\n", " ")
     assert run(router, ["no", "diagnosis"]) == 3
     assert "is it a router of this version?" in capsys.readouterr().err
     assert main(["--router-url=http://127.0.0.1:9"]) == 3

@@ -89,8 +89,9 @@ def test_the_planted_fault_is_named_and_no_other(name: str, seed: int) -> None:
     assert examination.is_conclusive
     found = [each.rule for each in examination.findings]
     assert found == ([fault] if fault else []), [each.text for each in examination.findings]
-    assert len(examination.findings) + len(examination.passed) == len(RULES)
+    assert not {each.rule for each in examination.passed} & set(found)
 
 
 def test_every_rule_has_a_planted_fault() -> None:
-    assert {fault for _, fault in PLANTED.values() if fault} == {each.name for each in RULES}
+    judgements = {each.name for each in RULES if not each.is_fact} | {"pool_balance", "slow_link"}
+    assert {fault for _, fault in PLANTED.values() if fault} == judgements

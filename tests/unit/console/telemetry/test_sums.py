@@ -109,9 +109,9 @@ def observe(side: Side, clock: Clock, pressure: float | None, seconds: int) -> S
     return side.state
 
 
-def test_a_side_is_short_after_ten_seconds_and_until_thirty_below() -> None:
+def test_a_side_is_short_after_five_seconds_and_until_thirty_below() -> None:
     side, clock = Side(), Clock()
-    assert observe(side, clock, 1.2, 10) is SideState.TIGHT
+    assert observe(side, clock, 1.2, 5) is SideState.TIGHT
     assert observe(side, clock, 1.2, 1) is SideState.SHORT
     since = side.since_us
     assert observe(side, clock, 0.97, 60) is SideState.SHORT, "not below 0.95"
@@ -125,7 +125,7 @@ def test_a_side_is_short_after_ten_seconds_and_until_thirty_below() -> None:
 def test_a_flicker_does_not_change_the_verdict() -> None:
     side, clock = Side(), Clock()
     for _ in range(20):
-        assert observe(side, clock, 1.3, 9) is SideState.TIGHT
+        assert observe(side, clock, 1.3, 4) is SideState.TIGHT
         observe(side, clock, 0.5, 1)
     assert side.state is SideState.ROOM
 

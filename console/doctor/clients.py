@@ -1,0 +1,63 @@
+"""What clients get, from the facts of the last minute. Pure.
+
+Goodput here counts what a percentile of finished requests does not see: requests that were refused,
+and those that wait for longer than the target already. A key that floods counts for nothing: what
+it misses, it misses by its own doing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from console.doctor.facts import Facts, KeyFacts
+
+FLOOD = 60
+"""Requests of a key that are refused for their number within a minute, from which it floods."""
+MIN_BAD = 3
+"""Fewer requests that missed a target are chance."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The requests of the last minute of all keys that do not flood."""
+
+    ended: int = 0
+    good: int = 0
+    refused: int = 0
+    waiting: int = 0
+    late: int = 0
+
+    @property
+    def total(self) -> int:
+        """All requests whose fate is known."""
+        return self.ended + self.refused + self.late
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of good ones; None without requests."""
+        return self.good / self.total if self.total else None
+
+    def are_missed(self, target: float) -> bool:
+        """Whether fewer than the target's share of requests are good."""
+        return self.goodput is not None and self.goodput < target
+
+    def suffer(self, target: float) -> bool:
+        """Whether so many requests miss a target that it is no chance."""
+        return self.are_missed(target) and self.total - self.good >= MIN_BAD
+
+
+def clients_of(facts: Facts) -> Clients:
+    """What the clients get that do not flood."""
+    keys = [each for each in facts.keys if not floods(each)]
+    return Clients(
+        ended=sum(each.ended for each in keys),
+        good=sum(each.good for each in keys),
+        refused=sum(each.refused for each in keys),
+        waiting=sum(each.waiting for each in keys),
+        late=sum(each.late for each in keys),
+    )
+
+
+def floods(key: KeyFacts) -> bool:
+    """Whether a key sends far more than it may: most of its requests are refused for that."""
+    return key.limited >= FLOOD and key.limited >= key.accepted

@@ -1,0 +1,173 @@
+"""What surrounds the fleet: the store, other routers, the machines' CPU, and clients that flood.
+
+Facts: no number of requests needed.
+"""
+
+from __future__ import annotations
+
+from console.doctor.clients import clients_of, floods
+from console.doctor.facts import HostFacts
+from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgency
+from console.doctor.observation import Observation
+from console.doctor.words import count, percent, significant
+
+STORE_US = 3_000_000
+"""A shorter silence of the store is a hiccup."""
+STARVED = 0.3
+"""Share of the time that processes could run and waited for a core, from which steps take half
+again as long."""
+THROTTLED = 0.2
+BUSY_CORES = 0.1
+"""A process that uses less says nothing about its machine."""
+OTHERS = 0.3
+"""Share of the busy cores, from which processes that are not the fleet's are to blame."""
+
+
+def check_store(seen: Observation) -> Finding | str:
+    """Whether the store answers."""
+    store = seen.facts.store
+    if store is None or seen.now_us - store.since_us < STORE_US:
+        return "it answers"
+    return Finding(
+        rule="store",
+        title="The store does not answer",
+        text=(
+            f"{store.trouble}. Requests go on with the workers last known; workers that start or "
+            "leave are not noticed, and background responses cannot be kept.",
+        ),
+        evidence=Evidence(kind="store"),
+        changes=(
+            Change(
+                setting="redis_url", scope="store",
+                text="Look at the store: its process, its memory, the network. Workers and routers "
+                "register again by themselves when it is back.",
+            ),
+        ),
+    )  # fmt: skip
+
+
+def check_routers(seen: Observation) -> Finding | str:
+    """Whether the other routers tell of themselves."""
+    silent = seen.facts.routers
+    if not silent:
+        return "none has fallen silent"
+    names = ", ".join(each.name for each in silent)
+    return Finding(
+        rule="routers",
+        title=f"{names} {'has' if len(silent) == 1 else 'have'} fallen silent",
+        text=(
+            "It was killed, or hangs. Clients that reach it get no answer; streams that it had can "
+            "be resumed at other routers.",
+        ),
+        evidence=Evidence(kind="routers", numbers=(Number(str(len(silent)), "silent"),)),
+        changes=(
+            Change(
+                setting="logs", scope=names,
+                text="Look at its log and its host, and start it again. Take it out of the load "
+                "balancer while it hangs.",
+            ),
+        ),
+    )  # fmt: skip
+
+
+def check_flood(seen: Observation) -> Finding | str:
+    """Whether a key sends far more than it may. Others are safe: each key has its own limit."""
+    flooding = [each for each in seen.facts.keys if floods(each)]
+    if not flooding:
+        limited = sum(each.limited for each in seen.facts.keys)
+        return f"{count(limited, 'request')} refused for their key's limit in the last minute"
+    names = ", ".join(each.name for each in flooding)
+    others = clients_of(seen.facts)
+    limited = sum(each.limited for each in flooding)
+    return Finding(
+        rule="flood",
+        title=f"Key {names} sends more than it may",
+        text=(
+            f"{count(limited, 'request')} of it were refused in the last minute (429). Other "
+            f"keys have limits of their own: {percent(others.goodput)} of their requests meet "
+            "their targets.",
+        ),
+        evidence=Evidence(
+            kind="requests of the last minute, refused for their key's limit",
+            unit="requests",
+            bars=tuple(
+                Bar(each.name, each.limited, each in flooding)
+                for each in sorted(seen.facts.keys, key=lambda each: -each.limited)[:8]
+            ),
+            numbers=(
+                Number(f"{sum(each.accepted for each in flooding):,}", "of it accepted"),
+                Number(percent(others.goodput), "goodput of the others"),
+            ),
+        ),
+        changes=(
+            Change(
+                setting="inflight", scope=f"key {names}",
+                text="Ask its owner to obey Retry-After. Raise the key's limit only if the fleet "
+                "has room for it.",
+            ),
+        ),
+    )  # fmt: skip
+
+
+def starved_host(seen: Observation) -> HostFacts | None:
+    """The machine that gives the fleet least of its CPU, if clients suffer."""
+    if not clients_of(seen.facts).suffer(seen.targets.goodput):
+        return None
+    starved = [each for each in seen.facts.hosts if _is_starved(each)]
+    return max(starved, key=lambda each: each.waiting_share + each.throttled_share, default=None)
+
+
+def _is_starved(host: HostFacts) -> bool:
+    waits = host.waiting_share >= STARVED and host.own_cores >= BUSY_CORES
+    return waits or host.throttled_share >= THROTTLED
+
+
+def check_hosts(seen: Observation) -> Finding | str | None:
+    """Whether a machine gives the fleet's processes less CPU than they need."""
+    host = starved_host(seen)
+    if host is None:
+        most = max((each.waiting_share for each in seen.facts.hosts), default=None)
+        if most is None or most >= STARVED:
+            return None
+        return f"processes wait for a core at most {percent(most)} of the time"
+    others = max(0.0, host.busy_cores - host.own_cores)
+    text, change = _starved_by(host, others)
+    return Finding(
+        rule="hosts",
+        title=f"{host.name} is starved of CPU",
+        text=(
+            f"{', '.join(host.processes)} {'waits' if len(host.processes) == 1 else 'wait'} for "
+            f"a core {percent(host.waiting_share)} of the time that they could run. {text}",
+        ),
+        urgency=Urgency.URGENT,
+        evidence=Evidence(
+            kind="cores in use",
+            unit="cores",
+            bars=(
+                Bar("the fleet", round(host.own_cores, 2)),
+                Bar("other processes", round(others, 2), others >= OTHERS * host.busy_cores),
+            ),
+            numbers=(
+                Number(percent(host.waiting_share), "of runnable time waits"),
+                Number(percent(host.throttled_share), "held up by a CPU limit"),
+            ),
+        ),
+        changes=(change,),
+    )
+
+
+def _starved_by(host: HostFacts, others: float) -> tuple[str, Change]:
+    if host.throttled_share >= THROTTLED:
+        return "The CPU limit of its control group holds it up.", Change(
+            setting="resources.limits.cpu", scope=host.name,
+            text="Raise or remove the CPU limit of these processes.",
+        )  # fmt: skip
+    if others >= OTHERS * host.busy_cores:
+        return f"Processes that are not the fleet's use {significant(others)} cores.", Change(
+            setting="host", scope=host.name,
+            text="Move or stop the other processes, or give these workers cores of their own.",
+        )  # fmt: skip
+    return "The fleet's own processes share too few cores.", Change(
+        setting="host", scope=host.name,
+        text="Run fewer workers there, or move some to another machine.",
+    )  # fmt: skip
