@@ -3,7 +3,6 @@
 The worker asks the source of such a request, and reserves no block before the source has all of
 them. Then it grants the source the blocks that are not cached here. When these blocks and the first
 token have arrived, the sequence joins the batch. The counterpart of `decode_worker.departures`.
-Owns those blocks of ended tasks that a peer may still write to.
 """
 
 from __future__ import annotations
@@ -22,16 +21,14 @@ from protocol.sampling import TokenLogprobs
 from scheduling.batch import Produced
 from scheduling.sequence import SequenceState
 from worker.counters import Count
-from worker.fenced_blocks import FencedBlocks
 from worker.host import WorkerHost
-from worker.inbound import InboundHandoffs
-from worker.peers import SourcePeers
+from worker.inbound.handoffs import NO_ROOM, InboundHandoffs
+from worker.inbound.peers import SourcePeers
 from worker.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
 _SILENT = "the source has fallen silent"
-_NO_ROOM = "its blocks do not fit beside those that a silent worker may still write to"
 
 
 class TaskOwner(Protocol):
@@ -64,47 +61,39 @@ class Arrivals:
         reach: PrefillReach,
         owner: TaskOwner,
     ) -> None:
-        self.fenced = FencedBlocks()
         self._host = host
         self._clock = host.clock
         self._counters = host.counters
         self._scheduler = host.engine.scheduler
         self._sink = sink
-        self._inbound = InboundHandoffs(host, sink, peers, self)
+        self.inbound = InboundHandoffs(host, sink, peers, self)
         self._peers = peers
         self._reach = reach
         self._owner = owner
         self._uncompiled: list[DecodeTask] = []  # could join, but their grammars still compile
-        self._silent: list[str] = []  # incarnations of sources
-        self._stuck: set[int] = set()  # blocks that a silent worker may still write to
-
-    @property
-    def num_stuck(self) -> int:
-        """Blocks that a silent worker may still write to."""
-        return len(self._stuck)
 
     # -- calls by the owner -----------------------------------------------------------------
 
     def expect(self, task: DecodeTask) -> None:
         """Ask the worker that computes the new task's prompt, if there is one."""
         if task.prefill is not None:
-            self._inbound.ask(task.key, task.prefill)
+            self.inbound.ask(task.key, task.prefill)
 
     def grant(self, task: DecodeTask) -> None:
         """Grant the source the missing blocks; there may be none. A silent worker gets no blocks,
         because they would stay fenced for as long as it is silent."""
         assert task.prefill is not None
-        if task.prefill.incarnation in self._silent:
+        if task.prefill.incarnation in self.inbound.silent:
             self._owner.fail(task, _SILENT, retryable=True)
             return
         first_block = task.sequence.num_cached // self._host.engine.layout.block_size
         blocks = task.sequence.block_table[first_block:]
         task.granted_blocks = len(blocks)
-        self._inbound.offer(task.key, first_block, blocks)
+        self.inbound.offer(task.key, first_block, blocks)
 
     def release(self, task: DecodeTask) -> None:
-        """Remove an ended task from the scheduler. Blocks that a peer may still write to stay until
-        `on_unfenced`."""
+        """Remove an ended task from the scheduler. Blocks that a peer may still write to stay
+        fenced."""
         sequence = task.sequence
         self._scheduler.publish_arrived(sequence, self._sink.arrived(task.key))
         if task.blocks_arrived_us and sequence.state is SequenceState.RECEIVING:
@@ -115,43 +104,42 @@ class Arrivals:
         elif not granted:
             self._scheduler.release_blocks(sequence)
         if granted:
-            self.fenced.keep(task.key, sequence)
+            self.inbound.fenced.keep(task.key, sequence.block_table)
+            sequence.block_table = []
         if granted or self._sink.is_asking(task.key):
-            self._inbound.abort(task.key)
+            self.inbound.abort(task.key)
 
     # -- events -----------------------------------------------------------------------------
 
     def poll_sources(self) -> None:
         """Connect to new sources, drop lost ones, and read what they have sent."""
         self._peers.connect_new(self._clock.now())
-        for incarnation, message in self._peers.receive():
+        for incarnation, message in self.inbound.receive():
             self._handle_source(incarnation, message)
-        for incarnation in self._peers.take_lost(self._clock.now()):
-            self._inbound.lose(incarnation)
+        for incarnation in self.inbound.take_lost():
             self._give_up_on_peer(incarnation, "the source is gone")
         self._reach.update(self._clock.now())
         for incarnation in self._peers.reset():
             self._give_up_on_peer(incarnation, "the source lost its connection to us")
-        self._silent = self._peers.silent(self._clock.now())
-        for incarnation in self._silent:
+        self.inbound.update_silent()
+        for incarnation in self.inbound.silent:
             self._give_up_on_peer(incarnation, _SILENT, of_blocks=True)
         self._give_back()
 
     def land(self, event: NotificationArrived) -> None:
         """Note blocks that have landed in our pool."""
-        self._inbound.follow(event)
+        self.inbound.follow(event)
 
     def sweep(self) -> None:
         """Act on timeouts, and on grammars that have compiled."""
         uncompiled, self._uncompiled = self._uncompiled, []
         for task in uncompiled:
             self._try_join(task)
-        self._inbound.sweep()
+        self.inbound.sweep()
 
     def count(self) -> None:
         """Bring the worker's counters up to date."""
-        self._inbound.count()
-        self._counters.add_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
+        self.inbound.count()
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -160,12 +148,12 @@ class Arrivals:
             case HandoffToken():
                 self._take_first_token(incarnation, message)
             case KvBegun():
-                self._inbound.begin(message)
+                self.inbound.begin(message)
             case KvClosed():
                 task = self._owner.tasks.find(key_of(message))
                 if message.code and task is not None and task.waits_for_token_of(incarnation):
                     self._owner.fail(task, message.error, code=message.code)
-                self._inbound.close(message)
+                self.inbound.close(message)
                 task = self._owner.tasks.find(key_of(message))
                 if task is not None and task.waits_for_token_of(incarnation):
                     reason = message.error or "the source closed without a first token"
@@ -182,15 +170,11 @@ class Arrivals:
                 self._owner.fail(task, reason, retryable=True)
 
     def _give_back(self) -> None:
-        """Fail waiting requests that fit only once blocks return that a silent worker may still
-        write to: nobody knows when that will be."""
-        self._stuck = self.fenced.blocks_of(self._sink.fenced_by(self._silent))
-        if not self._stuck:
-            return
-        for task in self._owner.tasks:
-            is_waiting = task.sequence.state is SequenceState.WAITING
-            if is_waiting and not self._scheduler.fits_beside(task.sequence, self._stuck):
-                self._owner.fail(task, _NO_ROOM, retryable=True, lacks_room=True)
+        """Fail waiting requests that fit only beside stuck blocks."""
+        self.inbound.update_silent()
+        for task in self._owner.tasks if self.inbound.stuck else ():
+            if self.inbound.is_stranded(task.sequence):
+                self._owner.fail(task, NO_ROOM, retryable=True, lacks_room=True)
 
     def _take_first_token(self, incarnation: str, message: HandoffToken) -> None:
         task = self._owner.tasks.find(key_of(message))
@@ -214,7 +198,7 @@ class Arrivals:
     def _finish_without_blocks(self, task: DecodeTask, token: HandoffToken) -> None:
         """End a task whose first token completes the output before anything was granted: it needs
         no blocks here, for which it might have to wait."""
-        self._inbound.abort(task.key)
+        self.inbound.abort(task.key)
         produced = self._scheduler.completed(task.sequence, token.token_id, self._clock.now())
         if produced.finish is None:
             reason = "the source ended an output that goes on"
@@ -257,9 +241,3 @@ class Arrivals:
         if task is not None:
             self._scheduler.publish_arrived(task.sequence, arrived)
             self._owner.fail(task, reason, retryable=True)
-
-    def on_unfenced(self, key: HandoffKey) -> None:
-        """Release the blocks of an ended task."""
-        sequence = self.fenced.take(key)
-        if sequence is not None:
-            self._scheduler.release_blocks(sequence)

@@ -10,13 +10,12 @@ from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
 from decode_worker.role import DecodeRole
 from decode_worker.settings import DecodeSettings
-from kv_transfer.handoff.sink import HandoffSink
-from kv_transfer.handoff.source import HandoffSource
 from process.settings import settings_or_exit
 from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
-from worker.peers import SourcePeers
+from worker.inbound.assembly import make_peers, make_sink, make_source
+from worker.inbound.peers import SourcePeers
 from worker.startup.step_limits import goes_ahead
 
 PREFILL_REACHABLE = "baton/PrefillReachable"
@@ -34,17 +33,8 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def build(host: WorkerHost, surroundings: Surroundings) -> DecodeRole:
-        sink = HandoffSink(
-            surroundings.descriptor.agent,
-            ttl_s=settings.grant_ttl_ms / 1e3,
-            landing_s=settings.landing_ms / 1e3,
-            checksum=settings.kv_checksum,
-        )
-        peers = SourcePeers(surroundings, host.poller, settings.peer_silence_s)
-        surroundings.stack.callback(peers.close)
-        source = HandoffSource(
-            margin_s=settings.grant_margin_ms / 1e3, unasked_s=settings.peer_silence_s
-        )
+        source, sink = make_source(host), make_sink(host, surroundings.descriptor.agent)
+        peers = make_peers(host, surroundings)
         resumption = Resumption(host, settings.resume_grace_s)
         host.engine.one_step_ahead = goes_ahead(settings)
         reach = _reach(settings, host, peers, surroundings)

@@ -38,8 +38,9 @@ from scheduling.batch import Batch, Produced
 from scheduling.sequence import Sequence, SequenceState
 from worker.counters import Count
 from worker.host import WorkerHost
-from worker.loop import HandoffLoad
-from worker.peers import SourcePeers
+from worker.inbound.fetches import Fetches
+from worker.inbound.peers import SourcePeers
+from worker.reporter import HandoffLoad
 from worker.tasks import Tasks
 
 
@@ -66,6 +67,8 @@ class DecodeRole:
         self._sink = sink
         self._source = source
         self._arrivals = Arrivals(host, sink, peers, reach, self)
+        self._inbound = self._arrivals.inbound
+        self._fetches = Fetches(host, self._inbound, peers)
         self._departures = Departures(host, source)
         self.outbound = self._departures.outbound
         self._resumption = resumption
@@ -74,12 +77,14 @@ class DecodeRole:
     @property
     def num_jobs(self) -> int:
         """Number of jobs to finish before the worker may end."""
-        return len(self.tasks) + len(self._arrivals.fenced) + self._departures.num_open
+        served = self._departures.num_open + self.outbound.num_serving
+        return len(self.tasks) + len(self._inbound.fenced) + served
 
     @property
     def is_sending(self) -> bool:
-        """Whether the blocks of leaving requests are still needed."""
-        return self._departures.num_open > 0
+        """Whether the blocks of leaving requests, or of fetches that peers began, are still
+        needed."""
+        return self._departures.num_open + self.outbound.num_serving > 0
 
     def end(self) -> None:
         """Tell the routers of unfinished work, because the process ends."""
@@ -110,6 +115,8 @@ class DecodeRole:
             cached_tokens=message.cached_tokens,
         )
         self.tasks.add(task)
+        if message.prefill is None:
+            self._fetches.hint(sequence, message.holders)
         self._arrivals.expect(task)
 
     def refuse(self, key: HandoffKey, reason: str) -> None:
@@ -137,6 +144,7 @@ class DecodeRole:
             self.drop(task)
         self._resumption.clear()
         self._departures.abort_all()
+        self.outbound.abort_served("the source stood still")
 
     def lose(self, peer: Peer) -> None:
         """Drop the work of a lost router, except streams that may outlive it."""
@@ -192,7 +200,11 @@ class DecodeRole:
     # -- schedule ---------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> None:
-        """Grant blocks to the sources of admitted sequences, before a batch runs."""
+        """Grant blocks to the sources of admitted sequences, and start fetches, before a batch
+        runs."""
+        for sequence in batch.fetching:
+            self._mark_admitted(self.tasks.of(sequence))
+            self._fetches.begin(sequence)
         for sequence in batch.received:
             task = self.tasks.of(sequence)
             self._mark_admitted(task)
@@ -250,8 +262,9 @@ class DecodeRole:
         return HandoffLoad(
             self._sink.num_open + self._departures.num_open,
             self._sink.ignored + self._source.ignored,
-            self._arrivals.num_stuck,
-            self._arrivals.fenced.num_blocks,
+            len(self._inbound.stuck),
+            self._inbound.fenced.num_blocks,
+            len(self.outbound.blocks_serving),
         )
 
     def holders(self) -> list[str]:
@@ -262,7 +275,7 @@ class DecodeRole:
             for task in self.tasks
             if task.sequence.block_table
         ]
-        return held + self._arrivals.fenced.describe()
+        return held + self._inbound.fenced.describe()
 
     def fail(
         self,
@@ -286,4 +299,5 @@ class DecodeRole:
         """Remove a task that nobody wants from the scheduler. Blocks that arrived stay cached, so
         that the next attempt need not fetch them again."""
         self.tasks.remove(task)
+        self._fetches.drop(task.sequence)
         self._arrivals.release(task)

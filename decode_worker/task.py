@@ -19,6 +19,7 @@ from protocol.sampling import PromptLogprobs, TokenLogprobs
 from protocol.traces import GAP_US, DecodeTrace, GapSpan, StepSpan, pack_steps
 from scheduling.batch import Produced
 from scheduling.sequence import SequenceState
+from worker.inbound.holders import fetch_spans
 from worker.tasks import Task
 
 
@@ -165,6 +166,8 @@ class DecodeTask(Task):
             admitted_us=self.admitted_us,
             granted_blocks=self.granted_blocks,
             cached_tokens=self.held_tokens,
+            fetched_tokens=self.sequence.num_fetched,
+            fetches=fetch_spans(self.sequence),
             chunks=tuple(self.chunks),
             blocks_arrived_us=self.blocks_arrived_us,
             first_token_us=self.first_token_us,

@@ -84,7 +84,8 @@ class WriteCommand:
 
     The write is posted before `post_before` (of the loop's clock) or not at all: the right to write
     may have ended while the command waited or while this process was suspended. With `computed`,
-    the write waits for that fence: before it, the blocks are not final.
+    the write waits for that fence: before it, the blocks are not final. A write that `yields`, one
+    for a fetch, lets others pass: one is posted at each poll.
     """
 
     key: Hashable
@@ -94,6 +95,7 @@ class WriteCommand:
     notification: bytes
     post_before: float = math.inf
     computed: Fence | None = None
+    yields: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,15 @@ class TransferLoop:
         self._connecting: set[str] = set()
         self._outstanding: dict[int, _Outstanding] = {}  # by the transport's handle
         self._held_back: list[WriteCommand] = []  # their blocks or their peer are not ready
+        self._yielding: deque[WriteCommand] = deque()  # one is tried at each poll
 
     @property
     def has_writes_under_way(self) -> bool:
         """Whether a write may begin or end soon. Writes to dropped peers do not count."""
         posted = (write.agent for write in self._outstanding.values())
-        return bool(self._held_back) or any(agent in self._peers for agent in posted)
+        return bool(self._held_back or self._yielding) or any(
+            agent in self._peers for agent in posted
+        )
 
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
@@ -156,6 +161,12 @@ class TransferLoop:
 
         A write that may no longer be posted fails at once, without waiting for its fence or peer.
         """
+        if command.yields:
+            self._yielding.append(command)
+        else:
+            self._try_post(command)
+
+    def _try_post(self, command: WriteCommand) -> None:
         now = self._clock()
         if now >= command.post_before or now >= self.holds_until():
             ended = "grant" if now >= command.post_before else "lease"
@@ -196,6 +207,8 @@ class TransferLoop:
                 case PeerLost(agent, reason):
                     self._drop(agent, reason)
         self._write_held_back()
+        if self._yielding:
+            self._try_post(self._yielding.popleft())
         now = self._clock()
         for write in list(self._outstanding.values()):
             if now >= write.deadline:
@@ -216,10 +229,11 @@ class TransferLoop:
         """Report every outstanding write as failed; for the end of the loop."""
         for write in self._outstanding.values():
             self._emit(WriteFinished(write.key, reason, write.posted_us, now_us()))
-        for command in self._held_back:
+        for command in (*self._held_back, *self._yielding):
             self._emit(WriteFinished(command.key, reason, 0, 0))
         self._outstanding.clear()
         self._held_back.clear()
+        self._yielding.clear()
 
     def close(self) -> None:
         """Close the transport. Outstanding writes fail."""
@@ -239,11 +253,11 @@ class TransferLoop:
         """Fail held-back writes, so that a peer added later by the same name does not get them."""
         self._peers.discard(agent)
         self._connecting.discard(agent)
-        kept = [command for command in self._held_back if command.agent != agent]
-        for command in self._held_back:
+        for command in (*self._held_back, *self._yielding):
             if command.agent == agent:
                 self._emit(WriteFinished(command.key, "the peer was removed", 0, 0))
-        self._held_back = kept
+        self._held_back = [each for each in self._held_back if each.agent != agent]
+        self._yielding = deque(each for each in self._yielding if each.agent != agent)
 
     def _drop(self, agent: str, reason: str) -> None:
         if agent in self._peers or agent in self._connecting:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kv_transfer.handoff.source import HandoffSource
 from prefill_worker.role import PrefillRole
 from prefill_worker.settings import PrefillSettings
 from process.settings import settings_or_exit
 from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
+from worker.inbound.assembly import make_peers, make_sink, make_source
 from worker.startup.step_limits import goes_ahead
 
 
@@ -26,11 +26,9 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def build(host: WorkerHost, surroundings: Surroundings) -> PrefillRole:
-        source = HandoffSource(
-            margin_s=settings.grant_margin_ms / 1e3, unasked_s=settings.peer_silence_s
-        )
         host.engine.one_step_ahead = goes_ahead(settings)
-        return PrefillRole(host, source)
+        source, sink = make_source(host), make_sink(host, surroundings.descriptor.agent)
+        return PrefillRole(host, source, sink, make_peers(host, surroundings))
 
     return run_worker(settings, Role.PREFILL, build)
 

@@ -1,20 +1,24 @@
 """The prefill role: computes prompts in chunks, and streams the blocks that each chunk completed.
 
-When this worker holds blocks for a whole prompt, it answers the sink's ask, and the sink grants.
-Computing never waits for the grant: blocks that are ready earlier are sent when it arrives. The
-blocks of a chunk are sent while the next chunk computes, because the transfer service has its own
-thread. With one step ahead, a chunk that gives no token is offered at its launch: the transfer
-thread waits until its blocks are computed, while the loop launches the next chunk. Owns the tasks,
-and their sequences' blocks until the handoff releases them.
+When this worker holds blocks for a whole prompt, it answers the sink's ask, and the sink grants. A
+prompt may first fetch leading blocks from workers that hold them; its sink hears nothing until that
+is over. Computing never waits for the grant: blocks that are ready earlier are sent when it
+arrives. The blocks of a chunk are sent while the next chunk computes, because the transfer service
+has its own thread. With one step ahead, a chunk that gives no token is offered at its launch: the
+transfer thread waits until its blocks are computed, while the loop launches the next chunk. Owns
+the tasks, and their sequences' blocks until the handoff releases them.
 """
 
 from __future__ import annotations
+
+import logging
 
 import msgspec
 
 from engine.fences import Fence
 from engine.step_result import StepResult, Stored
 from kv_transfer.handoff.key import HandoffKey, key_of
+from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import NotificationArrived
 from prefill_worker.task import PrefillTask
@@ -33,15 +37,22 @@ from scheduling.batch import Batch
 from scheduling.sequence import Sequence, SequenceState
 from worker.counters import Count
 from worker.host import WorkerHost
-from worker.loop import HandoffLoad
+from worker.inbound.fetches import Fetches
+from worker.inbound.handoffs import NO_ROOM, InboundHandoffs
+from worker.inbound.peers import SourcePeers
 from worker.outbound import OutboundHandoffs
+from worker.reporter import HandoffLoad
 from worker.tasks import Tasks
+
+log = logging.getLogger(__name__)
 
 
 class PrefillRole:
     """The prompts of one worker; see `WorkerRole`. Belongs to the loop's thread."""
 
-    def __init__(self, host: WorkerHost, source: HandoffSource) -> None:
+    def __init__(
+        self, host: WorkerHost, source: HandoffSource, sink: HandoffSink, peers: SourcePeers
+    ) -> None:
         self.tasks: Tasks[PrefillTask] = Tasks()
         self.outbound = OutboundHandoffs(host, source, self)
         self._host = host
@@ -50,11 +61,15 @@ class PrefillRole:
         self._engine = host.engine
         self._scheduler = host.engine.scheduler
         self._source = source
+        self._sink = sink
+        self._peers = peers
+        self._inbound = InboundHandoffs(host, sink, peers, owner=None)
+        self._fetches = Fetches(host, self._inbound, peers)
 
     @property
     def num_jobs(self) -> int:
-        """Number of prompts whose blocks are still needed here."""
-        return len(self.tasks)
+        """Number of prompts whose blocks are still needed here, and of transfers of others."""
+        return len(self.tasks) + len(self._inbound.fenced) + self.outbound.num_serving
 
     @property
     def is_sending(self) -> bool:
@@ -88,6 +103,7 @@ class PrefillRole:
         """Compute a prompt, and expect a sink to ask for it."""
         task = PrefillTask(router, sequence, self._clock.wall_us(), message.is_resumable)
         self.tasks.add(task)
+        self._fetches.hint(sequence, message.holders)
         num_blocks = sequence.blocks_for(sequence.num_tokens)
         self.outbound.open(task.key, num_blocks, sequence.deadline)
 
@@ -128,26 +144,40 @@ class PrefillRole:
                 self.drop(task)
 
     def poll_peers(self) -> None:
-        """Do nothing: a source has no links of its own."""
+        """Read from the workers whose blocks we fetch. Fail prompts that fit only beside blocks
+        that a silent one may still write to."""
+        for _, message in self._inbound.receive():
+            self._counters.add(Count.UNEXPECTED_MESSAGES)
+            log.warning("a holder of blocks sent an unexpected %s", type(message).__name__)
+        self._inbound.take_lost()
+        self._peers.reset()  # the sink repeats what was lost
+        self._inbound.update_silent()
+        for task in self.tasks if self._inbound.stuck else ():
+            if self._inbound.is_stranded(task.sequence):
+                task.lacks_room = True
+                self.fail(task, NO_ROOM, retryable=True)
 
     def land(self, event: NotificationArrived) -> None:
-        """Do nothing: a source has granted nothing and expects no blocks."""
-        self._counters.add(Count.STALE_MESSAGES)
+        """Note blocks that have landed in our pool."""
+        self._inbound.follow(event)
 
     def sweep(self) -> None:
-        """Share the pool among the connected sinks."""
+        """Act on timeouts, and share the pool among the connected sinks."""
+        self._inbound.sweep()
         self._scheduler.shares.num_targets = self.outbound.num_sinks
 
     # -- schedule ---------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> None:
-        """Tell sinks which prompts have begun, and send the blocks that were already cached, before
-        a batch runs."""
+        """Start fetches; tell sinks which prompts have begun, and send the blocks that are already
+        here, before a batch runs."""
+        for sequence in batch.fetching:
+            self._fetches.begin(sequence)
         for chunk in batch.chunks:
             task = self.tasks.find_of(chunk.sequence)
             if task is not None and not task.scheduled_us:
                 task.scheduled_us = self._clock.wall_us()
-                self._counters.add(Count.CACHED_TOKENS, chunk.start)
+                self._counters.add(Count.CACHED_TOKENS, chunk.sequence.num_cached)
                 self._host.flight.note(FlightKind.SCHEDULED, task.key, tokens=chunk.start)
                 self.outbound.begin(task.key)
                 num_cached = chunk.start // self._engine.layout.block_size
@@ -179,7 +209,14 @@ class PrefillRole:
 
     def load(self) -> HandoffLoad:
         """The current handoffs."""
-        return HandoffLoad(self._source.num_open, self._source.ignored)
+        self._inbound.count()
+        return HandoffLoad(
+            self._source.num_open + self._sink.num_open,
+            self._source.ignored + self._sink.ignored,
+            len(self._inbound.stuck),
+            self._inbound.fenced.num_blocks,
+            len(self.outbound.blocks_serving),
+        )
 
     def _offer_chunk(self, stored: Stored) -> None:
         """Offer the blocks that a chunk has filled; the last one of a prompt need not be full."""
@@ -245,27 +282,31 @@ class PrefillRole:
             in_time = self._clock.now() < task.sequence.deadline
             retryable = in_time and not task.is_hopeless
             code, trace_id = task.code, task.sequence.trace_id
-            failure = self._host.failure(key, reason, retryable, code=code, trace_id=trace_id)
+            failure = self._host.failure(
+                key, reason, retryable, task.lacks_room, code=code, trace_id=trace_id
+            )
             computed = task.computed_tokens
             failure = msgspec.structs.replace(failure, computed_tokens=computed)
             self._host.send(task.router, failure)
         else:
             self._host.flight.note(FlightKind.FINISHED, key)
-            request_id, attempt = key
-            done = PrefillDone(request_id=request_id, attempt=attempt, trace=self._trace(task))
+            trace = self._trace(task)
+            done = PrefillDone(request_id=key.request_id, attempt=key.attempt, trace=trace)
             self._host.send(task.router, done)
 
     def holders(self) -> list[str]:
         """The holders of blocks, for people."""
-        return [
+        held = [
             f"{len(task.sequence.block_table)} blocks: {task.key}, {task.sequence.state}, "
             f"for {task.sequence.target or 'an unnamed decode worker'}, "
             f"{self._source.state_of(task.key)}"
             for task in self.tasks
             if task.sequence.block_table
         ]
+        return held + self._inbound.fenced.describe()
 
     def _stop_computing(self, task: PrefillTask) -> None:
+        self._fetches.drop(task.sequence)
         if task.sequence.state is not SequenceState.FINISHED:
             self._scheduler.finish(task.sequence, release=False)
 

@@ -8,6 +8,7 @@ from protocol.messages import FirstToken, HandoffToken
 from protocol.sampling import TokenLogprobs
 from protocol.traces import GAP_US, ChunkSpan, GapSpan, PrefillTrace, WriteSpan
 from scheduling.batch import Produced
+from worker.inbound.holders import fetch_spans
 from worker.tasks import Task
 
 
@@ -21,13 +22,14 @@ class PrefillTask(Task):
     - `chunks` have run; `token` is known once the last chunk has run.
     - `answered`: the sink was told that the handoff ended; `error` says why if it failed.
     - `unwanted`: the router aborted the attempt.
-    - `is_hopeless`: the attempt would fail on any worker.
+    - `is_hopeless`: the attempt would fail on any worker; `lacks_room`: it fits elsewhere only.
     """
 
     token: HandoffToken | None = None
     answered: bool = False
     unwanted: bool = False
     is_hopeless: bool = False
+    lacks_room: bool = False
     code: str = ""
     error: str = ""
     scheduled_us: int = 0
@@ -69,7 +71,7 @@ class PrefillTask(Task):
             logprobs=logprobs,
             prompt_logprobs=self.sequence.take_prompt_logprobs(),
             finish=produced.finish,
-            cached_tokens=self.sequence.num_cached,
+            cached_tokens=self.sequence.num_cached + self.sequence.num_fetched,
             last_chunk_end_us=self.chunks[-1].end_us,
         )
 
@@ -81,6 +83,8 @@ class PrefillTask(Task):
             received_us=self.received_us,
             scheduled_us=self.scheduled_us,
             cached_tokens=self.sequence.num_cached,
+            fetched_tokens=self.sequence.num_fetched,
+            fetches=fetch_spans(self.sequence),
             chunks=tuple(self.chunks),
             waits=tuple(self.waits),
             writes=tuple(sorted(self.writes, key=lambda write: write.post_us)),

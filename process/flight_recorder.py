@@ -15,7 +15,9 @@ from protocol.flight import FlightEvent, FlightKind
 CAPACITY = 65_536
 PAGE = 2_048
 """Events looked at for one answer: about 2 ms of the recording thread."""
-NOBODY = ("", 0)
+Attempt = tuple[str, int] | tuple[str, int, int]
+"""A request's id and the attempt's number; a third member is not recorded."""
+NOBODY: Attempt = ("", 0)
 """The attempt of an event that concerns no request."""
 _LONGEST_TEXT = 200
 
@@ -40,17 +42,18 @@ class FlightRecorder:
     def note(
         self,
         kind: FlightKind,
-        attempt: tuple[str, int] = NOBODY,
+        attempt: Attempt = NOBODY,
         number: int = 0,
         tokens: int = 0,
         text: str = "",
         since: float | None = None,
     ) -> None:
-        """Record an event that happened just now, or lasted from `since` (by the clock) until now.
-        `attempt` has a request's id and the attempt's number."""
+        """Record an event that happened now, or lasted from `since` (by the clock) until now."""
         now = self._clock()
         started = now if since is None else since
-        self._ring.append((started, now, kind._value_, *attempt, number, tokens, text))
+        name, attempt_number = attempt[0], attempt[1]
+        record = (started, now, kind._value_, name, attempt_number, number, tokens, text)
+        self._ring.append(record)
         self._num_recorded += 1
 
     def note_span(
@@ -58,12 +61,14 @@ class FlightRecorder:
         started: float,
         ended: float,
         kind: FlightKind,
-        attempt: tuple[str, int] = NOBODY,
+        attempt: Attempt = NOBODY,
         number: int = 0,
         tokens: int = 0,
     ) -> None:
         """Record an event that lasted from `started` to `ended`, by the clock."""
-        self._ring.append((started, ended, kind._value_, *attempt, number, tokens, ""))
+        name, attempt_number = attempt[0], attempt[1]
+        record = (started, ended, kind._value_, name, attempt_number, number, tokens, "")
+        self._ring.append(record)
         self._num_recorded += 1
 
     def page(

@@ -16,6 +16,7 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     - `blocks_used`: pinned blocks (running, granted, being read).
     - `blocks_granted`: used blocks that peers are writing for requests that will run.
     - `blocks_fenced`: used blocks of ended requests whose peers may still write.
+    - `blocks_serving`: blocks of the cache that other workers read now.
     - `blocks_stuck`: fenced blocks whose peer has fallen silent; they do not come back until the
       peer answers or its process has ended.
     - `blocks_cached`: blocks that are free to reuse but hold a prefix.
@@ -43,6 +44,7 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     blocks_stuck: int = 0
     blocks_granted: int = 0
     blocks_fenced: int = 0
+    blocks_serving: int = 0
     num_handoffs: int = 0
     prefill_unreachable: int = 0
     reported_us: int = 0

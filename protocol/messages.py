@@ -17,7 +17,7 @@ from protocol.layout import KvLayout
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from protocol.traces import DecodeTrace, PrefillTrace
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 
 class Role(StrEnum):
@@ -33,6 +33,14 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+
+
+class FetchShortfall(StrEnum):
+    """Why a source did not write all blocks of a fetch."""
+
+    EVICTED = "evicted"  # its cache no longer has the next one
+    BUSY = "busy"  # peers already read as much of its pool as it allows
+    STOPPING = "stopping"  # it serves no more fetches
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -101,12 +109,19 @@ class Pong(Message, frozen=True, kw_only=True):
 
 
 class KvPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """The source of an attempt's KV: a prefill worker, or the decode worker that hands the request
-    over."""
+    """A worker that has KV of an attempt: one that computes its prompt, hands the request over, or
+    holds leading blocks in its cache."""
 
     worker_id: str
     incarnation: str
     control: str
+
+
+class KvHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that probably has the first `num_blocks` blocks of a prompt in its cache."""
+
+    peer: KvPeer
+    num_blocks: int
 
 
 class NewAttempt(Message, frozen=True, kw_only=True):
@@ -119,6 +134,7 @@ class NewAttempt(Message, frozen=True, kw_only=True):
     - `share`: workers give each share, one for each owner of a key, equal turns.
     - `cache_salt`: separates its blocks in caches from those of others, except for the blocks that
       the first `shared_tokens` tokens fill.
+    - `holders`: workers from which whoever computes the prompt may fetch blocks, the best first.
     """
 
     request_id: str
@@ -133,6 +149,7 @@ class NewAttempt(Message, frozen=True, kw_only=True):
     share: str = ""
     is_resumable: bool = False
     trace_id: str = ""
+    holders: list[KvHolder] = []
 
 
 class Generate(NewAttempt, frozen=True, kw_only=True):
@@ -157,10 +174,11 @@ class Prefill(NewAttempt, frozen=True, kw_only=True):
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """Router to worker, or sink to source: drop this attempt now."""
+    """Router to worker, or sink to source: drop this attempt now. A sink names the `part`."""
 
     request_id: str
     attempt: int
+    part: int = 0
     reason: str = ""
 
 
@@ -398,11 +416,31 @@ class KvGrant(Message, frozen=True, kw_only=True):
     ttl_ms: int
 
 
+class KvFetch(Message, frozen=True, kw_only=True):
+    """Sink to source: write the blocks of your cache that have these `hashes` into my blocks.
+
+    This is a grant, as KvGrant, of blocks that the sink already owns. The source writes the longest
+    unbroken run that it has now, from the first hash on, and closes. `part` counts the fetches of
+    an attempt from 1; part 0 is its handoff. `first_block` is the index in the prompt of the first
+    hash.
+    """
+
+    request_id: str
+    attempt: int
+    part: int
+    agent: str
+    first_block: int
+    hashes: list[bytes]
+    block_ids: list[int]
+    ttl_ms: int
+
+
 class KvRenew(Message, frozen=True, kw_only=True):
     """Sink to source: the grant is now valid for `ttl_ms` from receipt."""
 
     request_id: str
     attempt: int
+    part: int = 0
     ttl_ms: int
 
 
@@ -422,15 +460,21 @@ class HandoffToken(Message, frozen=True, kw_only=True):
 
 
 class KvClosed(Message, frozen=True, kw_only=True):
-    """Source to sink: nothing more will be written for this handoff.
+    """Source to sink: nothing more will be written for this handoff or fetch.
 
-    `error` is empty after completion or a requested abort. `code` is that of AttemptFailed.
+    `error` is empty after completion or a requested abort. `code` is that of AttemptFailed. Of a
+    fetch without error, exactly the first `num_blocks` granted blocks were written, in `write_us`;
+    `why` says why not all of them; None if they were, or the sink asked to stop.
     """
 
     request_id: str
     attempt: int
+    part: int = 0
     error: str = ""
     code: str = ""
+    num_blocks: int = 0
+    why: FetchShortfall | None = None
+    write_us: int = 0
 
 
 class KvWritten(Message, frozen=True, kw_only=True):
@@ -444,6 +488,7 @@ class KvWritten(Message, frozen=True, kw_only=True):
 
     request_id: str
     attempt: int
+    part: int = 0
     first_block: int
     num_blocks: int
     digests: list[bytes] = []
@@ -537,6 +582,7 @@ ControlMessage = (
     | KvAsk
     | KvBegun
     | KvGrant
+    | KvFetch
     | KvRenew
     | HandoffToken
     | KvClosed

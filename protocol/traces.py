@@ -59,14 +59,38 @@ class GapSpan(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class FetchSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A fetch of leading blocks from a worker that had them in its cache.
+
+    Of `asked` blocks from `first_block` on, `found` arrived. `outcome` says why not all; "" if they
+    did. `fetch_us` and `compute_us` were expected for fetching and for computing them.
+    """
+
+    holder: str
+    first_block: int
+    asked: int
+    found: int
+    sent_us: int
+    done_us: int
+    outcome: str
+    fetch_us: int
+    compute_us: int
+
+
 class PrefillTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a prefill worker spent its time on an attempt. `waits` are gaps between chunks."""
+    """Where a prefill worker spent its time on an attempt. `waits` are gaps between chunks.
+
+    Of the prompt, `cached_tokens` were in the worker's own cache and `fetched_tokens` came from
+    others'.
+    """
 
     worker_id: str
     received_us: int
     scheduled_us: int
     cached_tokens: int
     chunks: tuple[ChunkSpan, ...]
+    fetched_tokens: int = 0
+    fetches: tuple[FetchSpan, ...] = ()
     waits: tuple[GapSpan, ...] = ()
     writes: tuple[WriteSpan, ...] = ()
     transport: str = ""
@@ -78,7 +102,8 @@ class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a decode worker spent its time on an attempt; 0 for events that did not happen.
 
     `steps` are packed by `pack_steps`; the first one begins at or after `steps_since_us`. `stalls`
-    are gaps between them. `cached_tokens` were cached when the attempt was admitted.
+    are gaps between them. `cached_tokens` were cached when the attempt was admitted, and
+    `fetched_tokens` came from other workers' caches.
     """
 
     worker_id: str
@@ -86,6 +111,8 @@ class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     admitted_us: int = 0
     granted_blocks: int = 0
     cached_tokens: int = 0
+    fetched_tokens: int = 0
+    fetches: tuple[FetchSpan, ...] = ()
     chunks: tuple[ChunkSpan, ...] = ()
     blocks_arrived_us: int = 0
     first_token_us: int = 0

@@ -27,8 +27,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step. Sequences in `received` get their blocks from a peer, without compute here. Those
-    in `held` are running, but left out of steps from this one on until they have a mask."""
+    """One step. Sequences in `received` get their blocks from a peer, without compute here; those
+    in `fetching` get leading blocks, and are computed after that. Those in `held` are running, but
+    left out of steps from this one on until they have a mask."""
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -36,6 +37,7 @@ class Batch:
     expired: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     held: list[Sequence] = field(default_factory=list)
+    fetching: list[Sequence] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:

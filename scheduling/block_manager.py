@@ -75,6 +75,10 @@ class BlockManager:
         """Number of free blocks that would be left if `blocks` were pinned."""
         return len(self._free) - sum(1 for block in blocks if self._pins[block] == 0)
 
+    def is_pinned(self, block: int) -> bool:
+        """Whether the block is in use."""
+        return self._pins[block] > 0
+
     def pin(self, blocks: Iterable[int]) -> None:
         """Pin blocks found by `match` (once more, if they are pinned already)."""
         self.num_moves += 1

@@ -10,6 +10,8 @@ Invariants:
   These keep their blocks and hold up no other sequence.
 - A sequence is admitted only with blocks for all its tokens. One with remote KV is admitted only
   when its source holds all of it, so that blocks here never wait for blocks there.
+- A sequence fetches leading blocks from a peer's cache only once it has all its blocks, and takes
+  no further memory meanwhile. It is never preempted, and nobody is told that it has begun.
 - A preempted sequence waits ahead of younger ones, and after `max_preemptions` it is preempted only
   if no other sequence can be.
 
@@ -22,6 +24,7 @@ step has landed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -68,6 +71,7 @@ class _Step:
     budget_s: float | None
     chunks: list[Chunk] = field(default_factory=list)
     received: list[Sequence] = field(default_factory=list)
+    fetching: list[Sequence] = field(default_factory=list)
     num_chunk_tokens: int = 0
 
     def add(self, sequence: Sequence, size: int) -> None:
@@ -78,8 +82,17 @@ class _Step:
         self.num_chunk_tokens += size
 
 
+FetchChooser = Callable[[Sequence, int], int | None]
+"""How many blocks of a sequence with `holders` to fetch behind this many cached ones: 0 for none,
+None if it cannot be decided yet. It is called when the sequence could be admitted."""
+
+
+def _fetch_nothing(_sequence: Sequence, _num_cached: int) -> int:
+    return 0
+
+
 class Scheduler:
-    """Owner of the sequences on a worker, from `add` to `finish`."""
+    """Owner of the sequences on a worker, from `add` to `finish`. `choose_fetch` is the owner's."""
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, model: StepModel) -> None:
         self.config = config
@@ -89,7 +102,10 @@ class Scheduler:
         self.turns = Turns(config.aging_s)
         self._waiting: dict[Key, Sequence] = {}
         self._work = WaitingWork(config.block_size)
+        self.choose_fetch: FetchChooser = _fetch_nothing
         self._receiving: dict[Key, Sequence] = {}
+        self._fetching: dict[Key, Sequence] = {}
+        self._expected: set[bytes] = set()  # hashes of the blocks that are being fetched
         self._prefilling: dict[Key, Sequence] = {}
         self._running: dict[Key, Sequence] = {}
         self._leaving: set[Sequence] = set()
@@ -125,7 +141,7 @@ class Scheduler:
         step = _Step(Batch(decodes=decodes).cost, self._slack(decodes, now))
         self._continue_prefills(step)
         self._admit(step)
-        return Batch(decodes, step.chunks, step.received, expired, preempted, held)
+        return Batch(decodes, step.chunks, step.received, expired, preempted, held, step.fetching)
 
     def commit(self, batch: Batch, token_ids: Seq[int], now: float) -> list[Produced]:
         """Record a step that ran; `token_ids` belong to `batch.sampled`, in that order."""
@@ -172,6 +188,46 @@ class Scheduler:
         self._move(sequence, SequenceState.RUNNING)
         return self._append(sequence, token_id, now)
 
+    def fetched(self, sequence: Sequence, num_blocks: int) -> None:
+        """Note the next `num_blocks` blocks of a sequence, which a peer has delivered. It still
+        fetches: `expect` or `fetch_over` follows."""
+        assert sequence.state is SequenceState.FETCHING
+        self._expect_no_more(sequence)
+        sequence.num_computed += num_blocks * self.config.block_size
+        sequence.num_fetched += num_blocks * self.config.block_size
+        self._publish(sequence)
+
+    def expect(self, sequence: Sequence, num_blocks: int) -> None:
+        """The next `num_blocks` blocks of a sequence are being fetched: sequences that need them
+        wait for them."""
+        self._expect_no_more(sequence)
+        sequence.num_expected = num_blocks
+        first = sequence.num_computed // self.config.block_size
+        self._expected.update(sequence.hashes[first : first + num_blocks])
+
+    def fetch_over(self, sequence: Sequence) -> None:
+        """Compute what a sequence that has fetched still lacks."""
+        self._expect_no_more(sequence)
+        self._move(sequence, SequenceState.PREFILLING)
+        self.turns.charge(sequence, max(sequence.num_remaining, self.config.block_size))
+
+    def detach(self, sequence: Sequence, blocks: Collection[int]) -> None:
+        """Take blocks that a peer may still write to out of a sequence that fetches, and is about
+        to leave or to finish. They stay pinned; the caller releases them."""
+        self._expect_no_more(sequence)
+        kept = set(blocks)
+        sequence.block_table = [each for each in sequence.block_table if each not in kept]
+
+    def leave(self, sequence: Sequence) -> None:
+        """Let a sequence that fetches wait again, with its old age; the blocks that were not
+        detached are released."""
+        assert sequence.state is SequenceState.FETCHING
+        self._move(sequence, SequenceState.WAITING)
+        self.release_blocks(sequence)
+        sequence.num_computed = sequence.num_cached = sequence.num_fetched = 0
+        sequence.num_published = 0
+        self._wait(sequence)
+
     def completed(self, sequence: Sequence, token_id: int, now: float) -> Produced:
         """End a waiting sequence with the token that a peer delivered: it completes the output, so
         the sequence needs no blocks."""
@@ -181,6 +237,7 @@ class Scheduler:
     def finish(self, sequence: Sequence, release: bool = True) -> None:
         """End a sequence in any state. With `release` False its blocks stay pinned until
         `release_blocks`, because a peer still reads or writes them."""
+        self._expect_no_more(sequence)
         self._move(sequence, SequenceState.FINISHED)
         if release:
             self.release_blocks(sequence)
@@ -228,8 +285,9 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences with blocks: receiving, prefilling, decoding."""
-        return len(self._receiving) + len(self._prefilling) + len(self._running)
+        """Sequences with blocks: receiving, fetching, prefilling, decoding."""
+        begun = len(self._receiving) + len(self._fetching) + len(self._prefilling)
+        return begun + len(self._running)
 
     @property
     def num_held_up(self) -> int:
@@ -242,7 +300,8 @@ class Scheduler:
     @property
     def blocks_granted(self) -> int:
         """Blocks of sequences whose KV a peer is writing."""
-        return sum(len(each.block_table) for each in self._receiving.values())
+        received = sum(len(each.block_table) for each in self._receiving.values())
+        return received + sum(each.num_expected for each in self._fetching.values())
 
     @property
     def blocks_waiting(self) -> int:
@@ -253,7 +312,18 @@ class Scheduler:
     def queued_tokens(self) -> int:
         """Tokens that this worker still has to prefill."""
         begun = sum(sequence.num_remaining for sequence in self._prefilling.values())
+        for each in self._fetching.values():
+            begun += each.num_remaining - each.num_expected * self.config.block_size
         return self._work.num_tokens + begun
+
+    def blocks_under_way(self) -> set[int]:
+        """Blocks that steps under way may still be computing although `match` finds them."""
+        found: set[int] = set()
+        for each in self._prefilling.values():
+            if each.num_steps:
+                landed = (each.num_cached + each.num_fetched) // self.config.block_size
+                found.update(each.block_table[landed:])
+        return found
 
     @property
     def has_work(self) -> bool:
@@ -263,11 +333,11 @@ class Scheduler:
     # -- steps of `schedule`, in order ------------------------------------------------------
 
     def _expire(self, now: float) -> list[Sequence]:
-        """Finish sequences past their deadline. A peer may still use the blocks of receiving and
-        prefill-only sequences; their owner releases these blocks."""
+        """Finish sequences past their deadline. A peer may still use the blocks of receiving,
+        fetching and prefill-only sequences; their owner releases these blocks."""
         expired = [s for group in self._groups() for s in group.values() if s.deadline <= now]
         for sequence in expired:
-            held = sequence.state is SequenceState.RECEIVING or sequence.prefill_only
+            held = sequence.state in _WRITTEN_TO or sequence.prefill_only
             self.finish(sequence, release=not held)
         return expired
 
@@ -324,7 +394,8 @@ class Scheduler:
         A local sequence without any budget left holds up later local sequences, but not remote
         ones, which need no budget. These sequences hold up no others: one whose grammar is still
         being compiled, a remote one whose source has not begun, and one whose target already has
-        its share of the pool (younger ones for that target wait behind it).
+        its share of the pool (younger ones for that target wait behind it), one whose next block
+        another is fetching here, and one that may fetch from a peer that has not answered yet.
         """
         if self.num_running >= self.config.max_batch_size:
             return
@@ -334,19 +405,23 @@ class Scheduler:
         for sequence in self.turns.in_turn(self._waiting.values()):
             if self.num_running >= self.config.max_batch_size or overtaking.is_over:
                 break
-            if sequence.remote and not sequence.source_has_begun:
-                continue
-            if not sequence.remote and not (budget_left and sequence.is_ready):
+            if not _may_begin(sequence, budget_left):
                 continue
             if sequence.target in full_targets or not overtaking.may_pass(sequence):
                 continue
             cached = self._usable_prefix(sequence)
+            if self._expected and self._awaits_twin(sequence, len(cached)):
+                continue
             if self.shares.exceeds(sequence, cached):
                 full_targets.add(sequence.target)
                 continue
+            num_fetched = self._num_to_fetch(sequence, len(cached))
+            if num_fetched is None:
+                continue
             size = 0
-            if not sequence.remote:
-                size = self._chunk_tokens(step, sequence, len(cached) * self.config.block_size)
+            if not sequence.remote and not num_fetched:
+                start = len(cached) * self.config.block_size
+                size = self._chunk_tokens(step, sequence, start) if budget_left else 0
                 if size == 0:
                     budget_left = False
                     continue
@@ -354,14 +429,25 @@ class Scheduler:
                 overtaking.block(sequence)
                 continue
             overtaking.passed(sequence)
-            if sequence.remote:
-                self._move(sequence, SequenceState.RECEIVING)
-                step.received.append(sequence)
-            else:
-                self._move(sequence, SequenceState.PREFILLING)
-                step.add(sequence, size)
-            self.shares.admit(sequence)
-            self.turns.admit(sequence, max(sequence.num_remaining, self.config.block_size))
+            self._begin(step, sequence, size, num_fetched)
+
+    def _begin(self, step: _Step, sequence: Sequence, size: int, num_fetched: int) -> None:
+        """Receive, fetch or compute for a sequence that has its blocks. One that fetches is charged
+        for what it computes when it has fetched."""
+        charge = max(sequence.num_remaining, self.config.block_size)
+        if sequence.remote:
+            self._move(sequence, SequenceState.RECEIVING)
+            step.received.append(sequence)
+        elif num_fetched:
+            self._move(sequence, SequenceState.FETCHING)
+            self.expect(sequence, num_fetched)
+            step.fetching.append(sequence)
+            charge = 0
+        else:
+            self._move(sequence, SequenceState.PREFILLING)
+            step.add(sequence, size)
+        self.shares.admit(sequence)
+        self.turns.admit(sequence, charge)
 
     # -- helpers --------------------------------------------------------------------------
 
@@ -412,8 +498,28 @@ class Scheduler:
         self.blocks.pin(cached)
         sequence.block_table = cached + self.blocks.allocate(wanted)
         sequence.num_computed = sequence.num_cached = len(cached) * self.config.block_size
+        sequence.num_fetched = 0
         sequence.num_published = len(cached)
         return True
+
+    def _num_to_fetch(self, sequence: Sequence, num_cached: int) -> int | None:
+        """See `FetchChooser`."""
+        if sequence.holders is None or sequence.remote:
+            return 0
+        return self.choose_fetch(sequence, num_cached)
+
+    def _awaits_twin(self, sequence: Sequence, num_cached: int) -> bool:
+        """Whether the next block that a local sequence lacks is being fetched for another one."""
+        if sequence.remote or num_cached >= len(sequence.hashes):
+            return False
+        return sequence.hashes[num_cached] in self._expected
+
+    def _expect_no_more(self, sequence: Sequence) -> None:
+        if not sequence.num_expected:
+            return
+        first = sequence.num_computed // self.config.block_size
+        self._expected.difference_update(sequence.hashes[first : first + sequence.num_expected])
+        sequence.num_expected = 0
 
     def _victim(self) -> Sequence:
         """The sequence to preempt: the least senior of those below `max_preemptions`, or of all if
@@ -474,6 +580,7 @@ class Scheduler:
         sequence.transition(state)
         target = {
             SequenceState.RECEIVING: self._receiving,
+            SequenceState.FETCHING: self._fetching,
             SequenceState.PREFILLING: self._prefilling,
             SequenceState.RUNNING: self._running,
         }.get(state)
@@ -481,7 +588,17 @@ class Scheduler:
             target[sequence.key] = sequence
 
     def _groups(self) -> tuple[dict[Key, Sequence], ...]:
-        return (self._running, self._prefilling, self._receiving, self._waiting)
+        return (self._running, self._prefilling, self._fetching, self._receiving, self._waiting)
+
+
+_WRITTEN_TO = (SequenceState.RECEIVING, SequenceState.FETCHING)
+
+
+def _may_begin(sequence: Sequence, budget_left: bool) -> bool:
+    """Whether a waiting sequence needs only blocks. Without budget it may receive or fetch."""
+    if sequence.remote:
+        return sequence.source_has_begun
+    return sequence.is_ready and (budget_left or sequence.holders is not None)
 
 
 def _lacks_room(sequence: Sequence) -> bool:

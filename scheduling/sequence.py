@@ -42,12 +42,15 @@ class SequenceState(StrEnum):
 
     WAITING -> RECEIVING (blocks come from a peer) -> RUNNING
     WAITING -> PREFILLING (computed here) -> RUNNING
+    WAITING -> FETCHING (leading blocks come from a peer's cache) -> PREFILLING
+    FETCHING -> WAITING (the peer does not answer)
     PREFILLING | RUNNING -> WAITING (preempted)
     any -> FINISHED
     """
 
     WAITING = "waiting"
     RECEIVING = "receiving"
+    FETCHING = "fetching"
     PREFILLING = "prefilling"
     RUNNING = "running"
     FINISHED = "finished"
@@ -55,7 +58,15 @@ class SequenceState(StrEnum):
 
 _MOVES: dict[SequenceState, frozenset[SequenceState]] = {
     SequenceState.WAITING: frozenset(
-        {SequenceState.RECEIVING, SequenceState.PREFILLING, SequenceState.FINISHED}
+        {
+            SequenceState.RECEIVING,
+            SequenceState.FETCHING,
+            SequenceState.PREFILLING,
+            SequenceState.FINISHED,
+        }
+    ),
+    SequenceState.FETCHING: frozenset(
+        {SequenceState.PREFILLING, SequenceState.WAITING, SequenceState.FINISHED}
     ),
     SequenceState.RECEIVING: frozenset({SequenceState.RUNNING, SequenceState.FINISHED}),
     SequenceState.PREFILLING: frozenset(
@@ -78,6 +89,10 @@ class Sequence:
       `source_has_begun`.
     - `prefill_only`: the sequence ends on this worker with its first token, and the worker `target`
       continues it.
+    - `holders`: the owner's notes about workers that hold leading blocks of the prompt; None if
+      there are none. Of the tokens that are computed, `num_cached` were cached here at the
+      admission, and `num_fetched` came from a peer's cache. `num_expected` more blocks are being
+      fetched.
     - `grammar`: follows the output if `sampling` has a grammar. While the sequence `is_held`, steps
       leave it out, because its grammar awaits a mask.
     - `last_token_at`: the time of the last token, or of the last step that left the sequence out.
@@ -106,6 +121,7 @@ class Sequence:
     trace_id: str = ""
     source_has_begun: bool = False
     target: str = ""
+    holders: Any = None
     grammar: OutputGrammar | None = None
     is_held: bool = False
     history: Any = None
@@ -115,6 +131,8 @@ class Sequence:
     num_ahead: int = 0
     num_steps: int = 0
     num_cached: int = 0
+    num_fetched: int = 0
+    num_expected: int = 0
     num_preemptions: int = 0
     num_passed_blocks: int = 0
     last_token_at: float = 0.0

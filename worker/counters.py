@@ -26,6 +26,13 @@ class Count(StrEnum):
     SLOW_GRAMMARS = "slow_grammars"
     PREFILL_TOKENS = "prefill_tokens"
     CACHED_TOKENS = "cached_tokens"
+    FETCHED_TOKENS = "fetched_tokens"
+    FETCHES = "fetches"
+    FETCH_MISSING_BLOCKS = "fetch_missing_blocks"
+    FETCHES_STOPPED = "fetches_stopped"
+    FETCHES_LEFT = "fetches_left"
+    SERVED_BLOCKS = "served_blocks"
+    UNSERVED_BLOCKS = "unserved_blocks"
     DECODE_TOKENS = "decode_tokens"
     PREEMPTIONS = "preemptions"
     HANDOFFS = "handoffs"
@@ -76,12 +83,25 @@ MEANINGS: dict[Count, str] = {
     Count.CACHED_TOKENS: (
         "Prompt tokens that were neither computed nor moved, because their blocks were cached here"
     ),
+    Count.FETCHED_TOKENS: (
+        "Prompt tokens that were not computed here, because another worker had their blocks cached"
+    ),
+    Count.FETCHES: "Requests to other workers for cached blocks",
+    Count.FETCH_MISSING_BLOCKS: "Requested KV blocks that did not come",
+    Count.FETCHES_STOPPED: "Fetches that took too long, so that the holder was asked to stop",
+    Count.FETCHES_LEFT: (
+        "Fetches that failed or whose holder fell silent; the request then waits again without it"
+    ),
+    Count.SERVED_BLOCKS: "KV blocks of this worker's cache that other workers asked for and got",
+    Count.UNSERVED_BLOCKS: "KV blocks that other workers asked for and did not get from here",
     Count.DECODE_TOKENS: "Tokens that a decode worker sent to routers",
     Count.PREEMPTIONS: "Times that a sequence lost its blocks to a more senior one",
     Count.HANDOFFS: "Sequences that a decode worker took over from a prefill worker",
     Count.HANDOVERS: "Sequences that left a decode worker for another one with their KV blocks",
-    Count.BLOCKS_SENT: "KV blocks written into decode workers' pools",
-    Count.BLOCKS_RECEIVED: "KV blocks that arrived for this worker's handoffs, each counted once",
+    Count.BLOCKS_SENT: "KV blocks written into other workers' pools",
+    Count.BLOCKS_RECEIVED: (
+        "KV blocks that arrived for this worker's handoffs and fetches, each counted once"
+    ),
     Count.STALE_MESSAGES: (
         "Messages about attempts or handoffs that are over, superseded or unknown"
     ),
@@ -108,7 +128,7 @@ MEANINGS: dict[Count, str] = {
     ),
     Count.STALLS: "Times that requests waited and nothing happened for longer than `stall_alarm_s`",
     Count.DESCRIPTORS_REFUSED: (
-        "Descriptors of decode workers' pools refused: not authentic, or for another transport"
+        "Descriptors of other workers' pools refused: not authentic, or for another transport"
     ),
     Count.CPU_US: "CPU time of this process's threads",
     Count.CPU_WAIT_US: "Time that its threads could run and waited for a core",

@@ -45,7 +45,7 @@ from worker.cache_dumps import CacheDumps
 from worker.counters import Count
 from worker.intake import Intake
 from worker.lifecycle import Lifecycle
-from worker.reporter import Reporter
+from worker.reporter import HandoffLoad, Reporter
 from worker.settings import WorkerSettings
 from worker.stall_watch import StallAlarm
 from worker.step_runner import StepRunner
@@ -137,15 +137,12 @@ class WorkerHost:
         self.poller.poll(IDLE_WAIT_MS)
         self._wakeup.clear()
 
-    def publish(
-        self, num_handoffs: int, num_ignored: int, blocks_stuck: int = 0, blocks_fenced: int = 0
-    ) -> None:
-        """Report load and cache if due. `num_ignored` counts all messages so far about unknown
-        handoffs; `blocks_stuck` and `blocks_fenced` as in `WorkerStats`."""
+    def publish(self, load: HandoffLoad) -> None:
+        """Report load and cache if due."""
         self.counters.add_up_to(Count.FRAMES_REFUSED, "server", sum(self.server.refused.values()))
-        self.counters.add_up_to(Count.STALE_MESSAGES, "handoffs", num_ignored)
+        self.counters.add_up_to(Count.STALE_MESSAGES, "handoffs", load.num_ignored)
         self.counters.add_up_to(Count.PEERS_TURNED_AWAY, "handshakes", self.server.num_turned_away)
-        self._reporter.publish(self.clock.now(), num_handoffs, blocks_stuck, blocks_fenced)
+        self._reporter.publish(self.clock.now(), load)
         if self._weights is not None:
             for peer, message in self._weights.take_answers():
                 self.send(peer, message)

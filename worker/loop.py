@@ -8,7 +8,6 @@ that calls `run`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from engine.step_result import StepResult
@@ -21,6 +20,7 @@ from protocol.messages import (
     Abort,
     ControlMessage,
     KvAsk,
+    KvFetch,
     KvGrant,
     KvRenew,
     NewAttempt,
@@ -33,18 +33,8 @@ from scheduling.sequence import Sequence
 from worker.counters import Count
 from worker.host import WorkerHost
 from worker.outbound import OutboundHandoffs
+from worker.reporter import HandoffLoad
 from worker.tasks import AnyTask, Tasks
-
-
-@dataclass(frozen=True)
-class HandoffLoad:
-    """The number of open handoffs, of messages so far about unknown ones, and of blocks behind
-    fences, as in `WorkerStats`."""
-
-    num_open: int
-    num_ignored: int
-    blocks_stuck: int = 0
-    blocks_fenced: int = 0
 
 
 class WorkerRole(Protocol[AnyTask]):
@@ -178,8 +168,8 @@ class WorkerLoop(Generic[AnyTask]):
         match message:
             case NewAttempt() if peer.role is Role.ROUTER and self._role.admits(message):
                 self._start(peer, message)
-            case PeerDescriptor() | KvAsk() | KvGrant() | KvRenew() | Abort() if (
-                peer.role is Role.DECODE
+            case PeerDescriptor() | KvAsk() | KvGrant() | KvFetch() | KvRenew() | Abort() if (
+                peer.role is not Role.ROUTER
             ):
                 self._role.outbound.handle(peer, message)
             case _:
@@ -249,6 +239,6 @@ class WorkerLoop(Generic[AnyTask]):
     def _publish(self) -> None:
         role = self._role
         load = role.load()
-        self._host.publish(load.num_open, load.num_ignored, load.blocks_stuck, load.blocks_fenced)
+        self._host.publish(load)
         now = self._clock.now()
         self._host.stall_alarm.update(now, role.holders, lambda: role.waits_for_others)

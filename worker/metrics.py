@@ -18,7 +18,7 @@ from worker.counters import MEANINGS, Count
 _US = "_us"
 _GAUGES = {
     "num_waiting": "Sequences without KV blocks",
-    "num_running": "Sequences with KV blocks: receiving, prefilling, decoding",
+    "num_running": "Sequences with KV blocks: receiving, fetching, prefilling, decoding",
     "queued_tokens": "Tokens still to be prefilled here",
     "blocks_total": "KV blocks in the pool",
     "blocks_used": "KV blocks in use (pinned): running, granted, being read",
@@ -26,6 +26,7 @@ _GAUGES = {
     "blocks_waiting": "KV blocks that waiting sequences will need",
     "blocks_granted": "Used KV blocks that peers are writing for requests that will run",
     "blocks_fenced": "Used KV blocks of ended requests that peers may still write to",
+    "blocks_serving": "KV blocks of the cache that other workers read now",
     "blocks_stuck": "Fenced KV blocks whose peer has fallen silent",
     "num_handoffs": "Handoffs that have not closed",
     "prefill_unreachable": "1: this decode worker reaches no prefill worker and computes prompts",

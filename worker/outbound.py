@@ -1,9 +1,10 @@
-"""The source side of handoffs in a worker: connects the state machine to transfers and sockets.
+"""The source side of handoffs and fetches in a worker: connects the state machine to transfers
+and sockets.
 
 `kv_transfer.handoff.source` decides which blocks to write; the transfer thread writes them. Sinks
 ask, grant, renew and abort over the control socket, where they also get first tokens and answers.
 The blocks belong to a `HandoffOwner`, which reports which are ready and keeps them pinned until
-`on_released`.
+`on_released`. Those of fetches come from the cache, and `ServedFetches` pins them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ import logging
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SourceAction
+from engine.fences import PASSED
+from kv_transfer.handoff.actions import (
+    Close,
+    Lookup,
+    PostWrite,
+    Release,
+    SendBegun,
+    SourceAction,
+)
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import (
@@ -30,19 +39,22 @@ from protocol.messages import (
     KvAsk,
     KvBegun,
     KvClosed,
+    KvFetch,
     KvGrant,
     KvRenew,
     PeerDescriptor,
+    Role,
 )
 from protocol.traces import WriteSpan
 from worker.counters import Count
 from worker.host import WorkerHost
+from worker.served_fetches import ServedFetches
 
 log = logging.getLogger(__name__)
 
 _COMPLETE_WAIT_S = 5.0
 
-AboutHandoff = KvAsk | KvGrant | KvRenew | Abort
+AboutHandoff = KvAsk | KvGrant | KvFetch | KvRenew | Abort
 FromSink = PeerDescriptor | AboutHandoff
 
 
@@ -81,6 +93,7 @@ class OutboundHandoffs:
         self._source = source
         self._owner = owner
         self._writes: dict[int, PostWrite] = {}
+        self._served = ServedFetches(host)
         self._agents: dict[Peer, str] = {}  # of sinks; one may have several connections
         self._speakers: dict[HandoffKey, Peer] = {}  # last to mention an open one
         self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a sink can get them
@@ -88,8 +101,18 @@ class OutboundHandoffs:
 
     @property
     def num_sinks(self) -> int:
-        """Number of connected sinks whose pools we can write to."""
-        return len(set(self._agents.values()))
+        """Number of connected decode workers whose pools we can write to."""
+        return len({agent for peer, agent in self._agents.items() if peer.role is Role.DECODE})
+
+    @property
+    def num_serving(self) -> int:
+        """Fetches of peers that read our cache now."""
+        return len(self._served)
+
+    @property
+    def blocks_serving(self) -> list[int]:
+        """Blocks of our cache that peers read now; see `ServedFetches.blocks`."""
+        return self._served.blocks
 
     def is_asked_for(self, key: HandoffKey) -> bool:
         """Whether a sink has asked for this handoff."""
@@ -132,6 +155,12 @@ class OutboundHandoffs:
         """Abort every handoff, including those that were only asked for."""
         for key in self._source.keys:
             self.abort(key, error)
+
+    def abort_served(self, error: str) -> None:
+        """Abort the fetches that peers began."""
+        for key in self._source.keys:
+            if key.part:
+                self.abort(key, error)
 
     def abort(self, key: HandoffKey, error: str) -> None:
         """Post no more writes, and give the sink the reason."""
@@ -179,7 +208,7 @@ class OutboundHandoffs:
 
     def _handle_handoff(self, peer: Peer, agent: str, message: AboutHandoff) -> None:
         """Handle a sink's message about a handoff; `agent` is its transfer agent."""
-        if isinstance(message, (KvAsk, KvGrant)) and message.agent != agent:
+        if isinstance(message, (KvAsk, KvGrant, KvFetch)) and message.agent != agent:
             self._host.answer_common(peer, message)
             return
         now, key = self._clock.now(), key_of(message)
@@ -193,11 +222,15 @@ class OutboundHandoffs:
                 self._owner.on_granted(key)
                 self._try_send_token(key)  # before KvClosed, which may be the answer
                 self._carry_out(self._source.grant(message, now))
+            case KvFetch():
+                self._host.transfer_peers.restore(agent)
+                self._carry_out(self._source.fetch(message, now))
             case KvRenew():
                 self._carry_out(self._source.renew(message, agent, now))
             case Abort():
                 self._carry_out(self._source.abort(key, agent=agent))
-                self._owner.on_unwanted(key)
+                if not key.part:
+                    self._owner.on_unwanted(key)
 
     def _turn_away(self, peer: Peer, key: HandoffKey) -> None:
         """Answer a sink whose pool we cannot write to, so that it neither waits for us nor keeps
@@ -211,8 +244,9 @@ class OutboundHandoffs:
             return
         if self._source.is_open(key):
             self._carry_out(self._source.abort(key, reason))
-        request_id, attempt = key
-        self._host.send(peer, KvClosed(request_id=request_id, attempt=attempt, error=reason))
+        request_id, attempt, part = key
+        closed = KvClosed(request_id=request_id, attempt=attempt, part=part, error=reason)
+        self._host.send(peer, closed)
 
     def _try_send_token(self, key: HandoffKey) -> None:
         """Send the first token to the sink, once, when both are known."""
@@ -226,7 +260,10 @@ class OutboundHandoffs:
             num_blocks = len(write.source_blocks)
             span = WriteSpan(event.posted_us, event.done_us, num_blocks, write.chunk)
             self._counters.add(Count.BLOCKS_SENT, num_blocks)
-            self._owner.on_written(write.key, span)
+            if write.key.part:
+                self._served.note_written(write.key, span)
+            else:
+                self._owner.on_written(write.key, span)
         self._carry_out(self._source.write_finished(write_id, event.error))
 
     def _carry_out(self, actions: list[SourceAction]) -> None:
@@ -236,8 +273,13 @@ class OutboundHandoffs:
                     self._post(action)
                 case SendBegun():
                     self._send_begun(action)
+                case Lookup(fetch):
+                    blocks, why = self._served.pin(fetch)
+                    self._carry_out(self._source.found(fetch, blocks, why, self._clock.now()))
                 case Close():
                     self._close(action)
+                case Release() if action.key.part:
+                    self._served.release(action.key)
                 case Release():
                     self._tokens.pop(action.key, None)
                     self._fences.pop(action.key, None)
@@ -250,6 +292,8 @@ class OutboundHandoffs:
         wants = self._host.transfer_peers.wants_digests(write.agent)
         digests = self._host.transfer_peers.digests(write.source_blocks) if wants else []
         notification = wire.encode(write.notification(digests))
+        is_fetch = write.key.part > 0
+        fence = PASSED if is_fetch else self._fences[write.key][write.chunk]
         command = WriteCommand(
             write.write_id,
             write.agent,
@@ -257,23 +301,33 @@ class OutboundHandoffs:
             write.target_blocks,
             notification,
             write.post_before,
-            self._fences[write.key][write.chunk],
+            fence,
+            yields=is_fetch,
         )
         self._host.transfers.write(command)
 
     def _send_begun(self, action: SendBegun) -> None:
         peer = self._listener(action.key, action.agent)
         if peer is not None:
-            request_id, attempt = action.key
+            request_id, attempt, _ = action.key
             self._host.send(peer, KvBegun(request_id=request_id, attempt=attempt))
 
     def _close(self, action: Close) -> None:
-        code = self._owner.on_closed(action.key, action.error)
+        part = action.key.part
+        code = "" if part else self._owner.on_closed(action.key, action.error)
         peer = self._listener(action.key, action.agent)
         self._speakers.pop(action.key, None)
         if peer is not None:
-            request_id, attempt = action.key
-            closed = KvClosed(request_id=request_id, attempt=attempt, error=action.error, code=code)
+            closed = KvClosed(
+                request_id=action.key.request_id,
+                attempt=action.key.attempt,
+                part=part,
+                error=action.error,
+                code=code,
+                num_blocks=action.num_blocks,
+                why=action.why,
+                write_us=self._served.write_us(action.key),
+            )
             self._host.send(peer, closed)
 
     def _listener(self, key: HandoffKey, agent: str | None) -> Peer | None:

@@ -7,6 +7,7 @@ carries the number of the last event that it includes, so that a router can appl
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -17,6 +18,18 @@ from process.sockets.events import EventPublisher
 from protocol.events import CacheEvents, WorkerStats
 from protocol.messages import CacheDump
 from worker.counters import Count, Counters
+
+
+@dataclass(frozen=True)
+class HandoffLoad:
+    """The number of open handoffs, of messages so far about unknown ones, of blocks behind fences,
+    and of blocks that peers read, as in `WorkerStats`."""
+
+    num_open: int = 0
+    num_ignored: int = 0
+    blocks_stuck: int = 0
+    blocks_fenced: int = 0
+    blocks_serving: int = 0
 
 
 class Reporter:
@@ -46,7 +59,7 @@ class Reporter:
         self._is_prefill_lost: Callable[[], bool] = lambda: False
         self._seq = 0
         self._host_load = HostLoad()
-        self._last = self.stats(num_handoffs=0)
+        self._last = self.stats(HandoffLoad())
         self._last_at = float("-inf")
 
     def watch_links(self, links: Callable[[], dict[str, int]]) -> None:
@@ -66,23 +79,19 @@ class Reporter:
         """Report as a new incarnation from now on."""
         self._incarnation = incarnation
 
-    def publish(
-        self, now: float, num_handoffs: int, blocks_stuck: int = 0, blocks_fenced: int = 0
-    ) -> None:
+    def publish(self, now: float, load: HandoffLoad) -> None:
         """Publish cache events, and the load if due."""
         self._publish_cache_events()
         if now - self._last_at < self._interval_s:
             return
         self.counters.set_cpu(self._host_load.totals(now))
-        stats = self.stats(num_handoffs, blocks_stuck, blocks_fenced)
+        stats = self.stats(load)
         if stats == self._last and now - self._last_at < self._idle_s:
             return
         self._last, self._last_at = stats, now
         self._publisher.publish(msgspec.structs.replace(stats, reported_us=wall_us()))
 
-    def stats(
-        self, num_handoffs: int, blocks_stuck: int = 0, blocks_fenced: int = 0
-    ) -> WorkerStats:
+    def stats(self, load: HandoffLoad) -> WorkerStats:
         """The current load."""
         scheduler, blocks = self._engine.scheduler, self._engine.scheduler.blocks
         fixed, per_token, per_attended = scheduler.model.coefficients
@@ -101,10 +110,11 @@ class Reporter:
             blocks_used=blocks.num_pinned,
             blocks_cached=blocks.num_cached_free,
             blocks_waiting=scheduler.blocks_waiting,
-            blocks_stuck=blocks_stuck,
+            blocks_stuck=load.blocks_stuck,
             blocks_granted=scheduler.blocks_granted,
-            blocks_fenced=blocks_fenced,
-            num_handoffs=num_handoffs,
+            blocks_fenced=load.blocks_fenced,
+            blocks_serving=load.blocks_serving,
+            num_handoffs=load.num_open,
             cache_seq=self._seq,
             prefill_unreachable=int(self._is_prefill_lost()),
             step_fixed_us=fixed * 1e6,

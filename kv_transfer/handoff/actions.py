@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_transfer.handoff.key import HandoffKey
-from protocol.messages import KvAsk, KvGrant, KvRenew, KvWritten
+from protocol.messages import FetchShortfall, KvAsk, KvFetch, KvGrant, KvRenew, KvWritten
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class PostWrite:
         return KvWritten(
             request_id=self.key.request_id,
             attempt=self.key.attempt,
+            part=self.key.part,
             first_block=self.first_block,
             num_blocks=len(self.source_blocks),
             digests=list(digests),
@@ -51,12 +52,22 @@ class SendBegun:
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """Look up the hashes of a fetch, pin the blocks to serve, and answer with `found` at once."""
+
+    fetch: KvFetch
+
+
+@dataclass(frozen=True)
 class Close:
-    """Send KvClosed with this error ("" for none) to the sink that owns `agent`."""
+    """Send KvClosed with this error ("" for none) to the sink that owns `agent`. `num_blocks` and
+    `why` are those of a fetch."""
 
     key: HandoffKey
     agent: str
     error: str
+    num_blocks: int = 0
+    why: FetchShortfall | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Release:
     key: HandoffKey
 
 
-SourceAction = PostWrite | SendBegun | Close | Release
+SourceAction = PostWrite | SendBegun | Lookup | Close | Release
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,14 @@ class SendGrant:
 
     peer: str
     grant: KvGrant
+
+
+@dataclass(frozen=True)
+class SendFetch:
+    """Send this to the source `peer`."""
+
+    peer: str
+    fetch: KvFetch
 
 
 @dataclass(frozen=True)
@@ -125,8 +144,17 @@ class Complete:
 
 
 @dataclass(frozen=True)
+class Fetched:
+    """The fetch is over: the first `num_blocks` granted blocks hold their data."""
+
+    key: HandoffKey
+    num_blocks: int
+
+
+@dataclass(frozen=True)
 class Failed:
-    """The attempt is over. `arrived`: prompt indices of the granted blocks that hold their data."""
+    """The attempt, or the fetch, has failed. `arrived`: prompt indices of the granted blocks that
+    hold their data."""
 
     key: HandoffKey
     reason: str
@@ -142,5 +170,15 @@ class Unfence:
 
 
 SinkAction = (
-    SendAsk | Begun | SendGrant | SendRenew | SendAbort | Verify | Complete | Failed | Unfence
+    SendAsk
+    | Begun
+    | SendGrant
+    | SendFetch
+    | SendRenew
+    | SendAbort
+    | Verify
+    | Complete
+    | Fetched
+    | Failed
+    | Unfence
 )

@@ -1,7 +1,7 @@
 """Shared by both sides of a handoff: its key, and a record of closed handoffs.
 
-Request and attempt identify a handoff. A bounded record keeps the latest closed keys, in closing
-order, so that late messages for them get the same answer again.
+Request, attempt and part identify a handoff. A bounded record keeps the latest closed keys, in
+closing order, so that late messages for them get the same answer again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ from typing import NamedTuple, Protocol
 
 
 class HandoffKey(NamedTuple):
-    """One attempt to move the KV of one request."""
+    """One attempt to move the KV of one request: part 0 is the handoff to the worker that continues
+    the request, higher parts are fetches of blocks that a worker holds in its cache."""
 
     request_id: str
     attempt: int
+    part: int = 0
+
+    @property
+    def of_attempt(self) -> HandoffKey:
+        """The key of the same attempt's handoff."""
+        return HandoffKey(self.request_id, self.attempt)
 
 
 class IllegalMove(Exception):
@@ -34,24 +41,30 @@ class Named(Protocol):
 
 
 def key_of(message: Named) -> HandoffKey:
-    """The handoff that a message is about."""
-    return HandoffKey(message.request_id, message.attempt)
+    """The handoff that a message is about. Messages without a part are about handoffs alone."""
+    return HandoffKey(message.request_id, message.attempt, getattr(message, "part", 0))
 
 
 class ClosedHandoffs:
-    """The last `capacity` handoffs that closed, each with its error ("" for none)."""
+    """The last `capacity` handoffs that closed, each with its error ("" for none) and, for a fetch,
+    the number of blocks that were written."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._errors: OrderedDict[HandoffKey, str] = OrderedDict()
+        self._ends: OrderedDict[HandoffKey, tuple[str, int]] = OrderedDict()
 
-    def remember(self, key: HandoffKey, error: str) -> None:
+    def remember(self, key: HandoffKey, error: str, num_blocks: int = 0) -> None:
         """Add a handoff; beyond `capacity` the oldest is forgotten."""
-        self._errors[key] = error
-        self._errors.move_to_end(key)
-        if len(self._errors) > self._capacity:
-            self._errors.popitem(last=False)
+        self._ends[key] = error, num_blocks
+        self._ends.move_to_end(key)
+        if len(self._ends) > self._capacity:
+            self._ends.popitem(last=False)
 
     def error_of(self, key: HandoffKey) -> str | None:
         """The error with which the handoff closed; None if it is not remembered."""
-        return self._errors.get(key)
+        end = self._ends.get(key)
+        return None if end is None else end[0]
+
+    def blocks_of(self, key: HandoffKey) -> int:
+        """The number of blocks that were written for a remembered fetch."""
+        return self._ends.get(key, ("", 0))[1]

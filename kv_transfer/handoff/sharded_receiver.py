@@ -18,8 +18,10 @@ from kv_transfer.handoff.actions import (
     Begun,
     Complete,
     Failed,
+    Fetched,
     SendAbort,
     SendAsk,
+    SendFetch,
     SendGrant,
     SendRenew,
     SinkAction,
@@ -213,6 +215,8 @@ class ShardedReceiver:
                     joined += self._fail(key, source, reason, arrived)
                 case Unfence(key):
                     joined += self._unfence(key, source)
+                case SendFetch() | Fetched():
+                    raise AssertionError("sharded pools fetch nothing")
                 case _:
                     joined.append(action)
         return joined

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SourceAction
+from kv_transfer.handoff.actions import Close, Lookup, PostWrite, Release, SendBegun, SourceAction
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.source import HandoffSource
 from protocol.messages import KvAsk, KvGrant, KvRenew
@@ -139,6 +139,7 @@ class ShardedSender:
                 self._lanes[target] = self._make_source()
             lane = self._lanes[target]
             for action in move(lane):
+                assert not isinstance(action, Lookup), "sharded pools serve no fetches"
                 if isinstance(action, Release):
                     joined += self._release(action, target)
                 else:

@@ -13,73 +13,53 @@ renewals and aborts are repeated until they are answered, so a lost message cost
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from math import inf
 
 from kv_transfer.handoff.actions import (
     Begun,
     Complete,
     Failed,
+    Fetched,
     SendAbort,
-    SendAsk,
+    SendFetch,
     SendGrant,
     SendRenew,
     SinkAction,
     Unfence,
     Verify,
 )
+from kv_transfer.handoff.asks import Asks
+from kv_transfer.handoff.incoming import FetchLimits, Incoming
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
 from kv_transfer.handoff.states import SinkEvent, SinkState, sink_transition
-from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
+from protocol.messages import KvBegun, KvClosed, KvFetch, KvGrant, KvRenew, KvWritten
 
 _REMEMBERED = 8192
-_WANTED = (SinkState.GRANTED, SinkState.CLOSED_EARLY)
+_STRANGE = "the source reports blocks that it was not granted"
+_WANTED = (SinkState.GRANTED, SinkState.STOPPING, SinkState.CLOSED_EARLY)
+_OPEN = (SinkState.GRANTED, SinkState.STOPPING, SinkState.ABORTING)  # the peer has not closed
 _TIMED = (SinkState.CLOSED_EARLY, SinkState.LANDING)
-
-
-@dataclass
-class _Ask:
-    peer: str
-    next_send: float
-    has_begun: bool = False
-
-
-@dataclass
-class _Handoff:
-    state: SinkState
-    peer: str
-    first_block: int
-    block_ids: tuple[int, ...]
-    next_send: float  # when to send the next renewal or abort
-    landed_at: float = 0.0  # in the timed states: when no write can land any more
-    digests: dict[int, bytes] = field(default_factory=dict)  # of arrived blocks, by prompt index
-
-    @property
-    def end_block(self) -> int:
-        return self.first_block + len(self.block_ids)
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.digests) == len(self.block_ids)
 
 
 class HandoffSink:
     """All handoffs that this worker receives. `ignored` counts events of unknown handoffs;
-    `blocks_received` counts the blocks that arrived, each once."""
+    `blocks_received` counts the blocks that arrived, each once, and `num_stopped` the fetches that
+    took too long."""
 
     def __init__(self, agent: str, ttl_s: float, landing_s: float, checksum: bool = False) -> None:
         """`agent` is our name in asks and grants, `ttl_s` their time to live. A posted write lands
         within `landing_s`."""
         self.ignored = 0
         self.blocks_received = 0
+        self.num_stopped = 0
         self._agent = agent
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._interval_s = ttl_s / 3
         self._landing_s = landing_s
         self._checksum = checksum
-        self._asks: OrderedDict[HandoffKey, _Ask] = OrderedDict()  # by when to send the next
-        self._handoffs: dict[HandoffKey, _Handoff] = {}
+        self._asks = Asks(agent, self._ttl_ms, self._interval_s)
+        self._handoffs: dict[HandoffKey, Incoming] = {}
         self._ended = ClosedHandoffs(_REMEMBERED)
 
     @property
@@ -123,8 +103,7 @@ class HandoffSink:
         """Ask source `peer` for this prompt: Begun or Failed follows."""
         if self.is_known(key):
             raise IllegalMove(f"handoff {key} is asked for twice")
-        self._asks[key] = _Ask(peer, now + self._interval_s)
-        return [self._send_ask(key, peer)]
+        return [self._asks.add(key, peer, now)]
 
     def offer(
         self, key: HandoffKey, first_block: int, block_ids: Sequence[int], now: float
@@ -134,12 +113,12 @@ class HandoffSink:
         Without blocks the handoff is complete at once; the peer still needs the grant, so that it
         can release its own blocks. Raises IllegalMove before Begun.
         """
-        ask = self._asks.get(key)
+        ask = self._asks.find(key)
         if ask is None or not ask.has_begun:
             raise IllegalMove(f"handoff {key} is offered before its source has begun")
-        del self._asks[key]
+        self._asks.pop(key)
         peer = ask.peer
-        handoff = _Handoff(
+        handoff = Incoming(
             SinkState.GRANTED, peer, first_block, tuple(block_ids), now + self._interval_s
         )
         self._handoffs[key] = handoff
@@ -156,20 +135,57 @@ class HandoffSink:
             actions += self._end(key, handoff, SinkEvent.ARRIVED, Complete(key))
         return actions
 
-    def verified(self, key: HandoffKey, ok: bool) -> list[SinkAction]:
-        """The answer to Verify."""
+    def fetch(
+        self,
+        key: HandoffKey,
+        peer: str,
+        first_block: int,
+        blocks: Sequence[tuple[bytes, int]],
+        limits: FetchLimits,
+        now: float,
+    ) -> list[SinkAction]:
+        """Grant blocks that we already own to a peer, each with the hash of what it is to hold:
+        the prompt blocks from `first_block` on. Fetched or Failed follows, if nobody aborts."""
+        if self.is_known(key) or key.part < 1 or not blocks:
+            raise IllegalMove(f"{key} cannot be fetched")
+        block_ids = [block for _, block in blocks]
+        self._handoffs[key] = Incoming(
+            SinkState.GRANTED,
+            peer,
+            first_block,
+            tuple(block_ids),
+            now + self._interval_s,
+            stop_at=now + limits.deadline_s,
+            stop_wait_s=limits.stop_wait_s,
+        )
+        fetch = KvFetch(
+            request_id=key.request_id,
+            attempt=key.attempt,
+            part=key.part,
+            agent=self._agent,
+            first_block=first_block,
+            hashes=[digest for digest, _ in blocks],
+            block_ids=block_ids,
+            ttl_ms=self._ttl_ms,
+        )
+        return [SendFetch(peer, fetch)]
+
+    def verified(self, key: HandoffKey, ok: bool, num_intact: int = 0) -> list[SinkAction]:
+        """The answer to Verify: whether all digests are right. If not, a fetch keeps the first
+        `num_intact` blocks."""
         handoff = self._handoffs.get(key)
         if handoff is None or handoff.state is not SinkState.VERIFYING:
             self.ignored += 1
             return []
-        if ok:
-            return self._end(key, handoff, SinkEvent.ARRIVED, Complete(key))
+        if ok or key.part:
+            handoff.num_expected = handoff.num_expected if ok else num_intact
+            return self._end(key, handoff, SinkEvent.ARRIVED, _outcome(key, handoff))
         failed = Failed(key, "the digest of a block differs", ())
         return self._end(key, handoff, SinkEvent.GIVE_UP, failed)
 
     def abort(self, key: HandoffKey) -> list[SinkAction]:
         """Give up the blocks. Granted ones stay fenced until Unfence."""
-        ask = self._asks.pop(key, None)
+        ask = self._asks.pop(key)
         if ask is not None:
             self._ended.remember(key, "")
             return [SendAbort(key, ask.peer)]
@@ -177,31 +193,26 @@ class HandoffSink:
         if handoff is None:
             self.ignored += 1
             return []
-        if handoff.state is SinkState.GRANTED:
+        if handoff.state in (SinkState.GRANTED, SinkState.STOPPING):
             return self._ask_to_stop(key, handoff)
         if handoff.state in (SinkState.CLOSED_EARLY, SinkState.VERIFYING):
             return self._end(key, handoff, SinkEvent.GIVE_UP)
         return []
 
     def sweep(self, now: float) -> list[SinkAction]:
-        """Repeat asks and aborts, renew grants of wanted handoffs, and lift the fences that are
-        due."""
-        actions: list[SinkAction] = []
-        while self._asks:
-            key, ask = next(iter(self._asks.items()))
-            if now < ask.next_send:
-                break
-            ask.next_send = now + self._interval_s
-            self._asks.move_to_end(key)
-            actions.append(self._send_ask(key, ask.peer))
+        """Repeat asks and aborts, renew grants of wanted handoffs, stop fetches that take too long,
+        and lift the fences that are due."""
+        actions: list[SinkAction] = [*self._asks.due(now)]
         for key, handoff in list(self._handoffs.items()):
             if handoff.state in _TIMED and now >= handoff.landed_at:
                 actions += self._expire(key, handoff)
+            elif now >= handoff.stop_at:
+                actions += self._overrun(key, handoff, now)
             elif now >= handoff.next_send:
                 handoff.next_send = now + self._interval_s
                 if handoff.state is SinkState.GRANTED:
                     actions.append(SendRenew(handoff.peer, self._renew(key)))
-                elif handoff.state is SinkState.ABORTING:
+                elif handoff.state in (SinkState.STOPPING, SinkState.ABORTING):
                     actions.append(SendAbort(key, handoff.peer))
         return actions
 
@@ -210,7 +221,7 @@ class HandoffSink:
     def begun(self, begun: KvBegun) -> list[SinkAction]:
         """The source holds every block of the prompt. A repeated answer changes nothing."""
         key = key_of(begun)
-        ask = self._asks.get(key)
+        ask = self._asks.find(key)
         if ask is None:
             if not self.is_known(key):
                 self.ignored += 1
@@ -251,58 +262,90 @@ class HandoffSink:
             if self._ended.error_of(key) is None:
                 self.ignored += 1
             return []
-        if handoff.state not in (SinkState.GRANTED, SinkState.ABORTING):
+        if handoff.state not in _OPEN:
             return []
         if closed.error:
             return self._lose(key, handoff, closed.error, now)
         if handoff.state is SinkState.ABORTING:
             return self._end(key, handoff, SinkEvent.CLOSE)
+        if key.part:
+            if not handoff.num_arrived_end <= closed.num_blocks <= len(handoff.block_ids):
+                failed = Failed(key, _STRANGE, ())
+                return [failed, *self._end(key, self._give_up(handoff), SinkEvent.CLOSE)]
+            handoff.num_expected = closed.num_blocks
+            if handoff.is_complete:
+                return self._finish(key, handoff)
+            if handoff.state is SinkState.STOPPING:
+                return self._settle_for(key, handoff, SinkEvent.CLOSE)
         handoff.state = sink_transition(handoff.state, SinkEvent.CLOSE)
         handoff.landed_at = now + self._landing_s
         return []
 
     def agent_gone(self, peer: str, now: float) -> list[SinkAction]:
         """The process of a source is dead: its connection is lost and its lease has expired."""
-        asks = [key for key, ask in self._asks.items() if ask.peer == peer]
+        asks = self._asks.of_peer(peer)
         actions: list[SinkAction] = [self._end_ask(key, "the source is gone") for key in asks]
         for key, handoff in list(self._handoffs.items()):
-            if handoff.peer == peer and handoff.state in (
-                SinkState.GRANTED,
-                SinkState.ABORTING,
-            ):
+            if handoff.peer == peer and handoff.state in _OPEN:
                 actions += self._lose(key, handoff, "the source is gone", now)
         return actions
 
     # -- steps ---------------------------------------------------------------------------
 
-    def _finish(self, key: HandoffKey, handoff: _Handoff) -> list[SinkAction]:
+    def _finish(self, key: HandoffKey, handoff: Incoming) -> list[SinkAction]:
         """Complete the handoff: every block has arrived."""
         if handoff.state not in _WANTED:
             return self._end(key, handoff, SinkEvent.ARRIVED)
-        if not self._checksum:
-            return self._end(key, handoff, SinkEvent.ARRIVED, Complete(key))
-        handoff.state = sink_transition(handoff.state, SinkEvent.CHECK)
-        digests = tuple(digest for _, digest in sorted(handoff.digests.items()))
-        return [Verify(key, handoff.block_ids, digests)]
+        return self._settle_for(key, handoff, SinkEvent.ARRIVED)
 
-    def _distrust(self, key: HandoffKey, handoff: _Handoff) -> list[SinkAction]:
+    def _settle_for(self, key: HandoffKey, handoff: Incoming, event: SinkEvent) -> list[SinkAction]:
+        """End a wanted handoff with the blocks that have arrived, after a check of their digests.
+        Only a fetch may lack some: it is content with the run of leading ones."""
+        handoff.num_expected = handoff.num_leading
+        if not self._checksum or not handoff.num_expected:
+            return self._end(key, handoff, event, _outcome(key, handoff))
+        handoff.state = sink_transition(handoff.state, SinkEvent.CHECK)
+        indices = range(handoff.first_block, handoff.end_block)
+        digests = tuple(handoff.digests[index] for index in indices)
+        return [Verify(key, handoff.block_ids[: handoff.num_expected], digests)]
+
+    def _overrun(self, key: HandoffKey, handoff: Incoming, now: float) -> list[SinkAction]:
+        """A deadline of a fetch has passed: ask the source to stop, or go on without its answer."""
+        if handoff.state is SinkState.GRANTED:
+            handoff.state = sink_transition(handoff.state, SinkEvent.STOP)
+            handoff.stop_at = now + handoff.stop_wait_s
+            self.num_stopped += 1
+            return [SendAbort(key, handoff.peer)]
+        handoff.stop_at = inf
+        if handoff.state is not SinkState.STOPPING:
+            return []
+        failed = Failed(key, "the source does not answer", self._arrived(handoff))
+        return [failed, *self._ask_to_stop(key, handoff)]
+
+    def _distrust(self, key: HandoffKey, handoff: Incoming) -> list[SinkAction]:
         """Fail the handoff: the peer reports blocks that it was not granted, so none of its data
         counts."""
-        failed = Failed(key, "the source reports blocks that it was not granted", ())
+        failed = Failed(key, _STRANGE, ())
         handoff.digests.clear()
-        if handoff.state is SinkState.GRANTED:
+        if handoff.state in (SinkState.GRANTED, SinkState.STOPPING):
             return [failed, *self._ask_to_stop(key, handoff)]
         if handoff.state is SinkState.CLOSED_EARLY:
             return self._end(key, handoff, SinkEvent.GIVE_UP, failed)
         self.ignored += 1
         return []
 
-    def _ask_to_stop(self, key: HandoffKey, handoff: _Handoff) -> list[SinkAction]:
-        handoff.state = sink_transition(handoff.state, SinkEvent.GIVE_UP)
+    def _ask_to_stop(self, key: HandoffKey, handoff: Incoming) -> list[SinkAction]:
+        self._give_up(handoff)
         return [SendAbort(key, handoff.peer)]
 
+    @staticmethod
+    def _give_up(handoff: Incoming) -> Incoming:
+        handoff.state = sink_transition(handoff.state, SinkEvent.GIVE_UP)
+        handoff.stop_at = inf
+        return handoff
+
     def _lose(
-        self, key: HandoffKey, handoff: _Handoff, reason: str, now: float
+        self, key: HandoffKey, handoff: Incoming, reason: str, now: float
     ) -> list[SinkAction]:
         """Fail the handoff now if it was wanted, but keep the fence until no write can land."""
         wanted = handoff.state in _WANTED
@@ -310,9 +353,11 @@ class HandoffSink:
         handoff.landed_at = now + self._landing_s
         return [Failed(key, reason, self._arrived(handoff))] if wanted else []
 
-    def _expire(self, key: HandoffKey, handoff: _Handoff) -> list[SinkAction]:
+    def _expire(self, key: HandoffKey, handoff: Incoming) -> list[SinkAction]:
         if handoff.state is SinkState.LANDING:
             return self._end(key, handoff, SinkEvent.EXPIRE)
+        if key.part:
+            return self._settle_for(key, handoff, SinkEvent.EXPIRE)
         reason = "the source closed before every block had arrived"
         failed = Failed(key, reason, self._arrived(handoff))
         return self._end(key, handoff, SinkEvent.EXPIRE, failed)
@@ -320,9 +365,9 @@ class HandoffSink:
     def _end(
         self,
         key: HandoffKey,
-        handoff: _Handoff,
+        handoff: Incoming,
         event: SinkEvent,
-        outcome: Complete | Failed | None = None,
+        outcome: Complete | Fetched | Failed | None = None,
     ) -> list[SinkAction]:
         """Lift the fence, after reporting `outcome` if there is one."""
         handoff.state = sink_transition(handoff.state, event)
@@ -331,20 +376,20 @@ class HandoffSink:
         unfence = Unfence(key, handoff.block_ids)
         return [unfence] if outcome is None else [outcome, unfence]
 
-    def _arrived(self, handoff: _Handoff) -> tuple[int, ...]:
+    def _arrived(self, handoff: Incoming) -> tuple[int, ...]:
         """The blocks that a later attempt need not send. Unverified blocks do not count."""
         return () if self._checksum else tuple(sorted(handoff.digests))
 
-    def _send_ask(self, key: HandoffKey, peer: str) -> SendAsk:
-        request_id, attempt = key
-        ask = KvAsk(request_id=request_id, attempt=attempt, agent=self._agent, ttl_ms=self._ttl_ms)
-        return SendAsk(peer, ask)
-
     def _end_ask(self, key: HandoffKey, reason: str) -> Failed:
         """Fail a handoff of which nothing was granted, so that there is no fence."""
-        del self._asks[key]
+        self._asks.pop(key)
         self._ended.remember(key, "")
         return Failed(key, reason, ())
 
     def _renew(self, key: HandoffKey) -> KvRenew:
-        return KvRenew(request_id=key.request_id, attempt=key.attempt, ttl_ms=self._ttl_ms)
+        request_id, attempt, part = key
+        return KvRenew(request_id=request_id, attempt=attempt, part=part, ttl_ms=self._ttl_ms)
+
+
+def _outcome(key: HandoffKey, handoff: Incoming) -> Complete | Fetched:
+    return Fetched(key, handoff.num_expected) if key.part else Complete(key)

@@ -1,4 +1,4 @@
-"""The source side of handoffs: which blocks to write, when, and when to release them.
+"""The source side of handoffs and fetches: which blocks to write, when, and when to release them.
 
 The source of a handoff holds blocks of a prompt that its sink lacks: a prefill worker that computes
 the prompt, or a decode worker that hands a request over. Pure: each event returns the actions that
@@ -10,55 +10,42 @@ under a live grant with a margin left. After expiry, abort, failure or completio
 posted. When no write is outstanding the handoff closes, exactly once: `Close` answers the sink,
 which may then reuse its blocks; `Release` unpins ours. Messages for a closed or unknown handoff are
 counted and answered with Close again, so that no sink waits for a lost answer.
+
+A fetch arrives with its grant, and is served at once from the blocks that the owner has then: it
+takes no memory and waits for nothing but its own writes. A key is served once at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SourceAction
+from kv_transfer.handoff.actions import (
+    Close,
+    Lookup,
+    Release,
+    SendBegun,
+    SourceAction,
+)
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
+from kv_transfer.handoff.outgoing import Outgoing
 from kv_transfer.handoff.states import SourceEvent, SourceState, source_transition
-from protocol.messages import KvAsk, KvGrant, KvRenew
+from protocol.messages import FetchShortfall, KvAsk, KvFetch, KvGrant, KvRenew
 
 _REMEMBERED = 8192
-
-
-@dataclass
-class _Handoff:
-    state: SourceState
-    deadline: float = 0.0  # for the prompt after an early ask, or for the grant after the prompt
-    # the prompt, once it is open
-    num_blocks: int | None = None
-    source_blocks: list[int] = field(default_factory=list)  # prompt blocks ready so far
-    chunks: list[int] = field(default_factory=list)  # the chunk that completed each of them
-    has_begun: bool = False
-    ask_by: float = float("inf")
-    is_finished: bool = False
-    # the ask and then the grant, once there is one
-    agent: str | None = None
-    expires: float = 0.0
-    first_block: int = 0
-    target_blocks: Sequence[int] = ()
-    # the writes
-    next_block: int = 0  # first prompt block not posted yet
-    outstanding: set[int] = field(default_factory=set)
-    error: str = ""
-
-    @property
-    def end_block(self) -> int:
-        return self.first_block + len(self.target_blocks)
 
 
 class HandoffSource:
     """All handoffs that this worker sends. `ignored` counts events of unknown handoffs."""
 
     def __init__(
-        self, margin_s: float, max_write_blocks: int = 256, unasked_s: float = float("inf")
+        self,
+        margin_s: float,
+        max_write_blocks: int = 256,
+        unasked_s: float = float("inf"),
+        max_fetch_blocks: int = 64,
     ) -> None:
         """Writes are posted only while a grant has `margin_s` left, with at most `max_write_blocks`
-        each.
+        each; those of fetches with at most `max_fetch_blocks`.
 
         A prompt that has begun, but that no sink asks for within `unasked_s`, is closed.
         """
@@ -66,7 +53,8 @@ class HandoffSource:
         self._margin_s = margin_s
         self._unasked_s = unasked_s
         self._max_write_blocks = max_write_blocks
-        self._handoffs: dict[HandoffKey, _Handoff] = {}
+        self._max_fetch_blocks = max_fetch_blocks
+        self._handoffs: dict[HandoffKey, Outgoing] = {}
         self._writes: dict[int, HandoffKey] = {}
         self._next_write_id = 0
         self._closed = ClosedHandoffs(_REMEMBERED)
@@ -123,7 +111,7 @@ class HandoffSource:
             self.ignored += 1
             return [Release(key)]
         if handoff is None:
-            handoff = self._handoffs[key] = _Handoff(SourceState.WAITING)
+            handoff = self._handoffs[key] = Outgoing(SourceState.WAITING)
         elif handoff.num_blocks is None:
             handoff.state = source_transition(handoff.state, SourceEvent.OPEN)
         else:
@@ -243,7 +231,7 @@ class HandoffSource:
             return self._answer_again(key, ask.agent)
         expires = now + ask.ttl_ms / 1000
         if handoff is None:
-            handoff = self._handoffs[key] = _Handoff(SourceState.ASKED_EARLY, deadline=expires)
+            handoff = self._handoffs[key] = Outgoing(SourceState.ASKED_EARLY, deadline=expires)
         elif handoff.state is SourceState.WAITING:
             handoff.state = source_transition(handoff.state, SourceEvent.ASK)
         elif handoff.state not in _ASKED:
@@ -274,6 +262,34 @@ class HandoffSource:
         assert handoff.num_blocks is not None, "what has begun is open"
         if handoff.end_block > handoff.num_blocks:
             return self._stop(key, handoff, _misfit(handoff))
+        return self._advance(key, handoff, now)
+
+    def fetch(self, fetch: KvFetch, now: float) -> list[SourceAction]:
+        """A sink wants blocks of our cache and grants its own for them. Lookup asks the owner which
+        it has, and `found` must follow; a fetch that was seen before is not served again."""
+        key = key_of(fetch)
+        if key in self._handoffs:
+            self.ignored += 1
+            return []
+        if self._closed.error_of(key) is not None:
+            return self._answer_again(key, fetch.agent)
+        num_blocks = len(fetch.block_ids)
+        is_whole = num_blocks == len(fetch.hashes) == len(set(fetch.block_ids))
+        if key.part < 1 or fetch.first_block < 0 or not is_whole:
+            self._closed.remember(key, "the fetch is malformed")
+            return self._answer_again(key, fetch.agent)
+        return [Lookup(fetch)]
+
+    def found(
+        self, fetch: KvFetch, blocks: Sequence[int], why: FetchShortfall | None, now: float
+    ) -> list[SourceAction]:
+        """The answer to Lookup: blocks of our pool, pinned until Release, for the first of the
+        hashes. `why` says why not for all of them."""
+        key = key_of(fetch)
+        if not blocks:
+            self._closed.remember(key, "")
+            return [Close(key, fetch.agent, "", why=why)]
+        handoff = self._handoffs[key] = Outgoing.of_fetch(fetch, blocks, why, now)
         return self._advance(key, handoff, now)
 
     def renew(self, renew: KvRenew, agent: str, now: float) -> list[SourceAction]:
@@ -310,80 +326,68 @@ class HandoffSource:
 
     # -- steps ---------------------------------------------------------------------------
 
-    def _answer_ask(self, key: HandoffKey, handoff: _Handoff) -> list[SourceAction]:
+    def _answer_ask(self, key: HandoffKey, handoff: Outgoing) -> list[SourceAction]:
         """Answer an ask, once the prompt has begun."""
         if handoff.state is not SourceState.ASKED or not handoff.has_begun:
             return []
         assert handoff.agent is not None, "it was asked for"
         return [SendBegun(key, handoff.agent)]
 
-    def _advance(self, key: HandoffKey, handoff: _Handoff, now: float) -> list[SourceAction]:
+    def _advance(self, key: HandoffKey, handoff: Outgoing, now: float) -> list[SourceAction]:
         """Post the blocks that are ready and granted; stop when no more can follow."""
         if handoff.state is not SourceState.SENDING:
             return []
         actions: list[SourceAction] = []
-        end = min(len(handoff.source_blocks), handoff.end_block)
+        end = handoff.ready_end
+        most = self._max_fetch_blocks if key.part else self._max_write_blocks
         if handoff.expires - now >= self._margin_s:
             while handoff.next_block < end:
-                upto = min(end, handoff.next_block + self._max_write_blocks)
-                actions.append(self._post(key, handoff, upto))
+                upto = min(end, handoff.next_block + most)
+                actions.append(handoff.write(self._next_write_id, key, upto, self._margin_s))
+                self._writes[self._next_write_id] = key
+                self._next_write_id += 1
         if handoff.is_finished and handoff.next_block >= handoff.end_block:
             actions += self._stop(key, handoff, "")
         return actions
 
-    def _post(self, key: HandoffKey, handoff: _Handoff, upto: int) -> PostWrite:
-        assert handoff.agent is not None
-        first, offset = handoff.next_block, handoff.first_block
-        write = PostWrite(
-            write_id=self._next_write_id,
-            key=key,
-            agent=handoff.agent,
-            source_blocks=tuple(handoff.source_blocks[first:upto]),
-            target_blocks=tuple(handoff.target_blocks[first - offset : upto - offset]),
-            first_block=first,
-            chunk=handoff.chunks[upto - 1],
-            post_before=handoff.expires - self._margin_s,
-        )
-        self._next_write_id += 1
-        self._writes[write.write_id] = key
-        handoff.outstanding.add(write.write_id)
-        handoff.next_block = upto
-        return write
-
-    def _fail(self, key: HandoffKey, handoff: _Handoff, error: str) -> list[SourceAction]:
+    def _fail(self, key: HandoffKey, handoff: Outgoing, error: str) -> list[SourceAction]:
         if handoff.state is not SourceState.DRAINING:
             return self._stop(key, handoff, error)
         handoff.error = handoff.error or error
         return self._settle(key, handoff)
 
-    def _stop(self, key: HandoffKey, handoff: _Handoff, error: str) -> list[SourceAction]:
+    def _stop(self, key: HandoffKey, handoff: Outgoing, error: str) -> list[SourceAction]:
         handoff.state = source_transition(handoff.state, SourceEvent.STOP)
         handoff.error = error
         return self._settle(key, handoff)
 
-    def _settle(self, key: HandoffKey, handoff: _Handoff) -> list[SourceAction]:
+    def _settle(self, key: HandoffKey, handoff: Outgoing) -> list[SourceAction]:
         """Close a stopped handoff once no write is outstanding."""
         if handoff.state is not SourceState.DRAINING or handoff.outstanding:
             return []
         handoff.state = source_transition(handoff.state, SourceEvent.DRAINED)
         del self._handoffs[key]
-        self._closed.remember(key, handoff.error)
+        num_blocks = handoff.num_posted if key.part else 0
+        self._closed.remember(key, handoff.error, num_blocks)
         actions: list[SourceAction] = []
         if handoff.agent is not None:
-            actions.append(Close(key, handoff.agent, handoff.error))
+            actions.append(Close(key, handoff.agent, handoff.error, num_blocks, handoff.why))
         if handoff.num_blocks is not None:
             actions.append(Release(key))
         return actions
 
     def _answer_unknown(self, key: HandoffKey, agent: str) -> list[SourceAction]:
         if self._closed.error_of(key) is None:
-            self._closed.remember(key, "the handoff is not known")
+            # an unknown fetch was never served, and never will be
+            self._closed.remember(key, "" if key.part else "the handoff is not known")
         return self._answer_again(key, agent)
 
     def _answer_again(self, key: HandoffKey, agent: str | None) -> list[SourceAction]:
         self.ignored += 1
         error = self._closed.error_of(key)
-        return [] if agent is None or error is None else [Close(key, agent, error)]
+        if agent is None or error is None:
+            return []
+        return [Close(key, agent, error, self._closed.blocks_of(key))]
 
     def _is_superseded(self, key: HandoffKey) -> bool:
         return any(
@@ -395,5 +399,5 @@ class HandoffSource:
 _ASKED = (SourceState.ASKED_EARLY, SourceState.ASKED)
 
 
-def _misfit(handoff: _Handoff) -> str:
+def _misfit(handoff: Outgoing) -> str:
     return f"the grant ends at block {handoff.end_block}, the prompt at {handoff.num_blocks}"

@@ -55,6 +55,7 @@ class SinkState(StrEnum):
     """The state of a handoff at the sink, from the grant on. An ask alone has no state."""
 
     GRANTED = "granted"  # wanted; the peer may write
+    STOPPING = "stopping"  # a fetch: the peer was asked to stop; what arrived is wanted
     CLOSED_EARLY = "closed early"  # wanted; closed normally, notifications are still to come
     VERIFYING = "verifying"  # every block has arrived; the owner compares digests
     ABORTING = "aborting"  # not wanted; the peer may write until it answers
@@ -67,6 +68,7 @@ class SinkEvent(StrEnum):
 
     ARRIVED = "arrived"  # every block has arrived
     CHECK = "check"  # every block has arrived, and digests must be compared
+    STOP = "stop"  # a fetch takes too long
     GIVE_UP = "give up"  # the blocks are no longer wanted
     CLOSE = "close"  # the peer writes no more, and all its writes have landed
     LOSE = "lose"  # the peer writes no more, but a posted write may still land
@@ -76,9 +78,15 @@ class SinkEvent(StrEnum):
 _SINK_MOVES = {
     (SinkState.GRANTED, SinkEvent.ARRIVED): SinkState.ENDED,
     (SinkState.GRANTED, SinkEvent.CHECK): SinkState.VERIFYING,
+    (SinkState.GRANTED, SinkEvent.STOP): SinkState.STOPPING,
     (SinkState.GRANTED, SinkEvent.GIVE_UP): SinkState.ABORTING,
     (SinkState.GRANTED, SinkEvent.CLOSE): SinkState.CLOSED_EARLY,
     (SinkState.GRANTED, SinkEvent.LOSE): SinkState.LANDING,
+    (SinkState.STOPPING, SinkEvent.ARRIVED): SinkState.ENDED,
+    (SinkState.STOPPING, SinkEvent.CHECK): SinkState.VERIFYING,
+    (SinkState.STOPPING, SinkEvent.CLOSE): SinkState.ENDED,
+    (SinkState.STOPPING, SinkEvent.GIVE_UP): SinkState.ABORTING,
+    (SinkState.STOPPING, SinkEvent.LOSE): SinkState.LANDING,
     (SinkState.CLOSED_EARLY, SinkEvent.ARRIVED): SinkState.ENDED,
     (SinkState.CLOSED_EARLY, SinkEvent.CHECK): SinkState.VERIFYING,
     (SinkState.CLOSED_EARLY, SinkEvent.GIVE_UP): SinkState.ENDED,

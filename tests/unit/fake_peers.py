@@ -57,6 +57,7 @@ class FakeTransfers:
     """A transfer service: a test lets writes land or fail."""
 
     transport_name = "fake"
+    paths = ()
 
     def __init__(self, agent: str) -> None:
         self.agent = agent
@@ -97,13 +98,14 @@ class FakeTransfers:
 
 
 class FakePeers:
-    """A decode worker's links to prefill workers: a test carries the messages. If `answers_asks`,
+    """A worker's links to sources: a test carries the messages. If `answers_asks`,
     every ask is answered at once: the source has begun."""
 
     def __init__(self) -> None:
         self.answers_asks = True
         self.refused = 0
         self.connected: list[str] = []
+        self.answering: set[str] = set()  # whose answer to our Hello has come
         self.sent: list[tuple[str, Message]] = []
         self.inbox: list[tuple[str, Any]] = []
         self.dead: list[str] = []
@@ -122,6 +124,12 @@ class FakePeers:
     def connect(self, peer: KvPeer) -> None:
         if peer.incarnation not in self.connected:
             self.connected.append(peer.incarnation)
+
+    def is_answering(self, incarnation: str, now: float) -> bool:
+        return incarnation in self.answering and incarnation not in self.mute
+
+    def is_connecting(self, incarnation: str) -> bool:
+        return incarnation in self.connected and incarnation not in self.answering
 
     def send(self, incarnation: str, message: Message) -> None:
         self.sent.append((incarnation, message))

@@ -1,5 +1,7 @@
 """Every accepted request ends, whatever workers admit first, and with it every block comes back.
 
+Workers of either role fetch cached blocks from each other, also both ways at once; many hints where
+to fetch are wrong.
 Pools hold one prompt or a few; prompts, priorities, grammars, routers and the network make workers
 admit in different orders. Clients go away; workers die, stand still and go on. Once no fault is
 left, everything ends within a number of turns that the work bounds, before any time-out.
@@ -8,15 +10,29 @@ left, everything ends within a number of turns that the work bounds, before any 
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from scheduling import fetch_rule
 from tests.effort import NIGHTLY, times
 from tests.unit.fake_model import BLOCK, VOCAB
 from tests.unit.worker_fleet import Request, WorkerFleet
 from tests.unit.worker_harness import LANDING_S
+from worker import served_fetches
+from worker.inbound import fetches
 
 MAX_OPEN = 9
+
+
+@pytest.fixture(autouse=True)
+def small_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single block is fetched, too, and all of a pool may be granted and served."""
+    monkeypatch.setattr(fetch_rule, "MIN_BLOCKS", 1)
+    monkeypatch.setattr(fetch_rule, "SLACK_S", 0.0)
+    monkeypatch.setattr(fetches, "HOLDER_SHARE", 1.0)
+    monkeypatch.setattr(fetches, "ALL_SHARE", 1.0)
+    monkeypatch.setattr(served_fetches, "SERVE_SHARE", 1.0)
 
 
 class TightFleet(RuleBasedStateMachine):
@@ -24,7 +40,7 @@ class TightFleet(RuleBasedStateMachine):
 
     @initialize(
         sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
-        pools=st.tuples(st.integers(3, 9), st.integers(3, 9)),
+        pools=st.tuples(st.integers(2, 9), st.integers(2, 9)),
         may_fail=st.booleans(),
     )
     def begin(self, sizes: tuple[int, int, int], pools: tuple[int, int], may_fail: bool) -> None:
@@ -38,8 +54,11 @@ class TightFleet(RuleBasedStateMachine):
         tokens=st.integers(1, 9),
         priority=st.integers(0, 2),
         has_grammar=st.sampled_from([False, False, True]),
-        is_remote=st.sampled_from([True, True, True, False]),
-        choice=st.integers(0, 99),
+        place=st.tuples(
+            st.sampled_from([True, True, False]),
+            st.integers(0, 99),
+            st.integers(0, 5),
+        ),
     )
     def ask(
         self,
@@ -47,21 +66,41 @@ class TightFleet(RuleBasedStateMachine):
         tokens: int,
         priority: int,
         has_grammar: bool,
-        is_remote: bool,
-        choice: int,
+        place: tuple[bool, int, int],
     ) -> None:
-        fleet = self.fleet
+        fleet, (is_remote, choice, holder) = self.fleet, place
         if len(self.open_requests()) >= MAX_OPEN:
             return
+        tokens = min(tokens, self.longest - 1)
         size = min(size, self.longest - tokens)
         name = f"r{len(fleet.requests)}"
-        prompt = [(7 * i + choice % 3) % VOCAB for i in range(size)]  # often cached
+        prompt = [(7 * i + choice % 2) % VOCAB for i in range(size)]  # often cached
         router = fleet.routers[choice % len(fleet.routers)]
         request = Request(name, router, prompt, tokens, priority, has_grammar)
         prefillers = [each for each in fleet.names("p") if each not in fleet.silent]
         p = prefillers[choice % len(prefillers)] if is_remote and prefillers else None
         decoders = fleet.names("d")
-        fleet.ask(request, p, decoders[choice // 3 % len(decoders)])
+        d = decoders[choice // 3 % len(decoders)]
+        others = [each for each in fleet.workers if each != (p or d)]
+        request.holder = others[holder % len(others)]
+        fleet.ask(request, p, d)
+
+    @rule(which=st.integers(0, 9), tokens=st.integers(1, 4), is_remote=st.booleans())
+    def ask_elsewhere(self, which: int, tokens: int, is_remote: bool) -> None:
+        """A prompt that has been computed comes to another worker, which may fetch."""
+        fleet = self.fleet
+        done = [each for each in fleet.requests.values() if each.outcome == "done"]
+        if not done or len(self.open_requests()) >= MAX_OPEN:
+            return
+        old = done[-1 - which % len(done)]
+        prompt = old.prompt[: max(1, self.longest - tokens)]
+        request = Request(f"r{len(fleet.requests)}", old.router, prompt, tokens, 0, False)
+        request.holder = old.d if which % 2 or old.p is None else old.p
+        others = [each for each in fleet.workers if each != request.holder]
+        decoders = [each for each in others if each[0] == "d"] or fleet.names("d")
+        prefillers = [each for each in others if each[0] == "p" and each not in fleet.silent]
+        p = prefillers[which % len(prefillers)] if is_remote and prefillers else None
+        fleet.ask(request, p, decoders[which % len(decoders)])
 
     def open_requests(self) -> list[Request]:
         return [each for each in self.fleet.requests.values() if not each.outcome]

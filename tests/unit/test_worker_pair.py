@@ -39,6 +39,7 @@ from tests.unit.worker_harness import (
     finish,
     give_up,
     land,
+    pinned_for_peers,
 )
 
 CHANNELS = ("router to P", "router to D", "D to P", "P to D")
@@ -363,7 +364,6 @@ class WorkerPair(RuleBasedStateMachine):
         owners = {
             "d": [
                 *self.d.scheduler.sequences,
-                *self.d.role._arrivals.fenced.sequences,
                 *self.d.scheduler._leaving,
             ],
             "p": [
@@ -375,6 +375,7 @@ class WorkerPair(RuleBasedStateMachine):
             manager = bench.scheduler.blocks
             manager.check()
             held = Counter(b for s in owners[bench.name[0]] for b in s.block_table)
+            held += Counter(pinned_for_peers(bench))
             assert held == Counter({b: n for b, n in enumerate(manager._pins) if n}), bench.name
             assert bench.model.strays == [], "a step wrote to free blocks"
 
@@ -398,7 +399,7 @@ class WorkerPair(RuleBasedStateMachine):
         self.d.close()
 
     def is_idle(self) -> bool:
-        busy = len(self.p.role.tasks) + len(self.d.role.tasks) + len(self.d.role._arrivals.fenced)
+        busy = len(self.p.role.tasks) + len(self.d.role.tasks) + len(self.d.role._inbound.fenced)
         busy = busy or self.d.engine.is_ahead or self.p.engine.is_ahead
         handoffs = self.p.source.num_open + self.d.sink.num_open
         return not busy and not handoffs and not any(self.channels.values())

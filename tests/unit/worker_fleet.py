@@ -19,11 +19,13 @@ from protocol.messages import (
     AttemptFailed,
     FirstToken,
     Generate,
+    KvHolder,
     KvPeer,
     Prefill,
     Role,
     StepTokens,
 )
+from scheduling.fetch_rule import PairCost
 from tests.sequences import greedy
 from tests.unit.fake_model import BLOCK, continuation
 from tests.unit.fake_peers import Write
@@ -36,7 +38,29 @@ from tests.unit.worker_harness import (
     PrefillBench,
     finish,
     land,
+    pinned_for_peers,
 )
+from worker.inbound.fetch_pairs import FetchPairs
+
+
+class FastPairs(FetchPairs):
+    """Pairs of workers for which any fetch is worth while."""
+
+    def __init__(self) -> None:
+        super().__init__(1e12)
+
+    def cost(self, peer: str, now: float) -> PairCost:
+        return PairCost(0.0, 1e12)
+
+
+def answers(name: str) -> str:
+    """The connection by which a source answers its sinks; another one than its own as a sink."""
+    return f"answers of {name}"
+
+
+def peer_of(name: str) -> KvPeer:
+    """A worker, as messages name it."""
+    return KvPeer(worker_id=name, incarnation=f"{name}-i", control=f"inproc://{name}")
 
 
 @dataclass
@@ -56,6 +80,7 @@ class Request:
     given_back_by: set[str] = field(default_factory=set)
     outcome: str = ""  # done, refused, aborted
     num_failures: int = 0
+    holder: str = ""  # where its first attempt may fetch
 
     @property
     def key(self) -> Key:
@@ -103,7 +128,9 @@ class WorkerFleet:
             bench = PrefillBench(name, self.clock, self.pools["p"])
         else:
             bench = DecodeBench(name, self.clock, self.pools["d"])
-            bench.peers.answers_asks = False  # prefill workers answer
+        bench.peers.answers_asks = False  # prefill workers answer
+        fetches: Any = bench.role._fetches  # type: ignore[attr-defined]
+        fetches._pairs = FastPairs()
         self.workers[name] = bench
         return bench
 
@@ -129,16 +156,15 @@ class WorkerFleet:
         bench = self.workers.pop(name)
         self.frozen.discard(name)
         self.silent.discard(name)
-        for ends in [ends for ends in self.channels if name in ends]:
+        for ends in [ends for ends in self.channels if {name, answers(name)} & set(ends)]:
             del self.channels[ends]
         for other in self.workers.values():
             other.server.inbox = [each for each in other.server.inbox if each[0].name != name]
-            if isinstance(bench, DecodeBench):
-                other.server.gone.append(bench.as_peer)
-            elif isinstance(other, DecodeBench):
-                other.peers.inbox = [e for e in other.peers.inbox if e[0] != f"{name}-i"]
-                if f"{name}-i" in other.peers.connected:
-                    other.peers.dead.append(f"{name}-i")
+            other.server.gone.append(bench.as_peer)
+            other.peers.inbox = [e for e in other.peers.inbox if e[0] != f"{name}-i"]
+            other.peers.answering.discard(f"{name}-i")
+            if f"{name}-i" in other.peers.connected:
+                other.peers.dead.append(f"{name}-i")
         bench.close()
         self.start(name[0])
         for request in self.requests.values():
@@ -169,8 +195,12 @@ class WorkerFleet:
             "deadline_ms": 60_000,
         }
         peer = None
+        if request.holder in self.workers and request.holder != (p or d):
+            # a hint that may be right, or not
+            hint = KvHolder(peer=peer_of(request.holder), num_blocks=len(fields["token_ids"]))
+            fields["holders"] = [hint]
         if p is not None:
-            peer = KvPeer(worker_id=p, incarnation=f"{p}-i", control=f"inproc://{p}")
+            peer = peer_of(p)
             self.channels[request.router.name, p].append(Prefill(target=d, **fields))
         self.channels[request.router.name, d].append(Generate(prefill=peer, **fields))
 
@@ -218,7 +248,7 @@ class WorkerFleet:
                 request = self.requests[message.request_id]
                 self.take(request, message.index, message.token_id)
                 if message.index == 0:
-                    told = message.trace.cached_tokens
+                    told = message.trace.cached_tokens + message.trace.fetched_tokens
                     self.check_cached(request, message.attempt, told)
                 is_current = message.attempt == request.attempt and not request.outcome
                 if message.finish is not None and is_current:
@@ -253,10 +283,11 @@ class WorkerFleet:
             if sender.startswith("router"):
                 router = next(each for each in self.routers if each.name == sender)
                 bench.server.inbox.append((router, message))
-            elif receiver[0] == "p":
-                bench.server.inbox.append((self.d(sender).as_peer, message))
+            elif sender in self.workers:
+                bench.server.inbox.append((self.workers[sender].as_peer, message))
             else:
-                self.d(receiver).peers.inbox.append((f"{sender}-i", message))
+                source = sender.removeprefix(answers(""))
+                bench.peers.inbox.append((f"{source}-i", message))
 
     def busy_channels(self) -> list[tuple[str, str]]:
         """Connections with something under way."""
@@ -277,11 +308,12 @@ class WorkerFleet:
             if peer.role is Role.ROUTER:
                 self.hear(name, message)
             elif peer.name in self.workers:
-                self.channels[name, peer.name].append(message)
-        if isinstance(bench, DecodeBench):
-            self.carry_to_prefillers(bench)
+                self.channels[answers(name), peer.name].append(message)
+        self.carry_to_sources(bench)
 
-    def carry_to_prefillers(self, bench: DecodeBench) -> None:
+    def carry_to_sources(self, bench: Bench) -> None:
+        alive = {f"{name}-i" for name in self.workers}
+        bench.peers.answering = alive.intersection(bench.peers.connected)
         sent, bench.peers.sent = bench.peers.sent, []
         for incarnation, message in sent:
             p = incarnation.removesuffix("-i")
@@ -321,13 +353,10 @@ class WorkerFleet:
 
     def land_writes(self, count: int) -> None:
         """Writes arrive, and their writers learn of it when they run."""
-        for name in self.names("p"):
-            bench = self.p(name)
+        for bench in list(self.workers.values()):
             for write in [each for each in bench.transfers.writes if each not in self.landed]:
-                target = next(
-                    (d for d in map(self.d, self.names("d")) if d.transfers.agent == write.agent),
-                    None,
-                )
+                others = self.workers.values()
+                target = next((d for d in others if d.transfers.agent == write.agent), None)
                 if target is None or count <= 0:
                     continue
                 count -= 1
@@ -338,8 +367,7 @@ class WorkerFleet:
 
     def finish_writes(self) -> None:
         """Writers learn which of their writes have landed."""
-        for name in self.names("p"):
-            bench = self.p(name)
+        for bench in self.workers.values():
             for write in [each for each in bench.transfers.writes if each in self.landed]:
                 self.landed.remove(write)
                 finish(write, bench)
@@ -347,8 +375,8 @@ class WorkerFleet:
     def notice_silence(self) -> None:
         """Frozen workers have been silent for long."""
         self.silent = set(self.frozen)
-        for name in self.names("d"):
-            self.d(name).peers.mute = [f"{each}-i" for each in self.silent]
+        for bench in self.workers.values():
+            bench.peers.mute = [f"{each}-i" for each in self.silent]
 
     def round(self) -> None:
         """Everything goes on without delay."""
@@ -372,10 +400,10 @@ class WorkerFleet:
             if name[0] == "p":
                 owners = [task.sequence for task in role.tasks]
             else:
-                owners = [*bench.scheduler.sequences, *role._arrivals.fenced.sequences]
-                owners += bench.scheduler._leaving
-            held = {block for sequence in owners for block in sequence.block_table}
-            assert held == {block for block, pins in enumerate(manager._pins) if pins}, name
+                owners = [*bench.scheduler.sequences, *bench.scheduler._leaving]
+            held = Counter(block for sequence in owners for block in sequence.block_table)
+            held += Counter(pinned_for_peers(bench))
+            assert held == Counter({b: pins for b, pins in enumerate(manager._pins) if pins}), name
 
     def is_idle(self) -> bool:
         """Whether nothing is left of any request."""
@@ -392,8 +420,8 @@ class WorkerFleet:
         timed = (SinkState.LANDING, SinkState.CLOSED_EARLY)
         return any(
             handoff.state in timed
-            for name in self.names("d")
-            for handoff in self.d(name).sink._handoffs.values()
+            for bench in self.workers.values()
+            for handoff in bench.sink._handoffs.values()
         )
 
     def describe(self) -> str:

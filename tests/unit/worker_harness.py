@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -144,6 +144,7 @@ class Bench:
     num_blocks: int = 16
     kv_checksum: bool = False
     one_step_ahead: bool = False
+    role_name: ClassVar[Role]
     scheduler_fields: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -185,8 +186,30 @@ class Bench:
             announce=self.announced.append,
         )
         self.host = PatientHost(settings, self.name, parts)
+        self.sink = HandoffSink(self.transfers.agent, TTL_S, LANDING_S, self.kv_checksum)
+        self.peers = FakePeers()
+        self.source = HandoffSource(MARGIN_S, max_write_blocks=2, max_fetch_blocks=2)
         self.steps = CountedSteps(self.engine, self.host.counters, self.host.flight)
         self.host.steps = self.steps
+
+    @property
+    def descriptor(self) -> PeerDescriptor:
+        """What prefill workers get to know."""
+        agent, descriptor = self.transfers.agent, b"here"
+        digest = authenticate_descriptor(SECRET.encode(), agent, descriptor, self.num_blocks)
+        return PeerDescriptor(
+            transport="fake",
+            agent=agent,
+            descriptor=descriptor,
+            digest=digest,
+            num_blocks=self.num_blocks,
+            wants_digests=self.kv_checksum,
+        )
+
+    @property
+    def as_peer(self) -> Peer:
+        """How sources know this sink."""
+        return Peer(self.name.encode(), self.name, self.role_name)
 
     def counter(self, name: Count) -> int:
         """A counter's value."""
@@ -206,10 +229,12 @@ class Bench:
 class PrefillBench(Bench):
     """A prefill worker."""
 
+    role_name = Role.PREFILL
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.source = HandoffSource(MARGIN_S, max_write_blocks=2)
-        self.role = PrefillRole(self.host, self.source)
+        peers: Any = self.peers
+        self.role = PrefillRole(self.host, self.source, self.sink, peers)
         self.worker = WorkerLoop(self.host, self.role)
         self.model.is_reading = lambda block: any(
             block in write.source_blocks and write.fence.is_done()
@@ -220,11 +245,10 @@ class PrefillBench(Bench):
 class DecodeBench(Bench):
     """A decode worker."""
 
+    role_name = Role.DECODE
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sink = HandoffSink(self.transfers.agent, TTL_S, LANDING_S, self.kv_checksum)
-        self.peers = FakePeers()
-        self.source = HandoffSource(MARGIN_S, max_write_blocks=2)
         peers: Any = self.peers
         self.resumption = Resumption(self.host, GRACE_S)
         self.reach = PrefillReach(
@@ -238,24 +262,15 @@ class DecodeBench(Bench):
             self.host, self.sink, self.source, peers, self.reach, self.resumption
         )
         self.worker = WorkerLoop(self.host, self.role)
-        self.as_peer = Peer(self.name.encode(), self.name, Role.DECODE)
-
-    @property
-    def descriptor(self) -> PeerDescriptor:
-        """What prefill workers get to know."""
-        agent, descriptor = self.transfers.agent, b"here"
-        digest = authenticate_descriptor(SECRET.encode(), agent, descriptor, self.num_blocks)
-        return PeerDescriptor(
-            transport="fake",
-            agent=agent,
-            descriptor=descriptor,
-            digest=digest,
-            num_blocks=self.num_blocks,
-            wants_digests=self.kv_checksum,
-        )
 
 
-def land(write: Write, source: Bench, target: DecodeBench) -> None:
+def pinned_for_peers(bench: Bench) -> list[int]:
+    """Blocks of no sequence: those that a peer may still write to, or reads."""
+    role: Any = bench.role  # type: ignore[attr-defined]
+    return [*role._inbound.fenced.blocks, *role.outbound.blocks_serving]
+
+
+def land(write: Write, source: Bench, target: Bench) -> None:
     """The write is posted, at the earliest, and the data and the notification arrive."""
     write.fence.wait()
     for from_block, to_block in zip(write.source_blocks, write.target_blocks, strict=True):
@@ -277,7 +292,7 @@ class LateWrite:
     data: torch.Tensor
     is_whole: bool
 
-    def land(self, target: DecodeBench) -> None:
+    def land(self, target: Bench) -> None:
         """What is left of it arrives."""
         blocks = list(self.write.target_blocks)
         if self.is_whole:

@@ -154,6 +154,19 @@ class SourcePeers:
         self._poller.register(control.socket, zmq.POLLIN)
         control.send(self._around.descriptor)
 
+    def is_answering(self, incarnation: str, now: float) -> bool:
+        """Whether this very incarnation has accepted us and is not silent."""
+        link = self._links.get(incarnation)
+        if link is None or link.control.accepted is None:
+            return False
+        is_it = link.control.accepted.incarnation == incarnation
+        return is_it and link.control.silent_s(now) < self._silence_s
+
+    def is_connecting(self, incarnation: str) -> bool:
+        """Whether the peer has not answered our Hello yet."""
+        link = self._links.get(incarnation)
+        return link is not None and link.control.accepted is None
+
     def send(self, incarnation: str, message: Message) -> None:
         """Queue a message. Without a link it is dropped; the sink's sweep repeats it."""
         link = self._links.get(incarnation)

@@ -1,0 +1,40 @@
+"""The parts of a worker that move KV, from its settings: both roles are source and sink."""
+
+from __future__ import annotations
+
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.handoff.source import HandoffSource
+from worker.assembly import Surroundings
+from worker.host import WorkerHost
+from worker.inbound.peers import SourcePeers
+
+FETCH_WRITE_BYTES = 4 << 20
+"""The most that one write of a fetch copies: a handoff waits for no more."""
+
+
+def make_source(host: WorkerHost) -> HandoffSource:
+    """What this worker sends."""
+    settings = host.settings
+    return HandoffSource(
+        margin_s=settings.grant_margin_ms / 1e3,
+        unasked_s=settings.peer_silence_s,
+        max_fetch_blocks=max(1, FETCH_WRITE_BYTES // host.engine.layout.block_bytes),
+    )
+
+
+def make_sink(host: WorkerHost, agent: str) -> HandoffSink:
+    """What this worker receives."""
+    settings = host.settings
+    return HandoffSink(
+        agent,
+        ttl_s=settings.grant_ttl_ms / 1e3,
+        landing_s=settings.landing_ms / 1e3,
+        checksum=settings.kv_checksum,
+    )
+
+
+def make_peers(host: WorkerHost, around: Surroundings) -> SourcePeers:
+    """The links to workers from which blocks come."""
+    peers = SourcePeers(around, host.poller, host.settings.peer_silence_s)
+    around.stack.callback(peers.close)
+    return peers

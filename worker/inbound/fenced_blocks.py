@@ -1,0 +1,47 @@
+"""Blocks of ended tasks and given-up fetches that a peer may still write to. Owns them until no
+peer can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kv_transfer.handoff.key import HandoffKey
+
+
+class FencedBlocks:
+    """Pinned blocks, by handoff. `len` is the number of handoffs."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[HandoffKey, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def blocks(self) -> list[int]:
+        """All of them; a block that several handoffs pin comes several times."""
+        return [block for blocks in self._blocks.values() for block in blocks]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks behind fences."""
+        return sum(len(each) for each in self._blocks.values())
+
+    def keep(self, key: HandoffKey, blocks: Sequence[int]) -> None:
+        """Keep the blocks of a handoff that goes on although nobody wants it."""
+        self._blocks[key] = list(blocks)
+
+    def take(self, key: HandoffKey) -> list[int]:
+        """Hand the blocks of an ended handoff to the caller; there may be none."""
+        return self._blocks.pop(key, [])
+
+    def blocks_of(self, keys: Iterable[HandoffKey]) -> set[int]:
+        """The blocks behind the fences of these handoffs."""
+        return {block for key in keys for block in self._blocks.get(key, ())}
+
+    def describe(self) -> list[str]:
+        """One line for each handoff, for people."""
+        return [
+            f"{len(blocks)} blocks: {key}, ended, a peer may still write to them"
+            for key, blocks in self._blocks.items()
+        ]

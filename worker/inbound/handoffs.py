@@ -1,0 +1,244 @@
+"""The sink side of handoffs and fetches in a worker: connects the state machine to links and
+transfers.
+
+`kv_transfer.handoff.sink` decides what to grant and when to lift a fence. Asks, grants, renewals
+and aborts go to the sources over their control links; the transport reports landed blocks. The
+blocks belong to a `GrantOwner`, which learns when a source has begun and which blocks have arrived,
+and those of fetches to a `FetchOwner`. Owns the blocks that nobody wants and a peer may still write
+to. The counterpart of `worker.outbound`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from kv_transfer.handoff.actions import (
+    Begun,
+    Complete,
+    Failed,
+    Fetched,
+    SendAbort,
+    SendAsk,
+    SendFetch,
+    SendGrant,
+    SendRenew,
+    SinkAction,
+    Unfence,
+    Verify,
+)
+from kv_transfer.handoff.incoming import FetchLimits
+from kv_transfer.handoff.key import HandoffKey, key_of
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.transfer_loop import NotificationArrived
+from protocol import wire
+from protocol.errors import ProtocolError
+from protocol.messages import Abort, ControlMessage, KvBegun, KvClosed, KvPeer
+from scheduling.sequence import Sequence, SequenceState
+from worker.counters import Count
+from worker.host import WorkerHost
+from worker.inbound.fenced_blocks import FencedBlocks
+from worker.inbound.peers import SourcePeers
+
+log = logging.getLogger(__name__)
+
+NO_ROOM = "its blocks do not fit beside those that a silent worker may still write to"
+"""Why a stranded request fails."""
+
+
+class GrantOwner(Protocol):
+    """The owner of the granted blocks. Its methods must ignore unknown keys."""
+
+    def on_begun(self, key: HandoffKey) -> None:
+        """The source holds every block of the prompt: blocks may be reserved for it."""
+        ...
+
+    def on_complete(self, key: HandoffKey) -> None:
+        """Every granted block holds its data."""
+        ...
+
+    def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
+        """The attempt failed; `arrived` has the indices of the prompt blocks that arrived."""
+        ...
+
+
+class FetchOwner(Protocol):
+    """The owner of fetches. Its methods must ignore unknown keys."""
+
+    def on_closed(self, key: HandoffKey, closed: KvClosed) -> None:
+        """The holder writes no more. The fetch may be over already; if not, it is soon."""
+        ...
+
+    def on_fetched(self, key: HandoffKey, num_blocks: int) -> None:
+        """The fetch is over: the first `num_blocks` granted blocks hold their data."""
+        ...
+
+    def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
+        """The fetch failed, and the holder may still write. `arrived` as in `GrantOwner`."""
+        ...
+
+
+class InboundHandoffs:
+    """All handoffs that this worker receives; belongs to the loop's thread.
+
+    `silent` are the incarnations of sources that have fallen silent, `stuck` the blocks that these
+    may still write to.
+    """
+
+    def __init__(
+        self, host: WorkerHost, sink: HandoffSink, peers: SourcePeers, owner: GrantOwner | None
+    ) -> None:
+        """`owner` is None on a worker that only fetches."""
+        self.fenced = FencedBlocks()
+        self.fetches: FetchOwner | None = None
+        self.silent: list[str] = []
+        self.stuck: set[int] = set()
+        self._host = host
+        self._clock = host.clock
+        self._counters = host.counters
+        self._sink = sink
+        self._scheduler = host.engine.scheduler
+        self._peers = peers
+        self._owner = owner
+
+    # -- calls by the owner -----------------------------------------------------------------
+
+    def ask(self, key: HandoffKey, peer: KvPeer) -> None:
+        """Wait until a peer has begun with this prompt."""
+        self._peers.connect(peer)
+        self._carry_out(self._sink.ask(key, peer.incarnation, self._clock.now()))
+
+    def offer(self, key: HandoffKey, first_block: int, blocks: Seq[int]) -> None:
+        """Grant our blocks to the peer that has begun, for the prompt blocks from `first_block` on;
+        `blocks` may be empty."""
+        self._carry_out(self._sink.offer(key, first_block, blocks, self._clock.now()))
+
+    def fetch(
+        self,
+        key: HandoffKey,
+        peer: str,
+        first_block: int,
+        blocks: Seq[tuple[bytes, int]],
+        limits: FetchLimits,
+    ) -> None:
+        """Grant blocks to a holder that has accepted us; see `HandoffSink.fetch`."""
+        now = self._clock.now()
+        self._carry_out(self._sink.fetch(key, peer, first_block, blocks, limits, now))
+
+    def abort(self, key: HandoffKey) -> None:
+        """The blocks are no longer wanted. The caller has moved granted ones to `fenced`."""
+        self._carry_out(self._sink.abort(key))
+
+    def arrived(self, key: HandoffKey) -> tuple[int, ...]:
+        """See `HandoffSink.arrived`."""
+        return self._sink.arrived(key)
+
+    # -- peers ------------------------------------------------------------------------------
+
+    def receive(self) -> list[tuple[str, ControlMessage]]:
+        """Read from the sources. Returns the messages that are not about fetches, each with the
+        incarnation of its source."""
+        others = []
+        for incarnation, message in self._peers.receive():
+            if isinstance(message, KvClosed) and message.part:
+                self.close(message)
+            else:
+                others.append((incarnation, message))
+        return others
+
+    def take_lost(self) -> list[str]:
+        """Drop the sources that are gone, and return their incarnations."""
+        lost = self._peers.take_lost(self._clock.now())
+        for incarnation in lost:
+            self._carry_out(self._sink.agent_gone(incarnation, self._clock.now()))
+        return lost
+
+    def update_silent(self) -> None:
+        """Bring `silent` and `stuck` up to date. Call it after `receive`."""
+        self.silent = self._peers.silent(self._clock.now())
+        self.stuck = self.fenced.blocks_of(self._sink.fenced_by(self.silent))
+
+    def is_stranded(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence fits only once blocks return that a silent worker may still
+        write to: nobody knows when that will be."""
+        is_waiting = sequence.state is SequenceState.WAITING
+        return is_waiting and not self._scheduler.fits_beside(sequence, self.stuck)
+
+    # -- events -----------------------------------------------------------------------------
+
+    def begin(self, begun: KvBegun) -> None:
+        """The peer holds every block of the prompt."""
+        self._carry_out(self._sink.begun(begun))
+
+    def close(self, closed: KvClosed) -> None:
+        """The peer posts no more writes."""
+        if closed.part and self.fetches is not None:
+            self.fetches.on_closed(key_of(closed), closed)
+        self._carry_out(self._sink.closed(closed, self._clock.now()))
+
+    def follow(self, event: NotificationArrived) -> None:
+        """Note landed blocks. Undecodable notifications are counted and dropped."""
+        try:
+            written = wire.decode_notification(event.payload)
+        except ProtocolError as error:
+            self._counters.add(Count.FRAMES_REFUSED)
+            log.warning("notification of agent %s: %s", event.agent, error)
+            return
+        self._carry_out(self._sink.written(written))
+
+    def sweep(self) -> None:
+        """Act on timeouts; called every turn of the loop."""
+        self._carry_out(self._sink.sweep(self._clock.now()))
+        self._host.transfers.expect(self._sink.num_open > 0)
+
+    def count(self) -> None:
+        """Bring the worker's counters up to date."""
+        self._counters.add_up_to(Count.BLOCKS_RECEIVED, "sink", self._sink.blocks_received)
+        self._counters.add_up_to(Count.FETCHES_STOPPED, "fetches", self._sink.num_stopped)
+        self._counters.add_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
+
+    # -- decisions of the sink ----------------------------------------------------------------
+
+    def _carry_out(self, actions: list[SinkAction]) -> None:
+        for action in actions:
+            match action:
+                case SendAsk(peer, ask):
+                    self._peers.send(peer, ask)
+                case SendGrant(peer, grant):
+                    self._peers.send(peer, grant)
+                case SendFetch(peer, fetch):
+                    self._peers.send(peer, fetch)
+                case SendRenew(peer, renew):
+                    self._peers.send(peer, renew)
+                case SendAbort((request_id, attempt, part), peer):
+                    abort = Abort(request_id=request_id, attempt=attempt, part=part)
+                    self._peers.send(peer, abort)
+                case Verify(key, blocks, digests):
+                    num_intact = self._num_intact(blocks, digests)
+                    ok = num_intact == len(blocks)
+                    self._carry_out(self._sink.verified(key, ok, num_intact))
+                case Unfence(key):
+                    self._scheduler.blocks.release(self.fenced.take(key))
+                case _:
+                    self._report(action)
+
+    def _report(self, action: Begun | Complete | Fetched | Failed) -> None:
+        """Tell the owner of the blocks."""
+        match action:
+            case Begun(key) if self._owner is not None:
+                self._owner.on_begun(key)
+            case Complete(key) if self._owner is not None:
+                self._owner.on_complete(key)
+            case Fetched(key, num_blocks) if self.fetches is not None:
+                self.fetches.on_fetched(key, num_blocks)
+            case Failed(key, reason, arrived):
+                owner = self.fetches if key.part else self._owner
+                if owner is not None:
+                    owner.on_failed(key, reason, arrived)
+
+    def _num_intact(self, blocks: Seq[int], digests: Seq[bytes]) -> int:
+        """The number of leading blocks that have the right digests."""
+        found = self._host.transfer_peers.digests(blocks)
+        pairs = enumerate(zip(found, digests, strict=True))
+        return next((i for i, (ours, theirs) in pairs if ours != theirs), len(blocks))
