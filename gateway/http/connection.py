@@ -1,9 +1,9 @@
 """One HTTP connection that a client cannot abuse: bounds on bytes received, memory and waits.
 
-Adds what uvicorn's protocol lacks: limits on requests, on how many are read ahead, and on the time
-that a client may leave an answer unread. Clients that leave, or send nothing more, are noticed at
-once. While a client does not read, flow control holds up the code that makes the answer. After the
-timeout the connection is aborted, and that code learns that the client is gone. Knows no paths.
+A protocol for uvicorn's server, with limits on requests, on how many are read ahead, and on the
+time that a client may leave an answer unread. Clients that leave, or send nothing more, are noticed
+at once. While a client does not read, flow control holds up the code that makes the answer. After
+the timeout the connection is aborted, and that code learns that the client is gone. Knows no paths.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from gateway.http.connection_limits import ConnectionLimits, Countdown
+from gateway.http.exchange import Exchange
 from gateway.http.half_closed import LateAnswers, Peers
 from gateway.http.refusals import Refusal, RefusalLog
 from gateway.http.request_reader import RequestReader
@@ -32,26 +35,6 @@ MAX_PIPELINED = 32
 """Requests read ahead of the one that is being answered."""
 PARSED_AT_ONCE = 8 * 1024
 """Bytes; they hold some 300 requests, of which each takes 0.1 to 0.2 ms to read."""
-CLOSE_HEADER = (b"connection", b"close")
-"""Among the server's default headers, it closes each connection after the next answer."""
-_OK = b"HTTP/1.1 200 OK\r\n"
-
-
-class _UntilClose(int):
-    """The length of an answer to an HTTP/1.0 client, which cannot read chunks: the answer ends with
-    the connection. Uvicorn compares this length with the bytes written, and finds them equal."""
-
-    def __lt__(self, other: object) -> bool:
-        return False
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-    def __sub__(self, other: int) -> _UntilClose:
-        return self
-
-    __eq__ = int.__eq__
-    __hash__ = int.__hash__
 
 
 class BoundedProtocols:
@@ -74,13 +57,25 @@ class BoundedProtocols:
 
 
 class BoundedProtocol(RequestReader):
-    """Uvicorn's protocol with bounds. Owns its timers, which end with the connection.
+    """A connection with bounds. Owns its timers, which end with it.
 
     A refused request is answered after all requests before it; nothing after it is read.
     """
 
-    def __init__(self, shared: BoundedProtocols, *args: Any, **kwargs: Any) -> None:
-        super().__init__(shared.limits, *args, **kwargs)
+    def __init__(
+        self,
+        shared: BoundedProtocols,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """All but `shared` is what uvicorn gives a protocol."""
+        self._loop = _loop or asyncio.get_running_loop()
+        super().__init__(shared.limits, self._loop)
+        self._app = config.loaded_app
+        self._server = server_state
+        self._exchanges: deque[Exchange] = deque()  # the first is being answered
         self._cut = shared.cut
         self._refusals = shared.refusals
         self._peers = shared.peers
@@ -89,51 +84,56 @@ class BoundedProtocol(RequestReader):
         self._last_answer: Refusal | None = None  # due after the answers before it
         self._is_ending = False  # everything is written; the client should close
         self._waiting = b""  # received; parsed once fewer requests are pipelined
-        self._stall = Countdown(self.loop, shared.limits.stall_timeout_s, self._on_stall_timeout)
+        self._stall = Countdown(self._loop, shared.limits.stall_timeout_s, self._on_stall_timeout)
         self._on_lost: Callable[[], object] | None = None
         self._is_lost = False
-        self._running: RequestResponseCycle | None = None  # others may be pipelined after it
 
     # -- the connection ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for a request."""
         super().connection_made(transport)
+        self._server.connections.add(self)  # type: ignore[arg-type]  # lists uvicorn's own
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._is_receiving = True
-        self._receiving.start()
+        self._idle = Countdown(self._loop, self._limits.idle_timeout_s, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers and drop the last request, whose scope refers to this connection: the
-        reference cycle would stay in memory until the garbage collector runs, which is rare."""
-        self._receiving.close()
+        """Stop the timers and drop all requests; the application learns that the client is gone."""
+        self._server.connections.discard(self)
         self._stall.close()
+        self._idle.close()
         self._peers.forget(self)
         if self._late_answers is not None:
             self._late_answers.stop()
             self._late_answers = None
         self._is_lost = True
-        super().connection_lost(exc)
-        if self._running is not None:  # uvicorn notifies only the latest request
-            self._running.disconnected = True
-            self._running = None
-        self.pipeline.clear()
+        for each in self._exchanges:
+            each.abandon()
+        self._exchanges.clear()
+        self.flow.resume_writing()
         self._waiting = b""
-        self.cycle = None  # type: ignore[assignment]
-        self.scope = None  # type: ignore[assignment]
+        super().connection_lost(exc)
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
             on_lost()
 
+    def shutdown(self) -> None:
+        """Close the connection after the requests that were read; uvicorn calls this at its end."""
+        if self._exchanges:
+            self._exchanges[-1].keep_alive = False
+        else:
+            self.transport.close()
+
     def data_received(self, data: bytes) -> None:
         """Parse within bounds, a part at a time. Requests beyond `MAX_PIPELINED` wait, and no more
         is read until some are answered."""
+        self._idle.stop()
         if self._waiting:
             self._waiting += data
-            self.flow.pause_reading()  # which uvicorn ends whenever the application waits
+            self.flow.pause_reading()  # which an application that waits for a body has ended
         else:
             for start in range(0, len(data), PARSED_AT_ONCE):
-                if len(self.pipeline) >= MAX_PIPELINED:
+                if self._num_ahead() >= MAX_PIPELINED:
                     self._waiting = data[start:]
                     self.flow.pause_reading()
                     break
@@ -143,62 +143,64 @@ class BoundedProtocol(RequestReader):
         if self.flow.read_paused and self._owed() is not None:
             self._peers.try_watch_end(self, self.transport)  # reading would notice it late
 
-    def eof_received(self) -> bool:  # type: ignore[override]
+    def eof_received(self) -> bool:
         """Handle the end of the client's data. True keeps the connection, for the answers to whole
         requests. In all other cases the client is gone."""
         owed = self._owed()
-        if (
-            owed is None
-            or self.scheme == "https"
-            or not self._peers.try_watch_reset(self, self.transport)
-        ):
+        if owed is None or self._is_tls or not self._peers.try_watch_reset(self, self.transport):
             return False
         self._has_ended = True
         self._close_after_last()
-        self._answer_late(owed)
+        self._answer_late()
         return True
 
     def on_peer_ended(self) -> None:
         """Handle the end of the client's data while some of it is still unread."""
-        owed = self._owed()
-        if owed is None or not self.flow.read_paused:
+        if self._owed() is None or not self.flow.read_paused:
             return  # reading will get there
-        if self.scheme == "https":
+        if self._is_tls:
             self._end()
         elif self._peers.try_watch_reset(self, self.transport):
-            self._answer_late(owed)
+            self._answer_late()
 
     def on_peer_gone(self) -> None:
         """Handle a reset that reading would not notice."""
         self._end()
 
-    def _owed(self) -> RequestResponseCycle | None:
+    def _num_ahead(self) -> int:
+        """Requests that were read and wait for the answers before theirs."""
+        return max(0, len(self._exchanges) - 1)
+
+    def _running(self) -> Exchange | None:
+        """The request that is being answered."""
+        return self._exchanges[0] if self._exchanges else None
+
+    def _owed(self) -> Exchange | None:
         """The request that is being answered, if it was received completely."""
-        running = self._running
-        return None if running is None or running.more_body else running
+        running = self._running()
+        return running if running is not None and running.is_received else None
 
     def _close_after_last(self) -> None:
         """Close the connection after the answer to the last whole request."""
         if self._waiting or self._last_answer is not None:
             return  # the last request still waits; a refusal closes by itself
-        if self.pipeline and self.pipeline[0][0].more_body:
-            self._drop(self.pipeline[0][0])
-        last = self.pipeline[0][0] if self.pipeline else self._running
-        if last is None or last.more_body:
-            self.transport.close()
+        if self._num_ahead() and not self._exchanges[-1].is_received:
+            self._exchanges.pop().abandon()
+        if self._exchanges and self._exchanges[-1].is_received:
+            self._exchanges[-1].keep_alive = False
         else:
-            last.keep_alive = False
+            self.transport.close()
 
-    def _answer_late(self, owed: RequestResponseCycle) -> None:
+    def _answer_late(self) -> None:
         """Answer a client that sends nothing more, and find out whether it is still there."""
         if self._late_answers is not None:
             return
         self._late_answers = LateAnswers(
-            self.transport, lambda: self._running, self._limits.stall_timeout_s
+            self.transport, self._running, self._limits.stall_timeout_s
         )
         self.transport = cast("asyncio.Transport", self._late_answers)
-        for cycle in (owed, *(each for each, _ in self.pipeline)):
-            cycle.transport = self.transport
+        for each in self._exchanges:
+            each.transport = self.transport
 
     def _go_on(self) -> None:
         """Parse the waiting bytes, now that fewer requests are pipelined."""
@@ -215,56 +217,58 @@ class BoundedProtocol(RequestReader):
         if self.transport.get_write_buffer_size() == 0:
             self._stall.stop()  # the previous answer was read: its timer must not cut this one
         super().on_message_begin()
-        offer_connection(self.scope, self)
 
-    def on_headers_complete(self) -> None:
-        """Handle the end of the head: the application starts."""
-        former = self.cycle
-        super().on_headers_complete()
-        if self._is_upgrade:
-            return
-        if self.parser.get_http_version() == "1.0":
-            self.cycle.chunked_encoding = False
-            self.cycle.expected_content_length = _UntilClose()
-        if former is None or former.response_complete:
-            self._running = self.cycle
+    def _begin_exchange(self, scope: Scope, keep_alive: bool, awaits_continue: bool) -> Exchange:
+        """Let the application answer, or queue the request behind those that it answers."""
+        offer_connection(scope, self)
+        exchange = Exchange(
+            scope,
+            self.transport,
+            self.flow,
+            self._server,
+            keep_alive,
+            awaits_continue,
+            self._on_complete,
+        )
+        self._exchanges.append(exchange)
+        if len(self._exchanges) == 1:
+            self._start(exchange)
+        else:
+            self.flow.pause_reading()
+        return exchange
+
+    def _start(self, exchange: Exchange) -> None:
+        tasks = self._server.tasks
+        task = self._loop.create_task(exchange.run(self._app))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     def on_message_complete(self) -> None:
         """Handle the end of the request."""
         super().on_message_complete()
-        if not self._is_upgrade and self.cycle is self._running:
+        if not self._is_upgrade and self._exchange is self._running():
             self.flow.resume_reading()  # the body is whole: from now on for the client's end
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer a malformed or oversized request, unless its answer has begun, and close the
         connection. The answers to earlier requests come first."""
-        self._refusals.note(self.client, refusal.message)
+        self._refusals.note(self._ends["client"], refusal.message)
         self._cut.labels(refusal.reason).inc()
         self._receiving.stop()
         self._last_answer = refusal
-        cycle = self.cycle
-        if cycle is not None and self._in_body:
-            if cycle.response_complete:
+        refused = self._exchange if self._in_body else None
+        if refused is not None:
+            if refused.is_complete:
                 self._close()
                 return
-            if cycle is self._running and cycle.response_started:
+            if refused.is_begun:
                 self._end()
                 return
-            self._drop(cycle)
-        if self._running is not None:
+            self._exchanges.pop().abandon()  # the application may have begun to read it
+        if self._exchanges:
             self.flow.resume_reading()
-            return
-        self._send_last_answer()
-
-    def _drop(self, cycle: RequestResponseCycle) -> None:
-        """Answer a request in place of the application, which may have begun to read it."""
-        if cycle is self._running:
-            self._running = None
-            cycle.response_started = True  # here; `disconnected` discards the application's
         else:
-            self.pipeline.popleft()
-        cycle.disconnected = cycle.response_complete = True
-        cycle.message_event.set()
+            self._send_last_answer()
 
     def _send_last_answer(self) -> None:
         """Send the refusal after the other answers, and nothing more."""
@@ -277,8 +281,8 @@ class BoundedProtocol(RequestReader):
         Closing at once would lose the unread answers of a client that still sends. A client that
         has sent no request is not waited for."""
         self._is_ending = True
-        self._unset_keepalive_if_required()
-        if self._late_answers is None and self.cycle is not None and self.transport.can_write_eof():
+        self._idle.stop()
+        if self._late_answers is None and self._exchange and self.transport.can_write_eof():
             self.transport.write_eof()
         else:
             self.transport.close()
@@ -311,78 +315,66 @@ class BoundedProtocol(RequestReader):
 
     def write_chunk(self, data: bytes) -> None:
         """Write one chunk of the answer's body."""
-        if self._is_lost:
+        if not self._exchanges:
             return
-        running = self._running
-        if running is not None and running.chunked_encoding is False:  # see `_UntilClose`
-            self.transport.write(data)
-        else:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        is_chunked = self._exchanges[0].is_chunked  # not for HTTP/1.0
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
 
     def has_body(self, scope: Scope) -> bool:
         """Whether the request was received completely."""
-        cycle = self._cycle_of(scope)
-        return cycle is None or not cycle.more_body
+        exchange = self._running_for(scope)
+        return exchange is None or exchange.is_received
 
     def try_body(self, scope: Scope) -> bytes | None:
-        """The body that uvicorn's `receive` would return, if it is complete."""
-        cycle = self._cycle_of(scope)
-        if cycle is None or cycle.more_body or cycle.waiting_for_100_continue:
-            return None
-        body, cycle.body = bytes(cycle.body), bytearray()
-        return body
+        """The body that ASGI's `receive` would return, if it is complete."""
+        exchange = self._running_for(scope)
+        return None if exchange is None else exchange.try_body()
 
     def try_answer(self, scope: Scope, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Write what uvicorn's `send` would for a response start and a whole body."""
-        cycle = self._cycle_of(scope)
-        if cycle is None or cycle.response_started or self.flow.write_paused:
+        """Write what ASGI's `send` would for a response start and a whole body."""
+        exchange = self._running_for(scope)
+        if exchange is None or exchange.is_begun or self.flow.write_paused:
             return False
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        defaults = self.server_state.default_headers
-        lines = [b"%b: %b\r\n" % each for each in (*defaults, *headers)]
-        if CLOSE_HEADER in defaults:
-            cycle.keep_alive = False
-        elif not cycle.keep_alive:
-            lines.append(b"connection: close\r\n")
-        self.transport.write(
-            b"%bcontent-length: %d\r\n%b\r\n%b" % (_OK, len(body), b"".join(lines), body)
-        )
-        if not cycle.keep_alive:
-            self.transport.close()
-        cycle.on_response()
+        exchange.answer(headers, body)
         return True
 
-    def _cycle_of(self, scope: Scope) -> RequestResponseCycle | None:
-        """Uvicorn's cycle for this request, if it is being answered and the client is there."""
-        running = self._running
+    def _running_for(self, scope: Scope) -> Exchange | None:
+        """The request of this scope, if it is being answered and the client is there."""
+        running = self._running()
         return running if running is not None and running.scope is scope else None
 
     # -- time to read an answer -------------------------------------------------------------
 
     def pause_writing(self) -> None:
         """Hold up the code that makes the answer: the client reads too slowly."""
-        super().pause_writing()
+        self.flow.pause_writing()
         self._stall.start()
 
     def resume_writing(self) -> None:
         """Let that code continue: the client has caught up."""
         if not self._is_ending:
             self._stall.stop()
-        super().resume_writing()
+        self.flow.resume_writing()
 
-    def on_response_complete(self) -> None:
-        """Start the stall timer if bytes of the written answer are still buffered."""
-        self._running = self.pipeline[-1][0] if self.pipeline else None
-        if self._running is not None and self._running.more_body:
+    def _on_complete(self) -> None:
+        """Go on to the next request, and start the stall timer if bytes of the written answer are
+        still buffered."""
+        self._exchanges.popleft()
+        following = self._running()
+        if following is not None and not following.is_received:
             self._receiving.stop()  # until now we did not read its body
             self._receiving.start(self._limits.body_window_s)
-        super().on_response_complete()
-        if len(self.pipeline) >= MAX_PIPELINED:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if following is None:
+                self._idle.start()
+            else:
+                self._start(following)
+        if self._num_ahead() >= MAX_PIPELINED:
             self.flow.pause_reading()
         elif self._waiting:
-            self.loop.call_soon(self._go_on)
-        if self._last_answer is not None and self._running is None:
+            self._loop.call_soon(self._go_on)
+        if self._last_answer is not None and not self._exchanges:
             if not self.transport.is_closing():
                 self._send_last_answer()
         elif self.transport.get_write_buffer_size() > 0:
@@ -397,7 +389,7 @@ class BoundedProtocol(RequestReader):
     def _abort(self, reason: str) -> None:
         """Count and log the reason, and end the connection."""
         self._cut.labels(reason).inc()
-        log.info("cut the connection of %s: %s", self.client, reason)
+        log.info("cut the connection of %s: %s", self._ends["client"], reason)
         self._end()
 
     def _end(self) -> None:

@@ -107,11 +107,11 @@ class Peers:
 
 
 class Answer(Protocol):
-    """How much of an answer was written; implemented by uvicorn's cycle."""
+    """How much of an answer was written; implemented by `Exchange`."""
 
-    response_started: bool
-    response_complete: bool
-    chunked_encoding: bool | None
+    is_begun: bool
+    is_complete: bool
+    is_chunked: bool
 
 
 class LateAnswers:
@@ -161,10 +161,10 @@ class LateAnswers:
 
     def _probe(self) -> None:
         answer = self._running()
-        if answer is not None and not answer.response_started:
+        if answer is not None and not answer.is_begun:
             self._transport.write(STATUS_START[self._num_begun : self._num_begun + 1])
             self._num_begun += 1
-        elif answer is not None and answer.chunked_encoding and not answer.response_complete:
+        elif answer is not None and answer.is_chunked and not answer.is_complete:
             self._transport.write(b"0")
         self._schedule()
 

@@ -19,7 +19,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.http.certificates import CertificateReloader, TlsFiles
-from gateway.http.connection import CLOSE_HEADER, BoundedProtocols
+from gateway.http.connection import BoundedProtocols
+from gateway.http.exchange import CLOSE_HEADER
 from process.sockets.hosts import unbracketed
 from protocol.errors import ConfigError
 
@@ -90,7 +91,6 @@ class HttpServer(uvicorn.Server):
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_keep_alive=doorway.protocols.limits.idle_timeout_s,  # type: ignore[arg-type]
             timeout_graceful_shutdown=math.ceil(grace_s + ABORT_WAIT_S),
             server_header=False,
             proxy_headers=False,

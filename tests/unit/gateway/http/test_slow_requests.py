@@ -141,7 +141,7 @@ def test_a_late_loop_is_not_the_clients_delay() -> None:
 
 
 async def test_an_idle_connection_that_sends_line_breaks_is_cut(serve: Serve) -> None:
-    """They end uvicorn's keep-alive time, but begin no request."""
+    """They end the keep-alive time, but begin no request."""
     served = await serve(receive_timeout_s=SOON_S)
     client = await served.connect()
     await served.send(client, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
