@@ -16,6 +16,7 @@ from gateway.settings import IN_STORE, OFF, GatewaySettings
 from gateway.text.tokenizer import Tokenizer
 from process.store.ignored_entries import IgnoredEntries
 from process.store.response_records import ResponseRecords, Shelf
+from process.store.store_url import store_url
 
 SWEEP_S = 10.0
 MOST_RECORDS = 1 << 16
@@ -58,7 +59,7 @@ def router_answers(
     if settings.remember_answers == IN_STORE:
         shelf = Shelf("answers", ttl_s, MOST_RECORDS)
         records = ResponseRecords(
-            settings.redis_url, settings.cluster, max_bytes, time.monotonic, shelf
+            store_url(settings), settings.cluster, max_bytes, time.monotonic, shelf
         )
         store = SharedAnswers(records, seal, ignored)
     remembered = Remembered(max_bytes, ttl_s, time.monotonic)
