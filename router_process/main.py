@@ -155,9 +155,7 @@ async def _run(settings: RouterSettings) -> None:
         gate = Gate(settings.max_inflight, time.monotonic, lambda: len(rules.api), parts.registry)
         waiting = LateApp(waiting_app(parts.registry, ready, operators, settings.root_path))
         responses = _responses(settings, parts.registry, parts.ignored)
-        answers = router_answers(
-            settings, tokenizer, texts_fingerprint(path), parts.registry, parts.ignored
-        )
+        answers = _answers(settings, tokenizer, path, parts)
         front = _Front(waiting, ready, operators, gate, responses, prefixes, answers)
         keyed = KeyCheck(front.app, rules, parts.registry)
         guarded = BrowserCheck(keyed, browser_rules(settings), parts.registry)
@@ -234,6 +232,21 @@ def _responses(
         return None
     records = records_of(store_url(settings), settings.cluster, settings.responses_store_bytes)
     return BackgroundRuns(ResponseMemory(records, registry, ignored), registry)
+
+
+def _answers(
+    settings: RouterSettings, tokenizer: Tokenizer, path: Path, parts: _Parts
+) -> RouterAnswers | None:
+    """The memory of answers, if it is enabled."""
+    peers = parts.report.peers
+    return router_answers(
+        settings,
+        tokenizer,
+        texts_fingerprint(path),
+        parts.registry,
+        parts.ignored,
+        lambda: bool(peers.summaries),
+    )
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,12 @@ class PromptText(msgspec.Struct, frozen=True):
 
 
 class AnswerStore(Protocol):
-    """Where all routers of a cluster find answers. Neither call fails."""
+    """Where all routers of a cluster find answers. No call fails."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether the store may have answers that this router has not remembered itself."""
+        ...
 
     async def find(self, scope: AnswerScope, names: Sequence[bytes]) -> list[bytes | None]:
         """The packed ids of each answer; empty if there are none, None if that is not known."""
@@ -128,7 +133,7 @@ class AnswerMemory:
         """Whether an answer of this owner may be in the prompt; quick."""
         if self.remembered.has(scope.owner):
             return True
-        if self.store is None:
+        if self.store is None or not self.store.asks:
             return False
         return scope.is_conversation or not self.tokenizer.added_ids.isdisjoint(ids)
 
@@ -142,7 +147,7 @@ class AnswerMemory:
             return None
         ends = encoded.ends_before(self.tokenizer.added_ids)
         ends += [each for each in lengths if each <= len(encoded.data)]
-        ends = encoded.with_trimmed(ends)
+        ends = encoded.trimmed(ends)
         return encoded, ends, list(self.seal.names(prompt.scope.salt, encoded.data, ends))
 
     async def _known(
@@ -152,7 +157,7 @@ class AnswerMemory:
         owner = prompt.scope.owner
         packed = {name: self.remembered.find(owner, name) for name in names}
         unknown = [name for name, ids in packed.items() if ids is None]
-        if unknown and self.store is not None:
+        if unknown and self.store is not None and self.store.asks:
             found = await self.store.find(prompt.scope, unknown)
             for name, ids in zip(unknown, found, strict=True):
                 packed[name] = ids
@@ -179,15 +184,16 @@ class AnswerMemory:
             return
         if plain == ids:
             return
-        entries = await self._off_loop(
-            lambda: self._entries(prompt, ids, output_ids), len(prompt.text)
-        )
-        for end, name, packed in entries:
-            length = None if prompt.scope.is_conversation else end
-            self.remembered.put(prompt.scope.owner, name, packed, length)
-            if self.store is not None and prompt.scope.may_leave:
-                self.store.put(prompt.scope, name, packed)
-        self.metrics.remembered.inc(bool(entries))
+        found = await self._off_loop(lambda: self._named(prompt, ids, output_ids), len(prompt.text))
+        if found is None:
+            return
+        end, name = found
+        packed = array(_ID_TYPE, ids).tobytes()
+        length = None if prompt.scope.is_conversation else end
+        self.remembered.put(prompt.scope.owner, name, packed, length)
+        if self.store is not None and prompt.scope.may_leave:
+            self.store.put(prompt.scope, name, packed)
+        self.metrics.remembered.inc()
         self.metrics.num_bytes.set(self.remembered.num_bytes)
 
     def _head(self, prompt_ids: Sequence[int]) -> Sequence[int]:
@@ -199,29 +205,19 @@ class AnswerMemory:
                 return tail[place + 1 :]
         return tail
 
-    def _entries(
+    def _named(
         self, prompt: PromptText, ids: Sequence[int], output_ids: Sequence[int]
-    ) -> list[tuple[int, bytes, bytes]]:
-        """Where the answer ends, its name and its packed ids; once more without the white space at
-        its end, which some templates and clients trim."""
-        pieces = list(map(self.tokenizer.token_bytes, ids))
-        num_head = len(ids) - len(output_ids)
-        data = prompt.text.encode() + b"".join(pieces[num_head:])
-        if not data.endswith(b"".join(pieces)):
-            return []  # the prompt was cut
-        ends = {len(data): ids}
-        end, num_kept, trimmed = len(data), len(ids), len(data.rstrip(SPACES))
-        while end > trimmed and num_kept > num_head + 1:
-            num_kept -= 1
-            end -= len(pieces[num_kept])
-        if end == trimmed:
-            ends[end] = ids[:num_kept]
-        places = sorted(ends)
-        names = self.seal.names(prompt.scope.salt, data, places)
-        return [
-            (end, name, array(_ID_TYPE, ends[end]).tobytes())
-            for end, name in zip(places, names, strict=True)
-        ]
+    ) -> tuple[int, bytes] | None:
+        """Where the answer's text ends without white space, which some templates and clients trim,
+        and its name; None for one that is white space alone."""
+        token_bytes = self.tokenizer.token_bytes
+        output = b"".join(map(token_bytes, output_ids))
+        data = prompt.text.encode() + output
+        if not output.strip(SPACES) or not data.endswith(b"".join(map(token_bytes, ids))):
+            return None  # the latter: the prompt was cut
+        end = len(data.rstrip(SPACES))
+        (name,) = self.seal.names(prompt.scope.salt, data, [end])
+        return end, name
 
     async def _off_loop(self, work: Callable[[], _T], num_chars: int) -> _T:
         return work() if num_chars <= MAX_INLINE_CHARS else await self.tokenizer.in_thread(work)

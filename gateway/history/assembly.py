@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -28,19 +29,22 @@ class RouterAnswers:
     """The memory of a router, with its housekeeping."""
 
     memory: AnswerMemory
-    records: ResponseRecords | None
+    shared: SharedAnswers | None
+    ttl_s: float
 
     async def run(self) -> None:
         """Drop what is too old until cancelled, then close the connections to the store."""
-        memory = self.memory
+        memory, shared = self.memory, self.shared
         try:
+            if shared is not None:
+                await shared.look(self.ttl_s)
             while True:
                 await asyncio.sleep(SWEEP_S)
                 memory.remembered.sweep()
                 memory.metrics.num_bytes.set(memory.remembered.num_bytes)
         finally:
-            if self.records is not None:
-                await self.records.close()
+            if shared is not None:
+                await shared.records.close()
 
 
 def router_answers(
@@ -49,19 +53,22 @@ def router_answers(
     model: str,
     registry: CollectorRegistry,
     ignored: IgnoredEntries,
+    has_others: Callable[[], bool],
 ) -> RouterAnswers | None:
-    """The memory, if it is enabled. `model` is the fingerprint of the checkpoint's texts."""
+    """The memory, if it is enabled. `model` is the fingerprint of the checkpoint's texts;
+    `has_others` returns whether the cluster has other routers."""
     if settings.remember_answers == OFF:
         return None
     ttl_s, max_bytes = settings.remember_answers_s, settings.remember_answers_bytes
     seal = Seal(settings.cluster_secret, model)
-    records = store = None
+    shared = None
     if settings.remember_answers == IN_STORE:
         shelf = Shelf("answers", ttl_s, MOST_RECORDS)
         records = ResponseRecords(
             store_url(settings), settings.cluster, max_bytes, time.monotonic, shelf
         )
-        store = SharedAnswers(records, seal, ignored)
+        shared = SharedAnswers(records, seal, ignored, has_others)
     remembered = Remembered(max_bytes, ttl_s, time.monotonic)
     metrics = AnswerMetrics(registry)
-    return RouterAnswers(AnswerMemory(tokenizer, seal, remembered, metrics, store), records)
+    memory = AnswerMemory(tokenizer, seal, remembered, metrics, shared)
+    return RouterAnswers(memory, shared, ttl_s)

@@ -37,11 +37,10 @@ class EncodedText:
                  if id_ in token_ids]  # fmt: skip
         return [*found, len(self.data)]
 
-    def with_trimmed(self, ends: Iterable[int]) -> list[int]:
-        """These ends, and those that they have without the white space before them, in order."""
+    def trimmed(self, ends: Iterable[int]) -> list[int]:
+        """These ends without the white space before them, in order."""
         found = set()
         for end in ends:
-            found.add(end)
             start = end
             while start and self.data[start - 1] in SPACES:
                 start -= 1
@@ -75,20 +74,29 @@ def spliced(
 ) -> tuple[list[int], int]:
     """The text's ids with those of the answers in their places, and how many answers found theirs.
 
-    An answer is where its text ends, in bytes, and its ids; answers come in the order of their
-    ends. `cuts` are the places that no token may span.
+    An answer is where its text ends, in bytes and without white space, and its ids; answers come in
+    the order of their ends. If the text does not repeat the white space at an answer's end, the ids
+    before it count. `cuts` are the places that no token may span.
     """
     line = _Line(encoded)
     num_found = 0
     for end, ids in answers:
-        sizes = [len(token_bytes(each)) for each in ids]
-        start = end - sum(sizes)
-        if start < 0 or b"".join(map(token_bytes, ids)) != encoded.data[start:end]:
-            continue
-        inside = set(accumulate(sizes, initial=start))
-        if all(cut in inside for cut in cuts if start < cut < end):
-            num_found += line.try_put(start, end, ids, sizes)
+        pieces = list(map(token_bytes, ids))
+        start = end - len(b"".join(pieces).rstrip(SPACES))
+        num_found += any(
+            line.try_put(start, ids[:kept], pieces[:kept], cuts)
+            for kept in _kept_tokens(pieces, end - start)
+        )
     return line.ids(), num_found
+
+
+def _kept_tokens(pieces: Sequence[bytes], size: int) -> Iterator[int]:
+    """How many tokens may count: all, or those whose text is `size` bytes long."""
+    yield len(pieces)
+    for kept, total in enumerate(accumulate(map(len, pieces)), 1):
+        if total == size and kept < len(pieces):
+            yield kept
+            return
 
 
 class _Line:
@@ -101,12 +109,18 @@ class _Line:
         self._starts: list[int] = []
         self._place = 0
 
-    def try_put(self, start: int, end: int, ids: Sequence[int], sizes: Sequence[int]) -> bool:
-        """Put ids in the place of those from `start` to `end`; False if a token spans either."""
-        starts = self._encoded.starts
-        after = _index(starts, end)
-        first = self._own_starts_at(start)
-        if after is None or after < self._place:
+    def try_put(
+        self, start: int, ids: Sequence[int], pieces: Sequence[bytes], cuts: Collection[int]
+    ) -> bool:
+        """Put ids in the place of those of the same text from `start` on. False if the text differs
+        or a token spans either end or a cut."""
+        text, starts = b"".join(pieces), self._encoded.starts
+        end = start + len(text)
+        if start < 0 or self._encoded.data[start:end] != text:
+            return False
+        own = list(accumulate(map(len, pieces), initial=start))
+        after, first = _index(starts, end), self._own_starts_at(start)
+        if after is None or after < self._place or not _are_in(own, cuts):
             return False
         if first is not None:
             self._done += self._own[self._place : first]
@@ -117,7 +131,7 @@ class _Line:
                 return False
             del self._done[kept:], self._starts[kept:]
         self._done += ids
-        self._starts += accumulate(sizes[:-1], initial=start)
+        self._starts += own[:-1]
         self._place = after
         return True
 
@@ -135,6 +149,12 @@ def _index(starts: Sequence[int], place: int) -> int | None:
     """The index of a place among ascending ones; None if it is not there."""
     index = bisect_left(starts, place)
     return index if index < len(starts) and starts[index] == place else None
+
+
+def _are_in(starts: Sequence[int], cuts: Collection[int]) -> bool:
+    """Whether those of the cuts that lie within the tokens are at their starts."""
+    inside = [cut for cut in cuts if starts[0] < cut < starts[-1]]
+    return not inside or set(starts).issuperset(inside)
 
 
 def cuts_between(parts: Sequence[str]) -> Iterator[int]:

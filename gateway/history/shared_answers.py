@@ -8,7 +8,8 @@ behind the requests, a bounded number at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.history.answers import AnswerScope
@@ -24,15 +25,35 @@ MOST_PENDING = 64
 _KEPT = "completed"
 
 
-@dataclass(frozen=True)
+@dataclass
 class SharedAnswers:
-    """Implements `AnswerStore`. A prompt waits `wait_s` for the store."""
+    """Implements `AnswerStore`. A prompt waits `wait_s` for the store.
+
+    The store is asked while there are other routers, and until the answers have expired that former
+    ones left.
+    """
 
     records: ResponseRecords
     seal: Seal
     ignored: IgnoredEntries
+    has_others: Callable[[], bool]
     wait_s: float = WAIT_S
+    clock: Callable[[], float] = time.monotonic
+    _asks_until: float = 0.0
     _pending: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def asks(self) -> bool:
+        """See `AnswerStore`."""
+        return self.has_others() or self.clock() < self._asks_until
+
+    async def look(self, ttl_s: float) -> None:
+        """Ask for so long if the store has answers. Call it before there are any of our own."""
+        try:
+            if await self.records.num_records():
+                self._asks_until = self.clock() + ttl_s
+        except StoreTrouble:
+            self._asks_until = self.clock() + ttl_s
 
     async def find(self, scope: AnswerScope, names: Sequence[bytes]) -> list[bytes | None]:
         """See `AnswerStore`."""

@@ -290,6 +290,11 @@ class ResponseRecords:
 
         return await self._asked(ask)
 
+    async def num_records(self) -> int:
+        """How many records there are, of all owners; some of them may just have expired."""
+        count: int = await self._asked(lambda: self._client.zcard(f"{self._prefix}all"))
+        return count
+
     async def finish(self, name: ResponseName, status: str, answer: bytes) -> bool:
         """Keep the answer of a response that ran; False if it was cancelled, given up or deleted
         before."""

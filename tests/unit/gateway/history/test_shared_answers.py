@@ -54,7 +54,10 @@ class Router:
         shelf = Shelf("answers", ttl_s, 1000)
         self.records = ResponseRecords(url, "c", 1 << 20, time.monotonic, shelf)
         self.ignored = IgnoredEntries()
-        self.shared = SharedAnswers(self.records, Seal(secret, "model"), self.ignored, WAIT_S)
+        self.has_others = True
+        self.shared = SharedAnswers(
+            self.records, Seal(secret, "model"), self.ignored, lambda: self.has_others, WAIT_S
+        )
         self.memory: AnswerMemory = memory(tokenizer, self.shared, secret)
         self.tokenizer = tokenizer
 
@@ -106,6 +109,19 @@ async def test_the_store_is_asked_once_for_each_place(
         before = store.info("commandstats")["cmdstat_hget"]["calls"]
         assert await router.next_ids() == plain == tokenizer.encode(NEXT, False)
         assert store.info("commandstats")["cmdstat_hget"]["calls"] == before
+
+
+async def test_a_router_alone_asks_only_for_what_a_former_one_left(
+    tokenizer: Tokenizer, valkey: EmbeddedValkey, store: redis.Redis
+) -> None:
+    async with routers(tokenizer, valkey, SECRET, SECRET) as (one, other):
+        one.has_others = other.has_others = False
+        await one.shared.look(60)
+        assert not one.shared.asks
+        expected = await one.answer()
+        assert await other.next_ids() == tokenizer.encode(NEXT, False)
+        await other.shared.look(60)
+        assert (await other.next_ids())[: len(expected)] == expected
 
 
 async def test_what_lies_in_the_store_tells_nothing_and_ends(
