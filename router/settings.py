@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from process.settings import setting
 from process.settings.shared import SharedSettings
 
+BY_CACHE, BY_LOAD = PLACEMENTS = ("cache", "load")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingSettings(SharedSettings):
@@ -18,6 +20,12 @@ class RoutingSettings(SharedSettings):
         "prefill workers",
         unit="tokens",
         minimum=0,
+    )
+    placement: str = setting(
+        BY_CACHE,
+        help="how workers are chosen; cache: by load and by the blocks of the prompt that they "
+        "hold; load: by load alone, as in front of workers that fetch each other's blocks",
+        choices=PLACEMENTS,
     )
     max_inflight: int = setting(
         1024,

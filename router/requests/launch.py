@@ -28,7 +28,7 @@ from router.requests.waiting_ahead import check_deadline
 from router.routing.forecast import forecast
 from router.routing.policy import place, place_handover
 from router.routing.view import Mode, Placement, PlacementQuery, WorkerLoad
-from router.settings import RoutingSettings
+from router.settings import BY_CACHE, RoutingSettings
 
 PlacedListener = Callable[[list[bytes], Placement, int], None]
 """Called with the block hashes of a newly placed prompt, its placement, and the block size."""
@@ -47,6 +47,7 @@ class Launcher:
     ) -> None:
         self._on_placed = on_placed
         self.local_prefill_threshold_tokens = settings.local_prefill_threshold_tokens
+        self._places_by_cache = settings.placement == BY_CACHE
         self._fleet = fleet
         self._rng = rng
         self._seed = seed_of(settings.cluster_secret)
@@ -94,7 +95,7 @@ class Launcher:
         is_scored = generation.request.sampling.prompt_logprobs is not None
         computes_all = is_scored and first_index == 0 and source is None
         useful = [] if computes_all else hashes
-        matches = self._fleet.matches(useful)
+        matches = self._fleet.matches(useful) if self._places_by_cache else {}
         loads = self._fleet.loads(Role.DECODE, matches)
         prefill_loads: Sequence[WorkerLoad] = ()
         self._check_ready(query, loads)

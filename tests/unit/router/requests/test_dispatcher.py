@@ -108,6 +108,22 @@ async def test_a_cached_prefix_goes_to_who_holds_it(harness: Harness) -> None:
     assert await second.end() == [7]
 
 
+@pytest.mark.parametrize(("placement", "shares"), [("cache", [2, 0]), ("load", [1, 1])])
+async def test_placement_may_leave_caches_out(placement: str, shares: list[int]) -> None:
+    harness = Harness(placement=placement)
+    workers = await harness.join("d1", "d2")
+    consumers: list[Consumer] = []
+    for name in ("turn-1", "turn-2"):
+        consumers.append(Consumer(harness.dispatcher, request(num_tokens=400, request_id=name)))
+        await until(
+            lambda: sum(each.received.count(Generate) for each in workers) == len(consumers)
+        )
+    assert sorted((each.received.count(Generate) for each in workers), reverse=True) == shares
+    for each in consumers:
+        await each.cancel()
+    await harness.close()
+
+
 async def test_the_first_token_may_be_the_last(harness: Harness) -> None:
     decode, prefill = await harness.join("d1", "p1")
     consumer = Consumer(harness.dispatcher, request(max_tokens=1))
