@@ -69,8 +69,11 @@ def baton_command(needs: EngineNeeds) -> ServerCommand:
     return ServerCommand("baton", f"Baton {baton_version()}", command, patience)
 
 
-def vllm_command(needs: EngineNeeds, python: str) -> ServerCommand:
-    """`vllm serve` of the interpreter's environment, without prefix caching.
+def vllm_command(
+    needs: EngineNeeds, python: str, caching: tuple[str, ...] = ("--no-enable-prefix-caching",)
+) -> ServerCommand:
+    """`vllm serve` of the interpreter's environment, without prefix caching unless `caching` has
+    other flags.
 
     Raises BatonError if that interpreter has no vLLM.
     """
@@ -81,7 +84,7 @@ def vllm_command(needs: EngineNeeds, python: str) -> ServerCommand:
         f"--max-model-len={needs.max_context}",
         f"--max-num-seqs={needs.max_sequences}",
         f"--max-num-batched-tokens={needs.step_tokens}",
-        "--no-enable-prefix-caching",
+        *caching,
         f"--host={HOST}",
     )
     environment = {

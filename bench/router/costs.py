@@ -59,7 +59,8 @@ SOAK_GROWTH = 1.05
 _WARM_UP = 200
 _WORDS = " ".join(pydoc_data.topics.topics.values()).split()
 _rng = random.Random(1)
-_OUTPUT_TEXT = "Any object can be tested for truth value, for use in an if or while condition. "
+_OUTPUT_TEXT = " Any object can be tested for truth value, for use in an if or while condition."
+"""Repeated, it has the tokens that the tokenizer chooses, as most answers of models have."""
 
 
 class Contestant(Protocol):

@@ -26,10 +26,11 @@ _NAME_LENGTH = len(b"data: ")
 
 @dataclass
 class RawStream:
-    """One answer; `times` are of `time.perf_counter`."""
+    """One answer; `times` and `sent_at` are of `time.perf_counter`."""
 
     pieces: list[bytes] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    sent_at: float = 0.0
 
     def events(self) -> Iterator[tuple[float, bytes]]:
         """The arrival time of each event's last byte, and its JSON.
@@ -54,7 +55,7 @@ class RawStream:
 class _Reader(asyncio.Protocol):
     def __init__(self, request: bytes) -> None:
         self._request = request
-        self.stream = RawStream()
+        self.stream = RawStream(sent_at=time.perf_counter())
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -70,12 +71,12 @@ class _Reader(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def completion(host: str, port: int, body: bytes) -> RawStream:
+async def completion(host: str, port: int, body: bytes, path: str = "/v1/completions") -> RawStream:
     """The whole answer to a completion, on its own connection.
 
     Raises BatonError if the answer is not complete after `DEADLINE_S`.
     """
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     loop = asyncio.get_running_loop()
     transport, reader = await loop.create_connection(

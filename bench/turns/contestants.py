@@ -1,0 +1,82 @@
+"""The servers that are compared: fleets that place in different ways, one colocated worker, vLLM.
+
+All of them serve the same checkpoint on the same cores. Knows command lines, no conversations.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.engine.server_process import BLOCK_SIZE, HOST, ServerCommand, vllm_command
+from bench.engine.workloads import EngineNeeds
+from process.settings.spec import specs_of
+from process.version import baton_version
+from worker.settings import WorkerSettings
+
+FETCH = "kv_fetch"
+"""The setting of workers that lets them fetch blocks from each other."""
+NO_FETCHING = "this version has no fetching"
+_NUM_PREFILL, _NUM_DECODE = 1, 2
+_FOR_EVER = "86400"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A server to start. `missing` says why it cannot be, in which case there is no `command`."""
+
+    name: str
+    command: ServerCommand | None = None
+    missing: str = ""
+    block_size: int = BLOCK_SIZE
+
+
+def contestants(needs: EngineNeeds, vllm_python: str | None) -> Iterator[Contestant]:
+    """All contestants; the first one is what the others are compared with. Raises BatonError if
+    the interpreter has no vLLM."""
+    yield Contestant("colocated", _baton(needs, 0, 1, needs.threads))
+    can_fetch = FETCH in specs_of(WorkerSettings)
+    for placement in ("cache", "load"):
+        for fetches in (False, True):
+            name = f"by {placement}, {'fetching' if fetches else 'no fetching'}"
+            if fetches and not can_fetch:
+                yield Contestant(name, missing=NO_FETCHING)
+                continue
+            settings = {"placement": placement}
+            if can_fetch:
+                settings[FETCH] = str(fetches).lower()
+            yield Contestant(name, _baton(needs, _NUM_PREFILL, _NUM_DECODE, 1, settings))
+    if vllm_python is not None:
+        caching = ("--enable-prefix-caching", "--enable-prompt-tokens-details")
+        command = vllm_command(needs, vllm_python, (*caching, f"--block-size={BLOCK_SIZE}"))
+        yield Contestant("vLLM", command)
+
+
+def _baton(
+    needs: EngineNeeds,
+    num_prefill: int,
+    num_decode: int,
+    threads: int,
+    settings: dict[str, str] | None = None,
+) -> ServerCommand:
+    """`baton up` with pools that hold everything. Processes are stopped for minutes, so leases and
+    silence last for ever."""
+    flags = (
+        f"--model={needs.folder}",
+        f"--served-model-name={needs.folder.name}",
+        f"--prefill={num_prefill}",
+        f"--decode={num_decode}",
+        "--device=cpu",
+        f"--dtype={needs.dtype}",
+        f"--torch-threads={threads}",
+        f"--block-size={BLOCK_SIZE}",
+        f"--num-blocks={needs.num_tokens // BLOCK_SIZE + 1}",
+        f"--max-batch-size={needs.max_sequences}",
+        f"--host={HOST}",
+    )
+    patience = dict.fromkeys(("lease_s", "peer_silence_s", "silence_s"), _FOR_EVER)
+    given = {**patience, **(settings or {})}
+    environment = {f"BATON_{name.upper()}": value for name, value in given.items()}
+    command = (sys.executable, "-m", "cli.main", "up", *flags)
+    return ServerCommand("baton", f"Baton {baton_version()}", command, environment)
