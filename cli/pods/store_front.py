@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import shutil
 import signal
 import ssl
@@ -32,16 +33,25 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _STOP_S = 25.0
+_MOST_FILES = 65536
 
 
 def serve_with_tls(settings: StoreSettings, binary: Path, folder: Path) -> int:
     """Serve until a signal comes or the server ends; returns its status. Raises ConfigError."""
+    _allow_many_connections()
     with ExitStack() as stack:
         private = temporary_folder("baton-store-")
         stack.callback(shutil.rmtree, private, ignore_errors=True)
         certificate = ServedCertificate(settings, private)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings, certificate, (binary, folder), private))
+
+
+def _allow_many_connections() -> None:
+    """Each takes two files here; the usual limit of 1,024 is for programs that use `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 async def _serve(

@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 64 * 1024
 _HANDSHAKE_S = 10.0
+_FIRST_BYTES_S = 10.0
 _SHUTDOWN_S = 2.0
 _BACKLOG = 512
 
@@ -131,14 +133,14 @@ class StoreFront:
 
 
 async def _first_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """What a client sends first; empty if it has gone, and then it is closed."""
-    try:
-        if first := await reader.read(_PIECE_BYTES):
-            return first
-    except OSError:
-        pass
-    writer.close()
-    return b""
+    """What a client sends first; empty if it has gone or stays silent, and then it is closed."""
+    first = b""
+    with suppress(OSError):  # also of the time that is over
+        async with asyncio.timeout(_FIRST_BYTES_S):
+            first = await reader.read(_PIECE_BYTES)
+    if not first:
+        writer.close()
+    return first
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

@@ -108,6 +108,57 @@ async def test_every_client_of_a_fleet_speaks_tls(store: TlsStore) -> None:
     assert read_fleet(store.url, "fleet") == {}
 
 
+async def test_pods_with_and_without_tls_are_one_fleet(store: TlsStore) -> None:
+    """As during an upgrade from a release without TLS."""
+    fleets: dict[str, set[str]] = {}
+    changed = asyncio.Event()
+
+    def watcher(url: str) -> FleetWatcher:
+        def take(members) -> None:
+            fleets[url] = set(members)
+            changed.set()
+
+        return FleetWatcher(url, "both", take)
+
+    urls = (store.plain_url, store.url)
+    leases = [
+        WorkerLease(url, "both", registration(name), 60.0)
+        for url, name in zip(urls, ("former", "new"), strict=True)
+    ]
+    watching = [asyncio.create_task(watcher(url).run()) for url in urls]
+
+    async def until_all_see(*names: str) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while fleets != {url: set(names) for url in urls}:
+                changed.clear()
+                await changed.wait()
+
+    try:
+        for lease in leases:
+            lease.start()
+        await until_all_see("former", "new")
+        await asyncio.to_thread(leases[0].close)
+        await until_all_see("new")
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        for lease in leases:
+            await asyncio.to_thread(lease.close)
+
+
+async def test_a_stranger_that_stays_silent_is_closed(
+    store: TlsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("process.store.front._FIRST_BYTES_S", 0.05)
+    tls = StoreTls(password=PASSWORD)
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", store.tls_port, ssl=tls.context(), server_hostname=tls.server_name("h")
+    )
+    assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+    writer.close()
+
+
 def url_with(url: str, **parameters: object) -> str:
     return url + "?" + "&".join(f"{name}={value}" for name, value in parameters.items())
 
