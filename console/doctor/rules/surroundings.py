@@ -10,6 +10,7 @@ from console.doctor.facts import HostFacts
 from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import Observation
 from console.doctor.words import count, percent, significant
+from protocol.messages import Role
 
 STORE_US = 3_000_000
 """A shorter silence of the store is a hiccup."""
@@ -110,11 +111,32 @@ def check_flood(seen: Observation) -> Finding | str:
 
 
 def starved_host(seen: Observation) -> HostFacts | None:
-    """The machine that gives the fleet least of its CPU, if clients suffer."""
+    """The machine that gives the fleet least of its CPU, if clients suffer, and the queues are no
+    longer than that explains."""
     if not clients_of(seen.facts).suffer(seen.targets.goodput):
         return None
     starved = [each for each in seen.facts.hosts if _is_starved(each)]
-    return max(starved, key=lambda each: each.waiting_share + each.throttled_share, default=None)
+    host = max(starved, key=lambda each: each.waiting_share + each.throttled_share, default=None)
+    if host is None or _overload(seen) > _slowdown(host):
+        return None
+    return host
+
+
+def _slowdown(host: HostFacts) -> float:
+    """How many times as long everything takes there."""
+    return 1 / max(0.05, 1 - max(host.waiting_share, host.throttled_share))
+
+
+def _overload(seen: Observation) -> float:
+    """How many times the work that the pools can hold at once is there: sequences for the places of
+    decode batches, and prompts for prefill workers, of which each has one in work and one ready."""
+    decode, prefill = seen.facts.usable(Role.DECODE), seen.facts.usable(Role.PREFILL)
+    places = sum(each.max_batch_size or 0 for each in decode)
+    sequences = sum(each.num_running + each.num_waiting for each in decode)
+    prompts = sum(each.num_waiting for each in prefill)
+    return max(
+        sequences / places if places else 0.0, prompts / (2 * len(prefill)) if prefill else 0.0
+    )
 
 
 def _is_starved(host: HostFacts) -> bool:

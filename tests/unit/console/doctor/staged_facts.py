@@ -98,6 +98,14 @@ TROUBLE = {
         ),
         "Decode is short", "pool_balance",
     ),
+    "80 clients for 4 places on a busy machine": (
+        seen(
+            worker("prefill-1"),
+            worker("decode-1", max_batch_size=4, num_running=4, num_waiting=76),
+            keys=WAITING, pressure_decode=9.1, short=(Role.DECODE,), hosts=(STARVED,),
+        ),
+        "Decode is short", "pool_balance",
+    ),
     "all decode workers killed": (
         seen(worker("prefill-1"), gone("decode-1", "lost"), gone("decode-2", "lost"),
              keys=REFUSED),

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from console.doctor import words
-from console.doctor.doctor import RULES, VANISH_S, Doctor, examine
+from console.doctor.doctor import FACT_VANISHES_S, RULES, VANISH_S, Doctor, examine
+from console.doctor.facts import Facts, KeyFacts, StoreFacts, WorkerStanding
 from console.doctor.finding import Finding, Urgency
 from console.doctor.observation import (
     MIN_REQUESTS,
@@ -18,8 +19,9 @@ from console.doctor.observation import (
     WorkerFacts,
 )
 from console.doctor.rules.caches import check_cache_thrash
+from console.doctor.rules.decode import check_decode_slow, check_stalls
 from console.doctor.rules.workers import check_faults, check_slow_link
-from console.doctor.symptoms import goodput, percentile
+from console.doctor.symptoms import goodput, percentile, slowness
 from protocol.messages import Role
 from router.requests.stages import Stage
 from tests.unit.console.doctor.mock_fleet import Plan, observe
@@ -186,3 +188,98 @@ def test_a_finding_says_which_stages_of_requests_it_explains() -> None:
     assert silent == {"targets", "pools", "workers", "store", "routers", "flood"}
     (finding,) = examine(observe(Plan(slow={"decode-1": 1.6}))).findings
     assert finding.as_json()["stages"] == ("prefill", "decode")
+
+
+def test_a_worker_that_forbids_the_best_way_is_named_alone() -> None:
+    pair = PairFacts(
+        prefill="p", decode="d2", path="TCP", expected_path="CMA", bytes_moved=1, narrowed=("d2",)
+    )
+    found = check_slow_link(seen(0, pairs=(pair,)))
+    assert isinstance(found, Finding)
+    assert found.title == "Blocks for d2 go over TCP: UCX_TLS of d2 forbids CMA"
+    (change,) = found.changes
+    assert (change.setting, change.scope) == ("UCX_TLS", "d2")
+    assert "p" not in change.scope
+
+
+def stalled(threshold: str | None) -> Observation:
+    request = msgspec.structs.replace(GOOD, num_steps=10, num_long_steps=5, num_long_shared_steps=5)
+    workers = tuple(
+        WorkerFacts(worker_id=each.value, role=each) for each in (Role.PREFILL, Role.DECODE)
+    )
+    settings = {} if threshold is None else {"local_prefill_threshold_tokens": threshold}
+    return Observation(
+        now_us=1, requests=(request,) * MIN_REQUESTS, workers=workers, settings=settings
+    )
+
+
+@pytest.mark.parametrize(
+    ("threshold", "advised"),
+    [("64", "32"), ("512", "256"), ("20", "16"), ("16", None), (None, None)],
+)
+def test_no_advice_repeats_the_value_that_is_set(
+    threshold: str | None, advised: str | None
+) -> None:
+    found = check_stalls(stalled(threshold))
+    assert isinstance(found, Finding)
+    change = next((e for e in found.changes if e.setting.startswith("local")), None)
+    assert (change.new if change else None) == advised
+
+
+def test_steps_within_their_target_are_not_what_makes_tokens_late() -> None:
+    """Weights of fewer bits would not help where a few long gaps make tokens late."""
+    late = msgspec.structs.replace(GOOD, tpot_ms=90.0, rest={"decode": 900.0})
+    quick = WorkerFacts(worker_id="d", role=Role.DECODE, step_ms=23.0, num_steps=500)
+    whole = Observation(now_us=1, requests=(late,) * MIN_REQUESTS, workers=(quick,))
+    assert check_decode_slow(whole) is None
+    slow = msgspec.structs.replace(quick, step_ms=80.0)
+    found = check_decode_slow(msgspec.structs.replace(whole, workers=(slow,)))
+    assert isinstance(found, Finding)
+    assert [each.new for each in found.changes] == ["int8"]
+    rounded = msgspec.structs.replace(
+        whole, workers=(slow,), settings={"weights": "int4", "kv_dtype": "fp8"}
+    )
+    found = check_decode_slow(rounded)
+    assert isinstance(found, Finding)
+    assert [each.setting for each in found.changes] == ["devices"]
+
+
+def test_workers_with_unequal_batches_are_not_compared() -> None:
+    usual = WorkerFacts(
+        worker_id="d1", role=Role.DECODE, step_ms=40.0, num_steps=500, step_tokens=30.0,
+        step_attended=20_000.0,
+    )  # fmt: skip
+    spared = msgspec.structs.replace(
+        usual, worker_id="d2", step_ms=8.0, step_tokens=1.5, step_attended=600.0
+    )
+    assert slowness(usual, [usual, spared]) is None
+    alike = msgspec.structs.replace(usual, worker_id="d3", step_ms=20.0)
+    assert slowness(usual, [usual, spared, alike]) == 2.0
+
+
+def test_a_key_that_floods_is_not_judged_for() -> None:
+    late = msgspec.structs.replace(GOOD, key="batch", ttft_ms=60_000.0, first={"queue": 60_000.0})
+    good = msgspec.structs.replace(GOOD, key="chat")
+    keys = (KeyFacts(name="batch", accepted=100, limited=900), KeyFacts(name="chat"))
+    both = (late,) * MIN_REQUESTS + (good,) * MIN_REQUESTS
+    whole = Observation(now_us=1, requests=both, facts=Facts(keys=keys))
+    assert [each.rule for each in examine(whole).findings] == ["flood"]
+    calm = msgspec.structs.replace(whole, facts=Facts())
+    assert "flood" not in [each.rule for each in examine(calm).findings]
+    assert examine(calm).findings != ()
+
+
+def test_a_fact_ends_when_it_is_over() -> None:
+    doctor, store = Doctor(), StoreFacts(trouble="it is away", since_us=1)
+    (found,) = doctor.examine(seen(10, facts=Facts(store=store))).findings
+    assert found.rule == "store"
+    assert doctor.examine(seen(10 + FACT_VANISHES_S + 1)).findings == ()
+
+
+def test_a_judgement_ends_when_its_cause_is_found() -> None:
+    doctor = Doctor()
+    doctor.examine(seen(0, failed=50))
+    lost = WorkerStanding(worker_id="d", role=Role.DECODE, condition="lost", cause="lost")
+    gone = Facts(workers=(lost,), keys=(KeyFacts(refused=9),))
+    found = doctor.examine(seen(5, failed=50, facts=gone)).findings
+    assert [each.rule for each in found] == ["pools"]

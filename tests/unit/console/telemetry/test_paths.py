@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from console.telemetry.path_watch import PathWatch
-from console.telemetry.paths import expected_path, is_below_way, is_off_way, measured_path
+from console.telemetry.paths import (
+    expected_path,
+    is_below_way,
+    is_off_way,
+    measured_path,
+    narrowed,
+)
 from protocol.registration import WorkerInfo
 from tests.registration import registration
 
@@ -54,6 +60,39 @@ def test_the_way_that_should_be() -> None:
     assert expected_path(info("p", transport="shm"), info("d", transport="shm")) == "shared memory"
     unknown = info("p", machine="")
     assert expected_path(unknown, info("d", machine="")) == "RDMA"
+
+
+MACHINE = ("CMA", "TCP")
+"""The paths of a machine without an adapter."""
+
+
+def test_each_receiver_is_judged_by_what_its_machine_could_do() -> None:
+    source = info("p1", transport_paths=MACHINE, machine_paths=MACHINE)
+    free = info("d1", transport_paths=MACHINE, machine_paths=MACHINE)
+    bound = info("d2", transport_paths=("TCP",), machine_paths=MACHINE)
+    assert (expected_path(source, free), narrowed(source, free)) == ("CMA", ())
+    assert (expected_path(source, bound), narrowed(source, bound)) == ("CMA", ("d2",))
+    assert narrowed(info("p2", transport_paths=("TCP",), machine_paths=MACHINE), bound) == (
+        "p2", "d2",
+    )  # fmt: skip
+    far = info("d3", "m2", "10.0.0.2", transport_paths=("TCP",), machine_paths=("RDMA", "TCP"))
+    assert (expected_path(source, far), narrowed(source, far)) == ("TCP", ())
+    near = info("p4", transport_paths=("RDMA",), machine_paths=("RDMA", "TCP"))
+    assert narrowed(near, far) == ("d3",)
+
+
+def test_a_neighbour_that_allows_only_tcp_spoils_no_other_pair() -> None:
+    source = info("p1", transport_paths=MACHINE, machine_paths=MACHINE)
+    free = info("d1", transport_paths=MACHINE, machine_paths=MACHINE)
+    bound = info("d2", transport_paths=("TCP",), machine_paths=MACHINE)
+    known = {each.worker_id: each for each in (source, free, bound)}
+    watch = PathWatch()
+    watch.sample("p1", {"tcp:": 0, "tcp:127.0.0.1": 0}, 1)
+    watch.add("p1", "d1", 10 * MB)
+    watch.add("p1", "d2", 30 * MB)
+    watch.sample("p1", {"tcp:": 0, "tcp:127.0.0.1": 31 * MB}, 2)
+    assert watch.path(source, free, known) == "CMA"
+    assert watch.path(source, bound, known) == "TCP"
 
 
 def test_a_watch_looks_at_what_grew_and_at_this_pair_only() -> None:

@@ -1,0 +1,198 @@
+"""Ways to plant a fault in a running scene; each is a context that takes it away again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from tests.diagnosis.load import Load, sent
+from tests.diagnosis.scene import Beside, Scene, wait_for_worker
+from tests.integration.fleets import wait_for
+from tests.paths import DEMO_MODEL
+
+Plant = Callable[[Scene], AbstractContextManager[None]]
+_THROTTLE = """
+import os, signal, sys, time
+while True:
+    os.kill(int(sys.argv[1]), signal.SIGSTOP)
+    time.sleep(0.04)
+    os.kill(int(sys.argv[1]), signal.SIGCONT)
+    time.sleep(0.005)
+"""
+_BURN = "while True: pass"
+
+
+@contextmanager
+def nothing(scene: Scene) -> Iterator[None]:
+    """The fault is in the settings or the load, or there is none."""
+    yield
+
+
+def killed(*names: str) -> Plant:
+    """These processes are killed."""
+
+    @contextmanager
+    def plant(scene: Scene) -> Iterator[None]:
+        for name in names:
+            os.kill(scene.pid(name), signal.SIGKILL)
+        yield
+
+    return plant
+
+
+def stopped(*names: str) -> Plant:
+    """These processes stand still."""
+
+    @contextmanager
+    def plant(scene: Scene) -> Iterator[None]:
+        for name in names:
+            os.kill(scene.pid(name), signal.SIGSTOP)
+        yield
+        for name in names:
+            os.kill(scene.pid(name), signal.SIGCONT)
+
+    return plant
+
+
+def throttled(name: str) -> Plant:
+    """This process stands still most of the time, as on a throttled device."""
+
+    @contextmanager
+    def plant(scene: Scene) -> Iterator[None]:
+        with subprocess.Popen([sys.executable, "-c", _THROTTLE, str(scene.pid(name))]) as process:
+            yield
+            process.terminate()
+        os.kill(scene.pid(name), signal.SIGCONT)
+
+    return plant
+
+
+def killed_again_and_again(name: str) -> Plant:
+    """A worker is killed whenever it is usable; its supervisor starts it again."""
+
+    @contextmanager
+    def plant(scene: Scene) -> Iterator[None]:
+        over = threading.Event()
+
+        def kill() -> None:
+            while not over.wait(0.5):
+                scene.fleet.check()
+                if name in scene.healthy_workers():
+                    os.kill(scene.pid(name), signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        yield
+        over.set()
+        thread.join()
+
+    return plant
+
+
+def joined(beside: Beside) -> Plant:
+    """A further process joins, which the fleet may be unable to use."""
+
+    @contextmanager
+    def plant(scene: Scene) -> Iterator[None]:
+        scene.start(beside)
+        _wait_until_registered(scene, beside)
+        yield
+
+    return plant
+
+
+def joined_with_another_model(name: str) -> Plant:
+    """A decode worker of another model joins."""
+
+    @contextmanager
+    def plant(scene: Scene) -> Iterator[None]:
+        model = _other_model(scene.folder)
+        beside = Beside(name, "decode", model=model)
+        scene.start(beside)
+        _wait_until_registered(scene, beside)
+        yield
+
+    return plant
+
+
+def _wait_until_registered(scene: Scene, beside: Beside) -> None:
+    """A worker takes seconds to start, which are no part of the fault."""
+    if beside.kind == "router":
+        log = scene.folder / f"{beside.name}.log"
+        wait_for("a router to listen", lambda: "listening on" in log.read_text())
+        return
+
+    def is_known() -> bool:
+        workers = scene.get("/fleet")["workers"]
+        states = {e["worker_id"]: e["condition"] for e in workers}
+        found = states.get(beside.name)
+        return found is not None and found["reason"] != "it loads its weights"
+
+    wait_for(f"{beside.name} to register", is_known, 120.0)
+
+
+def _other_model(folder: Path) -> Path:
+    made = folder / "other_model"
+    shutil.copytree(DEMO_MODEL, made)
+    config = json.loads((made / "config.json").read_text())
+    config["rope_theta"] = 2 * config.get("rope_theta", 10_000.0)
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@contextmanager
+def store_killed(scene: Scene) -> Iterator[None]:
+    """The store is killed."""
+    assert scene.fleet.valkey is not None
+    os.kill(scene.fleet.valkey.pid, signal.SIGKILL)
+    yield
+    scene.fleet.check()
+
+
+@contextmanager
+def store_paused(scene: Scene) -> Iterator[None]:
+    """The store stands still."""
+    assert scene.fleet.valkey is not None
+    pid = scene.fleet.valkey.pid
+    os.kill(pid, signal.SIGSTOP)
+    yield
+    os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def starved(scene: Scene) -> Iterator[None]:
+    """Other processes use the machine's cores."""
+    number = 8 * (os.cpu_count() or 1)
+    burning = [subprocess.Popen([sys.executable, "-c", _BURN]) for _ in range(number)]
+    yield
+    for each in burning:
+        each.kill()
+        each.wait()
+
+
+def more_load(*loads: Load) -> Plant:
+    """Further clients come."""
+
+    @contextmanager
+    def plant(scene: Scene) -> Iterator[None]:
+        with sent(scene.url, *loads):
+            yield
+
+    return plant
+
+
+@contextmanager
+def rolling_restart(scene: Scene) -> Iterator[None]:
+    """A decode worker is replaced in order: the new one first, then the old one is told to stop."""
+    scene.start(Beside("decode-new", "decode"))
+    wait_for_worker(scene, "decode-new")
+    os.kill(scene.pid("decode-1"), signal.SIGTERM)
+    yield

@@ -1,0 +1,82 @@
+"""Runs one case: starts its scene, plants the fault, and reads the console until all is said."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.diagnosis.cases import Case
+from tests.diagnosis.judge import PATIENCE, Expected, Moment, Outcome, judge
+from tests.diagnosis.load import sent
+from tests.diagnosis.scene import Beside, Scene, running
+from tests.integration.fleets import wait_for
+
+LOOK_S = 0.5
+ALERT_S = 45.0
+_PRESSURE = Path("/proc/pressure/cpu")
+
+
+def run(case: Case) -> Outcome:
+    """Run one case and judge it."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-diagnosis-")))
+        scene = stack.enter_context(running(folder, case.settings, case.environment))
+        for each in case.beside:
+            scene.start(each)
+        wait_for("the processes beside", lambda: _are_there(scene, case.beside), 120.0)
+        stack.enter_context(sent(scene.url, *case.loads))
+        time.sleep(case.warm_up_s)
+        begun_us, begun = _pressed_us(), time.monotonic()
+        with case.plant(scene):
+            moments = _watch(scene, case.expected)
+        outcome = judge(case.name, case.expected, moments)
+        outcome.pressed = (_pressed_us() - begun_us) / 1e6 / (time.monotonic() - begun)
+        return outcome
+
+
+def _watch(scene: Scene, expected: Expected) -> list[Moment]:
+    """What the console says, from now until everything expected was said, or time is over."""
+    begun = time.monotonic()
+    moments: list[Moment] = []
+    while True:
+        at_s = time.monotonic() - begun
+        reading = scene.read()
+        moments.append(
+            Moment(at_s, reading.headline, reading.findings, reading.alerts,
+                   scene.healthy_workers())
+        )  # fmt: skip
+        if at_s >= _limit_s(expected) or _is_over(expected, moments):
+            return moments
+        time.sleep(LOOK_S)
+
+
+def _limit_s(expected: Expected) -> float:
+    if expected.rule is None:
+        return expected.within_s
+    return max(PATIENCE * expected.within_s, ALERT_S if expected.alert else 0.0)
+
+
+def _is_over(expected: Expected, moments: list[Moment]) -> bool:
+    """Whether all that was expected has been seen: nothing more can be learned but what is wrong,
+    so a few more looks follow."""
+    if expected.rule is None:
+        return False
+    seen = judge("", expected, moments[:-6])
+    is_said = seen.headline_s is not None and seen.finding_s is not None
+    return is_said and (expected.alert is None or seen.alert_s is not None)
+
+
+def _are_there(scene: Scene, beside: tuple[Beside, ...]) -> bool:
+    routers = sum(each.kind == "router" for each in beside)
+    return len(scene.get("/fleet")["routers"]) >= routers
+
+
+def _pressed_us() -> int:
+    """The time that processes of this machine waited for a core."""
+    try:
+        text = _PRESSURE.read_text()
+    except OSError:
+        return 0
+    return int(text.partition("total=")[2].split()[0])

@@ -1,0 +1,168 @@
+"""A fleet under diagnosis: its processes, others beside them, Prometheus, and its console."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cli.fleet import Fleet
+from cli.up_settings import UpSettings
+from tests.chart.chart import CHART_FOLDER
+from tests.forked import ForkedChildren
+from tests.http_client import HTTP
+from tests.integration.fleets import SETTINGS, wait_for
+from tests.paths import DEMO_MODEL, ROOT
+from tests.prometheus import Prometheus, running_prometheus
+
+SECRET = "the secret of a fleet under diagnosis"
+RULES = CHART_FOLDER / "files/rules/baton.yaml"
+FASTER = 12
+"""The rules' times are divided by this, so that an alert for five minutes takes 25 seconds."""
+START_S = 120.0
+_DURATION = re.compile(r"(?<=\[)(\d+)([smh])(?=\])|(?<=for: )(\d+)([smh])")
+_METRICS = re.compile(r"metrics and probes on http://(\S+)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A further process of the fleet: a `decode` or `prefill` worker, or a `router`, with settings
+    of its own by environment."""
+
+    name: str
+    kind: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    model: Path = DEMO_MODEL
+    secret: str = SECRET
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the console says at one time."""
+
+    headline: str
+    findings: Sequence[Mapping[str, Any]]
+    alerts: frozenset[str]
+
+
+class Scene:
+    """A running fleet. `processes` are those beside it, by name; `url` is the router's."""
+
+    def __init__(self, fleet: Fleet, folder: Path, prometheus: Prometheus) -> None:
+        self.fleet = fleet
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._prometheus = prometheus
+
+    @property
+    def url(self) -> str:
+        return self.fleet.url
+
+    def pid(self, name: str) -> int:
+        """The process id of a worker or router, of the fleet or beside it."""
+        if name in self.processes:
+            return self.processes[name].pid
+        return self.fleet.processes[name].pid
+
+    def get(self, path: str) -> Any:
+        """A JSON document of the router, as an operator gets it."""
+        access = self.fleet.access
+        headers = {"authorization": f"Bearer {access.key}"} if access.key else {}
+        return HTTP.get(f"{self.url}{path}", headers=headers).raise_for_status().json()
+
+    def read(self) -> Reading:
+        """What the console says now."""
+        rules = self._prometheus.rules()
+        return Reading(
+            headline=self.get("/fleet")["pressure"]["verdict"],
+            findings=self.get("/doctor")["findings"],
+            alerts=frozenset(n for n, each in rules.items() if each["state"] == "firing"),
+        )
+
+    def healthy_workers(self) -> set[str]:
+        """The ids of usable workers."""
+        workers = self.get("/fleet")["workers"]
+        return {e["worker_id"] for e in workers if e["condition"]["state"] == "usable"}
+
+    def start(self, beside: Beside) -> None:
+        """Start a process beside the fleet; it may be one that the fleet cannot use."""
+        environment = {
+            **os.environ, "PYTHONPATH": str(ROOT), "BATON_REDIS_URL": self.fleet.redis_url,
+            "BATON_CLUSTER_SECRET": beside.secret, "BATON_DEVICE": "cpu",
+            "BATON_TORCH_THREADS": "1", **beside.environment,
+        }  # fmt: skip
+        command = [sys.executable, "-m", "cli", beside.kind, f"--model={beside.model}"]
+        if beside.kind == "router":
+            command += ["--port=0", "--host=127.0.0.1"]
+        else:
+            environment = {"BATON_NUM_BLOCKS": "2048", **environment}
+            command += [f"--worker-id={beside.name}", "--host=127.0.0.1"]
+        with (self.folder / f"{beside.name}.log").open("wb") as log:
+            self.processes[beside.name] = subprocess.Popen(
+                command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def end_processes(self) -> None:
+        """End the processes beside the fleet, also stopped ones."""
+        for each in self.processes.values():
+            each.kill()
+            each.wait(60)
+
+
+@contextmanager
+def running(
+    folder: Path, settings: Mapping[str, Any], environment: Mapping[str, str]
+) -> Iterator[Scene]:
+    """A fleet with Prometheus beside it; its files lie in `folder`."""
+    usual = SETTINGS | {"cluster_secret": SECRET, "log_dir": str(folder / "logs")}
+    chosen = UpSettings(**(usual | settings))
+    environ = {**os.environ, "BATON_METRICS_PORT": "0", **environment}
+    children = ForkedChildren(chosen, frozenset(usual | settings), environ)
+    with ExitStack() as stack:
+        fleet = stack.enter_context(Fleet(chosen, children))
+        rules = folder / "rules.yaml"
+        rules.write_text(faster(RULES.read_text()))
+        prometheus = stack.enter_context(
+            running_prometheus(folder, _addresses(fleet), rules, "diagnosis")
+        )
+        scene = Scene(fleet, folder, prometheus)
+        stack.callback(scene.end_processes)
+        yield scene
+
+
+def _addresses(fleet: Fleet) -> dict[str, str]:
+    addresses = {"router": fleet.url.removeprefix("http://")}
+    for name, child in fleet.processes.items():
+        found = _METRICS.search(child.log_path.read_text())
+        if found is not None:
+            addresses[name] = found[1]
+    return addresses
+
+
+def faster(rules: str) -> str:
+    """The rules with all times divided by `FASTER`."""
+
+    def shorter(match: re.Match[str]) -> str:
+        number, unit = (each for each in match.groups() if each is not None)
+        return f"{max(2, round(int(number) * _SECONDS[unit] / FASTER))}s"
+
+    return _DURATION.sub(shorter, rules)
+
+
+def wait_for_worker(scene: Scene, worker_id: str, state: str = "usable") -> None:
+    """Wait until a worker is in a condition."""
+
+    def is_there() -> bool:
+        workers = scene.get("/fleet")["workers"]
+        return any(
+            e["worker_id"] == worker_id and e["condition"]["state"] == state for e in workers
+        )
+
+    wait_for(f"{worker_id} to be {state}", is_there, START_S)
