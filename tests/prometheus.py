@@ -47,10 +47,10 @@ class Prometheus:
 
 @contextmanager
 def running_prometheus(
-    folder: Path, addresses: Mapping[str, str], rules: Path, namespace: str
+    folder: Path, addresses: Mapping[str, str], rules: Path, labels: Mapping[str, str]
 ) -> Iterator[Prometheus]:
-    """A server that scrapes `addresses` (host:port by pod) each second and evaluates `rules`. Its
-    data and log lie in `folder`."""
+    """A server that scrapes `addresses` (host:port by pod) each second and evaluates `rules`. Every
+    target has `labels`; a pod named `router` is a router. Data and log lie in `folder`."""
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
@@ -58,7 +58,14 @@ def running_prometheus(
             {
                 "job_name": "baton",
                 "static_configs": [
-                    {"targets": [address], "labels": {"pod": pod, "namespace": namespace}}
+                    {
+                        "targets": [address],
+                        "labels": {
+                            **labels,
+                            "pod": pod,
+                            "component": "router" if pod == "router" else "worker",
+                        },
+                    }
                     for pod, address in addresses.items()
                 ],
             }

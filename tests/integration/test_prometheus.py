@@ -20,7 +20,7 @@ from tests.prometheus import Prometheus, running_prometheus
 
 RULES = CHART_FOLDER / "files/rules/baton.yaml"
 DASHBOARD = CHART_FOLDER / "files/dashboards/baton.json"
-NAMESPACE = "tests"
+OWN = {"namespace": "tests", "release": "demo"}
 LAGGING = "BatonRouterLagging"
 """An alert that a busy machine raises, for minutes."""
 WORKERS = ("prefill-1", "decode-1")
@@ -42,7 +42,7 @@ def prometheus(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     addresses = {name: metrics_address(fleet.processes[name].log_path) for name in WORKERS}
     addresses["router"] = fleet.url.removeprefix("http://")
     folder = tmp_path_factory.mktemp("prometheus")
-    with running_prometheus(folder, addresses, RULES, NAMESPACE) as running:
+    with running_prometheus(folder, addresses, RULES, OWN) as running:
         up = dict.fromkeys(addresses, "up")
         wait_for("the first scrape of every process", lambda: running.targets() == up)
         with ThreadPoolExecutor(4) as pool:
@@ -60,12 +60,14 @@ def metrics_address(log_path: Path) -> str:
 
 
 def panel_queries() -> list[str]:
-    """What the panels ask for, with Grafana's variables set."""
+    """What the panels ask Baton's metrics, with Grafana's variables set."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    variables = {**OWN, "__rate_interval": "1m"}
     return [
-        each.replace("$namespace", NAMESPACE).replace("$__rate_interval", "1m")
+        re.sub(r"\$(\w+)", lambda found: variables[found[1]], each)
         for each in expressions
+        if "kube_" not in each
     ]
 
 
