@@ -14,7 +14,7 @@ from console.doctor.doctor import examine
 from console.doctor.facts import Facts
 from console.doctor.finding import Finding, Urgency
 from console.doctor.observation import Observation
-from console.doctor.words import count, percent
+from console.doctor.words import count, integer, percent
 from protocol.messages import Role
 
 
@@ -99,7 +99,7 @@ def _missed(clients: Clients, target: float) -> Headline:
     bad = clients.total - clients.good
     verb = "misses" if bad == 1 else "miss"
     return Headline(
-        f"{count(bad, 'request')} of {clients.total:,} {verb} a target",
+        f"{count(bad, 'request')} of {integer(clients.total)} {verb} a target",
         f"{percent(clients.goodput)} meet both; the target is {percent(target)}.",
         Tone.WARN,
     )

@@ -8,7 +8,7 @@ from console.doctor.clients import clients_of
 from console.doctor.facts import WorkerStanding
 from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import Observation
-from console.doctor.words import count
+from console.doctor.words import count, integer
 from protocol.messages import Role
 
 FEW = 0.25
@@ -23,7 +23,7 @@ def check_few_blocks(seen: Observation) -> Finding | str | None:
         if few:
             return _finding(seen, few[0], pool)
     sizes = [each.blocks_total for pool in pools for each in pool]
-    return f"{min(sizes):,} to {max(sizes):,} blocks on a worker" if sizes else None
+    return f"{integer(min(sizes))} to {count(max(sizes), 'block')} on a worker" if sizes else None
 
 
 def _has_few(worker: WorkerStanding, pool: list[WorkerStanding]) -> bool:
@@ -42,22 +42,22 @@ def _finding(seen: Observation, worker: WorkerStanding, pool: list[WorkerStandin
         rule="few_blocks",
         title=f"{name} has too few KV blocks",
         text=(
-            f"It has {count(worker.blocks_total, 'block')}, the others of its pool {usual:,.0f} "
-            "(median). Prompts that do not fit go to the others, which carry its share.",
+            f"It has {count(worker.blocks_total, 'block')}, the others of its pool "
+            f"{integer(usual)} (median). Prompts that do not fit go to the others, which carry its share.",
         ),
         urgency=Urgency.URGENT if is_suffering else Urgency.SOON,
         evidence=Evidence(
             kind="KV blocks, by worker",
             unit="blocks",
             bars=tuple(Bar(each.worker_id, each.blocks_total, each is worker) for each in pool),
-            numbers=(Number(f"{worker.num_waiting:,}", "requests wait there"),),
+            numbers=(Number(integer(worker.num_waiting), "requests wait there"),),
         ),
         changes=(
             Change(
                 setting="num_blocks",
                 scope=name,
                 old=str(worker.blocks_total),
-                new=f"{usual:.0f}",
+                new=str(round(usual)),
                 text="As the others have; or a larger memory_fraction, where that is set. Look at "
                 "what else uses its memory.",
             ),

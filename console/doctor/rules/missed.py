@@ -6,7 +6,7 @@ from console.doctor.clients import clients_of
 from console.doctor.finding import Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import MIN_REQUESTS, Observation, RequestFacts
 from console.doctor.symptoms import goodput, is_ttft_high, late_requests
-from console.doctor.words import percent
+from console.doctor.words import integer, percent
 
 MISSED = "missed"
 
@@ -32,9 +32,9 @@ def check_missed(seen: Observation) -> Finding | None:
         evidence=Evidence(
             kind="requests of the last minute",
             numbers=(
-                Number(f"{clients.good:,} of {clients.total:,}", "meet both targets"),
-                Number(f"{clients.refused:,}", "refused or failed"),
-                Number(f"{clients.late:,}", "wait too long already"),
+                Number(f"{integer(clients.good)} of {integer(clients.total)}", "meet both targets"),
+                Number(integer(clients.refused), "refused or failed"),
+                Number(integer(clients.late), "wait too long already"),
             ),
         ),
         changes=(

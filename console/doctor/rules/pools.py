@@ -9,7 +9,7 @@ from console.doctor.clients import clients_of
 from console.doctor.facts import WorkerStanding
 from console.doctor.finding import Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import Observation
-from console.doctor.words import count
+from console.doctor.words import count, integer
 from protocol.messages import Role
 
 SILENT_US = 8_000_000
@@ -67,7 +67,7 @@ def _decode_gone(seen: Observation) -> Finding | None:
         text=("Every request is refused.", *_standings(missed)),
         urgency=Urgency.URGENT,
         evidence=Evidence(
-            kind="the last minute", numbers=(Number(f"{refused:,}", "requests refused"),)
+            kind="the last minute", numbers=(Number(integer(refused), "requests refused"),)
         ),
         changes=_changes(missed)
         or (Change(setting="decode workers", scope="decode pool", text="Start decode workers."),),
@@ -172,7 +172,8 @@ def _changes(missed: Sequence[WorkerStanding]) -> tuple[Change, ...]:
 def _names(workers: Sequence[WorkerStanding]) -> str:
     names = [each.worker_id for each in workers]
     if len(names) > MAX_NAMED:
-        return f"{', '.join(names[: MAX_NAMED - 1])} and {len(names) - MAX_NAMED + 1} more workers"
+        shown = names[: MAX_NAMED - 1]
+        return f"{', '.join(shown)} and {count(len(names) - len(shown), 'more worker')}"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 

@@ -9,7 +9,7 @@ from console.doctor.clients import clients_of, floods
 from console.doctor.facts import HostFacts
 from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import Observation
-from console.doctor.words import count, percent, significant
+from console.doctor.words import count, integer, percent, significant
 from protocol.messages import Role
 
 STORE_US = 3_000_000
@@ -96,7 +96,7 @@ def check_flood(seen: Observation) -> Finding | str:
                 for each in sorted(seen.facts.keys, key=lambda each: -each.limited)[:8]
             ),
             numbers=(
-                Number(f"{sum(each.accepted for each in flooding):,}", "of it accepted"),
+                Number(integer(sum(each.accepted for each in flooding)), "of it accepted"),
                 Number(percent(others.goodput), "goodput of the others"),
             ),
         ),
