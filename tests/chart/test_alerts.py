@@ -147,7 +147,12 @@ def test_a_dashboard_is_its_release_s_and_leads_to_the_page() -> None:
     assert len({each["uid"] for each in boards}) == 3
     assert all(len(each["uid"]) <= 40 for each in boards)
     tls = {"tlsSecretName": "tls"}
-    ingress = {"enabled": True, "host": "baton.example", "path": "/llm", "controller": "nginx"} | tls
+    ingress = {
+        "enabled": True,
+        "host": "baton.example",
+        "path": "/llm",
+        "controller": "nginx",
+    } | tls
     given = {"enabled": True, "pageUrl": "https://ops.example/baton/dashboard/"}
     for values, url in (
         ({"ingress": ingress}, "https://baton.example/llm/dashboard/"),

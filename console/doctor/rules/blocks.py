@@ -43,7 +43,8 @@ def _finding(seen: Observation, worker: WorkerStanding, pool: list[WorkerStandin
         title=f"{name} has too few KV blocks",
         text=(
             f"It has {count(worker.blocks_total, 'block')}, the others of its pool "
-            f"{integer(usual)} (median). Prompts that do not fit go to the others, which carry its share.",
+            f"{integer(usual)} (median). Prompts that do not fit go to the others, which "
+            "carry its share.",
         ),
         urgency=Urgency.URGENT if is_suffering else Urgency.SOON,
         evidence=Evidence(
