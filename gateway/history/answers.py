@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gateway.history.encoded_text import SPACES, EncodedText, cuts_between, spliced, try_make
+from gateway.history.encoded_text import SPACES, cuts_between, spliced, try_make
 from gateway.history.remembered import Remembered
 from gateway.history.seal import Seal
 from gateway.text.tokenizer import Tokenizer
@@ -29,6 +29,7 @@ HEAD_TOKENS = 8
 text's end may be encoded in another way once more text follows it."""
 MAX_ANSWER_TOKENS = 1 << 16
 _ID_TYPE = "I"
+_SPACES = SPACES.decode()
 _T = TypeVar("_T")
 
 
@@ -109,23 +110,19 @@ class AnswerMemory:
         list if none is."""
         if not (prompt.scope.restores and self._may_know(prompt.scope, ids)):
             return ids
-        num_chars = len(prompt.text)
-        lengths = []
-        if not prompt.scope.is_conversation:
-            lengths = self.remembered.lengths(prompt.scope.owner)
-        found = await self._off_loop(lambda: self._candidates(prompt, ids, lengths), num_chars)
-        if found is None:
-            return ids
-        encoded, ends, names = found
-        answers = await self._known(prompt, ends, names)
+        answers = await self._known(prompt)
         if not answers:
             return ids
 
         def splice() -> tuple[list[int], int]:
+            pieces = self.tokenizer.pieces
+            encoded = try_make(prompt.text, ids, pieces)
+            if encoded is None:
+                return ids, 0
             cuts = frozenset(cuts_between(parts)) if len(parts) > 1 else ()
-            return spliced(encoded, answers, self.tokenizer.token_bytes, cuts)
+            return spliced(encoded, answers, pieces, cuts)
 
-        whole, num_found = await self._off_loop(splice, num_chars)
+        whole, num_found = await self._off_loop(splice, len(prompt.text))
         self.metrics.restored.inc(num_found)
         return whole if num_found else ids
 
@@ -137,34 +134,36 @@ class AnswerMemory:
             return False
         return scope.is_conversation or not self.tokenizer.added_ids.isdisjoint(ids)
 
-    def _candidates(
-        self, prompt: PromptText, ids: Sequence[int], lengths: Sequence[int]
-    ) -> tuple[EncodedText, list[int], list[bytes]] | None:
-        """The prompt with the places where answers may end (at control tokens and at these
-        `lengths`), and the names that they would have."""
-        encoded = try_make(prompt.text, ids, self.tokenizer.token_bytes)
-        if encoded is None:
-            return None
-        ends = encoded.ends_before(self.tokenizer.added_ids)
-        ends += [each for each in lengths if each <= len(encoded.data)]
-        ends = encoded.trimmed(ends)
-        return encoded, ends, list(self.seal.names(prompt.scope.salt, encoded.data, ends))
+    async def _known(self, prompt: PromptText) -> list[tuple[int, Sequence[int]]]:
+        """The answers that are known, here or in the store: where each ends in the prompt, in
+        bytes, and its ids."""
+        text, scope = prompt.text, prompt.scope
+        lengths = [] if scope.is_conversation else self.remembered.lengths(scope.owner)
 
-    async def _known(
-        self, prompt: PromptText, ends: Sequence[int], names: Sequence[bytes]
-    ) -> list[tuple[int, Sequence[int]]]:
-        """The ends and ids of the answers that are known, here or in the store."""
-        owner = prompt.scope.owner
-        packed = {name: self.remembered.find(owner, name) for name in names}
+        def name() -> tuple[list[int], list[bytes]]:
+            places = [*self.tokenizer.added_places(text), *lengths, len(text)]
+            ends = sorted({_trimmed(text, each) for each in places if each <= len(text)} - {0})
+            return ends, list(self.seal.names(scope.salt, text, ends))
+
+        ends, names = await self._off_loop(name, len(text))
+        packed = await self._packed(scope, names)
+        return [
+            (len(text[:end].encode()), _unpacked(ids))
+            for end, ids in zip(ends, packed, strict=True)
+            if ids
+        ]
+
+    async def _packed(self, scope: AnswerScope, names: Sequence[bytes]) -> list[bytes | None]:
+        """The packed ids of answers, here or in the store."""
+        packed = {name: self.remembered.find(scope.owner, name) for name in names}
         unknown = [name for name, ids in packed.items() if ids is None]
         if unknown and self.store is not None and self.store.asks:
-            found = await self.store.find(prompt.scope, unknown)
+            found = await self.store.find(scope, unknown)
             for name, ids in zip(unknown, found, strict=True):
                 packed[name] = ids
                 if ids is not None:
-                    self.remembered.put(owner, name, ids)
-        by_end = ((end, packed[name]) for end, name in zip(ends, names, strict=True))
-        return [(end, _unpacked(ids)) for end, ids in by_end if ids]
+                    self.remembered.put(scope.owner, name, ids)
+        return [packed[name] for name in names]
 
     # -- an answer ends ---------------------------------------------------------------------------
 
@@ -176,9 +175,8 @@ class AnswerMemory:
         if not output_ids or len(output_ids) > MAX_ANSWER_TOKENS:
             return
         ids = [*self._head(prompt_ids), *output_ids]
-        data = b"".join(map(self.tokenizer.token_bytes, ids))
         try:
-            text = data.decode()
+            text = b"".join(self.tokenizer.pieces(ids)).decode()
             plain = await self.tokenizer.encode_inside(text)
         except (UnicodeDecodeError, InvalidRequest):
             return
@@ -209,18 +207,26 @@ class AnswerMemory:
         self, prompt: PromptText, ids: Sequence[int], output_ids: Sequence[int]
     ) -> tuple[int, bytes] | None:
         """Where the answer's text ends without white space, which some templates and clients trim,
-        and its name; None for one that is white space alone."""
-        token_bytes = self.tokenizer.token_bytes
-        output = b"".join(map(token_bytes, output_ids))
-        data = prompt.text.encode() + output
-        if not output.strip(SPACES) or not data.endswith(b"".join(map(token_bytes, ids))):
-            return None  # the latter: the prompt was cut
-        end = len(data.rstrip(SPACES))
-        (name,) = self.seal.names(prompt.scope.salt, data, [end])
+        and its name. None for one that is white space alone, or that follows a prompt that was
+        cut."""
+        pieces = self.tokenizer.pieces(ids)
+        output = b"".join(pieces[len(ids) - len(output_ids) :]).decode(errors="replace")
+        text = prompt.text + output
+        if not output.strip(_SPACES) or not text.endswith(b"".join(pieces).decode()):
+            return None
+        end = _trimmed(text, len(text))
+        (name,) = self.seal.names(prompt.scope.salt, text, [end])
         return end, name
 
     async def _off_loop(self, work: Callable[[], _T], num_chars: int) -> _T:
         return work() if num_chars <= MAX_INLINE_CHARS else await self.tokenizer.in_thread(work)
+
+
+def _trimmed(text: str, end: int) -> int:
+    """The end of a text without the white space before it."""
+    while end and text[end - 1] in _SPACES:
+        end -= 1
+    return end
 
 
 def _unpacked(packed: bytes) -> array[int]:

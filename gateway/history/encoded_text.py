@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 SPACES = b" \t\r\n"
-TokenBytes = Callable[[int], bytes]
+Pieces = Callable[[Sequence[int]], list[bytes]]
+"""Returns the bytes of each token."""
 
 
 class EncodedText:
@@ -30,29 +31,12 @@ class EncodedText:
         self.starts = [0, *accumulate(sizes)]
         """Where the tokens of the text begin, and at last its end."""
 
-    def ends_before(self, token_ids: Collection[int]) -> list[int]:
-        """The ends of text: where one of these tokens begins, and the end of all text."""
-        ids, before = self.ids, self.num_before
-        found = [start for start, id_ in zip(self.starts, ids[before:], strict=False)
-                 if id_ in token_ids]  # fmt: skip
-        return [*found, len(self.data)]
 
-    def trimmed(self, ends: Iterable[int]) -> list[int]:
-        """These ends without the white space before them, in order."""
-        found = set()
-        for end in ends:
-            start = end
-            while start and self.data[start - 1] in SPACES:
-                start -= 1
-            found.add(start)
-        return sorted(found - {0})
-
-
-def try_make(text: str, ids: Sequence[int], token_bytes: TokenBytes) -> EncodedText | None:
+def try_make(text: str, ids: Sequence[int], pieces_of: Pieces) -> EncodedText | None:
     """The encoded text; None if its ids do not decode to the text and nothing else, as those of
     tokenizers that normalize, add spaces, or end each text with a token."""
     data = text.encode()
-    pieces = list(map(token_bytes, ids))
+    pieces = pieces_of(ids)
     sizes = list(map(len, pieces))
     extra = sum(sizes) - len(data)
     if extra < 0:
@@ -69,7 +53,7 @@ def try_make(text: str, ids: Sequence[int], token_bytes: TokenBytes) -> EncodedT
 def spliced(
     encoded: EncodedText,
     answers: Iterable[tuple[int, Sequence[int]]],
-    token_bytes: TokenBytes,
+    pieces_of: Pieces,
     cuts: Collection[int] = (),
 ) -> tuple[list[int], int]:
     """The text's ids with those of the answers in their places, and how many answers found theirs.
@@ -81,7 +65,7 @@ def spliced(
     line = _Line(encoded)
     num_found = 0
     for end, ids in answers:
-        pieces = list(map(token_bytes, ids))
+        pieces = pieces_of(ids)
         start = end - len(b"".join(pieces).rstrip(SPACES))
         num_found += any(
             line.try_put(start, ids[:kept], pieces[:kept], cuts)

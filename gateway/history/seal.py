@@ -31,13 +31,13 @@ class Seal:
         self._owners_key = _derived(secret, b"answer owners", model_key)
         self._seals_key = _derived(secret, b"answer seals", model_key)
 
-    def names(self, salt: str, data: bytes, ends: Iterable[int]) -> Iterator[bytes]:
+    def names(self, salt: str, text: str, ends: Iterable[int]) -> Iterator[bytes]:
         """The names of answers that end at these places of a text, which ascend."""
         digest = hashlib.blake2b(key=self._names_key, digest_size=_NAME_BYTES)
         digest.update(len(salt).to_bytes(4, "big") + salt.encode())
-        text, start = memoryview(data), 0
+        start = 0
         for end in ends:
-            digest.update(text[start:end])
+            digest.update(text[start:end].encode())
             start = end
             yield digest.copy().digest()
 

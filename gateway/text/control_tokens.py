@@ -43,6 +43,12 @@ class ControlTokens:
             return self._find(value, 0) >= 0
         return any(self._find(text, 0) >= 0 for text in _texts_of(value))
 
+    def places(self, text: str) -> list[int]:
+        """Where they begin in a text."""
+        if self._pattern is None or self._find(text, 0) < 0:
+            return []
+        return [found.start() for found in self._pattern.finditer(text)]
+
     def marked(self, value: Any, mark: str) -> Any:
         """The same text, list or object with a mark in each control token."""
         if isinstance(value, str):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -56,6 +56,13 @@ class TokenBytes:
             with suppress(UnicodeDecodeError):
                 self.texts[token_id] = found.decode()
         return found
+
+    def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each token."""
+        try:
+            return list(map(self._known.__getitem__, token_ids))
+        except KeyError:
+            return list(map(self.of, token_ids))
 
     def _compute(self, token_id: int) -> bytes:
         value: str | bytes | None = self._tokenizer.id_to_token(token_id)

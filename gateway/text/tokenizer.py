@@ -24,7 +24,7 @@ from gateway.text.checkpoint_texts import (
     load_tokenizer_config,
     load_vocab_size,
 )
-from gateway.text.control_tokens import is_control
+from gateway.text.control_tokens import ControlTokens, is_control
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.token_bytes import TokenBytes
 from gateway.text.word_table import make_word_table
@@ -64,6 +64,7 @@ class Tokenizer:
         self._skipped: dict[frozenset[int], frozenset[int]] = {}  # by the ids that are kept
         self._added_ids = {token.content: id_ for id_, token in added.items()}
         self.added_ids = frozenset(added)
+        self._added = ControlTokens(filter(None, self._added_ids))
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         model_size = load_vocab_size(path)
         self.vocab_size = size if model_size is None else min(size, model_size)
@@ -222,6 +223,14 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token contributes to the text; not always whole characters."""
         return self._token_bytes.of(token_id)
+
+    def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes that each token contributes to the text."""
+        return self._token_bytes.pieces(token_ids)
+
+    def added_places(self, text: str) -> list[int]:
+        """Where texts of added tokens begin in a text, in characters."""
+        return self._added.places(text)
 
     def token_name(self, token_id: int) -> str:
         """The vocabulary's spelling of a token; empty for an id without one."""

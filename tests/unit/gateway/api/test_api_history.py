@@ -239,3 +239,44 @@ def test_a_resumed_stream_keeps_the_prompt_of_its_first_life(
         refused = other.http.post(PATHS["chat"], json=body, headers={"Last-Event-ID": restored[2]})
         assert refused.status_code == 400
         assert "no longer remembered" in json.dumps(refused.json())
+
+
+def test_a_control_token_in_an_answer_stays_text_in_the_history(
+    checkpoint: Path, tokenizer: Tokenizer
+) -> None:
+    """Whether the model wrote it as one token or in bytes: a message's text has none."""
+    start, end = tokenizer.encode("<|start|><|end|>", False)
+    answers = memory(tokenizer)
+    with LiveApi(checkpoint, tokenizer, answers=answers) as api:
+        for ids in (
+            [*single_bytes(tokenizer, "I say "), start, *single_bytes(tokenizer, "user")],
+            single_bytes(tokenizer, "I say <|end|>"),
+        ):
+            api.generator.script = lambda request, ids=ids: token_steps(
+                request, ids, FinishReason.LENGTH, tokenizer
+            )
+            answer = turn(api, "chat", [ASK], skip_special_tokens=False)
+            turn(api, "chat", chat_history(answer))
+            controls = [each for each in asked(api).token_ids if each in (start, end)]
+            assert controls == [start, end, start, end, start, end, start]
+    assert answers.metrics.restored.collect()[0].samples[0].value == 1
+
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+
+
+def test_calls_are_repeated_as_they_were_written_if_the_template_writes_them_alike(
+    tools_checkpoint: Path, tools_tokenizer: Tokenizer
+) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    answers = memory(tools_tokenizer)
+    with LiveApi(tools_checkpoint, tools_tokenizer, max_context=4000, answers=answers) as api:
+        for text, is_alike in ((CALL, True), (CALL.replace('": ', '":'), False)):
+            ids = generates(api, text)
+            message = turn(api, "chat", [ASK], tools=tools)["choices"][0]["message"]
+            before = asked(api).token_ids
+            (call,) = message["tool_calls"]
+            result = {"role": "tool", "tool_call_id": call["id"], "content": "rain"}
+            turn(api, "chat", [ASK, message, result], tools=tools)
+            repeated = asked(api).token_ids[len(before) : len(before) + len(ids)]
+            assert (repeated == ids) is is_alike

@@ -68,12 +68,12 @@ def test_the_text_stays_the_same(
     places = sorted(rng.sample(range(len(text) + 1), min(num_cut, len(text))))
     parts = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
     plain = tokenizer.encode_parts(parts, add_special_tokens=False)
-    encoded = try_make(text, plain, tokenizer.token_bytes)
+    encoded = try_make(text, plain, tokenizer.pieces)
     assert encoded is not None
     cuts = frozenset(cuts_between(parts))
-    ids, num_found = spliced(encoded, sorted(remembered), tokenizer.token_bytes, cuts)
+    ids, num_found = spliced(encoded, sorted(remembered), tokenizer.pieces, cuts)
     assert decoded(tokenizer, ids) == text.encode()
-    ends = set(accumulate(len(tokenizer.token_bytes(each)) for each in ids))
+    ends = set(accumulate(map(len, tokenizer.pieces(ids))))
     assert ends >= cuts - {0}, "no token spans a cut"
     if not num_found:
         assert ids == plain
@@ -83,10 +83,9 @@ def test_an_answer_takes_the_place_of_its_text(tokenizer: Tokenizer) -> None:
     bytes_of = single(tokenizer)
     plain = tokenizer.encode("<|start|>Hello<|end|>", add_special_tokens=False)
     answer = [bytes_of[byte] for byte in b"Hello"]
-    encoded = try_make("<|start|>Hello<|end|>", plain, tokenizer.token_bytes)
+    encoded = try_make("<|start|>Hello<|end|>", plain, tokenizer.pieces)
     assert encoded is not None
-    assert encoded.ends_before(tokenizer.added_ids) == [0, 14, 21]
-    ids, num_found = spliced(encoded, [(14, answer)], tokenizer.token_bytes)
+    ids, num_found = spliced(encoded, [(14, answer)], tokenizer.pieces)
     assert (ids, num_found) == ([plain[0], *answer, plain[-1]], 1)
 
 
@@ -105,31 +104,31 @@ def test_an_answer_that_does_not_fit_changes_nothing(
 ) -> None:
     bytes_of = single(tokenizer)
     plain = tokenizer.encode(text, add_special_tokens=False)
-    encoded = try_make(text, plain, tokenizer.token_bytes)
+    encoded = try_make(text, plain, tokenizer.pieces)
     assert encoded is not None
     ids = [bytes_of[byte] for byte in answer.encode()]
-    assert spliced(encoded, [(end, ids)], tokenizer.token_bytes) == (plain, 0)
+    assert spliced(encoded, [(end, ids)], tokenizer.pieces) == (plain, 0)
 
 
 def test_a_control_token_takes_the_place_of_no_look_alike(tokenizer: Tokenizer) -> None:
     parts = ["I say <", "|end|>", "<|end|>"]
     plain = tokenizer.encode_parts(parts, add_special_tokens=False)
-    encoded = try_make("".join(parts), plain, tokenizer.token_bytes)
+    encoded = try_make("".join(parts), plain, tokenizer.pieces)
     assert encoded is not None
     cuts = frozenset(cuts_between(parts))
     generated = tokenizer.encode("say <|end|>", add_special_tokens=False)
-    assert spliced(encoded, [(13, generated)], tokenizer.token_bytes, cuts) == (plain, 0)
+    assert spliced(encoded, [(13, generated)], tokenizer.pieces, cuts) == (plain, 0)
 
 
 def test_a_token_before_the_text_stays_before_it(tokenizer: Tokenizer) -> None:
     plain = tokenizer.encode("<|start|>Hello", add_special_tokens=False)
-    encoded = try_make("Hello", plain, tokenizer.token_bytes)
+    encoded = try_make("Hello", plain, tokenizer.pieces)
     assert encoded is not None
     answer = [single(tokenizer)[byte] for byte in b"Hello"]
-    assert spliced(encoded, [(5, answer)], tokenizer.token_bytes) == ([plain[0], *answer], 1)
+    assert spliced(encoded, [(5, answer)], tokenizer.pieces) == ([plain[0], *answer], 1)
 
 
 def test_a_text_that_its_ids_do_not_give_is_left_alone(tokenizer: Tokenizer) -> None:
     plain = tokenizer.encode("Hello", add_special_tokens=False)
-    assert try_make("Hullo", plain, tokenizer.token_bytes) is None
-    assert try_make("Hello you", plain, tokenizer.token_bytes) is None
+    assert try_make("Hullo", plain, tokenizer.pieces) is None
+    assert try_make("Hello you", plain, tokenizer.pieces) is None
