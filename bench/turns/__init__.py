@@ -1,2 +1,4 @@
-"""Parts of `python -m bench.turns`: what a conversation's next turn computes, and when it begins to
-answer."""
+"""Conversations turn by turn beside a colocated worker and vLLM: `python -m bench.turns`.
+
+Imports `engine`, `process`, `bench.engine` and `bench.tools`.
+"""

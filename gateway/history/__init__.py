@@ -1,4 +1,4 @@
 """Histories token for token: the router remembers the ids of answers, and later prompts use them.
 
-Imports `text`; knows no HTTP and no workers.
+Imports `gateway.text`, `process.store` and the gateway's settings; knows no HTTP and no workers.
 """
