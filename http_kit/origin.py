@@ -16,6 +16,7 @@ from functools import lru_cache
 import msgspec
 from starlette.types import Scope
 
+from http_kit.disconnect import ClientConnection
 from http_kit.tenant import EVERYBODY, Tenant
 
 CALLER = "baton.caller"
@@ -40,15 +41,20 @@ class Caller:
         return self.is_admin or self.digest == owner
 
 
+NOBODY = Caller()
+
+
 class Origin(msgspec.Struct, frozen=True):
-    """The origin of a request; `arrived_us` is the arrival time of its head."""
+    """The origin of a request; `arrived_us` is the arrival time of its head. `share` is that of
+    `share_of`, empty for the router's own work."""
 
     arrived_us: int
-    caller: Caller
+    caller: Caller = NOBODY
+    share: str = ""
+    connection: ClientConnection | None = None
 
 
 CURRENT_ORIGIN: ContextVar[Origin | None] = ContextVar("current_origin", default=None)
-NOBODY = Caller()
 
 
 def digest_of(key: str, salt: bytes) -> bytes:

@@ -3,9 +3,8 @@
 A share is the owner of a key; requests without a key are one share. Within a share, a sequence of a
 higher priority comes first, and each step of priority is worth `aging_s` seconds of waiting. So
 nothing waits for ever, and an old backlog does not hold up an urgent newcomer. Between shares, the
-share that has had the fewest tokens comes first, whatever its priorities (start-time fair queueing:
-Goyal, Vin and Cheng, 1996): a flood of one share takes no turns from another. An idle share saves
-no turns. Sequences of a priority below 0 cost their share more, so background work yields. Pure.
+share that has had the fewest tokens comes first, whatever its priorities: see `scheduling.shares`.
+Sequences of a priority below 0 cost their share more, so background work yields. Pure.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 from scheduling.sequence import Sequence
+from scheduling.shares import ShareAccounts
 
-MAX_IDLE_SHARES = 1024
 MOST_STEPS = 5
 """Each step of priority below 0 doubles the cost of a token, at most `MOST_STEPS` times."""
 
@@ -26,12 +25,11 @@ class Turns:
 
     def __init__(self, aging_s: float) -> None:
         self._aging_s = aging_s
-        self._had: dict[str, int] = {}
-        self._now = 0  # virtual time: tokens charged to the share that was admitted last
+        self._accounts = ShareAccounts()
         self._backlogged: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._had)
+        return len(self._accounts)
 
     def seniority(self, sequence: Sequence) -> tuple[float, int]:
         """Smaller is more senior: arrived earlier, or as much later as its priority is worth."""
@@ -59,23 +57,21 @@ class Turns:
 
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
         """Admit a sequence, and charge its share for `num_tokens`."""
-        self._now = max(self._now, self._had.get(sequence.share, 0))
+        self._accounts.admit(sequence.share)
         self.charge(sequence, num_tokens)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Charge the share of a sequence for `num_tokens`."""
         cost = num_tokens << min(MOST_STEPS, max(0, -sequence.priority))
-        self._had[sequence.share] = self._had.get(sequence.share, 0) + cost
+        self._accounts.charge(sequence.share, cost)
 
-    def _rank(self, head: Sequence) -> tuple[int, tuple[float, int]]:
-        return self._had.get(head.share, 0), self.seniority(head)
+    def _rank(self, head: Sequence) -> tuple[float, tuple[float, int]]:
+        return self._accounts.had(head.share), self.seniority(head)
 
     def _join(self, shares: Iterable[str]) -> None:
         """A share that starts to wait is charged up to the virtual time."""
         backlogged = set(shares)
         for share in backlogged - self._backlogged:
-            self._had[share] = max(self._had.get(share, 0), self._now)
+            self._accounts.join(share)
         self._backlogged = backlogged
-        if len(self._had) > MAX_IDLE_SHARES + len(backlogged):
-            most = heapq.nlargest(MAX_IDLE_SHARES // 2, self._had, key=self._had.__getitem__)
-            self._had = {share: self._had[share] for share in {*most, *backlogged}}
+        self._accounts.forget_idle(backlogged)

@@ -73,7 +73,8 @@ class RequestBody(StrictModel):
 
 
 Fields = TypeVar("Fields", bound=RequestBody)
-InTurn = Callable[[Callable[[], Any]], Awaitable[Any]]
+InTurn = Callable[[Callable[[], Any], int], Awaitable[Any]]
+"""Runs work on so many bytes, see `Tokenizer.in_turn`."""
 
 
 async def read_fields(
@@ -106,8 +107,8 @@ async def read_fields(
     if len(body) <= MAX_INLINE_BYTES:
         record.hold(rough_memory(body))
         return check()
-    record.hold(await in_turn(lambda: check_bounds(body, schema.max_values)))
-    fields: Fields = await in_turn(check)
+    record.hold(await in_turn(lambda: check_bounds(body, schema.max_values), len(body)))
+    fields: Fields = await in_turn(check, len(body))
     return fields
 
 
@@ -169,7 +170,7 @@ async def _decoded(
     decode = decoder_of(encoding)
     if decode is None:
         return body
-    decoded: bytes = await in_turn(lambda: decode(body, max_bytes))
+    decoded: bytes = await in_turn(lambda: decode(body, max_bytes), len(body))
     record.take_body(len(decoded))
     return decoded
 

@@ -37,6 +37,7 @@ from gateway.output.choices import Choice
 from gateway.output.event_ids import StreamIdentity
 from gateway.text.chat_template import RESERVED_NAMES, ChatTemplate
 from gateway.text.control_tokens import split_at_marks
+from gateway.text.fair_threads import Steps
 from gateway.text.tokenizer import Tokenizer
 from protocol.errors import InvalidRequest
 
@@ -140,28 +141,28 @@ async def _encode(
         _check(context.markup, template, conversation)
         if conversation.tools:
             _check_tools_length(conversation)
-        num_chars = sum([len(message.content) for message in conversation.messages])
         check_num_bytes(context, num_chars, limited_param or "messages")
         return render_conversation(template, conversation, context.markup)
 
-    def encode() -> tuple[list[str], list[int]]:
+    def encode() -> Steps[tuple[list[str], list[int]]]:
         _check_past_calls(conversation)
         parts = render()
+        yield
         text = "".join(parts)
         check_text_length(context, text, limited_param or "messages")
         if limited_param is not None:
-            check_length(context, text, limited_param)
-        return parts, tokenizer.encode_parts(parts, add_special_tokens)
+            yield from check_length(context, text, limited_param)
+        return parts, (yield from tokenizer.encode_steps(parts, add_special_tokens))
 
+    num_chars = sum([len(message.content) for message in conversation.messages])
     if not _is_plain(conversation):
-        return await tokenizer.in_thread(encode)
+        return await tokenizer.steps_in_thread(encode(), num_chars)
     parts = render()
     if len(parts) == 1:
         return parts, await tokenizer.encode_async(parts[0], add_special_tokens)
-    ids = await tokenizer.off_loop(
-        lambda: tokenizer.encode_parts(parts, add_special_tokens), sum(map(len, parts))
+    return parts, await tokenizer.in_steps(
+        tokenizer.encode_steps(parts, add_special_tokens), sum(map(len, parts))
     )
-    return parts, ids
 
 
 def encode_whole(

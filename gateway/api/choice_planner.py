@@ -28,6 +28,7 @@ from gateway.history.answers import PromptText
 from gateway.output.choices import Choice, restored_digest
 from gateway.output.event_ids import HEADER, StreamIdentity, check_positions, check_restored
 from gateway.output.output_text import OutputText
+from gateway.text.fair_threads import Steps
 from gateway.text.stop_strings import ContentScan
 from gateway.text.thoughts import ThoughtMarkers
 from gateway.text.tokenizer import CHARS_PER_TOKEN
@@ -79,11 +80,11 @@ def check_model(context: ApiContext, name: str) -> None:
         )
 
 
-def check_length(context: ApiContext, text: str, param: str) -> None:
+def check_length(context: ApiContext, text: str, param: str) -> Steps[None]:
     """Raises PromptTooLong if the beginning of the prompt alone exceeds the context. A prompt that
-    passes may still be too long. This is slow: do not call it on the event loop."""
+    passes may still be too long."""
     most = context.model.max_context
-    least = context.tokenizer.least_tokens(text, most)
+    least = yield from context.tokenizer.least_tokens(text, most)
     if least:
         raise PromptTooLong(most, least, param=param, is_least=True)
 

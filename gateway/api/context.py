@@ -80,6 +80,7 @@ class ApiContext:
     async def convert(self, scope: Scope, work: Callable[[], _T]) -> _T:
         """The result of `work`, which converts fields of a request: in a thread if the request's
         body is large. Call it after the body was read."""
-        if record_of(scope).body_bytes <= MAX_INLINE_BYTES:
+        num_bytes = record_of(scope).body_bytes
+        if num_bytes <= MAX_INLINE_BYTES:
             return work()
-        return await self.tokenizer.in_turn(work)
+        return await self.tokenizer.in_turn(work, num_bytes)

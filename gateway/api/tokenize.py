@@ -23,7 +23,10 @@ from gateway.api.openai.chat_request import NO_TEMPLATES
 from gateway.api.sampling_params import check_token_ids
 from gateway.api.strict_model import MAX_TOKEN_IDS, MAX_VALUES_WITH_IDS, bounded, first_error
 from gateway.chat.conversation import Conversation
+from gateway.text.fair_threads import Steps
 from protocol.errors import InvalidRequest
+
+NAMED_AT_ONCE = 1 << 14
 
 
 class TokenizeRequest(RequestBody):
@@ -93,27 +96,30 @@ def tokenize_router(context: ApiContext) -> APIRouter:
         _check_model(context, fields.model)
         tokens = await _tokens_of(context, fields, request.scope)
 
-        def answer() -> bytes:
-            names = None
+        def answer() -> Steps[bytes]:
+            names: list[str] | None = None
             if fields.return_token_strs:
-                names = [tokenizer.token_name(each) for each in tokens]
+                names = []
+                for start in range(0, len(tokens), NAMED_AT_ONCE):
+                    names += map(tokenizer.token_name, tokens[start : start + NAMED_AT_ONCE])
+                    yield
             return msgspec.json.encode(
                 Tokens(len(tokens), context.model.max_context, tokens, names)
             )
 
-        document = await tokenizer.off_loop(answer, len(tokens))
+        document = await tokenizer.in_steps(answer(), len(tokens))
         return Response(document, media_type="application/json")
 
     async def detokenize(request: Request) -> Response:
         fields = await read_body(request, context, DetokenizeRequest)
         _check_model(context, fields.model)
 
-        def answer() -> bytes:
+        def answer() -> Steps[bytes]:
             check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens")
-            text = tokenizer.decode(fields.tokens, skip_special_tokens=False)
+            text = yield from tokenizer.decode_steps(fields.tokens, skip_special_tokens=False)
             return msgspec.json.encode(DetokenizedText(text))
 
-        document = await tokenizer.in_thread(answer)
+        document = await tokenizer.in_steps(answer(), len(fields.tokens))
         return Response(document, media_type="application/json")
 
     router.add_api_route("/tokenize", tokenize, methods=["POST"])

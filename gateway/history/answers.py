@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -182,7 +183,11 @@ class AnswerMemory:
             return
         if plain == ids:
             return
-        found = await self._off_loop(lambda: self._named(prompt, ids, output_ids), len(prompt.text))
+        if len(prompt.text) <= MAX_INLINE_CHARS:
+            found = self._named(prompt, ids, output_ids)
+        else:
+            find = partial(self._named, prompt, ids, output_ids)
+            found = await self.tokenizer.for_answer(find)
         if found is None:
             return
         end, name = found
@@ -219,7 +224,9 @@ class AnswerMemory:
         return end, name
 
     async def _off_loop(self, work: Callable[[], _T], num_chars: int) -> _T:
-        return work() if num_chars <= MAX_INLINE_CHARS else await self.tokenizer.in_thread(work)
+        if num_chars <= MAX_INLINE_CHARS:
+            return work()
+        return await self.tokenizer.in_thread(work, num_chars)
 
 
 def _trimmed(text: str, end: int) -> int:

@@ -272,7 +272,8 @@ class RequestScope:
             record.trace = self._tracer.start()
         CURRENT_TRACE.set(record.trace)
         caller = scope.get(CALLER, NOBODY)
-        origin = CURRENT_ORIGIN.set(Origin(record.arrived_us, caller))
+        connection = connection_of(scope)
+        origin = CURRENT_ORIGIN.set(Origin(record.arrived_us, caller, record.share, connection))
         record.tenant = caller.tenant
         record.gate = self._gate_of(record.path, scope["method"])
         named_send = _naming(record, send)
@@ -280,7 +281,7 @@ class RequestScope:
             if record.gate is None:
                 await self._app(scope, record.receiving(receive), named_send)
             else:
-                has_body = connection_of(scope).has_body(scope)
+                has_body = connection.has_body(scope)
                 with record.gate.passing(caller.tenant, has_body) as ticket:
                     record.ticket = ticket
                     await self._app(scope, record.receiving(receive), named_send)

@@ -1,4 +1,4 @@
 """Text and tokens: tokenizer, detokenizer, chat templates, stop strings.
 
-Imports `checkpoint` and `protocol`.
+Imports `checkpoint`, `protocol`, and of `http_kit` the turns of callers.
 """

@@ -1,18 +1,15 @@
 """The served checkpoint's tokenizer: encodes text and creates detokenizers.
 
 Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and the vocabulary size in
-`config.json`; no torch, no transformers. Rendering and encoding long texts take milliseconds, so
-the work runs in a small thread pool that this object owns (`close`).
+`config.json`; no torch, no transformers. Rendering and encoding long texts take milliseconds and
+more, so the work runs in a few threads that this object owns (`close`), in fair turns of callers.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HfTokenizer
@@ -26,8 +23,10 @@ from gateway.text.checkpoint_texts import (
 )
 from gateway.text.control_tokens import ControlTokens, is_control
 from gateway.text.detokenizer import Detokenizer
+from gateway.text.fair_threads import FairThreads, Steps, all_steps
 from gateway.text.token_bytes import TokenBytes
 from gateway.text.word_table import make_word_table
+from http_kit.turnstile import Standing
 from protocol.errors import InvalidRequest, ModelLoadError
 
 _T = TypeVar("_T")
@@ -38,6 +37,11 @@ MAX_INLINE_CHARS = 1000
 known, even `word_table.MAX_TEXT_CHARS` characters take at most half a millisecond."""
 
 
+PIECE_CHARS = 1 << 16
+"""Longer texts are encoded in pieces, if the tokenizer is one that can be cut."""
+DECODED_AT_ONCE = 1 << 14
+ENCODE_S_PER_CHAR, CHECK_S_PER_BYTE = 5e-7, 1e-8
+"""For predictions of how long jobs take."""
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 CHARS_PER_TOKEN = 8
 """More than almost any text has: `most` times this many characters show that a text has too many
@@ -82,16 +86,13 @@ class Tokenizer:
         self._lead = _lead(self._tokenizer, added)
         self._token_bytes = TokenBytes(self._tokenizer)
         self._words = make_word_table(self._tokenizer)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
-        self._one_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-one")
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
-            WeakKeyDictionary()
-        )
+        self._threads = FairThreads(threads, ENCODE_S_PER_CHAR, "tokenizer")
+        self._one_thread = FairThreads(1, CHECK_S_PER_BYTE, "tokenizer-one")
 
     def close(self) -> None:
         """Stop the threads after the encodings that are running."""
-        self._threads.shutdown(cancel_futures=True)
-        self._one_thread.shutdown(cancel_futures=True)
+        self._threads.close()
+        self._one_thread.close()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; special tokens are added as the checkpoint's settings say."""
@@ -137,6 +138,28 @@ class Tokenizer:
             return ids
         return self._as_set([*self._before, *ids, *self._behind])
 
+    def encode_steps(self, parts: Sequence[str], add_special_tokens: bool) -> Steps[list[int]]:
+        """`encode_parts`, a piece at a time if the tokenizer's words can be told apart."""
+        if self._words is None or sum(map(len, parts)) <= PIECE_CHARS:
+            return self.encode_parts(parts, add_special_tokens)
+        ids: list[int] = []
+        for place, part in enumerate(parts):
+            for number, piece in enumerate(self._pieces(part)):
+                is_inner = place > 0 and number == 0
+                ids += self._encode_inner(piece) if is_inner else self.encode(piece, False)
+                yield
+        if not add_special_tokens:
+            return ids
+        return self._as_set([*self._before, *ids, *self._behind])
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        """The text in pieces that can be encoded apart, each as short as its words allow."""
+        start, seam = 0, None if self._words is None else self._words.seam(text, PIECE_CHARS)
+        while self._words is not None and seam is not None:
+            yield text[start:seam]
+            start, seam = seam, self._words.seam(text, seam + PIECE_CHARS)
+        yield text[start:]
+
     def _encode_inner(self, text: str) -> list[int]:
         """Token ids of text inside another one, where some tokenizers put no space before it."""
         if self._lead is None:
@@ -144,10 +167,13 @@ class Tokenizer:
         return self.encode(self._lead + text, add_special_tokens=False)[1:]
 
     async def encode_inside(self, text: str) -> list[int]:
-        """Token ids of text inside another one; in the thread pool if it is long and unknown."""
-        if self._lead is None:
-            return await self.encode_async(text, add_special_tokens=False)
-        return await self.off_loop(lambda: self._encode_inner(text), len(text))
+        """Token ids of an answer inside another text; in a thread if it is long and unknown."""
+        known = None if self._lead is not None else self._try_by_words(text, False)
+        if known is not None:
+            return known
+        if len(text) <= MAX_INLINE_CHARS:
+            return self._encode_inner(text)
+        return await self.for_answer(lambda: self._encode_inner(text))
 
     def added_token_id(self, text: str) -> int | None:
         """Id of the added token (special or not) that stands for exactly this text."""
@@ -158,9 +184,13 @@ class Tokenizer:
         known = self._try_by_words(text, add_special_tokens)
         if known is not None:
             return known
-        return await self.off_loop(lambda: self._by_tokenizer(text, add_special_tokens), len(text))
+        if len(text) <= MAX_INLINE_CHARS:
+            return self._by_tokenizer(text, add_special_tokens)
+        return await self._threads.run_steps(
+            self.encode_steps([text], add_special_tokens), len(text)
+        )
 
-    def least_tokens(self, text: str, most: int) -> int:
+    def least_tokens(self, text: str, most: int) -> Steps[int]:
         """A lower bound on a text's tokens if its beginning alone has more than `most`, else 0.
         Only that beginning is encoded, even of a text that is far too long."""
         place = most * CHARS_PER_TOKEN
@@ -169,34 +199,62 @@ class Tokenizer:
         seam = self._words.seam(text, place)
         if seam is None:
             return 0
-        with _PANICS_REFUSED:
-            (encoding,) = self._tokenizer.encode_batch_fast([text[:seam]], add_special_tokens=False)
-        return len(encoding.ids) if len(encoding.ids) > most else 0
+        num_tokens = 0
+        for piece in self._pieces(text[:seam]):
+            num_tokens += len(self.encode(piece, add_special_tokens=False))
+            if num_tokens > most:
+                return num_tokens
+            yield
+        return 0
 
     async def off_loop(self, work: Callable[[], _T], num_chars: int) -> _T:
-        """Run work on `num_chars` characters; in the thread pool if there are many."""
-        return work() if num_chars <= MAX_INLINE_CHARS else await self.in_thread(work)
+        """Run work on `num_chars` characters; in a thread if there are many."""
+        if num_chars <= MAX_INLINE_CHARS:
+            return work()
+        return await self.in_thread(work, num_chars)
 
-    async def in_thread(self, work: Callable[[], _T]) -> _T:
-        """Run work in the thread pool that would block the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def in_thread(self, work: Callable[[], _T], num_chars: int = 0) -> _T:
+        """Run work in a thread that would block the event loop, in a turn of its caller. Raises
+        TooManyRequests if too much waits for the caller, and ClientGone."""
+        return await self._threads.run(work, num_chars)
+
+    async def in_steps(self, steps: Steps[_T], num_chars: int) -> _T:
+        """`off_loop` for work that takes long: others have turns in between."""
+        if num_chars <= MAX_INLINE_CHARS:
+            return all_steps(steps)
+        return await self._threads.run_steps(steps, num_chars)
+
+    async def steps_in_thread(self, steps: Steps[_T], num_chars: int) -> _T:
+        """`in_thread` for work that takes long."""
+        return await self._threads.run_steps(steps, num_chars)
+
+    async def for_answer(self, work: Callable[[], _T]) -> _T:
+        """`in_thread` for a part of an answer, which is never refused."""
+        return await self._threads.run(work, 0, Standing.ANSWERING)
 
     def start_in_thread(self, work: Callable[[], None]) -> None:
-        """Run work in the thread pool without waiting for it."""
-        self._threads.submit(work)
+        """Run work in a thread without waiting for it, nor for a turn."""
+        self._threads.start(work)
 
-    async def in_turn(self, work: Callable[[], _T]) -> _T:
+    async def in_turn(self, work: Callable[[], _T], num_bytes: int = 0) -> _T:
         """Run work that holds the interpreter's lock for long, in a thread of its own: two at once
         would pass the lock to each other, past the event loop. The loop starts one when it has
         seen the end of the one before, so that it has a turn of its own in between."""
-        loop = asyncio.get_running_loop()
-        async with self._turns.setdefault(loop, asyncio.Lock()):
-            return await loop.run_in_executor(self._one_thread, work)
+        return await self._one_thread.run(work, num_bytes)
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence."""
         detokenizer = self.detokenizer(skip_special_tokens, at_start=True)
         return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
+
+    def decode_steps(self, token_ids: list[int], skip_special_tokens: bool = True) -> Steps[str]:
+        """`decode`, some tokens at a time."""
+        detokenizer = self.detokenizer(skip_special_tokens, at_start=True)
+        parts: list[str] = []
+        for start in range(0, len(token_ids), DECODED_AT_ONCE):
+            parts += map(detokenizer.push, token_ids[start : start + DECODED_AT_ONCE])
+            yield
+        return "".join([*parts, detokenizer.flush()])
 
     def detokenizer(
         self,

@@ -101,12 +101,13 @@ async def _encode(
         check_text_length(context, prompt, "prompt")
         check_text_length(context, fields.suffix or "", "suffix")
         if is_long and fields.truncate_prompt_tokens is None:
-            await tokenizer.in_thread(lambda: check_length(context, prompt, "prompt"))
+            await tokenizer.in_steps(check_length(context, prompt, "prompt"), len(prompt))
     elif fields.truncate_prompt_tokens is None and len(prompt) > context.model.max_context:
         raise PromptTooLong(context.model.max_context, len(prompt), param="prompt")
     if fields.suffix and isinstance(prompt, str):
+        suffix = fields.suffix
         token_ids = await tokenizer.in_thread(
-            lambda: fill_in_middle(tokenizer, prompt, fields.suffix or "")
+            lambda: fill_in_middle(tokenizer, prompt, suffix), len(prompt) + len(suffix)
         )
         return EncodedPrompt(token_ids)
     if isinstance(prompt, str):
@@ -123,7 +124,7 @@ async def _encode(
     if not fields.echo:
         return EncodedPrompt(prompt)
     skips_special = fields.skip_special_tokens is not False
-    echo = await tokenizer.in_thread(lambda: tokenizer.decode(prompt, skips_special))
+    echo = await tokenizer.in_steps(tokenizer.decode_steps(prompt, skips_special), len(prompt))
     return EncodedPrompt(prompt, echo)
 
 

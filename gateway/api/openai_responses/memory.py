@@ -22,6 +22,8 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.api.context import MAX_INLINE_BYTES
 from gateway.api.openai_responses import answer as api
 from gateway.api.openai_responses.items import continued_json, items_by_id
+from gateway.text.fair_threads import FairThreads
+from http_kit.turnstile import Standing
 from process.store.ignored_entries import DECODE_ERRORS, RESPONSE, IgnoredEntries
 from process.store.response_records import (
     CANCELLED,
@@ -46,6 +48,9 @@ _LOOKS_S = (0.05, 0.1, 0.25)
 """Pauses before further looks for a previous response: another router may be about to keep it."""
 _MOST_READS = 8
 """Records that are read and unpacked at once; what callers make of them counts as theirs."""
+_THREADS = 2
+_READ_S, _PACK_S_PER_BYTE = 0.01, 2e-8
+"""For predictions of how long a record takes."""
 _LOST = "the router that ran this response went away before it was finished; send it again"
 _LEVEL = 1
 _ID = re.compile(r"resp_[0-9a-f]{32}")
@@ -83,7 +88,8 @@ class ResponseMemory:
         self._ignored = ignored or IgnoredEntries()
         self._tasks: dict[ResponseName, asyncio.Task[None]] = {}
         self._pending_bytes = 0
-        self._reads = asyncio.Semaphore(_MOST_READS)
+        self._reads = FairThreads(_MOST_READS, 0.0)
+        self._threads = FairThreads(_THREADS, _PACK_S_PER_BYTE)
         self._kept = Counter(
             "baton_responses_kept", "Responses that were kept in the store", registry=registry
         )
@@ -130,7 +136,7 @@ class ResponseMemory:
                 f"'background': a conversation of more than {MAX_RECORD_BYTES} bytes is not kept",
                 "background",
             )
-        record = await _packed(ResponseRecord(QUEUED, True, answer, given))
+        record = await self._packed(ResponseRecord(QUEUED, True, answer, given), Standing.NEW)
         await self.records.put(name, record, LEASE_S)
 
     async def finish(self, name: ResponseName, status: str, answer: bytes) -> None:
@@ -139,7 +145,8 @@ class ResponseMemory:
         if len(answer) > MAX_RECORD_BYTES:
             self._skip("too_large")
             answer, status = _with_error(answer, "the answer is too large to be kept"), FAILED
-        if await self.records.finish(name, status, await _deflated(answer)):
+        packed = await self._deflated(answer, Standing.ANSWERING)
+        if await self.records.finish(name, status, packed):
             self._kept.inc()
 
     def give_up(self, name: ResponseName, reason: str) -> None:
@@ -150,13 +157,13 @@ class ResponseMemory:
     async def find(self, name: ResponseName) -> ResponseRecord | None:
         """A response, if it is kept. Raises StoreTrouble."""
         await self._settled(name)
-        async with self._reads:
+        async with self._reads.turnstile.turn(_READ_S):
             return await self._unpacked(name, await self.records.read(name))
 
     async def cancel(self, name: ResponseName) -> ResponseRecord | None:
         """See ResponseRecords. Raises StoreTrouble."""
         await self._settled(name)
-        async with self._reads:
+        async with self._reads.turnstile.turn(_READ_S):
             return await self._unpacked(name, await self.records.cancel(name))
 
     async def delete(self, name: ResponseName) -> bool:
@@ -175,7 +182,7 @@ class ResponseMemory:
                 f"'previous_response_id': the response is {found.status}, and cannot be continued",
                 "previous_response_id",
             )
-        whole = await _whole(name, found)
+        whole = await self._whole(name, found)
         if whole is None:
             raise PreviousNotFound(name.id)
         return whole
@@ -184,10 +191,10 @@ class ResponseMemory:
         """Those of the wanted items that a response has: the JSON of each by its id. Raises
         StoreAway."""
         found = await self._awaited(name)
-        whole = None if found is None else await _whole(name, found)
+        whole = None if found is None else await self._whole(name, found)
         if whole is None:
             return {}
-        return await off_loop(len(whole), lambda: items_by_id(whole, name.id, wanted))
+        return await self._off_loop(len(whole), lambda: items_by_id(whole, name.id, wanted))
 
     async def _awaited(self, name: ResponseName) -> ResponseRecord | None:
         """A response that another router may be about to keep. Raises StoreTrouble."""
@@ -206,11 +213,12 @@ class ResponseMemory:
 
     async def _keep(self, name: ResponseName, num_bytes: int, make: Callable[[], Made]) -> None:
         try:
-            status, answer, given = await off_loop(num_bytes, make)
+            status, answer, given = await self._off_loop(num_bytes, make, Standing.ANSWERING)
             if len(answer) + len(given) > MAX_RECORD_BYTES:
                 self._skip("too_large")
                 return
-            record = await _packed(ResponseRecord(status, False, answer, given))
+            kept = ResponseRecord(status, False, answer, given)
+            record = await self._packed(kept, Standing.ANSWERING)
             await self.records.put(name, record)
             self._kept.inc()
         except StoreTrouble as error:
@@ -226,13 +234,43 @@ class ResponseMemory:
         if record is None:
             return None
         try:
-            answer, given = await _inflated(record.answer), await _inflated(record.input)
+            answer, given = await self._inflated(record.answer), await self._inflated(record.input)
             whole = replace(record, answer=answer, input=given)
-            await off_loop(len(answer) + len(given), lambda: _check_shape(whole))
+            await self._off_loop(len(answer) + len(given), lambda: _check_shape(whole))
         except (zlib.error, ValueError, *DECODE_ERRORS) as error:
             self._ignored.note(RESPONSE, name.id, record.answer, error)
             return None
         return whole
+
+    async def _whole(self, name: ResponseName, found: ResponseRecord) -> bytes | None:
+        """The JSON list of a response's items, its input and its output; None if nobody can read
+        it."""
+        given, answer = found.input, found.answer
+        try:
+            return await self._off_loop(
+                len(given) + len(answer), lambda: continued_json(given, answer)
+            )
+        except msgspec.MsgspecError as error:
+            log.warning("response %s in the store cannot be read: %s", name.id, error)
+            return None
+
+    async def _packed(self, record: ResponseRecord, standing: Standing) -> ResponseRecord:
+        answer = await self._deflated(record.answer, standing)
+        return replace(record, answer=answer, input=await self._deflated(record.input, standing))
+
+    async def _deflated(self, data: bytes, standing: Standing) -> bytes:
+        return await self._off_loop(len(data), lambda: zlib.compress(data, _LEVEL), standing)
+
+    async def _inflated(self, data: bytes) -> bytes:
+        return await self._off_loop(4 * len(data), lambda: _inflate(data))
+
+    async def _off_loop(
+        self, num_bytes: int, work: Callable[[], _T], standing: Standing = Standing.NEW
+    ) -> _T:
+        """The result of work on `num_bytes`: in a thread if they are many."""
+        if num_bytes <= MAX_INLINE_BYTES:
+            return work()
+        return await self._threads.run(work, num_bytes, standing)
 
     def _forget(self, name: ResponseName, task: asyncio.Task[None], num_bytes: int) -> None:
         self._pending_bytes -= num_bytes
@@ -289,35 +327,12 @@ def _with_error(answer: bytes, message: str) -> bytes:
     return msgspec.json.encode({**shown, "status": FAILED, "output": [], "error": error})
 
 
-async def _whole(name: ResponseName, found: ResponseRecord) -> bytes | None:
-    """The JSON list of a response's items, its input and its output; None if nobody can read it."""
-    given, answer = found.input, found.answer
-    try:
-        return await off_loop(len(given) + len(answer), lambda: continued_json(given, answer))
-    except msgspec.MsgspecError as error:
-        log.warning("response %s in the store cannot be read: %s", name.id, error)
-        return None
-
-
-async def _packed(record: ResponseRecord) -> ResponseRecord:
-    answer, given = await _deflated(record.answer), await _deflated(record.input)
-    return replace(record, answer=answer, input=given)
-
-
 def _check_shape(record: ResponseRecord) -> None:
     """Raises an error of `DECODE_ERRORS` if it is not what `keep` and `begin` write."""
     kept = _ANSWER.decode(record.answer)
     if kept.status not in _STATUSES:
         raise msgspec.ValidationError("its answer has an unknown status")
     _ITEMS.decode(record.input or b"[]")
-
-
-async def _deflated(data: bytes) -> bytes:
-    return await off_loop(len(data), lambda: zlib.compress(data, _LEVEL))
-
-
-async def _inflated(data: bytes) -> bytes:
-    return await off_loop(4 * len(data), lambda: _inflate(data))
 
 
 def _inflate(data: bytes) -> bytes:
@@ -327,11 +342,6 @@ def _inflate(data: bytes) -> bytes:
     if not inflater.eof:
         raise ValueError("it is too large, or cut off")
     return inflated
-
-
-async def off_loop(num_bytes: int, work: Callable[[], _T]) -> _T:
-    """The result of work on `num_bytes`: in a thread if they are many."""
-    return work() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
 
 def records_of(redis_url: str, cluster: str, max_bytes: int) -> ResponseRecords:

@@ -1,13 +1,22 @@
-"""`truncation: auto`: drops a conversation's oldest turns until it fits into the context."""
+"""`truncation: auto`: drops a conversation's oldest turns until it fits into the context.
+
+A whole prompt takes long to render and encode, so the turns' texts are counted first, the newest
+first, and only as many as there is room for. What they do not show, such as calls and the
+template's own tokens, is found by encoding prompts around that place: two of them as a rule.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from gateway.api.chat_prompt import encode_conversation
+from gateway.api.choice_planner import check_text_length
 from gateway.api.context import ApiContext
-from gateway.chat.conversation import Conversation
+from gateway.chat.conversation import Conversation, Message
 from gateway.history.answers import AnswerScope
+from gateway.text.fair_threads import Steps
 from protocol.errors import PromptTooLong
 
 
@@ -41,10 +50,39 @@ async def truncated(
         return len(token_ids) <= room
 
     low, high = 0, len(starts) - 1
+    chars = sum([len(each.content) for each in messages])
+    probe = await context.tokenizer.steps_in_thread(_guess(context, messages, starts, room), chars)
+    step, went_down = 1, None
     while low < high:
-        middle = (low + high) // 2
-        if await fits(starts[middle]):
-            high = middle
+        probe = min(max(probe, low), high - 1)
+        goes_down = await fits(starts[probe])
+        if goes_down:
+            high = probe
         else:
-            low = middle + 1
+            low = probe + 1
+        if went_down in (None, goes_down):
+            probe = high - step if goes_down else low + step - 1
+            step, went_down = 2 * step, goes_down
+        else:
+            probe = (low + high) // 2
     return behind(starts[low])
+
+
+def _guess(
+    context: ApiContext, messages: Sequence[Message], starts: Sequence[int], room: int
+) -> Steps[int]:
+    """The place in `starts` from which the texts of the messages have about `room` tokens."""
+    end, last = len(messages), len(starts) - 1
+    for number in range(last, -1, -1):
+        for each in messages[starts[number] : end]:
+            try:
+                check_text_length(context, each.content, "input")
+            except PromptTooLong:
+                return min(number + 1, last)
+            encoded = yield from context.tokenizer.encode_steps([each.content], False)
+            room -= len(encoded)
+            if room < 0:
+                return min(number + 1, last)
+            yield
+        end = starts[number]
+    return 0

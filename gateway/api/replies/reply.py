@@ -99,7 +99,7 @@ async def reply(
             raise
         document = _LongDocument(answer, answer_format)
         return LongAnswer(
-            lambda: context.tokenizer.in_thread(document.next_piece),
+            lambda: context.tokenizer.for_answer(document.next_piece),
             lambda: context.tokenizer.start_in_thread(document.release),
         )
 
@@ -130,7 +130,7 @@ async def run_unattended(
     answer = _Answer(plan, usage, record)
     try:
         await _runner(context, record, plan, usage)(answer)
-        await context.tokenizer.in_thread(lambda: deque(answer.pieces(answer_format), maxlen=0))
+        await context.tokenizer.for_answer(lambda: deque(answer.pieces(answer_format), maxlen=0))
     finally:
         context.tokenizer.start_in_thread(answer.release)
 
@@ -317,12 +317,12 @@ class _Chunks:
         while piece:
             self._writer.write(piece)
             await self._writer.wait_room()
-            piece = await self._tokenizer.in_thread(lambda: take_some(pieces, MAX_PIECE_BYTES))
+            piece = await self._tokenizer.for_answer(lambda: take_some(pieces, MAX_PIECE_BYTES))
         self._writer.write(after)
 
     async def _write_long(self, events: Callable[[], bytes]) -> None:
         """Writes whole events that a thread makes, as fast as the client reads."""
-        whole = await self._tokenizer.in_thread(lambda: self._bookmark.marked(events()))
+        whole = await self._tokenizer.for_answer(lambda: self._bookmark.marked(events()))
         for at in range(0, len(whole), MAX_PIECE_BYTES):
             self._writer.write(whole[at : at + MAX_PIECE_BYTES])
             await asyncio.sleep(0)  # the writer writes in the next turn

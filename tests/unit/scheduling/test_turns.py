@@ -9,7 +9,7 @@ import pytest
 from scheduling.overtaking import Overtaking
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence, SequenceState
-from scheduling.turns import MAX_IDLE_SHARES
+from scheduling.shares import MAX_IDLE_SHARES
 from tests.unit.scheduling.test_scheduler import make_scheduler, make_sequence, run_step
 
 AGING_S = 3.0

@@ -344,10 +344,10 @@ def test_no_more_waits_for_the_store_than_fits(client, api, monkeypatch):
 def test_an_unexpected_error_while_a_response_is_kept_is_counted_and_logged(
     client, api, monkeypatch, caplog
 ):
-    async def fail(record: memory.ResponseRecord) -> None:
+    async def fail(record: memory.ResponseRecord, standing: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(memory, "_packed", fail)
+    monkeypatch.setattr(api.runs.memory, "_packed", fail)
     before = not_kept(api, "error")
     answer = ask(client)
     api.settle(lambda: not_kept(api, "error") == before + 1)
