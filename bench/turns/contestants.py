@@ -13,13 +13,15 @@ from bench.engine.server_process import BLOCK_SIZE, HOST, ServerCommand, vllm_co
 from bench.engine.workloads import EngineNeeds
 from process.settings.spec import specs_of
 from process.version import baton_version
-from worker.settings import WorkerSettings
+from router_process.settings import RouterSettings
 
 FETCH = "kv_fetch"
-"""The setting of workers that lets them fetch blocks from each other."""
+"""The router's setting that lets workers fetch blocks from each other: `on` or `off`."""
 NO_FETCHING = "this version has no fetching"
 _NUM_PREFILL, _NUM_DECODE = 1, 2
 _FOR_EVER = "86400"
+_PLACEMENTS: dict[str, dict[str, str]] = {"affinity": {}, "load": {"placement": "load"}}
+"""Ways to place requests, with the settings of each."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,16 @@ def contestants(needs: EngineNeeds, vllm_python: str | None) -> Iterator[Contest
     """All contestants; the first one is what the others are compared with. Raises BatonError if
     the interpreter has no vLLM."""
     yield Contestant("colocated", _baton(needs, 0, 1, needs.threads))
-    can_fetch = FETCH in specs_of(WorkerSettings)
-    for placement in ("cache", "load"):
+    can_fetch = FETCH in specs_of(RouterSettings)
+    for placement in _PLACEMENTS:
         for fetches in (False, True):
             name = f"by {placement}, {'fetching' if fetches else 'no fetching'}"
             if fetches and not can_fetch:
                 yield Contestant(name, missing=NO_FETCHING)
                 continue
-            settings = {"placement": placement}
+            settings = dict(_PLACEMENTS[placement])
             if can_fetch:
-                settings[FETCH] = str(fetches).lower()
+                settings[FETCH] = "on" if fetches else "off"
             yield Contestant(name, _baton(needs, _NUM_PREFILL, _NUM_DECODE, 1, settings))
     if vllm_python is not None:
         caching = ("--enable-prefix-caching", "--enable-prompt-tokens-details")
