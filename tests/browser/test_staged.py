@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from process import figures
 from tests.browser import incident, states
 from tests.browser.browser import DESKTOP, PHONE, Watched
 from tests.browser.staged import StagedRouter, staged
@@ -223,6 +224,29 @@ def test_what_became_of_requests_at_the_door(browser: Browser) -> None:
             page.get_by_role("link", name="crawler").click()
             expect(page.get_by_label("Search by request id or key")).to_have_value("crawler")
         pages.assert_clean()
+
+
+ALIKE = {
+    "int": figures.integer, "sig3": figures.significant, "ms": figures.ms, "ms1": figures.tenths,
+    "share": figures.percent, "times": figures.times, "bytes": figures.size,
+    "linkRate": figures.rate, "age": figures.age,
+}  # fmt: skip
+"""The page's functions for numbers, and those of the texts that it is sent."""
+
+
+def test_the_page_writes_numbers_as_its_texts_do(pages: Watched) -> None:
+    values = [0, 0.0123, 0.0996, 0.418, 0.72, 1, 7, 9.996, 12.34, 99.96, 999.4, 999.6, 7286, 10_050,
+              65_536, 119_900, 1.4e6, 9.99e6, 38.1e9, None]  # fmt: skip
+    with pages.page("fleet") as page:
+        shown = page.evaluate(
+            f"""async ([names, values]) => {{
+                const written = await import("{pages.url}/dashboard/numbers.js");
+                return names.map((name) => values.map((each) => written[name](each)));
+            }}""",
+            [list(ALIKE), values],
+        )
+    told = [[write(each) for each in values] for write in ALIKE.values()]
+    assert dict(zip(ALIKE, shown, strict=True)) == dict(zip(ALIKE, told, strict=True))
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=str)

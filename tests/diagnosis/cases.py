@@ -24,6 +24,12 @@ LONG_LEASE = {"BATON_LEASE_S": "120"}
 CALM = Load()
 ROUTER = Beside("router-2", "router", {"BATON_CLUSTER": "default"})
 
+ALERTS = {
+    "workers": "BatonWorkersUnusable", "pools": "BatonWorkersUnusable",
+    "routers": "BatonRouterDown",
+}  # fmt: skip
+"""What fires for the facts that a rule of the doctor finds, unless a case names another alert."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -40,6 +46,7 @@ class Case:
 
 
 def _fact(headline: str, rule: str, alert: str | None = None, **more: Any) -> Expected:
+    alert = alert or ALERTS.get(rule)
     return Expected(headline=headline, rule=rule, title=headline, alert=alert, **more)
 
 

@@ -23,6 +23,7 @@ from tests.prometheus import Prometheus, running_prometheus
 
 SECRET = "the secret of a fleet under diagnosis"
 RULES = CHART_FOLDER / "files/rules/baton.yaml"
+OWN = {"namespace": "diagnosis", "release": "diagnosis"}
 FASTER = 12
 """The rules' times are divided by this, so that an alert for five minutes takes 25 seconds."""
 START_S = 120.0
@@ -129,9 +130,7 @@ def running(
         fleet = stack.enter_context(Fleet(chosen, children))
         rules = folder / "rules.yaml"
         rules.write_text(faster(RULES.read_text()))
-        prometheus = stack.enter_context(
-            running_prometheus(folder, _addresses(fleet), rules, "diagnosis")
-        )
+        prometheus = stack.enter_context(running_prometheus(folder, _addresses(fleet), rules, OWN))
         scene = Scene(fleet, folder, prometheus)
         stack.callback(scene.end_processes)
         yield scene
