@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from typing import cast
 
 import pytest
@@ -22,8 +23,11 @@ class CountedKills:
 
 
 @pytest.fixture
-def fleet() -> CountedKills:
-    return CountedKills()
+def fleet() -> Iterator[CountedKills]:
+    """With a hang-up as at a terminal, which these tests may have been started without."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield CountedKills()
+    signal.signal(signal.SIGHUP, former)
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -43,10 +47,7 @@ def test_a_first_signal_stops_and_a_further_one_kills(
 
 
 def test_a_hangup_that_is_ignored_stays_ignored(fleet: CountedKills) -> None:
-    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stop_by_signal(cast(Fleet, fleet)):
-            signal.raise_signal(signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, former)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stop_by_signal(cast(Fleet, fleet)):
+        signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
