@@ -115,7 +115,7 @@ class Arrivals:
         """Connect to new sources, drop lost ones, and read what they have sent."""
         self._peers.connect_new(self._clock.now())
         for incarnation, message in self.inbound.receive():
-            self._handle_source(incarnation, message)
+            self._try_handle_source(incarnation, message)
         for incarnation in self.inbound.take_lost():
             self._give_up_on_peer(incarnation, "the source is gone")
         self._reach.update(self._clock.now())
@@ -143,24 +143,33 @@ class Arrivals:
 
     # -- steps ------------------------------------------------------------------------------
 
+    def _try_handle_source(self, incarnation: str, message: ControlMessage) -> None:
+        """Handle a source's message. One that cannot be handled ends the requests that wait for
+        the source, and nothing else."""
+        try:
+            self._handle_source(incarnation, message)
+        except Exception:
+            log.exception("cannot handle a %s of %s", type(message).__name__, incarnation)
+            reason = "the source sent a message that cannot be handled"
+            self._give_up_on_peer(incarnation, reason, of_blocks=True)
+
     def _handle_source(self, incarnation: str, message: ControlMessage) -> None:
         match message:
             case HandoffToken():
                 self._take_first_token(incarnation, message)
             case KvBegun():
-                self.inbound.begin(message)
+                self.inbound.begin(incarnation, message)
             case KvClosed():
                 task = self._owner.tasks.find(key_of(message))
                 if message.code and task is not None and task.waits_for_token_of(incarnation):
                     self._owner.fail(task, message.error, code=message.code)
-                self.inbound.close(message)
+                self.inbound.close(incarnation, message)
                 task = self._owner.tasks.find(key_of(message))
                 if task is not None and task.waits_for_token_of(incarnation):
                     reason = message.error or "the source closed without a first token"
                     self._owner.fail(task, reason, retryable=True)
             case _:
-                self._counters.add(Count.UNEXPECTED_MESSAGES)
-                log.warning("source %s sent %s", incarnation, type(message).__name__)
+                self._host.note_unexpected(incarnation, message)
 
     def _give_up_on_peer(self, incarnation: str, reason: str, of_blocks: bool = False) -> None:
         """Stop waiting for this source's first tokens and, with `of_blocks`, for its blocks,

@@ -11,8 +11,6 @@ the tasks, and their sequences' blocks until the handoff releases them.
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
 from engine.fences import Fence
@@ -43,8 +41,6 @@ from worker.inbound.peers import SourcePeers
 from worker.outbound import OutboundHandoffs
 from worker.reporter import HandoffLoad
 from worker.tasks import Tasks
-
-log = logging.getLogger(__name__)
 
 
 class PrefillRole:
@@ -112,11 +108,11 @@ class PrefillRole:
         self.outbound.abort(key, reason)
 
     def handle(self, peer: Peer, message: ControlMessage) -> bool:
-        """End an attempt that the router no longer wants; False for other messages."""
+        """End an attempt of the router that it no longer wants; False for other messages."""
         if not isinstance(message, Abort) or peer.role is not Role.ROUTER:
             return False
         task = self.tasks.find(key_of(message))
-        if task is None:
+        if task is None or task.router != peer:
             self._counters.add(Count.STALE_MESSAGES)
         else:
             self.drop(task)
@@ -146,9 +142,8 @@ class PrefillRole:
     def poll_peers(self) -> None:
         """Read from the workers whose blocks we fetch. Fail prompts that fit only beside blocks
         that a silent one may still write to."""
-        for _, message in self._inbound.receive():
-            self._counters.add(Count.UNEXPECTED_MESSAGES)
-            log.warning("a holder of blocks sent an unexpected %s", type(message).__name__)
+        for incarnation, message in self._inbound.receive():
+            self._host.note_unexpected(incarnation, message)
         self._inbound.take_lost()
         self._peers.reset()  # the sink repeats what was lost
         self._inbound.update_silent()

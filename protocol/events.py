@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from protocol.bounds import Count, Counts, Dimension, Duration, Hashes, Text
 from protocol.messages import Message
 
 
@@ -32,39 +33,39 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     The step coefficients are those of `scheduling.step_model`. `counters` only grow.
     """
 
-    worker_id: str
-    incarnation: str
-    num_waiting: int
-    num_running: int
-    queued_tokens: int
-    blocks_total: int
-    blocks_used: int
-    blocks_cached: int
-    blocks_waiting: int = 0
-    blocks_stuck: int = 0
-    blocks_granted: int = 0
-    blocks_fenced: int = 0
-    blocks_serving: int = 0
-    num_handoffs: int = 0
-    prefill_unreachable: int = 0
-    reported_us: int = 0
-    cache_seq: int = 0
-    received: dict[str, int] = msgspec.field(default_factory=dict)
-    step_fixed_us: float = 0.0
-    step_per_token_us: float = 0.0
-    step_per_attended_us: float = 0.0
-    links: dict[str, int] = msgspec.field(default_factory=dict)
-    counters: dict[str, int] = msgspec.field(default_factory=dict)
+    worker_id: Text
+    incarnation: Text
+    num_waiting: Count
+    num_running: Count
+    queued_tokens: Count
+    blocks_total: Count
+    blocks_used: Count
+    blocks_cached: Count
+    blocks_waiting: Count = 0
+    blocks_stuck: Count = 0
+    blocks_granted: Count = 0
+    blocks_fenced: Count = 0
+    blocks_serving: Count = 0
+    num_handoffs: Count = 0
+    prefill_unreachable: Dimension = 0
+    reported_us: Count = 0
+    cache_seq: Count = 0
+    received: Counts = msgspec.field(default_factory=dict)
+    step_fixed_us: Duration = 0.0
+    step_per_token_us: Duration = 0.0
+    step_per_attended_us: Duration = 0.0
+    links: Counts = msgspec.field(default_factory=dict)
+    counters: Counts = msgspec.field(default_factory=dict)
 
 
 class CacheEvents(Message, frozen=True, kw_only=True):
     """Blocks that became usable, or stopped being usable, since the previous event's `seq`."""
 
-    worker_id: str
-    incarnation: str
-    seq: int
-    stored: list[bytes]
-    removed: list[bytes]
+    worker_id: Text
+    incarnation: Text
+    seq: Count
+    stored: Hashes
+    removed: Hashes
 
 
 EventMessage = WorkerStats | CacheEvents

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from protocol.bounds import Count, RequestId, Signed, Text
+
 
 class FlightKind(StrEnum):
     """What happened. In brackets: what `number` and `tokens` of the event are."""
@@ -58,11 +60,11 @@ class FlightKind(StrEnum):
 class FlightEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One event. `duration_us` is 0 for an instant; `request_id` "" if no request is concerned."""
 
-    at_us: int
-    duration_us: int
+    at_us: Signed
+    duration_us: Count
     kind: FlightKind
-    request_id: str = ""
-    attempt: int = 0
-    number: int = 0
-    tokens: int = 0
-    text: str = ""
+    request_id: RequestId = ""
+    attempt: Signed = 0
+    number: Signed = 0
+    tokens: Signed = 0
+    text: Text = ""

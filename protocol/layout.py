@@ -7,6 +7,7 @@ import math
 
 import msgspec
 
+from protocol.bounds import Dimension, Text
 from protocol.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -35,15 +36,15 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     layers. `num_kv_heads` counts the heads that this rank holds.
     """
 
-    model_fingerprint: str
-    dtype: str
-    num_layers: int
-    num_kv_heads: int
-    block_size: int
-    head_dim: int
-    tp_rank: int = 0
-    tp_size: int = 1
-    order: str = TOKENS
+    model_fingerprint: Text
+    dtype: Text
+    num_layers: Dimension
+    num_kv_heads: Dimension
+    block_size: Dimension
+    head_dim: Dimension
+    tp_rank: Dimension = 0
+    tp_size: Dimension = 1
+    order: Text = TOKENS
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:

@@ -9,15 +9,38 @@ absolute clocks, except in traces (`*_us`: microseconds since the Unix epoch).
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from protocol.bounds import (
+    MAX_TOKENS,
+    Blob,
+    Count,
+    Dimension,
+    Duration,
+    Endpoint,
+    Hash,
+    Hashes,
+    Name,
+    Pid,
+    Reason,
+    RequestId,
+    Signed,
+    Text,
+    TokenId,
+    TokenIds,
+    TtlMs,
+)
 from protocol.flight import FlightEvent
 from protocol.layout import KvLayout
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from protocol.traces import DecodeTrace, PrefillTrace
 
 PROTOCOL_VERSION = 12
+Logprobs = Annotated[list[TokenLogprobs], Meta(max_length=MAX_TOKENS)]
+Blocks = Annotated[list[Dimension], Meta(max_length=MAX_TOKENS)]
 
 
 class Role(StrEnum):
@@ -56,12 +79,12 @@ class Hello(Message, frozen=True, kw_only=True):
     A router names a new `session` for each connection: load reports count its requests by it.
     """
 
-    sender: str
+    sender: Text
     role: Role
-    protocol_version: int
-    model_fingerprint: str
-    layout_fingerprint: str
-    session: str = ""
+    protocol_version: Count
+    model_fingerprint: Text
+    layout_fingerprint: Text
+    session: Text = ""
 
 
 class HelloAccepted(Message, frozen=True, kw_only=True):
@@ -70,39 +93,39 @@ class HelloAccepted(Message, frozen=True, kw_only=True):
     `machine` and `pid` say where its process runs, as in `WorkerInfo`; "" if that is unknown.
     """
 
-    worker_id: str
-    incarnation: str
-    machine: str = ""
-    pid: int = 0
+    worker_id: Text
+    incarnation: Text
+    machine: Text = ""
+    pid: Pid = 0
 
 
 class HelloRefused(Message, frozen=True, kw_only=True):
     """The connection may not be used; names the difference, with both values."""
 
-    what: str
-    ours: str
-    theirs: str
+    what: Text
+    ours: Text
+    theirs: Text
 
 
 class Ping(Message, frozen=True, kw_only=True):
     """Asks for a Pong, which shows that the peer's event loop runs."""
 
-    nonce: int
+    nonce: Count
 
 
 class SetLimits(Message, frozen=True, kw_only=True):
     """New limits of a worker's steps, from its next step on; None leaves a limit unchanged. The
     worker stays within its planned memory, and registers the limits that it applied."""
 
-    chunk_max_tokens: int | None = None
-    itl_target_ms: float | None = None
+    chunk_max_tokens: Dimension | None = None
+    itl_target_ms: Duration | None = None
 
 
 class Pong(Message, frozen=True, kw_only=True):
     """Answer to Ping; `wall_us` is the answering process's wall clock, 0 if unknown."""
 
-    nonce: int
-    wall_us: int = 0
+    nonce: Count
+    wall_us: Count = 0
 
 
 # -- router to workers ----------------------------------------------------------------------
@@ -112,16 +135,16 @@ class KvPeer(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that has KV of an attempt: one that computes its prompt, hands the request over, or
     holds leading blocks in its cache."""
 
-    worker_id: str
-    incarnation: str
-    control: str
+    worker_id: Name
+    incarnation: Name
+    control: Endpoint
 
 
 class KvHolder(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that probably has the first `num_blocks` blocks of a prompt in its cache."""
 
     peer: KvPeer
-    num_blocks: int
+    num_blocks: Dimension
 
 
 class NewAttempt(Message, frozen=True, kw_only=True):
@@ -137,19 +160,19 @@ class NewAttempt(Message, frozen=True, kw_only=True):
     - `holders`: workers from which whoever computes the prompt may fetch blocks, the best first.
     """
 
-    request_id: str
-    attempt: int
-    token_ids: list[int]
-    num_output: int
+    request_id: RequestId
+    attempt: Count
+    token_ids: TokenIds
+    num_output: Count
     sampling: SamplingParams
-    priority: int = 0
-    deadline_ms: int
-    cache_salt: str = ""
-    shared_tokens: int = 0
-    share: str = ""
+    priority: Signed = 0
+    deadline_ms: Count
+    cache_salt: Text = ""
+    shared_tokens: Count = 0
+    share: Text = ""
     is_resumable: bool = False
-    trace_id: str = ""
-    holders: list[KvHolder] = []
+    trace_id: Text = ""
+    holders: Annotated[list[KvHolder], Meta(max_length=1024)] = []
 
 
 class Generate(NewAttempt, frozen=True, kw_only=True):
@@ -160,7 +183,7 @@ class Generate(NewAttempt, frozen=True, kw_only=True):
     number of prompt tokens that it had cached.
     """
 
-    cached_tokens: int = 0
+    cached_tokens: Count = 0
     prefill: KvPeer | None = None
 
 
@@ -170,16 +193,16 @@ class Prefill(NewAttempt, frozen=True, kw_only=True):
     `target` is the id of the decode worker that continues; "" if it does not matter.
     """
 
-    target: str = ""
+    target: Text = ""
 
 
 class Abort(Message, frozen=True, kw_only=True):
     """Router to worker, or sink to source: drop this attempt now. A sink names the `part`."""
 
-    request_id: str
-    attempt: int
-    part: int = 0
-    reason: str = ""
+    request_id: RequestId
+    attempt: Count
+    part: Dimension = 0
+    reason: Reason = ""
 
 
 class Resume(Message, frozen=True, kw_only=True):
@@ -190,17 +213,17 @@ class Resume(Message, frozen=True, kw_only=True):
     its attempt ended.
     """
 
-    request_id: str
-    attempt: int
+    request_id: RequestId
+    attempt: Count
 
 
 class HandOver(Message, frozen=True, kw_only=True):
     """Router to decode worker: end your part of this attempt between two steps, and keep its KV
     for `next_attempt`, which continues on another decode worker. The answer is HandedOver."""
 
-    request_id: str
-    attempt: int
-    next_attempt: int
+    request_id: RequestId
+    attempt: Count
+    next_attempt: Count
 
 
 class CacheDumpRequest(Message, frozen=True, kw_only=True):
@@ -210,8 +233,8 @@ class CacheDumpRequest(Message, frozen=True, kw_only=True):
     `first` is the number of the list's hashes that it already has. At 0, a new list begins.
     """
 
-    nonce: int = 0
-    first: int = 0
+    nonce: Count = 0
+    first: Count = 0
 
 
 class CacheDump(Message, frozen=True, kw_only=True):
@@ -221,11 +244,11 @@ class CacheDump(Message, frozen=True, kw_only=True):
     worker that no longer has the requested list sends the first piece of a new one.
     """
 
-    incarnation: str
-    seq: int
-    hashes: list[bytes]
-    nonce: int = 0
-    first: int = 0
+    incarnation: Text
+    seq: Count
+    hashes: Hashes
+    nonce: Count = 0
+    first: Count = 0
     is_last: bool = True
 
 
@@ -236,20 +259,20 @@ class FlightRequest(Message, frozen=True, kw_only=True):
     with a `request_id` none of other requests. `nonce` comes back in the answer, FlightPage.
     """
 
-    nonce: int
-    after: int = 0
-    request_id: str = ""
-    since_us: int = 0
-    until_us: int = 0
+    nonce: Count
+    after: Count = 0
+    request_id: RequestId = ""
+    since_us: Signed = 0
+    until_us: Signed = 0
 
 
 class FlightPage(Message, frozen=True, kw_only=True):
     """Answer to FlightRequest. The next page begins `after` this place; 0 if this page is the
     last."""
 
-    nonce: int
-    after: int
-    events: list[FlightEvent]
+    nonce: Count
+    after: Count
+    events: Annotated[list[FlightEvent], Meta(max_length=16_384)]
 
 
 # -- workers to router ----------------------------------------------------------------------
@@ -263,13 +286,13 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
     output's first token if they were requested.
     """
 
-    request_id: str
-    attempt: int
-    index: int
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None
+    request_id: RequestId
+    attempt: Count
+    index: Count
+    token_ids: TokenIds
+    logprobs: Logprobs | None = None
     finish: FinishReason | None = None
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
     prompt_logprobs: PromptLogprobs | None = None
     trace: DecodeTrace | None = None
 
@@ -277,16 +300,16 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
 class StepTokens(Message, frozen=True, kw_only=True):
     """Decode worker to one router: all tokens that a step produced for its requests."""
 
-    sequences: list[SequenceTokens]
+    sequences: Annotated[list[SequenceTokens], Meta(max_length=65_536)]
 
 
 class FirstToken(Message, frozen=True, kw_only=True):
     """Prefill worker to router: the first token, sent without waiting for any transfer."""
 
-    request_id: str
-    attempt: int
-    index: int
-    token_id: int
+    request_id: RequestId
+    attempt: Count
+    index: Count
+    token_id: TokenId
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
     finish: FinishReason | None = None
@@ -300,27 +323,27 @@ class Resumed(Message, frozen=True, kw_only=True):
     SequenceTokens.
     """
 
-    request_id: str
-    attempt: int
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None
+    request_id: RequestId
+    attempt: Count
+    token_ids: TokenIds
+    logprobs: Logprobs | None = None
     finish: FinishReason | None = None
-    cached_tokens: int = 0
+    cached_tokens: Count = 0
     trace: DecodeTrace | None = None
 
 
 class NotKept(Message, frozen=True, kw_only=True):
     """Decode worker to router: the stream that you want to resume is not here."""
 
-    request_id: str
-    attempt: int
+    request_id: RequestId
+    attempt: Count
 
 
 class PrefillDone(Message, frozen=True, kw_only=True):
     """Prefill worker to router: the handoff closed; carries the complete trace."""
 
-    request_id: str
-    attempt: int
+    request_id: RequestId
+    attempt: Count
     trace: PrefillTrace
 
 
@@ -332,10 +355,10 @@ class HandedOver(Message, frozen=True, kw_only=True):
     its first token is the next one. PrefillDone or AttemptFailed, with `next_attempt`, follows.
     """
 
-    request_id: str
-    attempt: int
-    next_attempt: int
-    num_output: int
+    request_id: RequestId
+    attempt: Count
+    next_attempt: Count
+    num_output: Count
     keeps_kv: bool
     trace: DecodeTrace
 
@@ -350,14 +373,14 @@ class AttemptFailed(Message, frozen=True, kw_only=True):
     - `computed_tokens`: prompt tokens that the worker has computed.
     """
 
-    request_id: str
-    attempt: int
-    worker_id: str
-    reason: str
+    request_id: RequestId
+    attempt: Count
+    worker_id: Text
+    reason: Reason
     retryable: bool
     lacks_room: bool = False
-    code: str = ""
-    computed_tokens: int = 0
+    code: Text = ""
+    computed_tokens: Count = 0
 
 
 # -- handoff: sink to source and back ---------------------------------------------------------
@@ -371,11 +394,11 @@ class PeerDescriptor(Message, frozen=True, kw_only=True):
     `wants_digests`: notifications of writes there carry one digest per block.
     """
 
-    transport: str
-    agent: str
-    descriptor: bytes
-    digest: bytes
-    num_blocks: int
+    transport: Text
+    agent: Text
+    descriptor: Blob
+    digest: Hash
+    num_blocks: Dimension
     layout: KvLayout | None = None
     wants_digests: bool = False
 
@@ -387,18 +410,18 @@ class KvAsk(Message, frozen=True, kw_only=True):
     the source holds the blocks. Nothing is granted yet.
     """
 
-    request_id: str
-    attempt: int
-    agent: str
-    ttl_ms: int
+    request_id: RequestId
+    attempt: Count
+    agent: Text
+    ttl_ms: TtlMs
 
 
 class KvBegun(Message, frozen=True, kw_only=True):
     """Source to sink: I hold every block of this attempt's prompt and keep them until the handoff
     closes. Only now may the sink reserve blocks for it."""
 
-    request_id: str
-    attempt: int
+    request_id: RequestId
+    attempt: Count
 
 
 class KvGrant(Message, frozen=True, kw_only=True):
@@ -408,12 +431,12 @@ class KvGrant(Message, frozen=True, kw_only=True):
     others follow in order. The sink already has the blocks before it.
     """
 
-    request_id: str
-    attempt: int
-    agent: str
-    first_block: int
-    block_ids: list[int]
-    ttl_ms: int
+    request_id: RequestId
+    attempt: Count
+    agent: Text
+    first_block: Count
+    block_ids: Blocks
+    ttl_ms: TtlMs
 
 
 class KvFetch(Message, frozen=True, kw_only=True):
@@ -425,38 +448,38 @@ class KvFetch(Message, frozen=True, kw_only=True):
     hash.
     """
 
-    request_id: str
-    attempt: int
-    part: int
-    agent: str
-    first_block: int
-    hashes: list[bytes]
-    block_ids: list[int]
-    ttl_ms: int
+    request_id: RequestId
+    attempt: Count
+    part: Dimension
+    agent: Text
+    first_block: Count
+    hashes: Hashes
+    block_ids: Blocks
+    ttl_ms: TtlMs
 
 
 class KvRenew(Message, frozen=True, kw_only=True):
     """Sink to source: the grant is now valid for `ttl_ms` from receipt."""
 
-    request_id: str
-    attempt: int
-    part: int = 0
-    ttl_ms: int
+    request_id: RequestId
+    attempt: Count
+    part: Dimension = 0
+    ttl_ms: TtlMs
 
 
 class HandoffToken(Message, frozen=True, kw_only=True):
     """Source to sink: the first token, sampled after the last chunk. `cached_tokens` of the prompt
     were not computed by the attempt that gave the output's first token."""
 
-    request_id: str
-    attempt: int
-    index: int
-    token_id: int
+    request_id: RequestId
+    attempt: Count
+    index: Count
+    token_id: TokenId
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
     finish: FinishReason | None = None
-    cached_tokens: int
-    last_chunk_end_us: int
+    cached_tokens: Count
+    last_chunk_end_us: Count
 
 
 class KvClosed(Message, frozen=True, kw_only=True):
@@ -467,14 +490,14 @@ class KvClosed(Message, frozen=True, kw_only=True):
     `why` says why not all of them; None if they were, or the sink asked to stop.
     """
 
-    request_id: str
-    attempt: int
-    part: int = 0
-    error: str = ""
-    code: str = ""
-    num_blocks: int = 0
+    request_id: RequestId
+    attempt: Count
+    part: Dimension = 0
+    error: Reason = ""
+    code: Text = ""
+    num_blocks: Dimension = 0
     why: FetchShortfall | None = None
-    write_us: int = 0
+    write_us: Count = 0
 
 
 class KvWritten(Message, frozen=True, kw_only=True):
@@ -486,13 +509,13 @@ class KvWritten(Message, frozen=True, kw_only=True):
     the reader.
     """
 
-    request_id: str
-    attempt: int
-    part: int = 0
-    first_block: int
-    num_blocks: int
-    digests: list[bytes] = []
-    tp_rank: int = 0
+    request_id: RequestId
+    attempt: Count
+    part: Dimension = 0
+    first_block: Count
+    num_blocks: Dimension
+    digests: Hashes = []
+    tp_rank: Dimension = 0
 
 
 # -- weights from worker to worker ------------------------------------------------------------
@@ -501,10 +524,10 @@ class KvWritten(Message, frozen=True, kw_only=True):
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor of a checkpoint as its files store it; `dtype` as in safetensors."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    num_bytes: int
+    name: Text
+    dtype: Text
+    shape: Annotated[tuple[Count, ...], Meta(max_length=16)]
+    num_bytes: Count
 
 
 class WeightsAsk(Message, frozen=True, kw_only=True):
@@ -514,9 +537,9 @@ class WeightsAsk(Message, frozen=True, kw_only=True):
     the size of the pool's blocks.
     """
 
-    ask: str
+    ask: Text
     pool: PeerDescriptor
-    block_bytes: int
+    block_bytes: Count
 
 
 class WeightsOffer(Message, frozen=True, kw_only=True):
@@ -527,29 +550,29 @@ class WeightsOffer(Message, frozen=True, kw_only=True):
     identifies the checkpoint.
     """
 
-    ask: str
-    fingerprint: str
-    tensors: list[StoredTensor]
+    ask: Text
+    fingerprint: Text
+    tensors: Annotated[list[StoredTensor], Meta(max_length=1 << 18)]
 
 
 class WeightsGrant(Message, frozen=True, kw_only=True):
     """The sender may write the first `num_pieces` pieces; earlier pieces have been read."""
 
-    ask: str
-    num_pieces: int
+    ask: Text
+    num_pieces: Count
 
 
 class WeightsRefused(Message, frozen=True, kw_only=True):
     """The sender writes no more pieces; gives the reason."""
 
-    ask: str
-    reason: str
+    ask: Text
+    reason: Reason
 
 
 class WeightsClose(Message, frozen=True, kw_only=True):
     """The asker has everything it wants, or goes elsewhere."""
 
-    ask: str
+    ask: Text
 
 
 WeightsMessage = WeightsAsk | WeightsGrant | WeightsClose

@@ -8,16 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from protocol.bounds import Count, Duration, Endpoint, Name, Pid, Size, Text
 from protocol.messages import Role
-
-MAX_COUNT = 2**53
-Text = Annotated[str, Meta(max_length=4096)]
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Endpoint = Annotated[str, Meta(pattern=r"^tcp://[^\s/]{1,256}:[0-9]{1,5}$")]
-Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-Size = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
-Duration = Annotated[float, Meta(ge=0, le=1e15)]
 
 
 class WorkerState(StrEnum):
@@ -67,12 +59,12 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_context: Count
     machine: Text = ""
     texts_fingerprint: Text = ""
-    transport_paths: tuple[Text, ...] = ()
-    machine_paths: tuple[Text, ...] = ()
-    chosen: dict[Text, Text] = {}
+    transport_paths: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
+    machine_paths: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
+    chosen: Annotated[dict[Text, Text], Meta(max_length=1024)] = {}
     max_batch_size: Count = 0
     chunk_max_tokens: Count = 0
     itl_target_ms: Duration = 0.0
     drain_grace_s: Duration = 0.0
-    start_ms: dict[Text, Count] = {}
+    start_ms: Annotated[dict[Text, Count], Meta(max_length=256)] = {}
     sends_weights: bool = False

@@ -7,8 +7,12 @@ a text identically. Workers match token ids only; the router matches stop string
 from __future__ import annotations
 
 from struct import unpack_from
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from protocol.bounds import Count, Logprob, Number, Packed, TokenId
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this count as greedy: in fp32 they have the same effect."""
@@ -17,6 +21,7 @@ MAX_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 262_144
 MAX_BAD_WORDS = 512
 MAX_BAD_WORD_TOKENS = 512
+SomeIds = Annotated[tuple[TokenId, ...], Meta(max_length=65_536)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,23 +41,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     token that would complete one is masked.
     """
 
-    max_tokens: int
+    max_tokens: Count
     seed: int
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    grammar: str | None = None
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: Count = 0
+    temperature: Number = 1.0
+    top_k: Count = 0
+    top_p: Number = 1.0
+    min_p: Number = 0.0
+    repetition_penalty: Number = 1.0
+    presence_penalty: Number = 0.0
+    frequency_penalty: Number = 0.0
+    logit_bias: Annotated[dict[TokenId, Number], Meta(max_length=65_536)] | None = None
+    logprobs: Count | None = None
+    prompt_logprobs: Count | None = None
+    stop_token_ids: SomeIds = ()
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)] | None = None
+    allowed_token_ids: SomeIds | None = None
+    bad_words: Annotated[tuple[SomeIds, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
 
     @property
     def penalizes(self) -> bool:
@@ -80,8 +85,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one output position: the chosen token's, and the most likely ones."""
 
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    logprob: Logprob
+    top: Annotated[tuple[tuple[TokenId, Logprob], ...], Meta(max_length=MAX_LOGPROBS)] = ()
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -100,11 +105,11 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     [N - 1, num_top] are fp32, `ranks` [N - 1] and `top_ids` [N - 1, num_top] int32.
     """
 
-    num_top: int
-    logprobs: bytes
-    ranks: bytes
-    top_ids: bytes
-    top_logprobs: bytes
+    num_top: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+    logprobs: Packed
+    ranks: Packed
+    top_ids: Packed
+    top_logprobs: Packed
 
     def fits(self, num_prompt: int) -> bool:
         """Whether all lengths are right for a prompt of `num_prompt` tokens."""

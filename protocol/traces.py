@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from protocol.bounds import Blob, Count, Signed, Text
+
+MAX_SPANS = 65_536
 GAP_US = 5_000
 """Longer gaps in an attempt's work are reported with their reason."""
 MAX_STEP_SPANS = 4_096
@@ -23,9 +28,9 @@ _MAX_U16, _MAX_U32 = 2**16 - 1, 2**32 - 1
 class ChunkSpan(msgspec.Struct, frozen=True, array_like=True):
     """One prefill chunk: its time, and the number of tokens it computed."""
 
-    start_us: int
-    end_us: int
-    num_tokens: int
+    start_us: Count
+    end_us: Count
+    num_tokens: Count
 
 
 class WriteSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -34,10 +39,10 @@ class WriteSpan(msgspec.Struct, frozen=True, array_like=True):
     `chunk` is the index of the chunk that completed its last block (-1: the blocks were cached).
     """
 
-    post_us: int
-    done_us: int
-    num_blocks: int
-    chunk: int
+    post_us: Count
+    done_us: Count
+    num_blocks: Count
+    chunk: Signed
 
 
 class StepSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -54,9 +59,9 @@ class StepSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class GapSpan(msgspec.Struct, frozen=True, array_like=True):
     """A time of more than `GAP_US` without progress on an attempt, and the reason."""
 
-    start_us: int
-    end_us: int
-    reason: str
+    start_us: Count
+    end_us: Count
+    reason: Text
 
 
 class FetchSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -66,15 +71,15 @@ class FetchSpan(msgspec.Struct, frozen=True, array_like=True):
     did. `fetch_us` and `compute_us` were expected for fetching and for computing them.
     """
 
-    holder: str
-    first_block: int
-    asked: int
-    found: int
-    sent_us: int
-    done_us: int
-    outcome: str
-    fetch_us: int
-    compute_us: int
+    holder: Text
+    first_block: Count
+    asked: Count
+    found: Count
+    sent_us: Count
+    done_us: Count
+    outcome: Text
+    fetch_us: Signed
+    compute_us: Signed
 
 
 class PrefillTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,18 +89,18 @@ class PrefillTrace(msgspec.Struct, frozen=True, kw_only=True):
     others'.
     """
 
-    worker_id: str
-    received_us: int
-    scheduled_us: int
-    cached_tokens: int
-    chunks: tuple[ChunkSpan, ...]
-    fetched_tokens: int = 0
-    fetches: tuple[FetchSpan, ...] = ()
-    waits: tuple[GapSpan, ...] = ()
-    writes: tuple[WriteSpan, ...] = ()
-    transport: str = ""
-    blocks_moved: int = 0
-    bytes_moved: int = 0
+    worker_id: Text
+    received_us: Count
+    scheduled_us: Count
+    cached_tokens: Count
+    chunks: Annotated[tuple[ChunkSpan, ...], Meta(max_length=MAX_SPANS)]
+    fetched_tokens: Count = 0
+    fetches: Annotated[tuple[FetchSpan, ...], Meta(max_length=MAX_SPANS)] = ()
+    waits: Annotated[tuple[GapSpan, ...], Meta(max_length=MAX_SPANS)] = ()
+    writes: Annotated[tuple[WriteSpan, ...], Meta(max_length=MAX_SPANS)] = ()
+    transport: Text = ""
+    blocks_moved: Count = 0
+    bytes_moved: Count = 0
 
 
 class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,23 +111,28 @@ class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     `fetched_tokens` came from other workers' caches.
     """
 
-    worker_id: str
-    received_us: int
-    admitted_us: int = 0
-    granted_blocks: int = 0
-    cached_tokens: int = 0
-    fetched_tokens: int = 0
-    fetches: tuple[FetchSpan, ...] = ()
-    chunks: tuple[ChunkSpan, ...] = ()
-    blocks_arrived_us: int = 0
-    first_token_us: int = 0
-    first_step_us: int = 0
-    finished_us: int = 0
-    num_decode_steps: int = 0
-    num_preemptions: int = 0
-    steps_since_us: int = 0
-    steps: bytes = b""
-    stalls: tuple[GapSpan, ...] = ()
+    worker_id: Text
+    received_us: Count
+    admitted_us: Count = 0
+    granted_blocks: Count = 0
+    cached_tokens: Count = 0
+    fetched_tokens: Count = 0
+    fetches: Annotated[tuple[FetchSpan, ...], Meta(max_length=MAX_SPANS)] = ()
+    chunks: Annotated[tuple[ChunkSpan, ...], Meta(max_length=MAX_SPANS)] = ()
+    blocks_arrived_us: Count = 0
+    first_token_us: Count = 0
+    first_step_us: Count = 0
+    finished_us: Count = 0
+    num_decode_steps: Count = 0
+    num_preemptions: Count = 0
+    steps_since_us: Count = 0
+    steps: Blob = b""
+    stalls: Annotated[tuple[GapSpan, ...], Meta(max_length=MAX_SPANS)] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for steps that `pack_steps` did not make."""
+        if len(self.steps) % _STEP.size:
+            raise ValueError(f"{len(self.steps)} bytes are not a whole number of steps")
 
     @property
     def first_step_ms(self) -> float | None:
@@ -133,7 +143,7 @@ class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_spans(self) -> list[StepSpan]:
-        """The steps, in order. Raises ValueError if they are malformed."""
+        """The steps, in order."""
         return unpack_steps(self.steps_since_us, self.steps)
 
 

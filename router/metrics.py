@@ -45,7 +45,7 @@ REFUSALS = (
     "overloaded", "deadline_unreachable", "prompt_too_long", "invalid_request", "failed", "other",
 )  # fmt: skip
 SOURCES = ("cached", "computed", "transferred", "computed_before")
-BAD_FRAMES = ("undecodable", "handshake", "no_hello", "foreign", "unexpected")
+BAD_FRAMES = ("undecodable", "handshake", "no_hello", "foreign", "unexpected", "impossible")
 
 
 class FleetMetrics:

@@ -25,6 +25,7 @@ from process.lifecycle import StopSignal
 from process.logs import about
 from process.sockets.control import ControlServer, Peer
 from process.wakeup import Wakeup
+from protocol.bounds import MAX_REASON_CHARS
 from protocol.errors import TransferError
 from protocol.events import WorkerStats
 from protocol.flight import FlightKind
@@ -177,7 +178,7 @@ class WorkerHost:
             request_id=attempt.request_id,
             attempt=attempt.attempt,
             worker_id=self.worker_id,
-            reason=reason,
+            reason=reason[:MAX_REASON_CHARS],
             retryable=retryable and not code,
             lacks_room=lacks_room,
             code=code,
@@ -199,8 +200,16 @@ class WorkerHost:
         if isinstance(message, WeightsMessage) and self._weights is not None:
             self._weights.handle(peer, message)
             return
+        self.note_unexpected(peer.name, message)
+
+    def note_unexpected(self, sender: str, message: ControlMessage) -> None:
+        """Count a message that its sender must not send here; logs the 1st, 2nd, 4th, 8th, ..."""
         self.counters.add(Count.UNEXPECTED_MESSAGES)
-        log.warning("%s %s sent an unexpected %s", peer.role, peer.name, type(message).__name__)
+        count = self.counters[Count.UNEXPECTED_MESSAGES]
+        if count.bit_count() == 1:
+            log.warning(
+                "%s sent an unexpected %s (%d so far)", sender, type(message).__name__, count
+            )
 
     def _flight_page(self, asked: FlightRequest) -> FlightPage:
         events, after = self.flight.page(

@@ -8,6 +8,7 @@ that calls `run`.
 
 from __future__ import annotations
 
+import logging
 from typing import Generic, Protocol
 
 from engine.step_result import StepResult
@@ -35,6 +36,8 @@ from worker.host import WorkerHost
 from worker.outbound import OutboundHandoffs
 from worker.reporter import HandoffLoad
 from worker.tasks import AnyTask, Tasks
+
+log = logging.getLogger(__name__)
 
 
 class WorkerRole(Protocol[AnyTask]):
@@ -151,7 +154,7 @@ class WorkerLoop(Generic[AnyTask]):
             if not role.is_sending:
                 host.reincarnate()
         for peer, message in host.server.receive():
-            self._handle(peer, message)
+            self._try_handle(peer, message)
         for peer in host.server.lost(self._clock.now()):
             role.lose(peer)
             role.outbound.lose(peer)
@@ -163,6 +166,15 @@ class WorkerLoop(Generic[AnyTask]):
                 role.outbound.follow(event)
         role.sweep()
         role.outbound.sweep()
+
+    def _try_handle(self, peer: Peer, message: ControlMessage) -> None:
+        """Handle a peer's message. A message that cannot be handled ends the peer's connection and
+        its work here, and nothing else."""
+        try:
+            self._handle(peer, message)
+        except Exception:
+            log.exception("cannot handle a %s of %s", type(message).__name__, peer.name)
+            self._host.server.drop(peer)
 
     def _handle(self, peer: Peer, message: ControlMessage) -> None:
         match message:

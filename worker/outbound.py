@@ -33,6 +33,7 @@ from kv_transfer.transfer_loop import (
 )
 from process.sockets.control import Peer
 from protocol import wire
+from protocol.bounds import MAX_REASON_CHARS
 from protocol.messages import (
     Abort,
     HandoffToken,
@@ -208,10 +209,11 @@ class OutboundHandoffs:
 
     def _handle_handoff(self, peer: Peer, agent: str, message: AboutHandoff) -> None:
         """Handle a sink's message about a handoff; `agent` is its transfer agent."""
-        if isinstance(message, (KvAsk, KvGrant, KvFetch)) and message.agent != agent:
-            self._host.answer_common(peer, message)
-            return
         now, key = self._clock.now(), key_of(message)
+        is_forged = isinstance(message, (KvAsk, KvGrant, KvFetch)) and message.agent != agent
+        if is_forged or self._source.agent_of(key) not in (None, agent):
+            self._host.answer_common(peer, message)  # no sink speaks of another's handoff
+            return
         self._speakers[key] = peer
         match message:
             case KvAsk():
@@ -322,7 +324,7 @@ class OutboundHandoffs:
                 request_id=action.key.request_id,
                 attempt=action.key.attempt,
                 part=part,
-                error=action.error,
+                error=action.error[:MAX_REASON_CHARS],
                 code=code,
                 num_blocks=action.num_blocks,
                 why=action.why,

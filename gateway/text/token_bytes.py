@@ -52,7 +52,10 @@ class TokenBytes:
         """Bytes of a token; empty for an id that names no token."""
         found = self._known.get(token_id)
         if found is None:
-            found = self._known[token_id] = self._compute(token_id)
+            computed = self._compute(token_id)
+            if computed is None:
+                return b""
+            found = self._known[token_id] = computed
             with suppress(UnicodeDecodeError):
                 self.texts[token_id] = found.decode()
         return found
@@ -64,10 +67,10 @@ class TokenBytes:
         except KeyError:
             return list(map(self.of, token_ids))
 
-    def _compute(self, token_id: int) -> bytes:
+    def _compute(self, token_id: int) -> bytes | None:
         value: str | bytes | None = self._tokenizer.id_to_token(token_id)
         if value is None:
-            return b""
+            return None
         for rule in self._rules:
             if isinstance(value, bytes):
                 return value

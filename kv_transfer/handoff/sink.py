@@ -84,6 +84,12 @@ class HandoffSink:
         """Whether the handoff was asked for and nothing has been granted yet."""
         return key in self._asks
 
+    def peer_of(self, key: HandoffKey) -> str | None:
+        """The source that was asked for a handoff whose fence is up or that waits for its source;
+        None for other handoffs."""
+        held = self._asks.find(key) or self._handoffs.get(key)
+        return None if held is None else held.peer
+
     def is_known(self, key: HandoffKey) -> bool:
         """Whether the handoff was asked for before and cannot be asked for again."""
         is_open = key in self._asks or key in self._handoffs

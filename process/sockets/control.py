@@ -90,7 +90,8 @@ class HelloPolicy:
 class ControlServer:
     """A worker's ROUTER socket and the peers whose Hello was accepted. Owns the socket.
 
-    `refused` counts dropped frames by reason: undecodable, foreign, no_hello, incompatible.
+    `refused` counts dropped frames by reason: undecodable, foreign, no_hello, incompatible,
+    unusable.
     `undeliverable` counts messages to lost peers. `socket` is for a Poller.
     """
 
@@ -169,6 +170,13 @@ class ControlServer:
                     gone.append(self._peers[identity])
                     self._forget(identity)
         return gone
+
+    def drop(self, peer: Peer) -> None:
+        """End a connection whose messages cannot be handled: `lost` reports the peer, which must
+        send Hello again."""
+        if self._forget(peer.identity):
+            self.refused["unusable"] += 1
+            self._unreachable.append(peer)
 
     def reincarnate(self, incarnation: str) -> None:
         """Become a new incarnation: all connected peers are lost and must send Hello again."""

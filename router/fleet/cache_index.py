@@ -16,14 +16,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import NoReturn
 
 import msgspec
 
+from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump, CacheDumpRequest
 from router.fleet.block_holders import BlockHolders, Run
 
 MAX_BUFFERED_EVENTS = 4096
+MAX_BLOCKS = 1 << 23
+"""Blocks of a worker that the index holds, whatever the worker has registered."""
 RETRY_S, MAX_RETRY_S = 2.0, 60.0
 """A piece of a dump that does not come is requested again after this time, which doubles each time
 until the dump is whole."""
@@ -45,20 +49,23 @@ NO_MATCH = PrefixMatch(0, 0)
 
 @dataclass(eq=False)
 class _WorkerBlocks:
-    """One worker's blocks; `bit` stands for the worker in the index.
+    """One worker's blocks; `bit` stands for the worker in the index, `most` is the number of blocks
+    beyond which its reports cannot be true.
 
-    While a dump is awaited, `seq` is None and events wait in `buffer`; the dump is requested again
-    at `retry_at`. `gathered` are the hashes of the dump that have come. `asked` is the number of
-    the dump's last request: answers to earlier requests are dropped.
+    While a dump is awaited, `seq` is None and events, with `buffered` hashes, wait in `buffer`; the
+    dump is requested again at `retry_at`. `gathered` are the hashes of the dump that have come.
+    `asked` is the number of the dump's last request: answers to earlier requests are dropped.
 
     `pending` maps an expected block to its expiry; `routed` has the same by prompt, oldest first.
     """
 
     incarnation: str
     bit: int
+    most: int
     hashes: set[bytes] = field(default_factory=set)
     seq: int | None = None
     buffer: list[CacheEvents] = field(default_factory=list)
+    buffered: int = 0
     gathered: list[bytes] = field(default_factory=list)
     asked: int = 0
     pending: dict[bytes, float] = field(default_factory=dict)
@@ -84,14 +91,15 @@ class CacheIndex:
         self._next_expiry = math.inf  # of expected blocks, or earlier
         self.gaps = 0
 
-    def join(self, worker_id: str, incarnation: str) -> None:
-        """Follow a worker, whose set is empty at first; the caller requests a dump from it."""
+    def join(self, worker_id: str, incarnation: str, num_blocks: int = MAX_BLOCKS) -> None:
+        """Follow a worker with so many blocks, whose set is empty at first; the caller requests a
+        dump from it."""
         self.leave(worker_id)
         if not self._free_bits:
             self._free_bits.append(1 << self._num_bits)
             self._num_bits += 1
         bit = self._free_bits.pop()
-        self._workers[worker_id] = _WorkerBlocks(incarnation, bit)
+        self._workers[worker_id] = _WorkerBlocks(incarnation, bit, 2 * min(num_blocks, MAX_BLOCKS))
         self._everybody |= bit
         self._names[bit] = worker_id
 
@@ -105,7 +113,8 @@ class CacheIndex:
             self._sort(worker, worker.hashes)
 
     def apply_events(self, events: CacheEvents) -> bool:
-        """Take one event; True if the caller must request a dump because events are missing."""
+        """Take one event; True if the caller must request a dump because events are missing.
+        Raises ProtocolError if the worker reports more blocks than it can have."""
         worker = self._workers.get(events.worker_id)
         if worker is None or worker.incarnation != events.incarnation:
             return False
@@ -123,13 +132,15 @@ class CacheIndex:
     def take_piece(self, worker_id: str, piece: CacheDump) -> CacheDumpRequest | None:
         """Take a piece of a dump, and apply the dump once it is complete. Returns the next request
         for the caller to send. A piece that answers no request, or an earlier one, changes
-        nothing."""
+        nothing. Raises ProtocolError if the worker lists more blocks than it can have."""
         worker = self._workers.get(worker_id)
         if worker is None or (worker.incarnation, worker.asked) != (piece.incarnation, piece.nonce):
             return None
         if piece.first not in (0, len(worker.gathered)):
             return None
         del worker.gathered[piece.first :]
+        if len(worker.gathered) + len(piece.hashes) > worker.most:
+            self._disbelieve(worker)
         worker.gathered += piece.hashes
         worker.retry_at = None
         if not piece.is_last:
@@ -261,6 +272,8 @@ class CacheIndex:
         return worker is not None and worker.seq is not None
 
     def _apply(self, worker: _WorkerBlocks, events: CacheEvents) -> None:
+        if len(worker.hashes) + len(events.stored) > worker.most:
+            self._disbelieve(worker)
         worker.hashes.difference_update(events.removed)
         worker.hashes.update(events.stored)
         self._held.remove(worker.bit, events.removed)
@@ -268,11 +281,21 @@ class CacheIndex:
         if worker.pending:
             self._forget_pending(worker, chain(events.removed, events.stored))
 
+    def _disbelieve(self, worker: _WorkerBlocks) -> NoReturn:
+        """Forget what a worker has reported, which cannot be true. A missed event explains some
+        blocks too many, but not as many as the pool has."""
+        former, worker.hashes = worker.hashes, set()
+        worker.seq, worker.buffer, worker.gathered = None, [], []
+        self._sort(worker, former)
+        raise ProtocolError(f"it reports more than {worker.most} blocks")
+
     @staticmethod
     def _hold(worker: _WorkerBlocks, events: CacheEvents) -> bool:
         """Buffer an event until the dump arrives; True if the buffer overflowed and a new dump
         is needed."""
-        if len(worker.buffer) < MAX_BUFFERED_EVENTS:
+        size = len(events.stored) + len(events.removed)
+        worker.buffered = size + (worker.buffered if worker.buffer else 0)
+        if len(worker.buffer) < MAX_BUFFERED_EVENTS and worker.buffered <= worker.most:
             worker.buffer.append(events)
             return False
         worker.buffer = [events]

@@ -308,7 +308,7 @@ class Fleet:
             if wanted is not None:
                 worker.link.send(wanted)
         elif isinstance(message, FlightPage):
-            self.flights.answer(message)
+            self.flights.answer(worker, message)
         elif self._listener is not None:
             self._listener.on_message(worker, message)
 
@@ -357,7 +357,7 @@ class Fleet:
         if self.identity is None:
             return
         self._refused.pop(info.incarnation, None)
-        self._index.join(info.worker_id, info.incarnation)
+        self._index.join(info.worker_id, info.incarnation, info.num_blocks)
         self._workers[info.worker_id] = Worker(info, self._connect(info, self))
 
     def _lose(self, worker_id: str, reason: str, loss: Loss) -> None:

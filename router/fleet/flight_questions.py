@@ -25,7 +25,7 @@ class FlightQuestions:
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._waiting: dict[int, asyncio.Future[FlightPage]] = {}
+        self._waiting: dict[tuple[str, int], asyncio.Future[FlightPage]] = {}
 
     async def ask(self, worker: Worker, wanted: FlightRequest) -> list[FlightEvent]:
         """The events that a worker recorded, oldest first; `nonce` and `after` of `wanted` are
@@ -50,15 +50,16 @@ class FlightQuestions:
                 break
         return [_shifted(each, offset_us) for each in found]
 
-    def answer(self, page: FlightPage) -> None:
-        """Take a page. It is dropped if its question is no longer waiting."""
-        waiting = self._waiting.pop(page.nonce, None)
+    def answer(self, worker: Worker, page: FlightPage) -> None:
+        """Take a worker's page. It is dropped if no question to this worker is waiting for it."""
+        waiting = self._waiting.pop((worker.worker_id, page.nonce), None)
         if waiting is not None and not waiting.done():
             waiting.set_result(page)
 
     async def _page(self, worker: Worker, asked: FlightRequest) -> FlightPage:
         future: asyncio.Future[FlightPage] = asyncio.get_running_loop().create_future()
-        self._waiting[asked.nonce] = future
+        question = worker.worker_id, asked.nonce
+        self._waiting[question] = future
         try:
             if not worker.link.send(asked):
                 raise ServiceError(f"{worker.worker_id} is not connected")
@@ -68,7 +69,7 @@ class FlightQuestions:
             name = worker.worker_id
             raise ServiceError(f"{name} did not answer within {ANSWER_S:g} s") from None
         finally:
-            self._waiting.pop(asked.nonce, None)
+            self._waiting.pop(question, None)
 
 
 def _shifted(event: FlightEvent, offset_us: int) -> FlightEvent:

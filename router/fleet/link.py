@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 CLOSE_LINGER_MS = 100
 RECONNECT_S = 0.2
+MAX_RECONNECT_S = 30.0
 _PINGS_TIMED = 64
 
 
@@ -123,6 +124,7 @@ class WorkerLink:
         self.trouble: Condition | None = CONNECTING
         """Why the connection cannot be used; None while it can."""
         self._last_heard = time.monotonic()
+        self._num_lies = 0
         self._num_pings = 0
         self._last_answered = 0
         self.clock = ClockOffset()
@@ -193,17 +195,22 @@ class WorkerLink:
     # -- the task ---------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Run sessions one after the other until the link is closed or refused."""
+        """Run sessions one after the other until the link is closed or refused. The pause between
+        them grows with the number of sessions that ended because the worker lied."""
         while self.refused is None:
             try:
                 await self._session()
+            except ProtocolError as error:
+                self._num_lies += 1
+                self._metrics.refused.add("impossible")
+                log.warning("ended the connection to %s: %s", self._info.worker_id, error)
             except Exception:
                 log.exception("the link to %s failed", self._info.worker_id)
             if self._is_ready:
                 self._end_ready()
                 self.trouble = BROKEN
                 self._callbacks.on_disconnected(self._info.worker_id)
-            await asyncio.sleep(RECONNECT_S)
+            await asyncio.sleep(min(RECONNECT_S * 1.5 ** min(self._num_lies, 16), MAX_RECONNECT_S))
 
     async def _session(self) -> None:
         """One connection from hello to its end. Raises the error of a message or a socket."""

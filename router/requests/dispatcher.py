@@ -39,6 +39,7 @@ from protocol.messages import (
     SequenceTokens,
     StepTokens,
 )
+from protocol.traces import DecodeTrace
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Loss, Worker
 from router.metrics import FleetMetrics
@@ -299,7 +300,7 @@ class Dispatcher:
 
     def _on_resumed(self, worker: Worker, message: Resumed) -> None:
         """Continue a stream on the worker that has it. Abort a stream that is no longer wanted."""
-        search = self._searches.try_find(message)
+        search = self._searches.try_find(worker, message)
         generation = self._generations.get(message.request_id)
         if search is None or generation is None or generation.attempt is not None:
             self._metrics.stale.inc()
@@ -310,9 +311,7 @@ class Dispatcher:
         generation.begin(attempt, self._traces.wall_us())
         self._metrics.attempts.add(placement.mode)
         if message.trace is not None:
-            self._traces.attach_decode(
-                message.request_id, message.attempt, message.trace, worker.link.clock
-            )
+            self._attach_decode(worker, message, message.trace)
         generation.note_cached(message.cached_tokens)
         piece = TokenPiece(0, message.token_ids, message.logprobs, message.finish)
         self._take(generation, worker, piece, self._traces.wall_us())
@@ -320,9 +319,7 @@ class Dispatcher:
 
     def _on_prefill_done(self, worker: Worker, message: PrefillDone) -> None:
         """All KV has arrived: the attempt no longer depends on the prefill worker."""
-        self._traces.attach_prefill(
-            message.request_id, message.attempt, message.trace, True, worker.link.clock
-        )
+        self._attach_prefill(worker, message, is_final=True)
         generation = self._generations.get(message.request_id)
         attempt = generation.attempt if generation else None
         if attempt is not None and attempt.number == message.attempt:
@@ -331,7 +328,7 @@ class Dispatcher:
     def _on_handed_over(self, worker: Worker, message: HandedOver) -> None:
         """A draining worker ended its part of the request: start the next attempt elsewhere."""
         name = message.request_id
-        self._traces.attach_decode(name, message.attempt, message.trace, worker.link.clock)
+        self._attach_decode(worker, message, message.trace)
         generation = self._current(worker, name, message.attempt)
         if generation is None or message.next_attempt != generation.attempt_number + 1:
             worker.link.send(Abort(request_id=name, attempt=message.next_attempt))
@@ -347,9 +344,7 @@ class Dispatcher:
 
     def _on_sequence(self, worker: Worker, sequence: SequenceTokens, now_us: int) -> None:
         if sequence.trace is not None:
-            self._traces.attach_decode(
-                sequence.request_id, sequence.attempt, sequence.trace, worker.link.clock
-            )
+            self._attach_decode(worker, sequence, sequence.trace)
         generation = self._current(worker, sequence.request_id, sequence.attempt)
         if generation is None:
             return
@@ -358,9 +353,7 @@ class Dispatcher:
         self._take(generation, worker, sequence, now_us)
 
     def _on_first_token(self, worker: Worker, message: FirstToken) -> None:
-        self._traces.attach_prefill(
-            message.request_id, message.attempt, message.trace, False, worker.link.clock
-        )
+        self._attach_prefill(worker, message, is_final=False)
         generation = self._current(worker, message.request_id, message.attempt)
         if generation is None:
             return
@@ -369,6 +362,23 @@ class Dispatcher:
         ids, prompt_logprobs = [message.token_id], message.prompt_logprobs
         piece = TokenPiece(message.index, ids, logprobs, message.finish, prompt_logprobs)
         self._take(generation, worker, piece, self._traces.wall_us())
+
+    def _attach_prefill(
+        self, worker: Worker, message: FirstToken | PrefillDone, is_final: bool
+    ) -> None:
+        """Keep the trace of a message; a worker reports its own time only."""
+        name, trace = message.request_id, message.trace
+        if trace.worker_id == worker.worker_id:
+            clock = worker.link.clock
+            self._traces.attach_prefill(name, message.attempt, trace, is_final, clock)
+
+    def _attach_decode(
+        self, worker: Worker, message: SequenceTokens | Resumed | HandedOver, trace: DecodeTrace
+    ) -> None:
+        """As `_attach_prefill`."""
+        if trace.worker_id == worker.worker_id:
+            clock = worker.link.clock
+            self._traces.attach_decode(message.request_id, message.attempt, trace, clock)
 
     def _take(self, generation: Generation, worker: Worker, piece: Piece, now_us: int) -> None:
         """Put the tokens that came at `now_us` in order and deliver the new ones; a gap fails the

@@ -57,8 +57,10 @@ class Generation:
     outcome: str = "closed"
 
     def __post_init__(self) -> None:
-        is_scored = self.request.sampling.prompt_logprobs is not None
-        self.stream = TokenStream(len(self.request.token_ids) if is_scored else 0)
+        sampling = self.request.sampling
+        is_scored = sampling.prompt_logprobs is not None
+        num_scored = len(self.request.token_ids) if is_scored else 0
+        self.stream = TokenStream(num_scored, sampling.max_tokens)
 
     @property
     def is_idle(self) -> bool:
@@ -96,9 +98,10 @@ class Generation:
         """Accept messages of this attempt only."""
         self.attempt = attempt
         self.stream.start_attempt(is_remote=attempt.placement.mode is Mode.REMOTE)
-        self.trace.attempts.append(
-            AttemptTrace(attempt.number, attempt.placement, now_us, forecast=attempt.forecast)
-        )
+        source = "" if attempt.prefill is None else attempt.prefill.worker_id
+        trace = AttemptTrace(attempt.number, attempt.placement, now_us, source)
+        trace.forecast = attempt.forecast
+        self.trace.attempts.append(trace)
 
     def drop_attempt(self) -> Attempt | None:
         """Accept no more messages. Closes and returns the running attempt, if any."""

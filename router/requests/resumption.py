@@ -31,6 +31,10 @@ class Search:
             if worker.link.send(self.question):
                 self._asked.add(worker)
 
+    def has_asked(self, worker: Worker) -> bool:
+        """Whether an answer of this worker is awaited."""
+        return worker in self._asked
+
     def rule_out(self, worker: Worker) -> None:
         """Note that this worker does not have the stream."""
         self._waiting.discard(worker)
@@ -70,15 +74,20 @@ class Searches:
             if self._searches.get(name) is search:
                 del self._searches[name]
 
-    def try_find(self, answer: Resumed | NotKept) -> Search | None:
-        """The search that a worker's answer belongs to; None if that search is over."""
+    def try_find(self, worker: Worker, answer: Resumed | NotKept) -> Search | None:
+        """The search that a worker's answer belongs to; None if that search is over or did not ask
+        this worker."""
         search = self._searches.get(answer.request_id)
-        is_ours = search is not None and search.question.attempt == answer.attempt
+        is_ours = (
+            search is not None
+            and search.question.attempt == answer.attempt
+            and search.has_asked(worker)
+        )
         return search if is_ours else None
 
     def not_kept(self, worker: Worker, answer: NotKept) -> None:
         """Note that this worker does not have the stream."""
-        search = self.try_find(answer)
+        search = self.try_find(worker, answer)
         if search is not None:
             search.rule_out(worker)
 

@@ -8,6 +8,7 @@ prefill worker's first token. They are held until it arrives.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -51,11 +52,12 @@ class TokenStream:
     that overtook the first token of their attempt.
 
     The first token comes with the log-probabilities of the prompt's `scored_prompt` tokens, or with
-    none if `scored_prompt` is 0.
+    none if `scored_prompt` is 0. There are at most `max_tokens` tokens.
     """
 
-    def __init__(self, scored_prompt: int = 0) -> None:
+    def __init__(self, scored_prompt: int = 0, max_tokens: int = sys.maxsize) -> None:
         self._scored_prompt = scored_prompt
+        self._max_tokens = max_tokens
         self.token_ids: list[int] = []
         self.finish: FinishReason | None = None
         self.duplicates = 0
@@ -73,6 +75,8 @@ class TokenStream:
         Raises ProtocolError for a gap, and for log-probabilities of output or prompt that do not
         fit their tokens.
         """
+        if piece.index + len(piece.token_ids) > self._max_tokens:
+            raise ProtocolError(f"more tokens came than the {self._max_tokens} that were asked for")
         if (
             piece.index == len(self.token_ids)
             and piece.logprobs is None

@@ -33,14 +33,16 @@ MovedListener = Callable[["AttemptTrace", PrefillTrace], None]
 class AttemptTrace(msgspec.Struct):
     """One attempt: its placement, its workers' traces, and the reason if it failed.
 
-    `clocks` are readings of the workers' clocks, taken when their traces came. `path` is the path
-    that its KV took, "" if unknown. `reported_computed` counts the prompt tokens that the worker on
-    which it failed had computed.
+    `source` is the other worker, which sends the KV: a prefill worker, or the decode worker that
+    hands the request over. `clocks` are readings of the workers' clocks, taken when their traces
+    came. `path` is the path that its KV took, "" if unknown. `reported_computed` counts the prompt
+    tokens that the worker on which it failed had computed.
     """
 
     number: int
     placement: Placement
     started_us: int
+    source: str = ""
     prefill: PrefillTrace | None = None
     decode: DecodeTrace | None = None
     failed: str | None = None
@@ -56,6 +58,10 @@ class AttemptTrace(msgspec.Struct):
         prefill = self.placement.prefill
         decode = self.placement.decode.worker_id
         return decode if prefill is None else f"{prefill.worker_id} → {decode}"
+
+    def involves(self, worker_id: str) -> bool:
+        """Whether this worker takes part in the attempt."""
+        return worker_id in (self.placement.decode.worker_id, self.source)
 
     @property
     def computed_tokens(self) -> int:
@@ -279,24 +285,24 @@ class TraceStore:
         is_final: bool,
         clock: ClockOffset | None = None,
     ) -> None:
-        """Take a prefill worker's trace; the final one replaces the first token's."""
-        if is_final:
-            self._metrics.blocks_moved.inc(trace.blocks_moved)
-            self._metrics.bytes_moved.inc(trace.bytes_moved)
+        """Take the trace of the attempt's prefill worker; the final one replaces the first
+        token's."""
         found = self._attempt(request_id, attempt)
-        if found is not None:
+        if found is not None and found.involves(trace.worker_id):
             found.prefill = trace
             found.read_clock(trace.worker_id, clock)
             if is_final:
+                self._metrics.blocks_moved.inc(trace.blocks_moved)
+                self._metrics.bytes_moved.inc(trace.bytes_moved)
                 for listener in self._on_moved:
                     listener(found, trace)
 
     def attach_decode(
         self, request_id: str, attempt: int, trace: DecodeTrace, clock: ClockOffset | None = None
     ) -> None:
-        """Take a decode worker's trace; a later one replaces an earlier one."""
+        """Take the trace of the attempt's decode worker; a later one replaces an earlier one."""
         found = self._attempt(request_id, attempt)
-        if found is not None:
+        if found is not None and found.involves(trace.worker_id):
             found.decode = trace
             found.read_clock(trace.worker_id, clock)
 

@@ -80,7 +80,7 @@ _SCALARS: dict[type[Any], Any] = {
     inspect.FloatType: 1.5,
     inspect.BoolType: True,
     inspect.StrType: "text",
-    inspect.BytesType: b"bytes",
+    inspect.BytesType: b"of 16 bytes each",
     inspect.NoneType: None,
     inspect.AnyType: 1,
 }
@@ -97,6 +97,8 @@ def example(message: type[Any]) -> Any:
 
 
 def _example(kind: inspect.Type) -> Any:
+    if isinstance(kind, inspect.StrType) and kind.pattern is not None:
+        return "tcp://127.0.0.1:1"
     if type(kind) in _SCALARS:
         return _SCALARS[type(kind)]
     match kind:

@@ -36,6 +36,9 @@ class FakeServer:
         gone, self.gone = self.gone, []
         return gone
 
+    def drop(self, peer: Peer) -> None:
+        self.gone.append(peer)
+
     def reincarnate(self, incarnation: str) -> None:
         self.incarnations.append(incarnation)
 

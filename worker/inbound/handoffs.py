@@ -142,7 +142,7 @@ class InboundHandoffs:
         others = []
         for incarnation, message in self._peers.receive():
             if isinstance(message, KvClosed) and message.part:
-                self.close(message)
+                self.close(incarnation, message)
             else:
                 others.append((incarnation, message))
         return others
@@ -167,12 +167,15 @@ class InboundHandoffs:
 
     # -- events -----------------------------------------------------------------------------
 
-    def begin(self, begun: KvBegun) -> None:
+    def begin(self, incarnation: str, begun: KvBegun) -> None:
         """The peer holds every block of the prompt."""
-        self._carry_out(self._sink.begun(begun))
+        if self._is_peer_of(incarnation, begun):
+            self._carry_out(self._sink.begun(begun))
 
-    def close(self, closed: KvClosed) -> None:
+    def close(self, incarnation: str, closed: KvClosed) -> None:
         """The peer posts no more writes."""
+        if not self._is_peer_of(incarnation, closed):
+            return
         if closed.part and self.fetches is not None:
             self.fetches.on_closed(key_of(closed), closed)
         self._carry_out(self._sink.closed(closed, self._clock.now()))
@@ -197,6 +200,15 @@ class InboundHandoffs:
         self._counters.add_up_to(Count.BLOCKS_RECEIVED, "sink", self._sink.blocks_received)
         self._counters.add_up_to(Count.FETCHES_STOPPED, "fetches", self._sink.num_stopped)
         self._counters.add_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
+
+    def _is_peer_of(self, incarnation: str, message: KvBegun | KvClosed) -> bool:
+        """Whether a message comes from the source of the handoff that it names: no other worker
+        may lift that handoff's fence."""
+        peer = self._sink.peer_of(key_of(message))
+        if peer in (None, incarnation):
+            return True
+        self._host.note_unexpected(incarnation, message)
+        return False
 
     # -- decisions of the sink ----------------------------------------------------------------
 

@@ -50,7 +50,7 @@ def trace() -> RequestTrace:
         steps_since_us=T0 + 1000, steps=pack_steps(T0 + 1000, steps),
         stalls=(GapSpan(T0 + 2000, T0 + 2500, "preempted"),),
     )  # fmt: skip
-    made.attempts = [lost, AttemptTrace(2, PLACEMENT, T0 + 100, prefill, decode)]
+    made.attempts = [lost, AttemptTrace(2, PLACEMENT, T0 + 100, "p1", prefill, decode)]
     return made
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump, CacheDumpRequest
 from router.fleet.block_holders import EXACT_BLOCKS, STRIDE
@@ -382,3 +383,24 @@ def test_the_cost_of_a_look_up_grows_neither_with_the_workers_nor_with_each_bloc
     assert set(found.values()) == {PrefixMatch(8000, 8000)}
     assert len(found) == 100
     assert masks.num_reads <= EXACT_BLOCKS + len(hashes) // STRIDE + STRIDE
+
+
+def test_more_blocks_than_a_worker_has_are_not_believed() -> None:
+    """Neither in a dump that never ends, nor in events, before and after it."""
+    index = CacheIndex(pending_ttl_s=10.0)
+    index.join("w", "i1", num_blocks=10)
+    asked = index.new_dump("w")
+    hashes = [number.to_bytes(16, "big") for number in range(100)]
+    piece = CacheDump(incarnation="i1", seq=1, hashes=hashes[:15], nonce=asked.nonce, is_last=False)
+    asked = index.take_piece("w", piece)
+    assert asked is not None
+    with pytest.raises(ProtocolError, match="more than 20 blocks"):
+        index.take_piece("w", msgspec.structs.replace(piece, nonce=asked.nonce, first=15))
+    events = CacheEvents(worker_id="w", incarnation="i1", seq=1, stored=hashes, removed=[])
+    with pytest.raises(ProtocolError, match="more than 20 blocks"):
+        index.apply_events(events)
+    assert index.num_blocks("w") == 0
+    few = msgspec.structs.replace(events, stored=hashes[:4])
+    for seq in range(50):
+        index.apply_events(msgspec.structs.replace(few, seq=seq))
+    assert len(index._workers["w"].buffer) <= 5

@@ -137,6 +137,21 @@ async def test_frames_that_cannot_be_taken_are_counted(harness: Harness, frames,
     assert harness.is_usable("d1")
 
 
+async def test_a_report_that_cannot_be_true_ends_the_connection_and_another_follows(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    liar, other = await harness.join("d1", "d2")
+    await liar.subscribed()
+    hashes = [number.to_bytes(16, "big") for number in range(3 * liar.info.num_blocks)]
+    liar.publish(CacheEvents(worker_id="d1", incarnation="d1-1", seq=1, stored=hashes, removed=[]))
+    await until(lambda: harness.metric("refused_frames_total", reason="impossible") == 1)
+    assert "ended the connection to d1: it reports more than" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert harness.is_usable("d2")
+    await until(lambda: harness.is_usable("d1"))
+    assert other.received.count(Hello) == 1
+
+
 async def test_garbage_among_events_is_counted(harness: Harness) -> None:
     (worker,) = await harness.join("d1")
     await worker.subscribed()

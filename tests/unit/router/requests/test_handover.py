@@ -255,10 +255,13 @@ async def test_room_for_one_is_not_given_to_two(harness: Harness) -> None:
         await end(consumer, source, leg, 1)
 
 
+OWN_NONCE = 1 << 40
+
+
 async def all_sent(harness: Harness, worker: FakeWorker) -> None:
     """Wait until what the router has sent to a worker is there."""
-    harness.fleet.worker(worker.info.worker_id).link.send(Ping(nonce=-1))
-    while (await worker.received.next(Ping)).nonce >= 0:
+    harness.fleet.worker(worker.info.worker_id).link.send(Ping(nonce=OWN_NONCE))
+    while (await worker.received.next(Ping)).nonce != OWN_NONCE:
         pass
 
 

@@ -144,3 +144,14 @@ def _leg(question: Resume) -> Generate:
         sampling=IN_ITS_SECOND_LIFE.sampling,
         deadline_ms=1,
     )
+
+
+async def test_only_a_worker_that_was_asked_answers(harness: Harness) -> None:
+    d1, p1 = await harness.join("d1", "p1")
+    consumer = Consumer(harness.dispatcher, IN_ITS_SECOND_LIFE)
+    question = await d1.received.next(Resume)
+    p1.send(not_kept(question))
+    p1.send(resumed(question, [9, 9], finish=FinishReason.STOP))
+    await until(lambda: harness.metric("stale_messages_total") == 1)
+    d1.send(resumed(question, [4, 5], finish=FinishReason.LENGTH))
+    assert await consumer.end() == [4, 5]

@@ -133,3 +133,12 @@ def test_a_first_token_without_what_was_asked_of_the_prompt_is_an_error(
     with pytest.raises(ProtocolError, match="the prompt's log-probabilities"):
         stream.take(scored(0, 10, told=told))
     assert stream.token_ids == []
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_more_tokens_than_were_asked_for_are_an_error(index: int) -> None:
+    stream = TokenStream(max_tokens=3)
+    stream.start_attempt(is_remote=False)
+    taken(stream, piece(0, 10, 11))
+    with pytest.raises(ProtocolError, match="more tokens came than the 3"):
+        stream.take(piece(index, 10, 11, 12, 13))

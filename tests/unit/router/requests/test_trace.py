@@ -124,7 +124,7 @@ def test_the_final_prefill_trace_may_come_after_the_end(
     store: TraceStore, registry: CollectorRegistry
 ) -> None:
     trace = store.begin("r", 5)
-    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1))
+    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1, "p1"))
     store.attach_prefill("r", 1, prefill_trace("p1"), is_final=False)
     store.end(trace, "finished")
     done = prefill_trace("p1", blocks_moved=7, bytes_moved=700, transport="nixl")
@@ -139,7 +139,7 @@ def test_the_final_prefill_trace_may_come_after_the_end(
 
 def test_durations_of_a_remote_attempt(store: TraceStore) -> None:
     trace = store.begin("r", 5)
-    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1))
+    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1, "p1"))
     chunks = (ChunkSpan(2_000, 4_000, 16), ChunkSpan(5_000, 9_000, 16))
     prefill = prefill_trace("p1", received_us=500, scheduled_us=2_000, chunks=chunks)
     store.attach_prefill("r", 1, prefill, is_final=False)
@@ -163,7 +163,7 @@ def test_durations_of_a_remote_attempt(store: TraceStore) -> None:
 
 def test_durations_of_a_local_attempt(store: TraceStore) -> None:
     trace = store.begin("r", 5)
-    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1))
+    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1, "p1"))
     decode = DecodeTrace(
         worker_id="d1", received_us=1_000, admitted_us=1_500, chunks=(ChunkSpan(3_000, 5_000, 9),)
     )
@@ -176,7 +176,7 @@ def test_durations_of_a_local_attempt(store: TraceStore) -> None:
 
 def test_clocks_that_disagree_give_no_negative_time(store: TraceStore) -> None:
     trace = store.begin("r", 5)
-    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1))
+    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1, "p1"))
     prefill = prefill_trace("p1", chunks=(ChunkSpan(1, 9_000, 1),))
     store.attach_prefill("r", 1, prefill, is_final=True)
     store.attach_decode("r", 1, DecodeTrace(worker_id="d1", received_us=1, first_step_us=8_000))
@@ -220,3 +220,11 @@ def test_prompt_tokens_are_counted_by_their_source(
         for source in ("cached", "computed")
     }
     assert counted == {"cached": 32, "computed": 68}
+
+
+def test_only_workers_of_an_attempt_add_their_times(store: TraceStore) -> None:
+    trace = store.begin("r", 100)
+    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1, "p1"))
+    store.attach_prefill("r", 1, prefill_trace("other"), is_final=True)
+    store.attach_decode("r", 1, DecodeTrace(worker_id="other", received_us=1))
+    assert trace.attempts[0].prefill is trace.attempts[0].decode is None
