@@ -114,7 +114,11 @@ class MemoryServer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self) -> None:
-        while len(self._unproved) < _MAX_UNPROVED:
+        """Accept some connections. The others wait for the next turn: strangers who keep
+        connecting do not keep the thread here."""
+        for _ in range(_MAX_UNPROVED):
+            if len(self._unproved) >= _MAX_UNPROVED:
+                return
             try:
                 connection, _ = self._socket.accept()
             except BlockingIOError:

@@ -47,12 +47,15 @@ log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 2 << 20
 NUM_BLOCKS = 16
+MAX_SKIPPED_BYTES = 64 << 30
+"""Bytes that may lie between the tensors of our model."""
 _GRANTS_PER_ROUND = 4
 """Grants while the pool is filled once; the peer's loop reads a message for each."""
 _POLL_S = 200e-6
 _LOOK_S = 0.05
 """Between two looks whether the worker's process has ended."""
 _LINGER_MS = 1000
+_PIECE_BYTES = 8
 T = TypeVar("T")
 
 
@@ -105,6 +108,7 @@ class PeerTensors:
         self._arrived: set[int] = set()  # pieces that have not been read
         self._piece = self._offset = self._at = 0  # of the next byte: its piece, in it, in all
         self._end = 0
+        self._num_skipped = 0
 
     @property
     def num_bytes(self) -> int:
@@ -112,12 +116,15 @@ class PeerTensors:
         return self._at
 
     def open(self) -> PeerTensors:
-        """Ask the worker. Raises TransferError if the worker does not answer or refuses."""
+        """Ask the worker. Raises TransferError if the worker does not answer, refuses, or offers
+        what cannot be a checkpoint."""
         self.took_s = -time.monotonic()
         self._connect()
         offer = self._wait(lambda: self._offer)
         self.fingerprint = offer.fingerprint
         for each in offer.tensors:
+            if each.name in self.entries:
+                raise TransferError(f"it offers tensor {each.name!r} twice")
             begin = self._end
             end = begin + each.num_bytes
             self.entries[each.name] = TensorEntry(
@@ -191,6 +198,9 @@ class PeerTensors:
 
     def _skip(self, num_bytes: int) -> None:
         assert num_bytes >= 0, "tensors are read in the order of their places"
+        self._num_skipped += num_bytes
+        if self._num_skipped > MAX_SKIPPED_BYTES:
+            raise TransferError(f"it has {self._num_skipped} bytes that this model does not use")
         while num_bytes:
             num_bytes -= len(self._next(num_bytes))
 
@@ -225,7 +235,7 @@ class PeerTensors:
 
     def _wait(self, check: Callable[[], T | None]) -> T:
         """The first result of `check` that is neither None nor False. Raises TransferError if the
-        worker refuses, is known to have ended, or sends nothing for too long."""
+        worker refuses, is known to have ended, or makes no progress for too long."""
         patience_s = self._means.patience_s
         deadline, next_look = time.monotonic() + patience_s, time.monotonic() + _LOOK_S
         while not (result := check()):
@@ -242,20 +252,25 @@ class PeerTensors:
         return result
 
     def _has_news(self) -> bool:
-        """Process received messages and events; False if there are none. Raises TransferError if
-        the worker refuses."""
+        """Process received messages and events; whether one of them is progress: the offer, or
+        another piece. Raises TransferError if the worker refuses, or claims a piece that it may not
+        write."""
         assert self._link is not None
         assert self._pool is not None
         has_news = False
         self._link.tick(time.monotonic())
         for event in self._pool.transport.poll():
             if isinstance(event, Notification):
-                self._arrived.add(int.from_bytes(event.payload, "little"))
-                has_news = True
+                piece = int.from_bytes(event.payload[:_PIECE_BYTES], "little")
+                if not self._piece <= piece < self._piece + self._blocks[1]:
+                    raise TransferError("it claims to have written a piece that was not granted")
+                has_news = has_news or piece not in self._arrived
+                self._arrived.add(piece)
         for message in self._link.receive():
             if isinstance(message, WeightsRefused) and message.ask == self._ask:
                 raise TransferError(message.reason)
-            if isinstance(message, WeightsOffer) and message.ask == self._ask:
+            is_first = self._offer is None
+            if is_first and isinstance(message, WeightsOffer) and message.ask == self._ask:
                 self._offer, has_news = message, True
         if refused := self._link.refused:
             raise TransferError(f"its {refused.what} is {refused.ours}, ours is {refused.theirs}")

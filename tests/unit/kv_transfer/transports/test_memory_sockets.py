@@ -308,3 +308,58 @@ def test_another_user_is_turned_away_by_both_sides(owner: Owner) -> None:
     assert f"its socket belongs to process {os.getpid()} of user 0" in belongs
     assert received == "b''", "not even a challenge"
     assert owner.server.num_refused == 2
+
+
+AS_A_CROWD = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+connections = []
+for _ in range(100):
+    connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    connections[-1].connect("\\0" + sys.argv[1])
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_strangers_who_keep_connecting_do_not_keep_the_thread(owner: Owner) -> None:
+    """One turn looks at a bounded number of connections, however many wait."""
+    command = [sys.executable, "-c", AS_A_CROWD, owner.server.address[1:]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as crowd:  # type: ignore[call-overload]
+        assert crowd.stdout.readline() == "connected\n"
+        (ready,) = owner.selector.select(0)
+        ready[0].data()
+        assert 0 < owner.server.num_refused < 100
+        owner.turn()
+        assert owner.server.num_refused == 100
+        crowd.communicate(timeout=60)
+
+
+AS_ANOTHER_USER = """
+import os, sys
+pid = int(sys.argv[1])
+os.setgid(65534)
+os.setuid(65534)
+for path in (f"/proc/{pid}/fd", f"/proc/{pid}/mem", f"/proc/{pid}/environ", f"/proc/{pid}/maps"):
+    try:
+        found = os.listdir(path) if path.endswith("fd") else open(path, "rb").read(1)
+        print(path, "opened", found)
+    except OSError as error:
+        print("refused", type(error).__name__)
+shown = [name for name in os.listdir("/dev/shm") if "baton" in name]
+print("in /dev/shm:", shown)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_finds_no_way_to_the_memory(owner: Owner) -> None:
+    """Neither through the file descriptor of the memory, nor through a name."""
+    assert owner.memory.file >= 0
+    command = [sys.executable, "-c", AS_ANOTHER_USER, str(os.getpid())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    *attempts, shown = done.stdout.splitlines()
+    assert attempts == ["refused PermissionError"] * 4
+    assert shown == "in /dev/shm: []"

@@ -258,7 +258,7 @@ async def test_a_gap_in_the_events_asks_for_a_dump(harness: Harness) -> None:
 
 async def test_a_token_waits_for_one_piece_of_a_dump_at_most(harness: Harness) -> None:
     """On the connection, which keeps its order, no second piece is ever on its way."""
-    worker = harness.make("d1")
+    worker = harness.make("d1", num_blocks=100_000)
     worker.answers_dumps = False
     worker.dump = CacheDump(
         incarnation="d1-1", seq=0, hashes=[each.to_bytes(16, "big") for each in range(100_000)]

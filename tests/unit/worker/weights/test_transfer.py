@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.config import load_model_config
@@ -20,8 +21,8 @@ from engine.checkpoint.weights import load_weights
 from kv_transfer.transports.interface import Transport, WriteDone
 from kv_transfer.transports.registry import create_transport
 from kv_transfer.transports.shm import ShmTransport
-from protocol.errors import TransferError
-from protocol.messages import Role, WeightsAsk, WeightsGrant
+from protocol.errors import ModelLoadError, TransferError
+from protocol.messages import Role, StoredTensor, WeightsAsk, WeightsGrant, WeightsOffer
 from protocol.registration import WorkerInfo
 from tests.paths import DEMO_MODEL
 from tests.weights_sender import SECRET, Sender, means, sending
@@ -227,3 +228,55 @@ def test_few_are_served_at_once(folder: Path) -> None:
                 each.hang_up()
                 each.release()
     assert sum(isinstance(each, WeightsAsk) for each in sender.taken) == MOST_AT_ONCE + 1
+
+
+def offering(info: StoredTensor, *more: StoredTensor) -> WeightsOffer:
+    return WeightsOffer(ask="", fingerprint="f", tensors=[info, *more])
+
+
+TENSOR = StoredTensor(name="model.norm.weight", dtype="F32", shape=(4,), num_bytes=16)
+
+
+@pytest.mark.parametrize(
+    ("offer", "reason"),
+    [
+        (offering(TENSOR, TENSOR), "offers tensor 'model.norm.weight' twice"),
+        (offering(TENSOR), "nothing has come from it"),
+        (offering(structs.replace(TENSOR, num_bytes=2**53)), "which do not hold"),
+        (offering(structs.replace(TENSOR, shape=(2**53,) * 16)), "which do not hold"),
+        (offering(structs.replace(TENSOR, dtype="../x")), "which do not hold"),
+        (offering(structs.replace(TENSOR, name="padding", num_bytes=2**53), TENSOR), "not use"),
+    ],
+)
+def test_a_peer_whose_offer_is_a_lie_is_given_up(
+    folder: Path, offer: WeightsOffer, reason: str
+) -> None:
+    """It offers, again and again, and never sends a piece."""
+
+    def lie(message: Any) -> bool:
+        if isinstance(message, WeightsAsk):
+            for _ in range(3):
+                sender.server.send(sender.server.peers[0], structs.replace(offer, ask=message.ask))
+        return True
+
+    with (
+        sending(folder, means(), ignores=lie) as sender,
+        asking(sender.info, means(patience_s=0.5)) as got,
+        pytest.raises((TransferError, ModelLoadError), match=reason),
+    ):
+        got.open().read(TENSOR.name)
+
+
+@pytest.mark.parametrize("claimed", [b"\xff" * 8, b"\xff" * 500, (10**6).to_bytes(8, "little")])
+def test_a_piece_that_was_not_granted_ends_the_transfer(folder: Path, claimed: bytes) -> None:
+    class LyingTransport(ShmTransport):
+        def post_write(self, agent: str, source: Any, target: Any, notification: bytes) -> int:
+            return super().post_write(agent, source, target, claimed)
+
+    lying = replace(means(), open=lambda: LyingTransport("lying", "cpu"))
+    with (
+        sending(folder, lying) as sender,
+        asking(sender.info, means()) as got,
+        pytest.raises(TransferError, match="not granted"),
+    ):
+        load_weights(got.open(), load_model_config(folder))
