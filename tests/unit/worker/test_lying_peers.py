@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kv_transfer.handoff.key import HandoffKey
 from process.sockets.control import Peer
 from protocol.messages import (
     Abort,
@@ -104,7 +105,7 @@ def test_no_sink_speaks_of_another_s_handoff(p: PrefillBench, d: DecodeBench, li
     for _ in range(3):
         p.worker.turn()
     assert p.counter(Count.UNEXPECTED_MESSAGES) == 1
-    assert p.role.outbound.is_asked_for(("r", 1))
+    assert p.role.outbound.is_asked_for(HandoffKey("r", 1))
     assert p.transfers.writes == []
     other.close()
 
