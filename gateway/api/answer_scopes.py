@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from starlette.types import Scope
 
 from gateway.api.context import ApiContext
@@ -19,12 +20,12 @@ def scope_of(
 ) -> AnswerScope:
     """The scope of a request that generates. One that resumes a stream restores what its prompts
     had in the stream's first life, and nothing if they had nothing."""
-    return _scope(
-        identity.terms.tenant,
-        cache_salt,
-        is_conversation,
-        may_be_kept,
+    scope = _scope(identity.terms.tenant, cache_salt, is_conversation)
+    return replace(
+        scope,
+        may_leave=may_be_kept,
         restores=not identity.life or bool(identity.restored),
+        is_resumed=bool(identity.restored),
     )
 
 
@@ -35,15 +36,8 @@ def counting_scope(
     return _scope(record_of(scope).tenant, cache_salt, is_conversation)
 
 
-def _scope(
-    tenant: Tenant,
-    cache_salt: str | None,
-    is_conversation: bool,
-    may_leave: bool = True,
-    restores: bool = True,
-) -> AnswerScope:
-    salt, owner = tenant.salt_with(cache_salt or ""), tenant.cache_salt
-    return AnswerScope(salt, owner, is_conversation, may_leave, restores)
+def _scope(tenant: Tenant, cache_salt: str | None, is_conversation: bool) -> AnswerScope:
+    return AnswerScope(tenant.salt_with(cache_salt or ""), tenant.cache_salt, is_conversation)
 
 
 async def restore(

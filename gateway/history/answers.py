@@ -40,7 +40,8 @@ class AnswerScope(msgspec.Struct, frozen=True):
 
     - `is_conversation`: control tokens end the answers in the prompt.
     - `may_leave`: the answers may be remembered outside of this process, too.
-    - `restores`: False for a prompt that is encoded for the second time, and must stay as it was.
+    - `restores`: False for a prompt that is encoded for the second time, and had no such answers.
+    - `is_resumed`: the prompt is encoded for the second time, and had such answers.
     """
 
     salt: str = ""
@@ -48,6 +49,7 @@ class AnswerScope(msgspec.Struct, frozen=True):
     is_conversation: bool = False
     may_leave: bool = True
     restores: bool = True
+    is_resumed: bool = False
 
 
 class PromptText(msgspec.Struct, frozen=True):

@@ -30,16 +30,17 @@ class RouterAnswers:
 
     memory: AnswerMemory
     shared: SharedAnswers | None
-    ttl_s: float
 
     async def run(self) -> None:
         """Drop what is too old until cancelled, then close the connections to the store."""
         memory, shared = self.memory, self.shared
         try:
             if shared is not None:
-                await shared.look(self.ttl_s)
+                await shared.begin()
             while True:
                 await asyncio.sleep(SWEEP_S)
+                if shared is not None:
+                    shared.look()
                 memory.remembered.sweep()
                 memory.metrics.num_bytes.set(memory.remembered.num_bytes)
         finally:
@@ -67,8 +68,8 @@ def router_answers(
         records = ResponseRecords(
             store_url(settings), settings.cluster, max_bytes, time.monotonic, shelf
         )
-        shared = SharedAnswers(records, seal, ignored, has_others)
+        shared = SharedAnswers(records, seal, ignored, has_others, ttl_s)
     remembered = Remembered(max_bytes, ttl_s, time.monotonic)
     metrics = AnswerMetrics(registry)
     memory = AnswerMemory(tokenizer, seal, remembered, metrics, shared)
-    return RouterAnswers(memory, shared, ttl_s)
+    return RouterAnswers(memory, shared)

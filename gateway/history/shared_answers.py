@@ -18,7 +18,7 @@ from process.store.ignored_entries import ANSWER, IgnoredEntries
 from process.store.response_records import ResponseName, ResponseRecord, ResponseRecords
 from protocol.errors import StoreTrouble
 
-WAIT_S = 0.05
+WAIT_S, RESUMED_WAIT_S = 0.05, 2.0
 MOST_NAMES = 64
 """Answers that are looked for at once: those nearest to the prompt's end."""
 MOST_PENDING = 64
@@ -27,16 +27,18 @@ _KEPT = "completed"
 
 @dataclass
 class SharedAnswers:
-    """Implements `AnswerStore`. A prompt waits `wait_s` for the store.
+    """Implements `AnswerStore`. A prompt waits `wait_s` for the store, that of a resumed stream
+    longer: it must be what it was.
 
-    The store is asked while there are other routers, and until the answers have expired that former
-    ones left.
+    The store is asked while there are other routers, and then for `ttl_s`, until the answers have
+    expired that they left.
     """
 
     records: ResponseRecords
     seal: Seal
     ignored: IgnoredEntries
     has_others: Callable[[], bool]
+    ttl_s: float
     wait_s: float = WAIT_S
     clock: Callable[[], float] = time.monotonic
     _asks_until: float = 0.0
@@ -45,22 +47,29 @@ class SharedAnswers:
     @property
     def asks(self) -> bool:
         """See `AnswerStore`."""
-        return self.has_others() or self.clock() < self._asks_until
+        self.look()
+        return self.clock() < self._asks_until
 
-    async def look(self, ttl_s: float) -> None:
-        """Ask for so long if the store has answers. Call it before there are any of our own."""
+    def look(self) -> None:
+        """Note whether there are other routers now."""
+        if self.has_others():
+            self._asks_until = self.clock() + self.ttl_s
+
+    async def begin(self) -> None:
+        """Find out whether former routers left answers."""
         try:
-            if await self.records.num_records():
-                self._asks_until = self.clock() + ttl_s
+            may_have = await self.records.num_records() > 0
         except StoreTrouble:
-            self._asks_until = self.clock() + ttl_s
+            may_have = True
+        if may_have:
+            self._asks_until = self.clock() + self.ttl_s
 
     async def find(self, scope: AnswerScope, names: Sequence[bytes]) -> list[bytes | None]:
         """See `AnswerStore`."""
         nothing: list[bytes | None] = [None] * len(names)
         asked = names[-MOST_NAMES:]
         try:
-            async with asyncio.timeout(self.wait_s):
+            async with asyncio.timeout(RESUMED_WAIT_S if scope.is_resumed else self.wait_s):
                 found = await self.records.answers([self._name(scope, each) for each in asked])
         except (StoreTrouble, TimeoutError):
             return nothing

@@ -55,8 +55,15 @@ class Router:
         self.records = ResponseRecords(url, "c", 1 << 20, time.monotonic, shelf)
         self.ignored = IgnoredEntries()
         self.has_others = True
+        self.now = 0.0
         self.shared = SharedAnswers(
-            self.records, Seal(secret, "model"), self.ignored, lambda: self.has_others, WAIT_S
+            self.records,
+            Seal(secret, "model"),
+            self.ignored,
+            lambda: self.has_others,
+            60,
+            WAIT_S,
+            lambda: self.now,
         )
         self.memory: AnswerMemory = memory(tokenizer, self.shared, secret)
         self.tokenizer = tokenizer
@@ -116,12 +123,24 @@ async def test_a_router_alone_asks_only_for_what_a_former_one_left(
 ) -> None:
     async with routers(tokenizer, valkey, SECRET, SECRET) as (one, other):
         one.has_others = other.has_others = False
-        await one.shared.look(60)
+        await one.shared.begin()
         assert not one.shared.asks
         expected = await one.answer()
         assert await other.next_ids() == tokenizer.encode(NEXT, False)
-        await other.shared.look(60)
+        await other.shared.begin()
         assert (await other.next_ids())[: len(expected)] == expected
+
+
+async def test_a_router_goes_on_asking_for_what_another_left(
+    tokenizer: Tokenizer, valkey: EmbeddedValkey, store: redis.Redis
+) -> None:
+    async with routers(tokenizer, valkey, SECRET, SECRET) as (one, other):
+        other.shared.look()
+        expected = await one.answer()
+        other.has_others, other.now = False, 59.0
+        assert (await other.next_ids())[: len(expected)] == expected
+        other.now = 60.0
+        assert not other.shared.asks
 
 
 async def test_what_lies_in_the_store_tells_nothing_and_ends(
