@@ -21,8 +21,6 @@ MAX_PAIRS = 40
 MAX_KEYS = 5
 OLD_AFTER_US = 3_500_000
 """Three idle reports and a half."""
-_CALM = "Neither pool is near its target."
-_NO_DATA = "Pressure is measured from the prompts of the last minute, and there were none."
 _DIGITS = 4  # the page shows three
 _UNUSED = frozenset(
     (
@@ -47,7 +45,6 @@ def shown_summary(
     pairs, rest = _shown_pairs(report["pairs"], is_large)
     return {
         **{name: value for name, value in report.items() if name not in _UNUSED_PARTS},
-        "pressure": _explained(report["pressure"]),
         "history": _whole_hour(report["history"], now_us),
         "door": _door(report.get("keys", ())),
         "outages": _outages(report),
@@ -57,12 +54,6 @@ def shown_summary(
         "cluster": cluster,
         "offers": sorted(offers),
     }
-
-
-def _explained(pressure: Mapping[str, Any]) -> dict[str, Any]:
-    """The pressure, with a cause for the verdict also where nothing is wrong."""
-    is_known = any(pressure.get(role) is not None for role in ("prefill", "decode"))
-    return {**pressure, "cause": pressure.get("cause") or (_CALM if is_known else _NO_DATA)}
 
 
 def _whole_hour(history: Mapping[str, Any], now_us: int) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def fleet(now_us: int) -> dict[str, Any]:
             "prefill": 1.42, "decode": 0.74, "predicted_ttft_ms": 1420, "predicted_step_ms": 22.3,
             "prefill_state": "short", "decode_state": "has room", "verdict": "Prefill is short",
             "cause": "A prompt that arrives now gets its first token after 1.42 s (p95).",
-            "since_us": at(LOST_S),
+            "since_us": at(LOST_S), "tone": "bad", "rule": "pool_balance",
         },
         "totals": {
             "goodput": 0.714, "requests_per_s": 18.5, "good_requests_per_s": 13.2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Iterator
 
@@ -52,6 +53,9 @@ def card(page: Page, worker_id: str):
 def test_an_incident_in_words(pages: Watched) -> None:
     with pages.page("fleet") as page:
         expect(page.locator(".verdict h1")).to_contain_text("Prefill is short")
+        expect(page.locator(".verdict p")).to_have_text(
+            re.compile(r"Since \d\d:\d\d:\d\d\. What to change$")
+        )
         expect(page.locator(".pd-side.p")).to_contain_text("1.42×")
         expect(page.locator(".pd-side.p .tag")).to_have_text("short")
         expect(page.locator(".pd-side.p .over")).to_have_count(1)
@@ -128,7 +132,7 @@ def test_without_enough_requests_the_doctor_says_how_many_it_needs(browser: Brow
     with staged(fleet=NO_NUMBERS | {"offers": ["fleet", "doctor"]}, doctor=doctor) as router:
         pages = Watched(browser, router.url)
         with pages.page("doctor") as page:
-            told = "a ready decode worker and 80 requests within ten minutes. It has 7."
+            told = "the doctor needs 80 requests within ten minutes. It has 7."
             expect(page.locator("main")).to_contain_text(told)
         pages.assert_clean()
 

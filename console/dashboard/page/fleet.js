@@ -3,7 +3,7 @@
 import { Door, Outages } from "./door.js";
 import { LastHour } from "./hour.js";
 import { Flows, PairTable } from "./flows.js";
-import { int, kilo, known, linkRate, ms, share1, sig3, times } from "./numbers.js";
+import { clock, int, kilo, known, linkRate, ms, share1, sig3, times } from "./numbers.js";
 import { Card, Empty, Facts, html, Legend, Pool, Tag } from "./parts.js";
 import { hasNumbers, MAX_CARDS, stateOf, WorkerCard, WorkerRows } from "./workers.js";
 
@@ -43,13 +43,15 @@ function Verdict({ fleet }) {
 		prefill: `next first token ${ms(pressure.predicted_ttft_ms)}, target ${ms(targets.ttft_target_ms)}`,
 		decode: `next token ${ms(pressure.predicted_step_ms)}, target ${ms(targets.tpot_target_ms)}`,
 	};
-	const hasData = known(prefill) || known(decode);
 	const role = /^(prefill|decode)/i.exec(verdict)?.[0].toLowerCase();
 	return html`<h2 class="sr">Pressure</h2>
 		<section class="card verdict" aria-label="Verdict">
 			<div aria-live="polite">
 				<h1>${role && html`<${Pool} role=${role} />`}${verdict}</h1>
-				<p>${pressure.cause} ${hasData && fleet.offers.includes("doctor") && html`<a href="#/doctor">What to change</a>`}</p>
+				<p>
+					${pressure.cause}
+					${pressure.rule && html` Since ${clock(pressure.since_us)}. <a href="#/doctor">What to change</a>`}
+				</p>
 			</div>
 			<div
 				class="pd"
