@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 FACT_S, JUDGEMENT_S = 10.0, 60.0
+HOSTS = "hosts"
+"""The rule that finds starved machines, as the one that runs this may be."""
 PATIENCE = 3.0
 """A busy machine may take so many times as long; what came late is noted."""
 _REMOVES = re.compile(r"\b(drain|restart|stop|remove)\b", re.IGNORECASE)
@@ -16,13 +18,15 @@ _REMOVES = re.compile(r"\b(drain|restart|stop|remove)\b", re.IGNORECASE)
 
 class Verdict(StrEnum):
     """How the console did: the right cause came first; it came after another finding; it never
-    came; there was a finding where none was right; or advice would have harmed a healthy worker."""
+    came; there was a finding where none was right; or advice would have harmed a healthy worker.
+    STARVED: the machine really gave the fleet too little CPU, and the console said that instead."""
 
     RIGHT = "right"
     NOT_FIRST = "not first"
     SILENT = "silent"
     FALSE = "false"
     DANGEROUS = "dangerous"
+    STARVED = "machine starved"
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Outcome:
 def judge(name: str, expected: Expected, moments: Sequence[Moment]) -> Outcome:
     """The verdict on what the console said in these moments."""
     outcome = Outcome(name, Verdict.RIGHT)
+    is_starved = expected.rule != HOSTS and _finds(moments, HOSTS)
     dangerous = {text for each in moments for text in _dangerous(each, expected)}
     if expected.rule is None:
         found = sorted({e["rule"] for each in moments for e in each.findings})
@@ -93,10 +98,16 @@ def judge(name: str, expected: Expected, moments: Sequence[Moment]) -> Outcome:
         outcome.verdict = _of_fault(expected, moments, outcome)
     if expected.alert is not None:
         outcome.alert_s = _first(moments, lambda e: expected.alert in e.alerts)
+    if is_starved and outcome.verdict is not Verdict.RIGHT:
+        outcome.verdict = Verdict.STARVED
     if dangerous:
         outcome.verdict = Verdict.DANGEROUS
         outcome.notes += sorted(dangerous)
     return outcome
+
+
+def _finds(moments: Iterable[Moment], rule: str) -> bool:
+    return any(each["rule"] == rule for moment in moments for each in moment.findings)
 
 
 def _of_fault(expected: Expected, moments: Sequence[Moment], outcome: Outcome) -> Verdict:
@@ -157,6 +168,7 @@ def score(faults: Sequence[Outcome], healthy: Sequence[Outcome]) -> str:
             f"right, but not first     {number(faults, Verdict.NOT_FIRST)}",
             f"wrong or dangerous       {number(every, Verdict.DANGEROUS)}",
             f"silent                   {number(faults, Verdict.SILENT)}",
+            f"not judged: the machine itself was starved  {number(every, Verdict.STARVED)}",
             f"false                    {number(every, Verdict.FALSE)}",
             f"healthy, nothing found   {number(healthy, Verdict.RIGHT)} of {len(healthy)}",
         )

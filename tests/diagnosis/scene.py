@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cli.child import Child
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
 from tests.chart.chart import CHART_FOLDER
-from tests.forked import ForkedChildren
+from tests.forked import ForkedChild, ForkedChildren
 from tests.http_client import HTTP
 from tests.integration.fleets import SETTINGS, wait_for
-from tests.paths import DEMO_MODEL, ROOT
+from tests.paths import DEMO_MODEL
 from tests.prometheus import Prometheus, running_prometheus
 
 SECRET = "the secret of a fleet under diagnosis"
@@ -59,7 +60,7 @@ class Scene:
     def __init__(self, fleet: Fleet, folder: Path, prometheus: Prometheus) -> None:
         self.fleet = fleet
         self.folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Child] = {}
         self._prometheus = prometheus
 
     @property
@@ -95,26 +96,30 @@ class Scene:
     def start(self, beside: Beside) -> None:
         """Start a process beside the fleet; it may be one that the fleet cannot use."""
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "BATON_REDIS_URL": self.fleet.redis_url,
-            "BATON_CLUSTER_SECRET": beside.secret, "BATON_DEVICE": "cpu",
-            "BATON_TORCH_THREADS": "1", **beside.environment,
-        }  # fmt: skip
-        command = [sys.executable, "-m", "cli", beside.kind, f"--model={beside.model}"]
+            **os.environ,
+            "BATON_REDIS_URL": self.fleet.redis_url,
+            "BATON_CLUSTER_SECRET": beside.secret,
+            "BATON_DEVICE": "cpu",
+            "BATON_TORCH_THREADS": "1",
+            **beside.environment,
+        }
+        command = [sys.executable, "-m", "cli.main", beside.kind, f"--model={beside.model}"]
+        command += ["--host=127.0.0.1"]
         if beside.kind == "router":
-            command += ["--port=0", "--host=127.0.0.1"]
+            command += ["--port=0"]
         else:
             environment = {"BATON_NUM_BLOCKS": "2048", **environment}
-            command += [f"--worker-id={beside.name}", "--host=127.0.0.1"]
-        with (self.folder / f"{beside.name}.log").open("wb") as log:
-            self.processes[beside.name] = subprocess.Popen(
-                command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
-            )
+            command += [f"--worker-id={beside.name}"]
+        log_path = self.folder / f"{beside.name}.log"
+        child = ForkedChild(beside.name, beside.kind, command, environment, log_path)
+        child.start()
+        self.processes[beside.name] = child
 
     def end_processes(self) -> None:
         """End the processes beside the fleet, also stopped ones."""
         for each in self.processes.values():
-            each.kill()
-            each.wait(60)
+            each.signal(signal.SIGKILL)
+            each.wait(60.0)
 
 
 @contextmanager

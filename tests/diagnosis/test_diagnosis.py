@@ -21,4 +21,6 @@ def prometheus() -> None:
 def test_the_right_cause_comes_first_and_nothing_else(case: Case) -> None:
     outcome = run(case)
     print(outcome.row())
+    if outcome.verdict is Verdict.STARVED:
+        pytest.skip("the machine itself was starved of CPU, which the console said")
     assert outcome.verdict is Verdict.RIGHT

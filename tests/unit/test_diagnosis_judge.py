@@ -19,6 +19,7 @@ def finding(rule: str, title: str = "d2 is lost", **change: Any) -> dict[str, An
     return {"rule": rule, "title": title, "changes": [usual | change]}
 
 
+STARVED = finding("hosts", "vm is starved of CPU")
 LOST, FAULTS_TOO, SLOW = finding("workers"), finding("faults", "?"), finding("decode_slow", "?")
 
 
@@ -36,6 +37,8 @@ def moment(at_s: float, *findings: dict[str, Any], **fields: Any) -> Moment:
         ([moment(2, LOST, headline="Both pools have room")], Verdict.NOT_FIRST),
         ([moment(2, SLOW), moment(3, LOST)], Verdict.FALSE),
         ([moment(2), moment(60)], Verdict.SILENT),
+        ([moment(2, STARVED)], Verdict.STARVED),
+        ([moment(2, STARVED, LOST), moment(3, LOST)], Verdict.STARVED),
         ([moment(2, LOST, finding("flood", scope="d1", text="Drain it."))], Verdict.DANGEROUS),
         ([moment(2, finding("workers", text="Restart it."))], Verdict.RIGHT),
         ([moment(2, finding("workers", old="64", new="64"))], Verdict.DANGEROUS),
