@@ -11,10 +11,12 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from process.sockets.hosts import is_wildcard, unbracketed
 from protocol.errors import ConfigError
@@ -26,6 +28,8 @@ _HANDSHAKE_S = 10.0
 _FIRST_BYTES_S = 10.0
 _SHUTDOWN_S = 2.0
 _BACKLOG = 512
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,23 +57,29 @@ class StoreFront:
     async def run(self, on_listening: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled. Raises ConfigError if a port is taken."""
         ports = self._ports
-        listener = None if ports.plain_port is None else _listener(ports.host, ports.plain_port)
-        tls = await asyncio.start_server(
-            self._serve,
-            sock=_listener(ports.host, ports.tls_port),
-            backlog=_BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=_HANDSHAKE_S,
-            ssl_shutdown_timeout=_SHUTDOWN_S,
-        )
-        async with tls, asyncio.TaskGroup() as tasks:
-            if listener is not None:
-                plain = await asyncio.start_server(
-                    self._serve_plain, sock=listener, backlog=_BACKLOG
+        encrypted = _listener(ports.host, ports.tls_port)
+        plain = None if ports.plain_port is None else _listener(ports.host, ports.plain_port)
+        async with asyncio.TaskGroup() as tasks:
+
+            def take(serve: Serve, *ends: Any) -> None:
+                tasks.create_task(_guarded(serve(*ends)))
+
+            server = await asyncio.start_server(
+                partial(take, self._serve),
+                sock=encrypted,
+                backlog=_BACKLOG,
+                ssl=self._tls,
+                ssl_handshake_timeout=_HANDSHAKE_S,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
+            )
+            if plain is not None:
+                plain_server = await asyncio.start_server(
+                    partial(take, self._serve_plain), sock=plain, backlog=_BACKLOG
                 )
-                tasks.create_task(self._keep_plain(plain))
+                tasks.create_task(self._keep_plain(plain_server))
             on_listening()
-            await tls.serve_forever()
+            async with server:
+                await server.serve_forever()
 
     async def _keep_plain(self, plain: asyncio.Server) -> None:
         """Close the listener without TLS once it has been idle for its time."""
@@ -92,7 +102,6 @@ class StoreFront:
         first = await _first_bytes(reader, writer)
         if not first:
             return
-        loop = asyncio.get_running_loop()
         if not self._num_plain:
             peer = writer.get_extra_info("peername")
             log.info("%s uses the port without TLS", peer[0] if peer else "a client")
@@ -101,7 +110,7 @@ class StoreFront:
             await self._carry(first, reader, writer)
         finally:
             self._num_plain -= 1
-            self._plain_used_at = loop.time()
+            self._plain_used_at = asyncio.get_running_loop().time()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first = await _first_bytes(reader, writer)
@@ -130,6 +139,14 @@ class StoreFront:
                 way.cancel()
             orders.close()
             writer.close()
+
+
+async def _guarded(connection: Coroutine[Any, Any, None]) -> None:
+    """Serve one connection, whose failure ends no other."""
+    try:
+        await connection
+    except Exception:
+        log.exception("a connection ended")
 
 
 async def _first_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:

@@ -152,10 +152,14 @@ def test_clients_with_and_without_tls_share_one_store_until_none_needs_the_plain
         with client_at(f"rediss://:{PASSWORD}@127.0.0.1:{tls_port}?trust=password") as client:
             assert client.get("a") == b"b"
             assert client.config_get("port") == {"port": "0"}
-        assert PASSWORD not in " ".join(psutil.Process(process.pid).cmdline() + valkey.cmdline())
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+            assert PASSWORD not in " ".join(
+                psutil.Process(process.pid).cmdline() + valkey.cmdline()
+            )
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
         assert not valkey.is_running()
+        assert process.stderr is not None
+        assert process.stderr.read() == "", "its clients' connections end without a word"
 
 
 def test_a_certificate_of_one_s_own_is_served_alone_and_the_server_s_end_is_the_store_s(
