@@ -103,7 +103,8 @@ class UpSettings:
     chunk_min_tokens: int = setting_of(WorkerSettings, "chunk_min_tokens")
     chunk_max_tokens: int | None = setting_of(WorkerSettings, "chunk_max_tokens")
     itl_target_ms: float = setting_of(WorkerSettings, "itl_target_ms")
-    local_prefill_threshold_tokens: int = setting_of(
+    kv_fetch: str = setting_of(RouterSettings, "kv_fetch")
+    local_prefill_threshold_tokens: int | None = setting_of(
         RouterSettings, "local_prefill_threshold_tokens"
     )
     kv_checksum: bool = setting_of(WorkerSettings, "kv_checksum")

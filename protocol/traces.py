@@ -102,6 +102,11 @@ class PrefillTrace(msgspec.Struct, frozen=True, kw_only=True):
     blocks_moved: Count = 0
     bytes_moved: Count = 0
 
+    @property
+    def not_computed(self) -> int:
+        """Tokens of the prompt that the worker had, or fetched."""
+        return self.cached_tokens + self.fetched_tokens
+
 
 class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a decode worker spent its time on an attempt; 0 for events that did not happen.

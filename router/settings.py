@@ -8,16 +8,23 @@ from process.settings import setting
 from process.settings.shared import SharedSettings
 
 BY_CACHE, BY_LOAD = PLACEMENTS = ("cache", "load")
+ON, OFF = "on", "off"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingSettings(SharedSettings):
     """Settings of the code that chooses workers and follows requests there."""
 
-    local_prefill_threshold_tokens: int = setting(
-        64,
-        help="most tokens of a prompt that a decode worker prefills itself; 0: only without "
-        "prefill workers",
+    kv_fetch: str = setting(
+        ON,
+        help="whether workers fetch leading blocks of a prompt from workers that have them cached, "
+        "where that is quicker than computing them",
+        choices=(ON, OFF),
+    )
+    local_prefill_threshold_tokens: int | None = setting(
+        None,
+        help="deprecated, and ignored by the next release: most tokens of a prompt that a decode "
+        "worker prefills itself; none: the cost of a placement decides",
         unit="tokens",
         minimum=0,
     )

@@ -404,6 +404,14 @@ def _wanted_model(settings: RouterSettings, path: Path) -> WantedModel:
     return WantedModel(name or model_name(settings.model), fingerprint, is_named=name is not None)
 
 
+def _warn_of_deprecated(settings: RouterSettings) -> None:
+    if settings.local_prefill_threshold_tokens is not None:
+        log.warning(
+            "local_prefill_threshold_tokens is deprecated, and the next release ignores it: the "
+            "cost of a placement decides whether a decode worker computes a prompt"
+        )
+
+
 def _readiness(duck: LameDuck, fleet: Fleet) -> ReadinessCheck:
     """Why requests should go elsewhere: the router stops, or it has no workers for them."""
     return lambda: duck.not_ready_reason() or fleet.not_ready_reason()
@@ -431,7 +439,7 @@ async def _sample(report: FleetReport, cache: CacheReport) -> None:
 def _shown_settings(dispatcher: Dispatcher) -> dict[str, str]:
     """The current values for findings that propose new ones."""
     threshold = dispatcher.local_prefill_threshold_tokens
-    return {"local_prefill_threshold_tokens": str(threshold)}
+    return {} if threshold is None else {"local_prefill_threshold_tokens": str(threshold)}
 
 
 def _operators(parts: _Parts) -> list[APIRouter]:
@@ -495,6 +503,7 @@ async def _open_api(
     )
     spare_the_collector(MIDDLE_PER_FULL)
     log.info("serving %s, context %d tokens", name, model.max_context)
+    _warn_of_deprecated(settings)
 
 
 def _context_of(fleet: Fleet) -> Callable[[], int]:

@@ -89,6 +89,7 @@ def _prefill(parent: SpanNode, trace: PrefillTrace) -> None:
     end_us = max([trace.scheduled_us, trace.received_us, *ends])
     node = parent.add(SpanNode("prefill", trace.received_us, end_us, *who))
     node.attributes["baton.cached_tokens"] = trace.cached_tokens
+    node.attributes["baton.fetched_tokens"] = trace.fetched_tokens
     node.add(SpanNode("queue", trace.received_us, trace.scheduled_us, *who))
     _chunks(node, trace.chunks, who)
     for write in trace.writes:

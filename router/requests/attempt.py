@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from protocol.messages import Abort
+from protocol.messages import Abort, KvHolder
 from protocol.registration import WorkerState
 from router.fleet.worker import Reservation, Worker
 from router.routing.forecast import Forecast
@@ -19,6 +19,7 @@ class Attempt:
     - `first_index`: the output index of the first token that this attempt produces.
     - `prefill`: the other worker that sends the KV, if any: a prefill worker, or the decode worker
       that hands the request over.
+    - `holders`: workers from which the one that computes the prompt may fetch leading blocks.
     - `is_leaving`: the attempt's own decode worker was asked to hand the request over.
     - `is_moved`: all KV has arrived at the decode worker.
     """
@@ -29,6 +30,7 @@ class Attempt:
     decode: Worker
     prefill: Worker | None
     reservations: list[tuple[Worker, Reservation]]
+    holders: list[KvHolder] = field(default_factory=list)
     decode_runs: bool = False
     is_moved: bool = False
     is_leaving: bool = False

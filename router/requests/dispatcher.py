@@ -91,12 +91,12 @@ class Dispatcher:
         return len(self._generations)
 
     @property
-    def local_prefill_threshold_tokens(self) -> int:
+    def local_prefill_threshold_tokens(self) -> int | None:
         """The setting of that name; a change holds from the next placement on."""
         return self._launcher.local_prefill_threshold_tokens
 
     @local_prefill_threshold_tokens.setter
-    def local_prefill_threshold_tokens(self, value: int) -> None:
+    def local_prefill_threshold_tokens(self, value: int | None) -> None:
         self._launcher.local_prefill_threshold_tokens = value
 
     async def generate(self, request: GenerationRequest, sink: DeltaSink) -> list[int]:
@@ -357,7 +357,7 @@ class Dispatcher:
         generation = self._current(worker, message.request_id, message.attempt)
         if generation is None:
             return
-        generation.note_cached(message.trace.cached_tokens)
+        generation.note_cached(message.trace.not_computed)
         logprobs = None if message.logprobs is None else [message.logprobs]
         ids, prompt_logprobs = [message.token_id], message.prompt_logprobs
         piece = TokenPiece(message.index, ids, logprobs, message.finish, prompt_logprobs)

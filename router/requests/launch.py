@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from protocol.errors import Overloaded, PromptTooLong
 from protocol.hashing import ChainStart, chain_start, more_hashes, seed_of
-from protocol.messages import Generate, KvPeer, Prefill, Role
+from protocol.messages import Generate, Prefill, Role
 from protocol.sampling import SamplingParams
+from router.fleet.cache_index import PrefixMatch
 from router.fleet.election import FleetIdentity
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
 from router.requests.attempt import Attempt
+from router.requests.fetch_hints import MAX_ATTEMPT, held_elsewhere, holders_for, peer_of
 from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
@@ -28,15 +30,15 @@ from router.requests.waiting_ahead import check_deadline
 from router.routing.forecast import forecast
 from router.routing.policy import place, place_handover
 from router.routing.view import Mode, Placement, PlacementQuery, WorkerLoad
-from router.settings import BY_CACHE, RoutingSettings
+from router.settings import BY_LOAD, ON, RoutingSettings
 
 PlacedListener = Callable[[list[bytes], Placement, int], None]
 """Called with the block hashes of a newly placed prompt, its placement, and the block size."""
 
 
 class Launcher:
-    """Opens attempts on the workers of a fleet. `local_prefill_threshold_tokens` is the setting
-    of that name and may change while the router runs."""
+    """Opens attempts on the workers of a fleet. `local_prefill_threshold_tokens` is the setting of
+    that name and may change while the router runs."""
 
     def __init__(
         self,
@@ -47,7 +49,8 @@ class Launcher:
     ) -> None:
         self._on_placed = on_placed
         self.local_prefill_threshold_tokens = settings.local_prefill_threshold_tokens
-        self._places_by_cache = settings.placement == BY_CACHE
+        self._fetches = settings.kv_fetch == ON
+        self._by_load = settings.placement == BY_LOAD
         self._fleet = fleet
         self._rng = rng
         self._seed = seed_of(settings.cluster_secret)
@@ -91,11 +94,11 @@ class Launcher:
         first_index = len(generation.stream.token_ids) - (source is not None)
         hashes = self._hashes(generation, identity, first_index)
         num_tokens = len(generation.request.token_ids) + first_index
-        query = self._query(generation, identity, num_tokens)
         is_scored = generation.request.sampling.prompt_logprobs is not None
         computes_all = is_scored and first_index == 0 and source is None
         useful = [] if computes_all else hashes
-        matches = self._fleet.matches(useful) if self._places_by_cache else {}
+        matches = self._fleet.matches(useful)
+        query = self._query(generation, identity, num_tokens, matches)
         loads = self._fleet.loads(Role.DECODE, matches)
         prefill_loads: Sequence[WorkerLoad] = ()
         self._check_ready(query, loads)
@@ -111,6 +114,11 @@ class Launcher:
             generation.attempt_number, first_index, placement, hashes, identity.block_size
         )
         attempt.prefill = attempt.prefill or source
+        if query.elsewhere is not None and source is None:
+            computing, failed = attempt.prefill or attempt.decode, generation.failures.failed
+            attempt.holders = holders_for(
+                self._fleet, matches, computing, attempt.decode, failed, self._rng
+            )
         attempt.forecast = forecast(placement, query, loads, prefill_loads)
         if self._on_placed is not None and generation.num_attempts == 1:
             self._on_placed(hashes, placement, identity.block_size)
@@ -153,7 +161,11 @@ class Launcher:
             )
 
     def _query(
-        self, generation: Generation, identity: FleetIdentity, num_tokens: int
+        self,
+        generation: Generation,
+        identity: FleetIdentity,
+        num_tokens: int,
+        matches: Mapping[str, PrefixMatch],
     ) -> PlacementQuery:
         failed, only = generation.failures.failed, generation.request.only_workers
         excluded: set[str] = set()
@@ -162,12 +174,15 @@ class Launcher:
             excluded.update(each.worker_id for each in ready if each.info.incarnation in failed)
             names = {each.worker_id for each in ready}
             excluded.update(names - only if names & only else ())
+        may_fetch = self._fetches and generation.num_attempts <= MAX_ATTEMPT
         return PlacementQuery(
             num_tokens=num_tokens,
             max_tokens=generation.needed_context,
             block_size=identity.block_size,
             exclude=frozenset(excluded),
             prefer_decode=generation.failures.prefer_decode,
+            elsewhere=held_elsewhere(matches) if may_fetch else None,
+            by_load=self._by_load,
         )
 
     def _charge(
@@ -182,13 +197,16 @@ class Launcher:
         that a worker has, or will have from a prompt routed there earlier, are not charged."""
         decode = self._chosen(placement.decode.worker_id)
         missing = placement.decode.recompute_tokens
-        local_tokens = missing if placement.mode is Mode.LOCAL else 0
+        local_tokens = 0
+        if placement.mode is Mode.LOCAL:
+            local_tokens = missing - placement.decode.fetch_tokens
         charges = [(decode, decode.reserve(local_tokens, missing // block_size + 1))]
         prefill = None
         if placement.prefill is not None:
             prefill = self._chosen(placement.prefill.worker_id)
             missing = placement.prefill.recompute_tokens
-            charges.append((prefill, prefill.reserve(missing, missing // block_size + 1)))
+            computed = missing - placement.prefill.fetch_tokens
+            charges.append((prefill, prefill.reserve(computed, missing // block_size + 1)))
         for worker, _ in charges:
             chosen = placement.decode if worker is decode else placement.prefill
             assert chosen is not None, "only chosen workers are charged"
@@ -239,13 +257,10 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
     }
     cached = generation.cached_tokens if generation.stream.token_ids else 0
     if attempt.prefill is None:
-        return [(attempt.decode, Generate(cached_tokens=cached, **common))]
-    source = attempt.prefill.info
-    peer = KvPeer(
-        worker_id=source.worker_id, incarnation=source.incarnation, control=source.control
-    )
-    generate = Generate(prefill=peer, cached_tokens=cached, **common)
+        local = Generate(cached_tokens=cached, holders=attempt.holders, **common)
+        return [(attempt.decode, local)]
+    generate = Generate(prefill=peer_of(attempt.prefill), cached_tokens=cached, **common)
     if attempt.placement.mode is Mode.HANDOVER:
         return [(attempt.decode, generate)]
-    prefill = Prefill(target=attempt.decode.worker_id, **common)
+    prefill = Prefill(target=attempt.decode.worker_id, holders=attempt.holders, **common)
     return [(attempt.decode, generate), (attempt.prefill, prefill)]

@@ -206,6 +206,8 @@ def _prefill_spans(attempt: AttemptTimes, times: RequestTimes) -> list[Span]:
         f"{count(computed, 'token')} in {count(len(chunks), 'chunk')}; "
         f"{integer(trace.cached_tokens)} from the cache"
     )
+    if trace.fetched_tokens:
+        text += f", {integer(trace.fetched_tokens)} from other workers' caches"
     spans += [Span(each.start_us, each.end_us, Stage.PREFILL, where, text) for each in chunks]
     spans += _between(scheduled, chunks, attempt)
     if times.first_token_received_us:

@@ -1,10 +1,12 @@
 """Where an attempt runs: the routing policy, pure.
 
 Takes a snapshot of the fleet and returns a decision with all its reasons. Costs are in tokens of
-prefill work, so that queues, missing prefixes and memory shortage add up in one unit. The rule:
-remote, on the cheapest pair, counting load and prefix hits; but local if a decode worker already
-holds all but a threshold of the prompt, unless that worker is so loaded that a pair of other
-workers costs less. Without prefill workers every request is local. Knows no clock and no sockets;
+prefill work, so that queues, missing prefixes and memory shortage add up in one unit. The missing
+tokens of a worker split into those that it can fetch from another one, which cost little, and those
+that it must compute. The rule: the cheapest pair of a prefill and a decode worker; but local if a
+decode worker holds a part of the prompt and computing the rest there costs no more. Prompt tokens
+cost more on a decode worker, because they slow down the requests that run there. Without prefill
+workers every request is local. Knows no clock and no sockets;
 the random generator that breaks near-ties is passed in.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from process.figures import count, integer
+from process.figures import count
 from protocol.errors import Overloaded, PromptTooLong
 from router.routing.view import Candidate, Mode, Placement, PlacementQuery, Rule, WorkerLoad
 
@@ -23,6 +25,13 @@ RECOMPUTE_WEIGHT = 1.25
 """Above 1: recomputing a cached token costs the fleet work, waiting costs only time."""
 TRANSFER_WEIGHT = 0.125
 """The cost of moving a token's KV, relative to computing it."""
+LOCAL_WEIGHT = 1.5
+"""The cost of computing a prompt token on a decode worker: more than on a prefill worker, with the
+transfer to the decode worker."""
+DISTURBANCE_WEIGHT = 0.125
+"""What each request that waits or runs on a decode worker adds to the cost of a token there."""
+SHORT_PROMPT_TOKENS = 32
+"""A prompt of so few tokens may be local although nobody holds a part of it."""
 NEAR_TIE = 0.05
 RETRY_STUCK_S = 5
 """When a caller may ask again, if only stuck blocks stand in the way."""
@@ -32,10 +41,11 @@ def place(
     query: PlacementQuery,
     decode: Sequence[WorkerLoad],
     prefill: Sequence[WorkerLoad],
-    local_threshold_tokens: int,
+    local_threshold_tokens: int | None,
     rng: random.Random,
 ) -> Placement:
-    """Choose the workers of an attempt.
+    """Choose the workers of an attempt. With a `local_threshold_tokens`, only decode workers that
+    lack no more tokens may compute the prompt while a prefill worker can.
 
     Excluded decode workers are used if no other is left. Excluded prefill workers are not, because
     a decode worker can also prefill. A worker is no candidate if the prompt fits there only when
@@ -48,8 +58,8 @@ def place(
         if _may_prefill(query, each) and each.worker_id not in query.exclude
     ]
     decoders = _decode_loads(query, decode)
-    most_missing = local_threshold_tokens if prefillers else query.num_tokens
-    here, candidates = _local(query, decoders, most_missing, rng)
+    threshold = local_threshold_tokens if prefillers else query.num_tokens
+    here, candidates = _local(query, decoders, threshold, rng)
     chosen, source = here, None
     if prefillers and (here is None or here.cost > min(each.cost for each in prefillers)):
         remote = tuple([_weigh(query, each, TRANSFER_WEIGHT) for each in decoders])
@@ -58,6 +68,8 @@ def place(
             candidates, (chosen, source) = remote, pair
     assert chosen is not None, "without prefill workers any decode worker may compute the prompt"
     rule = _rule(chosen, source, bool(prefill), here, local_threshold_tokens)
+    if source is None and local_threshold_tokens is None and prefillers:
+        rule = Rule.NEAR
     return Placement(
         mode=Mode.LOCAL if source is None else Mode.REMOTE,
         decode=chosen,
@@ -92,17 +104,32 @@ def place_handover(
 def _local(
     query: PlacementQuery,
     decode: Sequence[WorkerLoad],
-    most_missing: int,
+    threshold: int | None,
     rng: random.Random,
 ) -> tuple[Candidate | None, tuple[Candidate, ...]]:
-    """The best worker among those that lack at most `most_missing` tokens, and all local
-    candidates. None, and no candidates, if every worker lacks more."""
+    """The best worker among those that may compute the prompt, and all local candidates. None, and
+    no candidates, if no worker may."""
+    if threshold is None:
+        may = {each.worker_id for each in decode if each.held_blocks or _is_short(query)}
+        if query.by_load or not may:
+            return None, ()
+        candidates = tuple([_weigh(query, each, _local_weight(each)) for each in decode])
+        return _pick(query, [each for each in candidates if each.worker_id in may], rng), candidates
     most_held = max([each.held_blocks for each in decode])
-    if _missing(query, most_held) > most_missing:
+    if _missing(query, most_held) > threshold:
         return None, ()
     candidates = tuple([_weigh(query, each, RECOMPUTE_WEIGHT) for each in decode])
-    near = [each for each in candidates if each.missing_tokens <= most_missing]
+    near = [each for each in candidates if each.missing_tokens <= threshold]
     return _pick(query, near, rng), candidates
+
+
+def _local_weight(load: WorkerLoad) -> float:
+    """The cost of computing a prompt token on a decode worker that prefill workers could help."""
+    return LOCAL_WEIGHT + DISTURBANCE_WEIGHT * load.num_requests
+
+
+def _is_short(query: PlacementQuery) -> bool:
+    return query.num_tokens <= SHORT_PROMPT_TOKENS
 
 
 def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[WorkerLoad]:
@@ -171,16 +198,28 @@ def _weigh(query: PlacementQuery, load: WorkerLoad, weight: float) -> Candidate:
     missing = recompute = _missing(query, load.held_blocks)
     if load.expected_blocks > load.held_blocks:
         recompute = _missing(query, load.expected_blocks)
+    fetched = _fetched(query, load, recompute)
+    cost = weight * (recompute - fetched) + min(weight, TRANSFER_WEIGHT) * fetched
+    if query.by_load:
+        cost = 0
     free = load.blocks_total - load.blocks_claimed
     shortage = max(0, _blocks(query) - load.held_blocks - free) * query.block_size
     return Candidate(
         worker_id=load.worker_id,
-        cost=round(load_tokens + weight * recompute + shortage),
+        cost=round(load_tokens + cost + shortage),
         load_tokens=load_tokens,
         missing_tokens=missing,
         recompute_tokens=recompute,
         shortage_tokens=shortage,
+        fetch_tokens=fetched,
     )
+
+
+def _fetched(query: PlacementQuery, load: WorkerLoad, missing: int) -> int:
+    """Of the tokens that a worker lacks, those that it can fetch from another one."""
+    if query.elsewhere is None:
+        return 0
+    return max(0, missing - _missing(query, query.elsewhere.beside(load.worker_id)))
 
 
 def _pick(query: PlacementQuery, candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
@@ -204,11 +243,11 @@ def _rule(
     prefill: Candidate | None,
     has_prefill: bool,
     near: Candidate | None,
-    threshold: int,
+    threshold: int | None,
 ) -> Rule:
     if prefill is not None:
         return Rule.NOT_CACHED if near is None else Rule.LOADED
-    if chosen.missing_tokens <= threshold:
+    if threshold is not None and chosen.missing_tokens <= threshold:
         return Rule.NEAR
     return Rule.PREFILL_UNFIT if has_prefill else Rule.NO_PREFILL
 
@@ -218,21 +257,23 @@ def _reason(
     chosen: Candidate,
     prefill: Candidate | None,
     near: Candidate | None,
-    threshold: int,
+    threshold: int | None,
 ) -> str:
-    """The rule in words; `near` is the best worker that holds nearly all of the prompt."""
+    """The rule in words; `near` is the best worker that holds a part of the prompt."""
     if rule is Rule.LOADED and near is not None and prefill is not None:
         return (
-            f"remote: {near.worker_id} lacks {count(near.missing_tokens, 'token')} at a cost of "
-            f"{integer(near.cost)}; {prefill.worker_id} and {chosen.worker_id} cost less"
+            f"remote: {near.worker_id} lacks {near.missing_tokens} tokens at a cost of "
+            f"{near.cost}; {prefill.worker_id} and {chosen.worker_id} cost less"
         )
     if rule is Rule.NEAR:
-        return (
-            f"local: {chosen.worker_id} lacks {count(chosen.missing_tokens, 'token')}, "
-            f"at most {integer(threshold)} are prefilled there"
-        )
+        told = "which cost least there"
+        if threshold is not None:
+            told = f"at most {threshold} are prefilled there"
+        return f"local: {chosen.worker_id} lacks {chosen.missing_tokens} tokens, {told}"
     if rule is Rule.NO_PREFILL:
         return "local: no prefill worker is ready"
     if rule is Rule.PREFILL_UNFIT:
         return "local: no prefill worker may take it"
-    return f"remote: no decode worker holds all but {count(threshold, 'token')} of the prompt"
+    if threshold is None:
+        return "remote: no decode worker holds a part of the prompt"
+    return f"remote: no decode worker holds all but {threshold} tokens of the prompt"

@@ -45,10 +45,24 @@ class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
     speed: WorkerSpeed | None = None
 
 
+class HeldElsewhere(msgspec.Struct, frozen=True, gc=False):
+    """The most leading blocks that a worker holds now, whose they are, and the next worker's."""
+
+    holder: str
+    most: int
+    second: int
+
+    def beside(self, worker_id: str) -> int:
+        """The most that a worker other than this one holds."""
+        return self.second if worker_id == self.holder else self.most
+
+
 class PlacementQuery(msgspec.Struct, frozen=True, gc=False):
     """A request to place: `num_tokens` so far, `max_tokens` including all output to come.
 
-    `exclude` are workers where the request failed; `prefer_decode` already holds some blocks.
+    - `exclude` are workers where the request failed; `prefer_decode` already holds some blocks.
+    - `elsewhere` has the blocks that workers may fetch from each other; None: they fetch nothing.
+    - With `by_load`, only load and room decide, not the blocks that a worker holds.
     """
 
     num_tokens: int
@@ -56,13 +70,16 @@ class PlacementQuery(msgspec.Struct, frozen=True, gc=False):
     block_size: int
     exclude: frozenset[str] = frozenset()
     prefer_decode: str | None = None
+    elsewhere: HeldElsewhere | None = None
+    by_load: bool = False
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A worker with its cost, in tokens; the lowest cost wins.
 
     `missing_tokens` are not in its cache now; `recompute_tokens` will still be missing when the
-    prompt's turn comes; `shortage_tokens` do not fit into its free memory.
+    prompt's turn comes, and `fetch_tokens` of these can be fetched from another worker;
+    `shortage_tokens` do not fit into its free memory.
     """
 
     worker_id: str
@@ -71,21 +88,22 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     missing_tokens: int
     recompute_tokens: int
     shortage_tokens: int
+    fetch_tokens: int = 0
 
 
 class Rule(StrEnum):
     """The rule of the policy that decided."""
 
     NEAR = "near_prefix"
-    """A decode worker holds nearly all of the prompt."""
+    """A decode worker holds a part of the prompt, and computing the rest there costs least."""
     LOADED = "near_prefix_loaded"
-    """A decode worker holds nearly all of the prompt, but its load outweighs that."""
+    """A decode worker holds a part of the prompt, but a pair of other workers costs less."""
     NO_PREFILL = "no_prefill_worker"
     """No prefill worker is ready."""
     PREFILL_UNFIT = "no_fitting_prefill_worker"
     """Prefill workers are ready, but none may take the prompt."""
     NOT_CACHED = "not_cached"
-    """No decode worker holds enough of the prompt."""
+    """No decode worker holds a part of the prompt."""
     DRAIN = "drain"
     """Its decode worker drains."""
     KEPT = "kept_stream"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scheduling.fetch_rule import PairCost
 
 TURN_S = 0.005
-CONNECT_S = 0.02
+CONNECT_S = 0.01
 WEIGHT = 0.3
 """The weight of a new measurement."""
 HALF_LIFE_S = 30.0

@@ -77,7 +77,7 @@ async def test_without_prefill_workers_the_decode_worker_does_it_all(harness: Ha
 
 async def test_a_short_prompt_stays_on_its_decode_worker(harness: Harness) -> None:
     decode, prefill = await harness.join("d1", "p1")
-    consumer = Consumer(harness.dispatcher, request(num_tokens=64))
+    consumer = Consumer(harness.dispatcher, request(num_tokens=32))
     assert await finish_on(decode, consumer) == WHOLE
     assert prefill.received.count(Prefill) == 0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import Overloaded, PromptTooLong
 from router.routing.policy import RETRY_STUCK_S, place
-from router.routing.view import Mode, PlacementQuery, Rule, WorkerLoad
+from router.routing.view import HeldElsewhere, Mode, PlacementQuery, Rule, WorkerLoad
 from tests.effort import times
 
 BLOCK = 16
@@ -208,6 +208,61 @@ def test_a_request_goes_to_workers_whose_context_holds_its_output_too() -> None:
 def test_without_decode_workers_it_is_overloaded() -> None:
     with pytest.raises(Overloaded):
         decide(10, [], [load("p1")])
+
+
+def by_cost(num_tokens, decode, prefill, **query):
+    return decide(num_tokens, decode, prefill, None, **query)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "held", "requests", "mode"),
+    [
+        (500, 0, 0, Mode.REMOTE),  # nobody has a part of it
+        (33, 0, 0, Mode.REMOTE),
+        (32, 0, 0, Mode.LOCAL),  # not worth a handoff
+        (1024, 60, 0, Mode.LOCAL),  # 64 tokens are new
+        (1600, 80, 0, Mode.LOCAL),  # 320 are, and moving 1,280 costs more than they save
+        (1600, 80, 20, Mode.REMOTE),  # ... but they would slow down 20 requests
+        (1600, 10, 0, Mode.REMOTE),
+    ],
+)
+def test_a_continuation_is_local_where_that_costs_least(num_tokens, held, requests, mode) -> None:
+    decode = [load("d1", held, num_requests=requests), load("d2", num_requests=requests)]
+    elsewhere = HeldElsewhere("d1", held, 0) if held else None
+    placement = by_cost(num_tokens, decode, [load("p1")], elsewhere=elsewhere)
+    assert placement.mode is mode
+    if mode is Mode.LOCAL and held:
+        assert (placement.decode.worker_id, placement.rule) == ("d1", Rule.NEAR)
+        assert placement.reason.endswith("which cost least there")
+
+
+def test_tokens_that_can_be_fetched_cost_little_so_load_decides() -> None:
+    prefill = [load("p1", 60, queued_tokens=500), load("p2")]
+    alone = by_cost(1000, [load("d1")], prefill)
+    assert alone.prefill is not None
+    assert alone.prefill.worker_id == "p1"
+    fetching = by_cost(1000, [load("d1")], prefill, elsewhere=HeldElsewhere("p1", 60, 0))
+    assert fetching.prefill is not None
+    assert fetching.prefill.worker_id == "p2"
+    assert fetching.prefill.fetch_tokens == 60 * BLOCK
+    assert fetching.prefill.recompute_tokens == 1000
+
+
+def test_a_worker_does_not_fetch_from_itself() -> None:
+    elsewhere = HeldElsewhere("p1", 60, 20)
+    assert (elsewhere.beside("p1"), elsewhere.beside("p2")) == (20, 60)
+    placement = by_cost(1000, [load("d1")], [load("p1", 10)], elsewhere=elsewhere)
+    assert placement.prefill is not None
+    assert placement.prefill.fetch_tokens == 10 * BLOCK
+
+
+def test_by_load_alone_cached_blocks_draw_nothing() -> None:
+    decode = [load("d1", 60, num_requests=1), load("d2")]
+    prefill = [load("p1", 60, queued_tokens=100), load("p2")]
+    for seed in range(10):
+        placement = by_cost(1000, decode, prefill, seed=seed, by_load=True)
+        assert placement.prefill is not None
+        assert (placement.decode.worker_id, placement.prefill.worker_id) == ("d2", "p2")
 
 
 loads = st.builds(

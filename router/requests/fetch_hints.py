@@ -1,0 +1,87 @@
+"""From whom the worker that computes a prompt may fetch leading blocks: hints for its own decision.
+
+Only blocks that a worker holds now count, not those that it is expected to compute.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+
+from protocol.messages import KvHolder, KvPeer
+from protocol.registration import WorkerState
+from router.fleet.cache_index import PrefixMatch
+from router.fleet.fleet import Fleet
+from router.fleet.worker import Worker
+from router.routing.view import HeldElsewhere
+
+MAX_HOLDERS = 2
+MAX_ATTEMPT = 2
+"""Later attempts get no hints: a prompt on which holders die must not meet all of them."""
+MIN_GAIN = 2
+"""Blocks that a holder must have beyond those of the worker that computes."""
+NEAR_TIE = 0.05
+"""Holders count as equally good if their blocks differ by less than this part of the most."""
+
+
+def held_elsewhere(matches: Mapping[str, PrefixMatch]) -> HeldElsewhere | None:
+    """The two workers that hold the most leading blocks now, for the cost of placements."""
+    most = second = 0
+    holder = ""
+    for name, match in matches.items():
+        if match.held > most:
+            most, second, holder = match.held, most, name
+        elif match.held > second:
+            second = match.held
+    return HeldElsewhere(holder, most, second) if most else None
+
+
+def holders_for(
+    fleet: Fleet,
+    matches: Mapping[str, PrefixMatch],
+    computing: Worker,
+    decode: Worker,
+    failed: Collection[str],
+    rng: random.Random,
+) -> list[KvHolder]:
+    """The best holders for the worker `computing`, of a request that continues on `decode`. In
+    near-ties, `decode` comes first, then neighbours of `computing`, then the least loaded."""
+    own = matches.get(computing.worker_id)
+    least = (own.held if own is not None else 0) + MIN_GAIN
+    found = [
+        (match.held, worker)
+        for name, match in matches.items()
+        if match.held >= least
+        and (worker := fleet.worker(name)) is not None
+        and _can_serve(worker, computing, failed)
+    ]
+    if not found:
+        return []
+    most = max(held for held, _ in found)
+
+    def rank(each: tuple[int, Worker]) -> tuple[int, bool, bool, int, float]:
+        held, worker = each
+        near = bool(worker.info.machine) and worker.info.machine == computing.info.machine
+        running = worker.stats.num_running if worker.stats is not None else 0
+        return -int(held / most / NEAR_TIE), worker is not decode, not near, running, rng.random()
+
+    found.sort(key=rank)
+    return [KvHolder(peer=peer_of(each), num_blocks=held) for held, each in found[:MAX_HOLDERS]]
+
+
+def peer_of(worker: Worker) -> KvPeer:
+    """A worker, as messages to other workers name it."""
+    info = worker.info
+    return KvPeer(worker_id=info.worker_id, incarnation=info.incarnation, control=info.control)
+
+
+def _can_serve(worker: Worker, computing: Worker, failed: Collection[str]) -> bool:
+    info, other = worker.info, computing.info
+    return (
+        worker is not computing
+        and info.state in (WorkerState.READY, WorkerState.DRAINING)
+        and worker.link.is_ready
+        and info.incarnation not in failed
+        and info.layout_fingerprint == other.layout_fingerprint
+        and info.transport == other.transport
+    )
