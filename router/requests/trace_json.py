@@ -13,6 +13,7 @@ import msgspec
 
 from protocol.traces import DecodeTrace, PrefillTrace
 from router.requests.interface import ChosenWorkers, GenerationTiming, TimingLookup
+from router.requests.prompt_sources import prompt_sources
 from router.requests.shifted import shifted
 from router.requests.stages import (
     AttemptTimes,
@@ -60,6 +61,7 @@ def trace_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
         "num_prompt_tokens": trace.num_prompt_tokens,
         "num_cached_tokens": trace.num_cached_tokens,
         "num_computed_before": trace.num_computed_before,
+        "prompt_sources": prompt_sources(_computing(trace)),
         "num_output_tokens": trace.num_output_tokens,
         "num_chunks": len(prefill.chunks if prefill else local),
         "blocks_moved": prefill.blocks_moved if prefill else 0,
@@ -71,6 +73,14 @@ def trace_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
     }
 
 
+def _computing(trace: RequestTrace) -> PrefillTrace | DecodeTrace | None:
+    """What the worker reported that computed the prompt for the first token."""
+    attempt = trace.first_token_attempt
+    if attempt is None:
+        return None
+    return attempt.prefill or attempt.decode
+
+
 def receipt_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
     """The body of `/v1/requests/{id}/receipt`: where the request ran and why, and what happened.
     Without process ids, endpoints or clocks."""
@@ -78,7 +88,7 @@ def receipt_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
     names = (
         "request_id", "trace_id", "outcome", "received_us", "finished_us", "placement",
         "predicted_ttft_ms", "ttft_ms", "tpot_ms", "num_prompt_tokens", "num_cached_tokens",
-        "num_computed_before", "num_output_tokens", "attempts", "stages",
+        "num_computed_before", "prompt_sources", "num_output_tokens", "attempts", "stages",
     )  # fmt: skip
     return {name: whole[name] for name in names}
 
