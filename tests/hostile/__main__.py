@@ -2,6 +2,9 @@
 
 import sys
 
-from tests.hostile.attacks import main
+from tests.hostile import attacks, neighbours
 
-sys.exit(main(sys.argv[1:]))
+if "--help" in sys.argv or "-h" in sys.argv:
+    sys.exit(attacks.main(sys.argv[1:]))
+did_harm = attacks.main(sys.argv[1:])
+sys.exit(did_harm or neighbours.main([]))
