@@ -23,7 +23,7 @@ def time_table(trace: dict[str, Any]) -> Table:
     table.add_column("stage")
     table.add_column("time", justify="right")
     table.add_column("what happened")
-    table.add_row("placement", "", trace["placement"]["reason"])
+    table.add_row("reason", "", trace["placement"]["reason"])
     if worker := prefill or decode:
         table.add_row("prompt", "", _prompt_words(worker))
     if prefill is not None:
@@ -46,12 +46,13 @@ def time_table(trace: dict[str, Any]) -> Table:
 
 
 def _rows(stages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """A row for each stage that took time. Rounded to tenths, they add up to their rounded sum."""
+    """A row for each stage that shows a time. Rounded to tenths, they add up to their rounded
+    sum."""
     end = 0.0
     for each in stages:
         begin, end = end, end + each["ms"]
-        shown = round(end, 1) - round(begin, 1)
-        if each["ms"]:
+        shown = round(round(end, 1) - round(begin, 1), 1)
+        if shown:
             words = ": ".join(filter(None, (each["where"], each["text"])))
             yield each["stage"].replace("_", " "), _shown_ms(shown), words
 

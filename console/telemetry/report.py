@@ -236,7 +236,8 @@ class FleetReport:
         target = attempt.placement.decode.worker_id
         self.pairs.moved(target, trace)
         self._paths.add(trace.worker_id, target, trace.bytes_moved)
-        attempt.path = self._paths_of((trace.worker_id, target)).measured
+        path = self._paths_of((trace.worker_id, target)).measured
+        attempt.path = "" if path == UNKNOWN else path
 
     # -- parts ------------------------------------------------------------------------------
 

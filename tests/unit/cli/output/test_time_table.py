@@ -49,13 +49,13 @@ def test_a_remote_prefill() -> None:
     stages = [
         stage("queue", 0.5, where="prefill-1"),
         stage("between_chunks", 7.0, where="prefill-1", text="between two steps"),
-        stage("unexplained", 0.0),
+        stage("unexplained", 0.002),
         stage("transfer", 1.25, "rest", "prefill-1 → decode-1", "4 blocks over CMA"),
         stage("decode", 12_040.0, "rest", "decode-1", "19 steps"),
     ]
     moved = {"blocks_moved": 4, "bytes_moved": 65536, "transport": "nixl"}
     assert shown(trace(prefill, {"worker_id": "decode-1"}, stages=stages, **moved)) == [
-        ["placement", "", "because"],
+        ["reason", "", "because"],
         ["prompt", "", "49 tokens in 2 chunks (32 + 17), 16 from the cache"],
         ["KV", "", "4 blocks, 64.0 KiB over nixl; 3 had arrived before the last chunk was done"],
         ["queue", "0.5 ms", "prefill-1"],
@@ -78,7 +78,7 @@ def test_the_rows_add_up_to_their_part_as_they_are_written(times_ms: list[float]
 def test_a_local_prefill_has_no_transfer() -> None:
     decode = {"worker_id": "decode-1", "cached_tokens": 0, "chunks": [[0, 7000, 15]]}
     rows = shown(trace(None, decode))
-    assert rows == [["placement", "", "because"], ["prompt", "", "15 tokens in 1 chunk"]]
+    assert rows == [["reason", "", "because"], ["prompt", "", "15 tokens in 1 chunk"]]
 
 
 @pytest.mark.parametrize(("outcome", "until"), [("running", "now"), ("failed", "the end")])
