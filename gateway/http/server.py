@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,8 @@ class HttpServer(uvicorn.Server):
         except OSError as error:  # includes ssl.SSLError
             assert tls is not None, "nothing else is read here"
             raise ConfigError(f"TLS with {tls.cert}, {tls.key or tls.cert}: {error}") from error
+        if config.ssl is not None:
+            config.ssl.options |= ssl.OP_NO_RENEGOTIATION  # whatever the library's default is
         super().__init__(config)
         self._tls = tls
         self._grace_s = grace_s

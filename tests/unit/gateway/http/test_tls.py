@@ -62,10 +62,12 @@ async def tls_server(authority: trustme.CA, folder: Path) -> AsyncIterator[TlsSe
     task = asyncio.create_task(server.serve_until(stop, listener))
     reloader = server.certificate_reloader()
     assert reloader is not None
-    yield TlsServer(folder, url_of(listener, tls), reloader)
-    stop.set()
-    await task
-    listener.close()
+    try:
+        yield TlsServer(folder, url_of(listener, tls), reloader)
+    finally:
+        stop.set()
+        await task
+        listener.close()
 
 
 async def test_tls(tmp_path: Path) -> None:
