@@ -86,24 +86,6 @@ def create_app(
     budget = ByteBudget(options.limits.max_inflight_bytes, registry)
     if options.gate is not None:
         budget.retry_after_s = gate.retry_after_s
-    defaults = load_sampling_defaults(model.path, tokenizer.eos_id)
-    markup = find_markup(
-        tokenizer, options.tool_parser, options.reasoning_parser, options.allow_control_tokens
-    )
-    context = ApiContext(
-        generator,
-        tokenizer,
-        model,
-        defaults,
-        metrics,
-        options.limits,
-        markup,
-        GrammarChecker(model.path, tokenizer),
-        options.ids_key,
-        options.timing_of,
-        options.shared_prefixes,
-        options.answers,
-    )
     app = Application(title="Baton", openapi_url=None, redirect_slashes=False)
     scope = partial(
         RequestScope,
@@ -115,6 +97,7 @@ def create_app(
     )
     app.add_middleware(scope)
     app.add_exception_handler(HTTPException, _http_error)
+    context = _api_context(generator, tokenizer, model, metrics, options)
     own = (
         completions_router(context),
         chat_router(context),
@@ -130,6 +113,33 @@ def create_app(
         app.include_router(router)
     app.cut_short(own, scope)
     return app
+
+
+def _api_context(
+    generator: Generator,
+    tokenizer: Tokenizer,
+    model: ServedModel,
+    metrics: ApiMetrics,
+    options: AppOptions,
+) -> ApiContext:
+    """What the endpoints share. Raises ModelLoadError."""
+    markup = find_markup(
+        tokenizer, options.tool_parser, options.reasoning_parser, options.allow_control_tokens
+    )
+    return ApiContext(
+        generator,
+        tokenizer,
+        model,
+        load_sampling_defaults(model.path, tokenizer.eos_id),
+        metrics,
+        options.limits,
+        markup,
+        GrammarChecker(model.path, tokenizer),
+        options.ids_key,
+        options.timing_of,
+        options.shared_prefixes,
+        options.answers,
+    )
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

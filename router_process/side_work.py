@@ -1,0 +1,99 @@
+"""What a router does beside answering: periodic work, and running it while the server serves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from console.telemetry.caches.cache_report import CacheReport
+from console.telemetry.report import FleetReport
+from gateway.http.server import HttpServer
+from process.flight_recorder import FlightRecorder
+from process.side_tasks import keep_running
+from protocol.flight import FlightKind
+from router.fleet.fleet import Fleet
+from router.metrics import FleetMetrics
+from router_process.parts import Parts
+from router_process.settings import RouterSettings
+
+SideWork = Coroutine[Any, Any, None]
+
+SAMPLE_S = 1.0
+LAG_S = 0.1
+RECORDED_LAG_S = 0.05
+SWEEPS = 4
+"""Sweeps of the fleet per `silence_s`."""
+
+
+async def serve_beside(serving: SideWork, stop: asyncio.Event, *helpers: SideWork) -> None:
+    """Serve while the helpers run; a helper's failure stops everything and is raised."""
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        if _failure_of(task) is not None:
+            stop.set()
+
+    tasks = [asyncio.create_task(each) for each in helpers]
+    for task in tasks:
+        task.add_done_callback(on_end)
+    try:
+        await serving
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        failure = _failure_of(task)
+        if failure is not None:
+            raise failure
+
+
+def _failure_of(task: asyncio.Task[None]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()
+
+
+def measurements(settings: RouterSettings, parts: Parts) -> list[SideWork]:
+    """What this router finds out about itself and the fleet, and sends elsewhere."""
+    sweep_s = min(settings.ping_interval_s, settings.silence_s / SWEEPS)
+    work = [
+        keep_running("sweeping the fleet", lambda: _sweep(parts.fleet, sweep_s)),
+        keep_running("measuring load", lambda: _sample(parts.report, parts.cache)),
+        keep_running("the doctor", parts.diagnosis.run),
+        keep_running("measuring lag", lambda: _watch_lag(parts.metrics, parts.recorder)),
+    ]
+    if parts.exporter is not None:
+        work.append(keep_running("exporting traces", parts.exporter.run))
+    return work
+
+
+async def reload_certificate(server: HttpServer) -> None:
+    """Read the certificate again whenever its files change; returns at once without TLS."""
+    reloader = server.certificate_reloader()
+    if reloader is not None:
+        await reloader.run()
+
+
+async def _sweep(fleet: Fleet, interval_s: float) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        fleet.sweep()
+
+
+async def _sample(report: FleetReport, cache: CacheReport) -> None:
+    while True:
+        await asyncio.sleep(SAMPLE_S)
+        report.sample()
+        cache.sample()
+
+
+async def _watch_lag(metrics: FleetMetrics, recorder: FlightRecorder) -> None:
+    """Measure how late the event loop runs its timers, and record when one was very late."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_S
+        await asyncio.sleep(LAG_S)
+        lag_s = max(0.0, loop.time() - due)
+        metrics.loop_lag.observe(lag_s)
+        if lag_s >= RECORDED_LAG_S:
+            recorder.note(FlightKind.LAGGED, since=time.monotonic() - lag_s)
