@@ -19,7 +19,6 @@ from protocol.errors import (
     InvalidRequest,
     Overloaded,
     PromptTooLong,
-    ProtocolError,
     RequestError,
     ServiceError,
     UnusableConstraint,
@@ -44,16 +43,17 @@ from router.fleet.fleet import Fleet
 from router.fleet.worker import Loss, Worker
 from router.metrics import FleetMetrics
 from router.requests.attempt import Attempt
+from router.requests.attempt_course import AttemptCourse
 from router.requests.deadlines import Deadlines
 from router.requests.generation import End, Failure, Generation
 from router.requests.handover import orders
 from router.requests.interface import DeltaSink, GenerationRequest, TokenDelta
-from router.requests.labels import error_label, failure_kind
+from router.requests.labels import error_label
 from router.requests.launch import Launcher, PlacedListener, legs
 from router.requests.loop_queues import Turnstile
 from router.requests.resumption import Searches, placement_of
 from router.requests.retries import Retries
-from router.requests.token_stream import Piece, TokenPiece
+from router.requests.token_stream import TokenPiece
 from router.requests.trace import TraceStore
 from router.settings import RoutingSettings
 
@@ -75,6 +75,7 @@ class Dispatcher:
         self._traces = traces
         self._metrics = metrics
         self._launcher = Launcher(settings, fleet, rng, on_placed)
+        self._course = AttemptCourse(settings, traces, metrics)
         self._retries = Retries(settings, rng)
         self._searches = Searches(settings.resume_wait_s)
         self._deadlines = Deadlines()
@@ -198,7 +199,9 @@ class Dispatcher:
             self._metrics.retries.inc()
         for worker, message in legs(generation, attempt):
             if not worker.link.send(message):
-                self._fail(generation, worker, Failure(f"{worker.worker_id} cannot be reached"))
+                self._course.fail(
+                    generation, worker, Failure(f"{worker.worker_id} cannot be reached")
+                )
                 return
             attempt.sent(worker)
 
@@ -274,7 +277,7 @@ class Dispatcher:
                 reason = f"{worker.worker_id}: {message.reason}"
                 failure = Failure(reason, message.retryable, message.lacks_room, message.code)
                 generation.trace.attempts[-1].reported_computed += message.computed_tokens
-                self._fail(generation, worker, failure)
+                self._course.fail(generation, worker, failure)
         else:
             self._metrics.refused.add("unexpected")
 
@@ -292,7 +295,9 @@ class Dispatcher:
         self._searches.rule_out(worker)
         for generation in self._generations.values():
             if generation.attempt is not None and generation.attempt.involves(worker):
-                self._fail(generation, worker, Failure(f"{worker.worker_id}: {reason}"), loss)
+                self._course.fail(
+                    generation, worker, Failure(f"{worker.worker_id}: {reason}"), loss
+                )
                 num_failed += 1
             elif loss is Loss.BROKEN:
                 generation.failures.count_late_death(worker)
@@ -314,7 +319,7 @@ class Dispatcher:
             self._attach_decode(worker, message, message.trace)
         generation.note_cached(message.cached_tokens)
         piece = TokenPiece(0, message.token_ids, message.logprobs, message.finish)
-        self._take(generation, worker, piece, self._traces.wall_us())
+        self._course.take(generation, worker, piece, self._traces.wall_us())
         search.end()
 
     def _on_prefill_done(self, worker: Worker, message: PrefillDone) -> None:
@@ -350,7 +355,7 @@ class Dispatcher:
             return
         if sequence.cached_tokens is not None:
             generation.note_cached(sequence.cached_tokens)
-        self._take(generation, worker, sequence, now_us)
+        self._course.take(generation, worker, sequence, now_us)
 
     def _on_first_token(self, worker: Worker, message: FirstToken) -> None:
         self._attach_prefill(worker, message, is_final=False)
@@ -361,7 +366,7 @@ class Dispatcher:
         logprobs = None if message.logprobs is None else [message.logprobs]
         ids, prompt_logprobs = [message.token_id], message.prompt_logprobs
         piece = TokenPiece(message.index, ids, logprobs, message.finish, prompt_logprobs)
-        self._take(generation, worker, piece, self._traces.wall_us())
+        self._course.take(generation, worker, piece, self._traces.wall_us())
 
     def _attach_prefill(
         self, worker: Worker, message: FirstToken | PrefillDone, is_final: bool
@@ -379,90 +384,6 @@ class Dispatcher:
         if trace.worker_id == worker.worker_id:
             clock = worker.link.clock
             self._traces.attach_decode(message.request_id, message.attempt, trace, clock)
-
-    def _take(self, generation: Generation, worker: Worker, piece: Piece, now_us: int) -> None:
-        """Put the tokens that came at `now_us` in order and deliver the new ones; a gap fails the
-        attempt."""
-        attempt, stream = generation.attempt, generation.stream
-        assert attempt is not None
-        if attempt.reservations:
-            attempt.release(worker)
-        try:
-            fresh = stream.take(piece)
-        except ProtocolError as error:
-            self._fail(generation, worker, Failure(f"{worker.worker_id}: {error}"))
-            return
-        num_new = len(stream.token_ids) - attempt.first_index
-        if fresh and generation.num_attempts > 1:  # a first attempt follows no failure
-            generation.failures.on_progress(attempt, num_new)
-        trace = generation.trace
-        is_first = bool(fresh) and not trace.first_token_received_us
-        if is_first:
-            trace.first_token_received_us = now_us
-            trace.first_attempt, trace.num_cached_tokens = attempt.number, generation.cached_tokens
-        for each in fresh:
-            cached, prompt_logprobs = generation.cached_tokens, each.prompt_logprobs
-            delta = TokenDelta(each.token_ids, each.logprobs, each.finish, cached, prompt_logprobs)
-            generation.deliver(delta)
-            if is_first:
-                now_us = self._traces.wall_us()  # the first token is timed when it is delivered
-                trace.first_token_us = trace.first_token_us or now_us
-            trace.last_token_us = now_us
-        trace.num_output_tokens = len(stream.token_ids)
-        if stream.finish is not None:
-            generation.drop_attempt()
-            return
-        if generation.is_behind and len(generation.events) > self._settings.max_unread_deltas:
-            self._give_up(generation, "its client does not read")
-            return
-        if num_new > 1:
-            attempt.decode_runs = True  # only the decode worker produces more than one token
-        if stream.held or attempt.gap_timer is not None:
-            self._watch_gap(generation, attempt)
-
-    def _watch_gap(self, generation: Generation, attempt: Attempt) -> None:
-        """Fail the attempt if tokens that overtook the first one wait too long for it."""
-        if not generation.stream.held:
-            if attempt.gap_timer is not None:
-                attempt.gap_timer.cancel()
-                attempt.gap_timer = None
-        elif attempt.gap_timer is None:
-            source = attempt.prefill or attempt.decode
-            failure = Failure(f"{source.worker_id}: its first token did not come")
-            attempt.gap_timer = asyncio.get_running_loop().call_later(
-                self._settings.first_token_wait_s, self._fail, generation, source, failure
-            )
-
-    def _fail(
-        self, generation: Generation, worker: Worker, failure: Failure, loss: Loss | None = None
-    ) -> None:
-        """End the current attempt and blame one of its workers, unless the request is at fault."""
-        abort_reason = failure.reason if failure.code else "another leg failed"
-        attempt = self._end_attempt(generation, failure.reason, abort_reason, failed=worker)
-        self._metrics.failures.add(failure_kind(failure.retryable, failure.lacks_room, loss))
-        if failure.lacks_room:
-            generation.failures.avoid(worker)
-        elif not failure.code:
-            generation.failures.blame(attempt, worker, loss)
-        generation.events.put(failure)
-
-    def _give_up(self, generation: Generation, reason: str) -> None:
-        """End the current attempt without blaming its workers, and start no other."""
-        self._end_attempt(generation, reason, reason)
-        generation.events.put(Failure(reason, retryable=False))
-
-    def _end_attempt(
-        self, generation: Generation, reason: str, abort_reason: str, failed: Worker | None = None
-    ) -> Attempt:
-        """Drop the attempt, ignore its later messages, abort every leg but the failed one. The
-        trace gets `reason`, the legs `abort_reason`."""
-        attempt = generation.drop_attempt()
-        assert attempt is not None, "only a running attempt is ended"
-        attempt.abort(generation.request.request_id, abort_reason, failed=failed)
-        trace = generation.trace.find(attempt.number)
-        assert trace is not None, "every attempt is noted in the trace"
-        trace.failed, trace.failed_us = reason, self._traces.wall_us()
-        return attempt
 
     def _current(self, worker: Worker, request_id: str, attempt: int) -> Generation | None:
         """The generation of a message. Counts late messages and those of other workers, and returns
