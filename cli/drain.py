@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from cli.arguments import split_names
 from process.settings import setting, setting_of, settings_or_exit
-from process.store.membership import read_fleet, request_drain
+from process.store.drain_requests import request_drain
+from process.store.fleet_watcher import read_fleet
 from process.store.store_url import store_url
 from protocol.errors import ConfigError, ServiceError
 from worker.settings import WorkerSettings

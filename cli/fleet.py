@@ -26,7 +26,7 @@ from gateway.admission.api_keys import make_key
 from process.orphans import reap_orphans
 from process.sockets.hosts import bracketed, unbracketed
 from process.store.embedded_valkey import EmbeddedValkey
-from process.store.membership import read_fleet
+from process.store.fleet_watcher import read_fleet
 from process.store.store_url import store_url
 from process.temporary import temporary_folder
 from protocol.errors import BatonError, ConfigError, ServiceError

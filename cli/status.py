@@ -15,7 +15,7 @@ from cli.http_json import RouterAccess, RouterUnreachable, get_json
 from cli.output.tables import complaint, print_workers
 from cli.output.terminal_text import plain_console, shown_json
 from process.settings import setting, setting_of, settings_or_exit
-from process.store.membership import read_fleet
+from process.store.fleet_watcher import read_fleet
 from process.store.store_url import store_url
 from protocol.addresses import shown_address
 from protocol.errors import ServiceError

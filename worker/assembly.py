@@ -40,8 +40,8 @@ from process.sockets.events import EventPublisher
 from process.sockets.hosts import is_loopback
 from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
-from process.store.membership import WorkerLease
 from process.store.store_url import store_url
+from process.store.worker_lease import WorkerLease
 from process.wakeup import Wakeup
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Membership(Protocol):
-    """Our place in the fleet, as `process.store.membership.WorkerLease` keeps it."""
+    """Our place in the fleet, as `process.store.worker_lease.WorkerLease` keeps it."""
 
     has_lapsed: bool
     refusal: str | None

@@ -32,7 +32,7 @@ from process.lifecycle import StopSignal
 from process.sockets.control import ControlServer, HelloPolicy, Peer
 from process.sockets.events import EventPublisher
 from process.sockets.network import Network
-from process.store.membership import WorkerLease
+from process.store.worker_lease import WorkerLease
 from protocol.events import WorkerStats
 from protocol.messages import (
     PROTOCOL_VERSION,

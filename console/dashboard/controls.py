@@ -21,7 +21,7 @@ from console.dashboard.sample_prompts import SamplePrompt, SamplePrompts
 from http_kit.errors import describe
 from http_kit.origin import KEY_NAME
 from process.figures import exact
-from process.store.membership import request_drain, request_resume
+from process.store.drain_requests import request_drain, request_resume
 from protocol.errors import InvalidRequest, RequestError, ServiceError
 from protocol.registration import WorkerInfo, WorkerState
 from router.fleet.fleet import Fleet

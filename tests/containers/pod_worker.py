@@ -19,7 +19,7 @@ from collections.abc import Callable
 import psutil
 
 from process.store.embedded_valkey import EmbeddedValkey
-from process.store.membership import read_fleet
+from process.store.fleet_watcher import read_fleet
 
 METRICS_PORT = 9100
 WAIT_S = 120.0

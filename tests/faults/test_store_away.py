@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 
-from process.store.membership import read_fleet
+from process.store.fleet_watcher import read_fleet
 from protocol.messages import Role
 from tests.faults.faulty_fleet import Stream, faulty_fleet
 from tests.integration.fleets import wait_for, workers

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from process.store.embedded_valkey import EmbeddedValkey
-from process.store.membership import WorkerLease
+from process.store.worker_lease import WorkerLease
 from protocol.registration import WorkerInfo
 from tests.effort import times
 from tests.integration.control_bench import Bench

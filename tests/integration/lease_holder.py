@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from process.process_watch import machine_name
-from process.store.membership import WorkerLease
+from process.store.worker_lease import WorkerLease
 from tests.paths import ROOT
 from tests.registration import registration
 

@@ -20,16 +20,12 @@ import pytest
 import redis
 
 from cli.main import main as baton
+from process.store.drain_requests import request_drain, request_resume
 from process.store.embedded_valkey import EmbeddedValkey
+from process.store.fleet_watcher import FleetWatcher, read_fleet
 from process.store.ignored_entries import REGISTRATION, IgnoredEntries
-from process.store.membership import (
-    FleetWatcher,
-    WorkerLease,
-    read_fleet,
-    request_drain,
-    request_resume,
-)
 from process.store.registry import Registry
+from process.store.worker_lease import WorkerLease
 from protocol import wire
 from protocol.errors import ServiceError
 from protocol.registration import WorkerInfo, WorkerState
@@ -187,7 +183,7 @@ def test_a_worker_that_comes_back_at_once_has_lapsed_once(valkey, cluster, lease
                 lease.register_again(f"life-{lease.lapses + 1}")
 
     handler = Hasty()
-    log = logging.getLogger("process.store.membership")
+    log = logging.getLogger("process.store.worker_lease")
     log.addHandler(handler)
     try:
         with redis.Redis.from_url(valkey.url) as client:

@@ -11,7 +11,7 @@ import psutil
 from cli.child_settings import Secrets
 from cli.up_settings import UpSettings
 from process.store.embedded_valkey import EmbeddedValkey
-from process.store.membership import read_fleet
+from process.store.fleet_watcher import read_fleet
 from protocol.messages import Role
 from tests.forked import ForkedChildren
 from tests.integration.fleets import SETTINGS, wait_for

@@ -31,7 +31,8 @@ from kv_transfer.transports.interface import Transport
 from kv_transfer.transports.registry import create_transport
 from process.process_watch import machine_name
 from process.store.embedded_valkey import EmbeddedValkey
-from process.store.membership import WorkerLease, read_fleet
+from process.store.fleet_watcher import read_fleet
+from process.store.worker_lease import WorkerLease
 from protocol.errors import TransferError
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState

@@ -18,8 +18,9 @@ import redis
 from cli.child_settings import Secrets
 from process.process_watch import machine_name
 from process.store.embedded_valkey import EmbeddedValkey
-from process.store.membership import WorkerLease, read_fleet
+from process.store.fleet_watcher import read_fleet
 from process.store.registry import Registry
+from process.store.worker_lease import WorkerLease
 from protocol import wire
 from protocol.messages import Role
 from protocol.registration import WorkerState

@@ -20,7 +20,7 @@ from checkpoint.texts_fingerprint import texts_fingerprint
 from engine.checkpoint.files import model_fingerprint, weight_files
 from engine.checkpoint.stored_tensors import OpenTensors
 from process.process_watch import machine_name
-from process.store.membership import read_fleet
+from process.store.fleet_watcher import read_fleet
 from protocol.errors import ConfigError, ModelLoadError, ServiceError, TransferError
 from protocol.messages import PROTOCOL_VERSION, Role
 from protocol.registration import WorkerInfo, WorkerState

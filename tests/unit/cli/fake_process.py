@@ -21,7 +21,8 @@ from cli.child import Child, baton_environment
 from cli.child_settings import ChildSettings, Secrets
 from process.lifecycle import StopSignal
 from process.process_watch import machine_name
-from process.store.membership import WorkerLease, read_fleet
+from process.store.fleet_watcher import read_fleet
+from process.store.worker_lease import WorkerLease
 from protocol.messages import PROTOCOL_VERSION, Role
 from protocol.registration import WorkerInfo, WorkerState
 

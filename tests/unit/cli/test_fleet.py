@@ -26,7 +26,7 @@ from cli.output.json_output import JsonOutput
 from cli.up import console_on, run_fleet, show
 from cli.up_settings import UpSettings
 from process.process_watch import machine_name
-from process.store.membership import WorkerLease
+from process.store.worker_lease import WorkerLease
 from protocol.errors import ServiceError
 from tests.paths import ROOT
 from tests.processes import has_ended

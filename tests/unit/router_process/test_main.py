@@ -23,7 +23,7 @@ from checkpoint.texts_fingerprint import texts_fingerprint
 from cli.child import Child
 from process.sockets.network import Network
 from process.store.embedded_valkey import EmbeddedValkey
-from process.store.membership import WorkerLease
+from process.store.worker_lease import WorkerLease
 from protocol.messages import Abort, FinishReason, Generate, Role
 from router_process.main import main
 from tests.forked import ForkedChild

@@ -16,9 +16,10 @@ import redis
 import redis.asyncio
 import trustme
 
+from process.store.drain_requests import request_drain
 from process.store.expiry import WARN_S, Expiry
 from process.store.first_contact import check_store
-from process.store.membership import FleetWatcher, WorkerLease, read_fleet, request_drain
+from process.store.fleet_watcher import FleetWatcher, read_fleet
 from process.store.password_certificate import certificate_of
 from process.store.registry import client_from_url, expiry_of
 from process.store.response_records import ResponseName, ResponseRecord, ResponseRecords
@@ -26,6 +27,7 @@ from process.store.router_board import RouterBoard
 from process.store.router_leases import RouterLease
 from process.store.store_tls import StoreTls
 from process.store.store_url import store_url
+from process.store.worker_lease import WorkerLease
 from protocol.errors import ConfigError, ServiceError
 from tests.registration import registration
 from tests.tls_store import PASSWORD, TlsStore, context_of, tls_store

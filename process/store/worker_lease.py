@@ -1,33 +1,28 @@
-"""Fleet membership: a worker's lease on its registration, and a router's watch over all workers.
+"""A worker's lease on its registration, kept by a thread of its own.
 
 Built on `process.store.registry` and `process.store.id_claim`. The store may go away at any time:
-workers renew their leases when the store is back, and watchers keep the last known members. No
-request waits for the store.
+the lease is renewed when the store is back.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
 import redis
-import redis.asyncio
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
-from process.store.answers import answer_of, check_cancelled
-from process.store.first_contact import advised, is_refusal, refused
+from process.store.drain_requests import RESUME
 from process.store.id_claim import GRACE_S, IdClaim, holder_name, is_registration, refusal
 from process.store.ignored_entries import DRAIN_REQUEST, ROUTER, IgnoredEntries
 from process.store.registry import (
     BACKOFF_MAX_S,
     BACKOFF_S,
-    SETTLE_S,
     FleetView,
     Registry,
     client_from_url,
@@ -35,14 +30,10 @@ from process.store.registry import (
 )
 from process.store.router_leases import read_routers
 from protocol.addresses import shown_address
-from protocol.errors import ServiceError
 from protocol.registration import WorkerInfo, WorkerState
 
 log = logging.getLogger(__name__)
 
-Members = Mapping[str, WorkerInfo]
-_DRAIN_REQUEST_S = 60
-_RESUME = b"resume:"
 _MAX_DRAIN_BYTES = 1024
 _CLAIM_POLL_S = 0.05
 
@@ -247,7 +238,7 @@ class WorkerLease:
         self._is_reachable = True
         if asked_to_drain == info.incarnation.encode():
             self.is_asked_to_drain = True
-        elif asked_to_drain == _RESUME + info.incarnation.encode():
+        elif asked_to_drain == RESUME + info.incarnation.encode():
             self.is_asked_to_drain = False
         return registered, fleet
 
@@ -294,157 +285,3 @@ class WorkerLease:
             self._client.eval(*self._registry.leave(self._info))
         except (RedisError, OSError) as error:
             log.warning("could not leave the fleet, the lease will end: %s", error)
-
-
-class FleetWatcher:
-    """Follows the fleet by announcements and a periodic full read, on one event loop.
-
-    `members` is the last known fleet, `is_connected` says whether the store answers now, `trouble`
-    what is wrong if it does not, `notice` what will be wrong soon. Registrations that cannot be
-    decoded are noted in `ignored`. `run` calls `on_change` with all members after every change; an
-    exception of `on_change` ends `run`.
-    """
-
-    def __init__(
-        self,
-        redis_url: str,
-        cluster: str,
-        on_change: Callable[[Members], None],
-        *,
-        poll_s: float = 0.5,
-        settle_s: float = SETTLE_S,
-        ignored: IgnoredEntries | None = None,
-    ) -> None:
-        """Connects to nothing yet. Raises ConfigError for a malformed URL."""
-        self.is_connected = False
-        self.trouble: str | None = None
-        self._where = shown_address(redis_url)
-        self._client = client_from_url(redis.asyncio.Redis, redis_url, max(2 * poll_s, 2.0))
-        self._expiry = expiry_of(self._client)
-        self._registry = Registry(cluster)
-        self._on_change = on_change
-        self._poll_s = poll_s
-        self._view = FleetView(settle_s, ignored)
-        self._was_reported_away = self._was_served = False
-
-    @property
-    def notice(self) -> str | None:
-        """That the store's certificate expires soon, if it does."""
-        text = self._expiry.warning(time.time())
-        return text and f"the certificate of {self._where} {text}"
-
-    @property
-    def members(self) -> Members:
-        """The last known fleet by worker id."""
-        return self._view.members
-
-    async def run(self) -> None:
-        """Watch until cancelled, waiting while the store is away. Closes the connections. Raises
-        ConfigError if the store refuses us before it has ever served us."""
-        backoff = BACKOFF_S
-        try:
-            while True:
-                try:
-                    await self._follow()
-                except (RedisError, OSError) as error:
-                    if not self._was_served and is_refusal(error):
-                        raise refused(self._where, error) from error
-                    backoff = BACKOFF_S if self.is_connected else min(2 * backoff, BACKOFF_MAX_S)
-                    self._note_away(error)
-                    await asyncio.sleep(backoff)
-        finally:
-            self.is_connected = False
-            await self._client.aclose()
-
-    async def _follow(self) -> None:
-        """Read the fleet after every announcement, and at least every `poll_s`."""
-        async with self._client.pubsub(ignore_subscribe_messages=True) as announcements:
-            await answer_of(announcements.subscribe(self._registry.channel))
-            while True:
-                self._take(await answer_of(self._client.eval(*self._registry.read())))
-                check_cancelled()
-                await answer_of(announcements.get_message(timeout=self._poll_s))
-
-    def _take(self, reply: list[bytes]) -> None:
-        if self._was_reported_away:
-            log.info("%s is back", self._where)
-        self._expiry.log_warning(self._where, time.time())
-        self.is_connected, self._was_reported_away, self.trouble = True, False, None
-        self._was_served = True
-        if self._view.take(reply, time.monotonic()):
-            self._on_change(self._view.members)
-
-    def _note_away(self, error: Exception) -> None:
-        self.is_connected = False
-        self.trouble = _trouble(self._where, error)
-        self._view.interrupted()
-        if not self._was_reported_away:
-            self._was_reported_away = True
-            log.warning(
-                "cannot reach %s, going on with the %d workers last known: %s",
-                self._where,
-                len(self._view.members),
-                error,
-            )
-
-
-def _trouble(where: str, error: Exception) -> str:
-    """What is wrong with the store, in one line."""
-    if isinstance(error, (AuthenticationError, NoPermissionError)):
-        return f"{where} refuses our password: {error}"
-    return f"{where} cannot be reached: {error}"
-
-
-def request_drain(
-    redis_url: str, cluster: str, worker_id: str, timeout_s: float = 5.0
-) -> WorkerInfo | None:
-    """Ask a worker to drain; returns its registration, or None if there is none.
-
-    The worker sees the request at its next renewal. Raises ConfigError, or ServiceError if the
-    store fails.
-    """
-    return _ask_worker(redis_url, cluster, worker_id, b"", timeout_s)
-
-
-def request_resume(
-    redis_url: str, cluster: str, worker_id: str, timeout_s: float = 5.0
-) -> WorkerInfo | None:
-    """Take a request to drain back; returns the worker's registration, or None if it has left.
-
-    A worker that was told to stop by a signal, or that has nothing left to do, ends all the same.
-    Raises as `request_drain`.
-    """
-    return _ask_worker(redis_url, cluster, worker_id, _RESUME, timeout_s)
-
-
-def _ask_worker(
-    redis_url: str, cluster: str, worker_id: str, what: bytes, timeout_s: float
-) -> WorkerInfo | None:
-    info = read_fleet(redis_url, cluster, timeout_s).get(worker_id)
-    if info is None:
-        return None
-    client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
-    value = what + info.incarnation.encode()
-    try:
-        client.set(Registry(cluster).drain_key(worker_id), value, ex=_DRAIN_REQUEST_S)
-    except (RedisError, OSError) as error:
-        raise ServiceError(f"cannot ask {worker_id}: {error}") from error
-    finally:
-        client.close()
-    return info
-
-
-def read_fleet(redis_url: str, cluster: str, timeout_s: float = 5.0) -> dict[str, WorkerInfo]:
-    """Read the registered workers once. Raises ConfigError, or ServiceError if the store fails."""
-    client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
-    view = FleetView()
-    try:
-        view.take(client.eval(*Registry(cluster).read()), time.monotonic())
-        expiry_of(client).log_warning(shown_address(redis_url), time.time())
-    except (RedisError, OSError) as error:
-        where = shown_address(redis_url)
-        text = advised(redis_url, error)
-        raise ServiceError(f"cannot read the fleet from {where}: {text}") from error
-    finally:
-        client.close()
-    return view.members
