@@ -1,8 +1,7 @@
 """The life of a generation: placed, started on its workers, followed to its last token.
 
-Owns every running generation. Starts both legs at once, puts tokens in order, retries a failed
-attempt on other workers from the token where it broke off, and aborts abandoned requests. Every
-wait ends by the request's deadline. Knows no HTTP and no sockets. Invariant: however `generate`
+Owns every running generation. Starts both legs at once, retries a failed attempt on other workers
+from the token where it broke off, and aborts abandoned requests. Every wait ends by the request's deadline. Knows no HTTP and no sockets. Invariant: however `generate`
 ends, no state of the request is left here, and no worker computes for it in vain.
 """
 
@@ -374,8 +373,7 @@ class Dispatcher:
         """Keep the trace of a message; a worker reports its own time only."""
         name, trace = message.request_id, message.trace
         if trace.worker_id == worker.worker_id:
-            clock = worker.link.clock
-            self._traces.attach_prefill(name, message.attempt, trace, is_final, clock)
+            self._traces.attach_prefill(name, message.attempt, trace, is_final, worker.link.clock)
 
     def _attach_decode(
         self, worker: Worker, message: SequenceTokens | Resumed | HandedOver, trace: DecodeTrace
