@@ -1,8 +1,9 @@
 """The life of a generation: placed, started on its workers, followed to its last token.
 
 Owns every running generation. Starts both legs at once, retries a failed attempt on other workers
-from the token where it broke off, and aborts abandoned requests. Every wait ends by the request's deadline. Knows no HTTP and no sockets. Invariant: however `generate`
-ends, no state of the request is left here, and no worker computes for it in vain.
+from the token where it broke off, and aborts abandoned requests. Every wait ends by the request's
+deadline. Knows no HTTP and no sockets. Invariant: however `generate` ends, no state of the request
+is left here, and no worker computes for it in vain.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
-from process.store.membership import request_drain
+from process.store.drain_requests import request_drain
 from protocol.messages import Role
 from tests.faults.faulty_fleet import Stream
 from tests.forked import ForkedChildren
