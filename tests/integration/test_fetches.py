@@ -18,8 +18,8 @@ ALONE: dict[int, list[list[int]]] = {}
 
 @pytest.fixture(scope="module", params=some(["nixl", "shm"], 2))
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    settings = {"transport": request.param, "placement": "load", "kv_checksum": True}
-    with running_fleet(prefill=2, decode=1, **settings) as fleet:
+    settings = {"transport": request.param, "kv_checksum": True}
+    with running_fleet({"BATON_PLACEMENT": "load"}, prefill=2, decode=1, **settings) as fleet:
         yield fleet
 
 
