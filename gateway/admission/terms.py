@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import msgspec
@@ -11,16 +12,21 @@ from http_kit.tenant import EVERYBODY, Tenant
 from protocol.errors import InvalidRequest
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
+SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
+"""The first of them that a request has names its session."""
+_SESSION_BYTES = 16
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 
 
 class RequestTerms(msgspec.Struct, frozen=True):
     """`ends_at` is when the client stops waiting, by the clock that noted the request's arrival;
-    None if it did not say. Without a gate there is no `ticket`."""
+    None if it did not say. Without a gate there is no `ticket`. `session` stands for the client's
+    session; empty if it named none."""
 
     tenant: Tenant = EVERYBODY
     ticket: Ticket | None = None
     ends_at: float | None = None
+    session: str = ""
 
     def count_sequences(self, num: int) -> None:
         """The request starts so many sequences. Raises as `Ticket.widen`."""
@@ -30,6 +36,12 @@ class RequestTerms(msgspec.Struct, frozen=True):
 
 OPEN_TERMS = RequestTerms()
 """Those of a request that comes from nobody and waits for ever."""
+
+
+def session_of(tenant: Tenant, name: str) -> str:
+    """The session that a tenant calls by this name; no other tenant has the same."""
+    digest = hashlib.blake2b(name.encode(), digest_size=_SESSION_BYTES, key=tenant.share.encode())
+    return digest.hexdigest()
 
 
 def read_timeout_s(header: str) -> float:

@@ -275,6 +275,7 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
                 cache_salt=self.identity.terms.tenant.salt_with(self.fields.cache_salt or ""),
                 share=self.identity.terms.tenant.share,
                 shared_tokens=shared.num_shared,
+                session=self.identity.terms.session,
                 # prompt log-probabilities are not kept with the tokens
                 is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,
                 life=self.identity.life,

@@ -17,7 +17,7 @@ from msgspec import Struct
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.admission.terms import TIMEOUT_HEADER
+from gateway.admission.terms import SESSION_HEADERS, TIMEOUT_HEADER
 from gateway.api.operations import OPERATIONS, Operation
 from gateway.api.replies.timing import TIMING_HEADER
 from gateway.http.access import Door
@@ -25,6 +25,7 @@ from gateway.http.anthropic_errors import AnthropicError, is_anthropics
 from gateway.output.event_ids import HEADER as RESUMING_HEADER
 from process.version import baton_version
 
+SESSION_HEADER = SESSION_HEADERS[0]
 _REF = "#/components/schemas/{name}"
 _PYDANTIC_REF = "#/components/schemas/{model}"
 _DESCRIPTION = (
@@ -126,7 +127,7 @@ def _operation(each: Operation, answers: dict[Any, Any], bodies: dict[Any, Any])
             {"$ref": "#/components/parameters/traceparent"},
             *(
                 {"$ref": f"#/components/parameters/{name}"}
-                for name in (TIMING_HEADER, RESUMING_HEADER, TIMEOUT_HEADER)
+                for name in (TIMING_HEADER, RESUMING_HEADER, TIMEOUT_HEADER, SESSION_HEADER)
                 if each.event
             ),
         ],
@@ -264,5 +265,8 @@ def _parameters() -> dict[str, Any]:
             TIMEOUT_HEADER,
             "Milliseconds after which the client no longer waits; the request then ends everywhere",
             pattern="^[0-9]{1,12}$",
+        ),
+        SESSION_HEADER: header(
+            SESSION_HEADER, "The conversation or agent: its requests stay on the same workers"
         ),
     }

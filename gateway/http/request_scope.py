@@ -26,7 +26,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admission.gate import Gate, Ticket
-from gateway.admission.terms import TIMEOUT_HEADER, RequestTerms, read_timeout_s
+from gateway.admission.terms import (
+    SESSION_HEADERS,
+    TIMEOUT_HEADER,
+    RequestTerms,
+    read_timeout_s,
+    session_of,
+)
 from gateway.http.anthropic_errors import error_response, is_anthropics
 from gateway.http.byte_budget import ByteBudget
 from gateway.http.paths import COUNTED, GENERATION, passes_gate
@@ -46,6 +52,7 @@ _KEY = "baton.request"
 _OTHER = "other"
 _ID_BYTES = 16
 _TIMEOUT = TIMEOUT_HEADER.encode()
+_SESSIONS = tuple(each.encode() for each in SESSION_HEADERS)
 
 
 @dataclass(slots=True)
@@ -95,7 +102,14 @@ class RequestRecord:
         """The terms of the request. Raises InvalidRequest for a malformed time to wait."""
         timeout = self.header(_TIMEOUT)
         ends_at = None if timeout is None else self.arrived + read_timeout_s(timeout)
-        return RequestTerms(self.tenant, self.ticket, ends_at)
+        return RequestTerms(self.tenant, self.ticket, ends_at, self._session())
+
+    def _session(self) -> str:
+        for name in _SESSIONS:
+            value = self.headers.get(name)
+            if value:
+                return session_of(self.tenant, value.decode("latin-1"))
+        return ""
 
     def receiving(self, receive: Receive) -> Receive:
         """A `receive` that counts the body; its end takes the request's place behind the gate."""

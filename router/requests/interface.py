@@ -65,6 +65,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     - `only_workers`: if it names workers of a role, the request goes to no other worker of that
       role.
     - `share`: workers give each share equal turns.
+    - `session`: requests of one session go to the same workers if that costs no more.
     - `shared_tokens`: leading tokens declared as shared by everybody; the blocks that they fill
       have no salt.
     """
@@ -82,6 +83,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     only_workers: frozenset[str] = frozenset()
     share: str = ""
     shared_tokens: int = 0
+    session: str = ""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):

@@ -26,6 +26,7 @@ from router.requests.fetch_hints import MAX_ATTEMPT, held_elsewhere, holders_for
 from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
+from router.requests.sessions import Sessions
 from router.requests.waiting_ahead import check_deadline
 from router.routing.forecast import forecast
 from router.routing.policy import place, place_handover
@@ -53,6 +54,7 @@ class Launcher:
         self._by_load = settings.placement == BY_LOAD
         self._fleet = fleet
         self._rng = rng
+        self._sessions = Sessions()
         self._seed = seed_of(settings.cluster_secret)
 
     def check_length(self, request: GenerationRequest) -> None:
@@ -113,6 +115,8 @@ class Launcher:
         attempt = self._charge(
             generation.attempt_number, first_index, placement, hashes, identity.block_size
         )
+        computes = None if attempt.prefill is None else attempt.prefill.worker_id
+        self._sessions.note(generation.request.session, attempt.decode.worker_id, computes)
         attempt.prefill = attempt.prefill or source
         if query.elsewhere is not None and source is None:
             computing, failed = attempt.prefill or attempt.decode, generation.failures.failed
@@ -183,6 +187,7 @@ class Launcher:
             prefer_decode=generation.failures.prefer_decode,
             elsewhere=held_elsewhere(matches) if may_fetch else None,
             by_load=self._by_load,
+            session_workers=self._sessions.workers(generation.request.session),
         )
 
     def _charge(

@@ -223,14 +223,17 @@ def _fetched(query: PlacementQuery, load: WorkerLoad, missing: int) -> int:
 
 
 def _pick(query: PlacementQuery, candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
-    """The preferred or cheapest candidate; near-ties break at random, so routers do not herd."""
+    """The preferred or cheapest candidate. Of near-ties, a worker of the session wins, else one at
+    random, so routers do not herd."""
     if len(candidates) == 1:
         return candidates[0]
     for each in candidates:
         if each.worker_id == query.prefer_decode:
             return each
     limit = tie_limit(min([each.cost for each in candidates]))
-    return rng.choice([each for each in candidates if each.cost <= limit])
+    near = [each for each in candidates if each.cost <= limit]
+    of_session = [each for each in near if each.worker_id in query.session_workers]
+    return rng.choice(of_session or near)
 
 
 def tie_limit(best: float) -> float:

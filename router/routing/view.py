@@ -63,6 +63,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, gc=False):
     - `exclude` are workers where the request failed; `prefer_decode` already holds some blocks.
     - `elsewhere` has the blocks that workers may fetch from each other; None: they fetch nothing.
     - With `by_load`, only load and room decide, not the blocks that a worker holds.
+    - `session_workers` served the request's session last: they win near-ties.
     """
 
     num_tokens: int
@@ -72,6 +73,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, gc=False):
     prefer_decode: str | None = None
     elsewhere: HeldElsewhere | None = None
     by_load: bool = False
+    session_workers: frozenset[str] = frozenset()
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

@@ -202,3 +202,13 @@ def test_a_malformed_time_to_wait_is_refused(api: LiveApi, value: str) -> None:
     answer = complete(api, PLAIN, headers={"x-request-timeout-ms": value})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "x-request-timeout-ms"
+
+
+@pytest.mark.parametrize("header", ["x-session-id", "x-dynamo-session-id", "x-smg-routing-key"])
+def test_sessions_of_different_keys_are_different(api: LiveApi, header: str) -> None:
+    def session(key: str, name: str) -> str:
+        return asked_by(api, key, headers={header: name}).session
+
+    assert session(PLAIN, "mine") == session(PLAIN, "mine") != ""
+    assert len({session(PLAIN, "mine"), session(PLAIN, "other"), session(OTHER, "mine")}) == 3
+    assert asked_by(api, PLAIN).session == asked_by(api, PLAIN, headers={header: ""}).session == ""

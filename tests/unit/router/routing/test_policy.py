@@ -161,6 +161,17 @@ def test_near_ties_spread() -> None:
     assert min(chosen.values()) > 60
 
 
+def test_a_session_breaks_near_ties_and_no_more() -> None:
+    decode = [load("d1"), load("d2"), load("d3", num_requests=5)]
+    prefill = [load("p1"), load("p2")]
+    for seed in range(20):
+        near = decide(500, decode, prefill, seed=seed, session_workers=frozenset({"d2", "p1"}))
+        assert near.prefill is not None
+        assert (near.decode.worker_id, near.prefill.worker_id) == ("d2", "p1")
+        far = decide(500, decode, prefill, seed=seed, session_workers=frozenset({"d3"}))
+        assert far.decode.worker_id != "d3"
+
+
 def test_excluded_workers_are_avoided_while_others_are_left() -> None:
     decode, prefill = [load("d1"), load("d2", num_requests=50)], [load("p1"), load("p2")]
     placement = decide(500, decode, prefill, exclude=frozenset({"d1", "p2"}))
