@@ -19,6 +19,7 @@ from protocol.messages import CacheDump, Role
 from protocol.registration import WorkerInfo, WorkerState
 from router.fleet.cache_index import NO_MATCH, CacheIndex
 from router.fleet.clock_offset import ClockOffset
+from router.fleet.conditions import Condition
 from router.fleet.worker import Worker
 from router.routing.policy import place
 from router.routing.view import PlacementQuery
@@ -108,6 +109,7 @@ class _NoLink:
     """The link of a worker that is asked for nothing."""
 
     clock = ClockOffset()
+    trouble: Condition | None = None
     session, num_legs = "", 0
     is_ready = is_closed = True
 
