@@ -88,6 +88,10 @@ class FaultyFleet:
         reached.unlink()
         return reached.name.removesuffix(f".{kind}.reached")
 
+    def is_any_held(self, point: str) -> bool:
+        """Whether a worker is held at a point."""
+        return any(self._folder.glob(f"*.{point}.reached"))
+
     def held(self, point: str) -> str:
         """Wait until a worker is held at a point, and disarm the others: its name."""
         reached = wait_for(
@@ -268,6 +272,11 @@ class Stream:
         }
         self._thread = threading.Thread(target=self._read, args=(url, body), daemon=True)
         self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the stream has ended."""
+        return not self._thread.is_alive()
 
     def wait(self, timeout_s: float = 60.0) -> Stream:
         """Until the stream has ended."""

@@ -136,6 +136,7 @@ def install(points: FaultPoints) -> None:
     _before(HandoffSource, "grant", lambda *_: points.reach("grant"))
     _before(TransferService, "write", lambda *_: points.reach("write"))
     _before(HandoffSink, "offer", lambda *_: points.reach("offer"))
+    _before(HandoffSource, "found", lambda *_: points.reach("serve"))
     _before(OutboundHandoffs, "_close", lambda *_: points.reach("close"))
     _before(ModelRunner, "launch", _spoil)
     _before(ModelRunner, "launch_ahead", lambda batch, _: _spoil(batch))
@@ -145,7 +146,7 @@ def install(points: FaultPoints) -> None:
         _spoil_writes(transport, points)
     if WRITE_TIMEOUT in os.environ:
         TransferService.__init__.__defaults__ = (float(os.environ[WRITE_TIMEOUT]),)
-    HandoffSource.__init__.__defaults__ = (MAX_WRITE_BLOCKS, float("inf"))
+    HandoffSource.__init__.__defaults__ = (MAX_WRITE_BLOCKS, float("inf"), MAX_WRITE_BLOCKS)
     run = Engine.run
 
     @wraps(run)

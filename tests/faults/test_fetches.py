@@ -1,0 +1,58 @@
+"""Holders that die or stand still in the middle of a fetch: the request ends with the right tokens,
+and every block comes back."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.messages import Role
+from tests.effort import some
+from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.integration.fleets import PAUSE, POLL_S, all_counters, complete, workers
+from tests.integration.reference import NUM_TOKENS, Reference
+
+TRIES = 12
+LOAD = {"BATON_PLACEMENT": "load"}
+
+
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
+def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
+    with faulty_fleet(LOAD, prefill=2, decode=2, transport=request.param) as fleet:
+        yield fleet
+
+
+def fetch_held_at(fleet: FaultyFleet, point: str, prompt: list[int]) -> tuple[Stream, str]:
+    """A stream whose prompt is being fetched, and its holder, held at this point. By load, a prompt
+    comes to a worker that lacks it sooner or later."""
+    complete(fleet.fleet, prompt, max_tokens=1)
+    fleet.arm([*fleet.names(Role.PREFILL), *fleet.names(Role.DECODE)], point)
+    for _ in range(TRIES):
+        stream = Stream(fleet.url, prompt, NUM_TOKENS)
+        while not stream.is_over:
+            if fleet.is_any_held(point):
+                return stream, fleet.held(point)
+            PAUSE.wait(POLL_S)
+        stream.wait()
+    raise AssertionError("nobody fetched")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_holder_that_ends_or_stops_in_mid_fetch(
+    fleet: FaultyFleet, long_prompts: list[Reference], how: signal.Signals
+) -> None:
+    fleet.revive()
+    reference = long_prompts[-1 if how is signal.SIGKILL else -3]  # not cached by the other test
+    stream, holder = fetch_held_at(fleet, "serve", list(reference.prompt))
+    if how is signal.SIGKILL:
+        fleet.kill(holder)
+    else:
+        fleet.signal(holder, how)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+    fleet.revive()
+    counted = all_counters(fleet.fleet)
+    assert all(each["blocks_used"] == 0 for each in workers(fleet.fleet).values())
+    assert sum(each["fetches"] for each in counted.values()) >= 1
