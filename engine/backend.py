@@ -104,10 +104,10 @@ class FusedPass(Protocol):
         attention: AttentionBackend,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`x` [N, hidden] after all layers; with `rows` [W], only these rows. Changes `x`."""
+        """Run all layers on `x` [N, hidden] in place. Returns `x`, or only its `rows` [W]."""
 
     def whole_step(self, attention: AttentionBackend) -> WholeStep:
-        """The same from tokens to tokens, over this backend's pool."""
+        """A whole step in one call, over this backend's pool."""
 
 
 class Backend(LinearFactory, Protocol):

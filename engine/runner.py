@@ -1,7 +1,7 @@
 """What the engine's loop asks of a runner, and what a step gives each sequence that it samples.
 
 Imports no torch, so that the loop runs with any runner: a model (`engine.model_runner`), a fake one
-in tests, or none but a clock.
+in tests, or a simulated one that only advances a clock.
 """
 
 from __future__ import annotations

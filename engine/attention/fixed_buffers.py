@@ -12,7 +12,7 @@ _ALIGNMENT = 512  # bytes, as of an allocation of its own
 
 class FixedBuffers:
     """Zeroed arrays, each given by its name, length and dtype. All lie in one piece of memory, so
-    that a step needs one copy to fill them. Of the last array a step may fill only the beginning.
+    that a step needs one copy to fill them. A step may fill only the beginning of the last array.
     """
 
     def __init__(

@@ -113,8 +113,8 @@ class InvariantBuffers:
 
 
 class FixedInvariantDecodes(InvariantAttention):
-    """The same for `size` decodes, padding included, whose kernels a graph captures: `plan` fills
-    the buffers that they read."""
+    """`StoringAttention` for `size` decodes, padding included. A graph captures its kernels; `plan`
+    fills the buffers that they read."""
 
     def __init__(
         self,

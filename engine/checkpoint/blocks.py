@@ -89,7 +89,8 @@ Matrix = torch.Tensor | BlockMatrix | MatrixStack
 
 
 def together(parts: Sequence[BlockRows | torch.Tensor | None]) -> BlockMatrix | MatrixStack:
-    """Parts of one weight, some of them blocks: one matrix if kernels can take them as one."""
+    """Join the parts of one weight, some of them blocks: into one matrix if the kernels can
+    multiply it whole, else into a stack."""
     blocks = [part for part in parts if isinstance(part, BlockRows)]
     if len(blocks) == len(parts) and fit_panels(blocks):
         return BlockMatrix(blocks)

@@ -1,7 +1,8 @@
 """Reads and checks a checkpoint's config.json; imports no torch.
 
-Turns them into a `ModelConfig`, which configures the decoder for every architecture. Knows nothing
-of weights or devices. Unsupported settings are rejected here, by name, before a weight is read.
+Turns its keys into a `ModelConfig`, which configures the decoder for every architecture. Knows
+nothing of weights or devices. Unsupported settings are rejected here, by name, before a weight is
+read.
 """
 
 from __future__ import annotations

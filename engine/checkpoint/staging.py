@@ -47,8 +47,8 @@ class DirectCopies:
 
 
 class StagedCopies:
-    """See Copies; takes `buffers` [bytes], uint8, in turn. `fence` gives a fence behind all copies
-    that were started, by `start` (place, source) where given."""
+    """See Copies; uses `buffers` [bytes], uint8, in turn. `start` (place, source), if given, starts
+    a copy; `fence` returns a fence behind all copies started so far."""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ class StoredTensors(Protocol):
         tensors are another worker's."""
 
     def finish(self) -> None:
-        """All that is wanted has been read."""
+        """Say that all wanted tensors have been read."""
 
 
 OpenTensors = Callable[[], StoredTensors]

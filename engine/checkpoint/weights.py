@@ -168,7 +168,8 @@ def _kept_blocks(places: Places, tensors: StoredTensors) -> dict[str, BlockRows]
 
 
 def _put_blocks(weights: Weights, config: ModelConfig, blocks: dict[str, BlockRows]) -> None:
-    """Replace what is quantized; the memory that was reserved for it has never been written to."""
+    """Replace quantized matrices with their blocks. The memory reserved for them was never touched,
+    so it costs nothing."""
     for name, tensors, kind in _halves(config, weights):
         for each in tensors:
             matrix = kind.matrices.get(each.name)

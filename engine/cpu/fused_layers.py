@@ -105,8 +105,8 @@ class FusedLayers:
         attention: KernelAttention,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`x` [N, hidden] after all layers; with `rows` [W] int64, the planned segments' wanted
-        rows, only these rows. Changes `x`.
+        """Run all layers on `x` [N, hidden] in place. Returns `x`, or only its `rows` [W] int64,
+        the wanted rows of the planned segments.
 
         `tables` are cos and sin in fp32, [P, head_dim / 2], indexed by `positions` [N] int64.
         """
@@ -118,11 +118,11 @@ class FusedLayers:
             assert tensor is None or tensor.is_contiguous()
         wanted = None if rows is None else (rows.data_ptr(), len(rows))
         at = positions.data_ptr()
-        call = self.call(len(x), at, wanted, tables, attention, x.data_ptr())
+        call = self.prepare(len(x), at, wanted, tables, attention, x.data_ptr())
         self._run(ctypes.byref(call))
         return x[: call.num_wanted]
 
-    def call(
+    def prepare(
         self,
         num_tokens: int,
         positions: int,

@@ -96,7 +96,7 @@ class FusedStep:
         if len(self._largest) < num_wanted * self._num_panels:
             self._largest = array("q", bytes(_LARGEST_BYTES * num_wanted * self._num_panels))
         values, places = array("f", bytes(4 * num_wanted)), array("q", bytes(8 * num_wanted))
-        forward = self._layers.call(
+        forward = self._layers.prepare(
             len(tokens),
             _address(at),
             None if wanted is None else (_address(wanted), num_wanted),

@@ -172,8 +172,8 @@ class NativeLinear:
 
 
 def packed_bits(layers: Iterable[LinearLayer]) -> float | None:
-    """Bits of a weight as our kernels read it, scales included, on average; None if other products
-    read some."""
+    """Average bits per weight that our kernels read, scales included; None if other products read
+    some of the weights."""
     num_bytes = count = 0
     for layer in layers:
         if not isinstance(layer, NativeLinear):

@@ -1,4 +1,4 @@
-"""Which of a card's backends computes a model, as the settings ask and the machine allows."""
+"""Chooses the backend of a model on a card, as the settings ask and the machine allows."""
 
 from __future__ import annotations
 

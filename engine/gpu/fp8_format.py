@@ -13,6 +13,6 @@ MIN_CAPABILITY = (8, 9)
 
 
 def needs_capability(capability: tuple[int, int]) -> str:
-    """For messages: that a card of this compute capability is too old."""
+    """The sentence, for messages, that a card of this compute capability is too old."""
     least, found = (".".join(map(str, each)) for each in (MIN_CAPABILITY, capability))
     return f"needs a card of compute capability {least} or more, not {found}"

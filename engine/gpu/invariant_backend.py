@@ -109,7 +109,7 @@ class InvariantBackend(TritonBackend):
         return self.linear(weight, None)
 
     def log_totals(self) -> LogTotals:
-        """What reported log-probabilities are relative to."""
+        """Computes the log-sum-exp of the rows whose log-probabilities are reported."""
         return self._kernels.log_totals
 
     def attention(self, pool: KvPool) -> InvariantAttention:
@@ -117,7 +117,7 @@ class InvariantBackend(TritonBackend):
         return InvariantAttention(self.layers(pool), self._partials, self._kernels.attend_tiles)
 
     def tuned_attention(self, pool: KvPool, sizes: Sizes) -> InvariantAttention:
-        """The same: nothing is tuned."""
+        """See Backend; nothing is tuned."""
         return self.attention(pool)
 
     def fixed_decodes(

@@ -39,7 +39,8 @@ class TorchAllocator:
     """See CardAllocator."""
 
     def settings(self) -> str:
-        """See CardAllocator; before 2.13 torch does not tell, and the environment does."""
+        """See CardAllocator; torch before 2.13 does not report them, so they come from the
+        environment."""
         tell = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
         if tell is not None:
             return str(tell())

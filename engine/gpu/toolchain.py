@@ -199,8 +199,8 @@ def _linked_headers(home: Path, packages: Sequence[Path], links: Path) -> Path |
 
 
 def _linked_libraries(home: Path, packages: Sequence[Path], links: Path) -> Path | None:
-    """A folder with libcudart.so and libcuda.so, as far as a linker would not find them; None if it
-    would."""
+    """A folder with those of libcudart.so and libcuda.so that a linker would not find; None if it
+    finds both."""
     known = (home / "lib64", home / "lib64/stubs", *_SYSTEM_LIBRARIES)
     missing = [name for name in ("libcudart.so", "libcuda.so") if not _first_with(known, name)]
     if "libcudart.so" in missing:

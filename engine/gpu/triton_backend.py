@@ -47,7 +47,8 @@ class TritonBackend(CardBackend, ABC):
         return lowest_kept
 
     def log_totals(self) -> LogTotals | None:
-        """What reported log-probabilities are relative to; None: the sampler totals them."""
+        """Computes the log-sum-exp of the rows whose log-probabilities are reported; None: the
+        sampler does."""
         return None
 
     def sampler(self) -> Sampler:

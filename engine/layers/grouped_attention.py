@@ -1,7 +1,7 @@
 """Attention of grouped queries: several query heads for each head of keys and values.
 
-Biases and norms on q and k are optional. Whether a layer attends to all earlier tokens or to a
-window of them, the attention backend knows; the layer computes alike.
+Biases and norms on q and k are optional. The attention backend knows whether a layer attends to all
+earlier tokens or to a window of them; the layer computes the same either way.
 """
 
 from __future__ import annotations

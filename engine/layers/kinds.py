@@ -26,7 +26,7 @@ class AttentionLayer(Protocol):
 
     @property
     def products(self) -> Sequence[LinearLayer]:
-        """All that multiplies by weights."""
+        """Every part of the layer that multiplies by weights."""
 
     def attend(self, x: torch.Tensor, layer: int, batch: AttentionPass) -> torch.Tensor:
         """Normed `x` [N, hidden] to what `output` takes, [N, ...]; stores what the batch's tokens
@@ -41,7 +41,7 @@ class FeedForwardLayer(Protocol):
 
     @property
     def products(self) -> Sequence[LinearLayer]:
-        """All that multiplies by weights."""
+        """Every part of the layer that multiplies by weights."""
 
     def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor) -> torch.Tensor:
         """Normed `x` [N, hidden] to [N, hidden], plus `add`."""

@@ -52,7 +52,7 @@ class DecoderModel:
         self._fused = backend.fuse(self._parts)
 
     def linear_layers(self) -> Iterator[LinearLayer]:
-        """All that multiplies by weights."""
+        """Every layer that multiplies by weights."""
         yield self._parts.lm_head
         for layer in self._parts.layers:
             yield from (*layer.attention.products, *layer.feed_forward.products)

@@ -26,7 +26,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """All that a pass computes with, from tokens to logits."""
+    """All weights and operations of a pass, from tokens to logits."""
 
     config: ModelConfig
     embed: Embedding

@@ -72,14 +72,14 @@ class _Commands:
         self._is_killed = False
 
     def add(self, process: subprocess.Popen[str]) -> None:
-        """A command has started; it is ended if `kill` was called before."""
+        """Note a command that has started. End it if `kill` was called before."""
         with self._lock:
             self._running.add(process)
         if self._is_killed:
             _kill(process)
 
     def remove(self, process: subprocess.Popen[str]) -> None:
-        """A command has ended."""
+        """Forget a command that has ended."""
         with self._lock:
             self._running.discard(process)
 

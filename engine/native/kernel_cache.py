@@ -23,8 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """The cache below XDG_CACHE_HOME or ~/.cache if it is this user's alone, and there or can be
-    made, else a folder for temporary files that is. Raises OSError if there is none."""
+    """The cache below XDG_CACHE_HOME or ~/.cache if it exists or can be made and belongs to this
+    user alone; otherwise such a folder among the temporary files. Raises OSError if there is none.
+    """
     try:
         root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # a user without an entry in the system's list, and without HOME
@@ -35,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def _why_not_made(folder: Path) -> str:
-    """Why a folder neither is there nor can be made; "" if it is or can be."""
+    """Why a folder does not exist and cannot be made; "" if it does or can."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if there == folder or os.access(there, os.W_OK | os.X_OK):
         return ""

@@ -62,7 +62,7 @@ def best_instruction_set() -> str:
 
 
 def _good_instruction_sets() -> list[str]:
-    """Those that this CPU has and Linux allows, the best one first."""
+    """The instruction sets that this CPU has and Linux allows, best first."""
     return [name for name in INSTRUCTION_SETS if _is_good(name)]
 
 
@@ -78,8 +78,8 @@ def _is_good(name: str) -> bool:
 @functools.cache
 def load_library(instruction_set: str | None = None, prebuilt: Path | None = None) -> ctypes.CDLL:
     """The kernels for `instruction_set` (None: the best on this machine): those in the folder
-    `prebuilt`, else the cached ones, else built. Where the best set cannot be had, loads the next
-    best that is there; without AMX (an old compiler), it may also be built.
+    `prebuilt`, else the cached ones, else built. If the best set is unavailable, loads the next
+    best that exists; one without AMX (for old compilers) may also be built.
 
     Raises KernelsUnavailable.
     """
@@ -130,8 +130,8 @@ def _load(name: str, prebuilt: Path | None, may_build: bool = True) -> ctypes.CD
 
 
 def _cached(flags: list[str], link_flags: tuple[str, ...], may_build: bool) -> Path:
-    """The cached library, built if it may be. Without a compiler that works, any compiler's will
-    do. Raises KernelsUnavailable."""
+    """The cached library, built first if that is allowed. Without a working compiler, a library of
+    any compiler will do. Raises KernelsUnavailable."""
     try:
         folder = cache_folder()
     except OSError as error:
@@ -212,8 +212,8 @@ def _digest_of_sources(flags: list[str]) -> str:
 
 
 def _build(compiler: str, flags: list[str], paths: dict[tuple[str, ...], Path]) -> None:
-    """Compile in a temporary folder beside `paths`, which share a folder, and move there what each
-    one's link flags make. Does nothing if another process has built it meanwhile."""
+    """Compile in a temporary folder beside `paths`, which share a folder. Link each of them with
+    its own flags and move it there. Does nothing if another process has built it meanwhile."""
     parent = next(iter(paths.values())).parent
     try:
         for each in (parent.parent, parent):

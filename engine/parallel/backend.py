@@ -61,7 +61,7 @@ class RankBackend:
         return self._own.ops()
 
     def fuse(self, parts: ModelParts) -> None:
-        """See Backend; fused layers would not sum."""
+        """See Backend; None, because fused layers would not sum over the ranks."""
 
     def attention(self, pool: KvPool) -> AttentionBackend:
         """See Backend."""

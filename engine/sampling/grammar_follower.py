@@ -46,7 +46,8 @@ class _Watch:
         self._core_s = time.thread_time()
 
     def lap(self) -> float:
-        """Seconds of work since the last lap, without waiting for a core if it was not quick."""
+        """Seconds of work since the last lap. Waiting for a core is left out unless the work was
+        quick."""
         now = time.monotonic()
         seconds, self._lap_began = now - self._lap_began, now
         if seconds <= _QUICK_S:
@@ -225,7 +226,7 @@ class GrammarFollower:
         return np.zeros((count, -(-self._vocabulary.vocab_size // 32)), dtype=np.int32)
 
     def _own_executor(self) -> LLExecutor:
-        """This thread's, with one thread of the same priority."""
+        """This thread's executor, which has one thread of the same priority."""
         if not hasattr(self._tools, "executor"):
             self._tools.executor = LLExecutor(1)
         executor: LLExecutor = self._tools.executor

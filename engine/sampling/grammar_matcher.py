@@ -139,7 +139,7 @@ class GrammarMatcher:
         return self.is_complete and not self.is_consuming
 
     def close(self) -> None:
-        """The sequence has ended: its next mask need not be computed."""
+        """End the sequence: its next mask need not be computed."""
         self.is_closed = True
 
     def wait(self) -> None:
@@ -149,19 +149,19 @@ class GrammarMatcher:
     # -- calls by the follower ----------------------------------------------------------------
 
     def begin(self, token_id: int) -> None:
-        """This token was chosen, by the mask of the one before."""
+        """Note the token that was chosen by the current mask."""
         assert not self.is_pending
         self.token_id, self._is_given = token_id, True
         self.is_consuming = self.is_pending = True
         self.is_deferred = self.is_complete = self.is_missed = False
 
     def consumed(self) -> None:
-        """The token is consumed."""
+        """Note that the token is consumed."""
         self.is_complete = self.state.is_stopped() and not self.state.is_error()
         self.is_consuming = False
 
     def end(self, mask: TokenMask | None, error: str) -> None:
-        """The next token's mask is there; None after an `error`."""
+        """Take the next token's mask; None after an `error`."""
         self._mask, self._error = mask, error
         self.is_consuming = self.is_pending = False
 

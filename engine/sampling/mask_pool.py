@@ -85,7 +85,7 @@ class MaskPool(Generic[W]):
                 self._enqueue(lane)
 
     def note(self, work: W) -> None:
-        """The work has progressed: `wait_for` looks again whether it is done."""
+        """Tell `wait_for` that work has progressed, so that it checks again."""
         with self._lock:
             if work in self._awaited and self._is_done(work):
                 self._awaited.discard(work)
@@ -187,7 +187,7 @@ class MaskPool(Generic[W]):
 
 
 def _lower_priority() -> None:
-    """Let the scheduler prefer other threads to this one, and to those that it starts."""
+    """Lower the priority of this thread and of those that it starts."""
     if sys.platform == "linux":  # elsewhere niceness belongs to processes
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _SLOW_NICE)

@@ -149,8 +149,8 @@ def _changes(rows: Sequence[SampleRow], vocab_size: int) -> dict[str, Array]:
 def _draws(
     rows: Sequence[SampleRow], positions: list[int], sizes: list[int], num_top: int
 ) -> dict[str, Array]:
-    """The tensors of `Draws` for these rows, which are at `positions` in the batch. `sizes` are how
-    many tokens top-k leaves them, more than `num_top` for a row without top-k."""
+    """The tensors of `Draws` for these rows, which are at `positions` in the batch. `sizes`: the
+    number of tokens that top-k leaves each row, more than `num_top` without top-k."""
     params = [row.params for row in rows]
     draws: dict[str, Array] = {
         "rows": np.array(positions, dtype=np.int64),

@@ -54,7 +54,8 @@ class Sampler:
     """Samples from logits over a vocabulary of `vocab_size`; holds no state between calls.
 
     `kernels` (see engine.native) find the largest logits in host memory, `find_cut` the cut of
-    top-p on a card. `log_totals`, where given, totals the log-probabilities that are reported.
+    top-p on a card. `log_totals`, if given, computes the log-sum-exp of the rows whose
+    log-probabilities are reported.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ def mask_of(token_ids: tuple[int, ...], vocab_size: int) -> TokenMask:
 
 
 def words_ends(words: Sequence[tuple[int, ...]], output_ids: Sequence[int]) -> list[int]:
-    """Tokens that, appended to the output, would complete one of the `words` (tuples of tokens)."""
+    """The tokens that would complete one of the `words` (tuples of tokens) if they came next."""
     num_output = len(output_ids)
     return [
         word[-1]
