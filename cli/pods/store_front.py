@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _STOP_S = 25.0
-_MOST_FILES = 65536
+_MOST_FILES = 8192
 
 
 def serve_with_tls(settings: StoreSettings, binary: Path, folder: Path) -> int:
@@ -48,7 +48,7 @@ def serve_with_tls(settings: StoreSettings, binary: Path, folder: Path) -> int:
 
 
 def _allow_many_connections() -> None:
-    """Each takes two files here; the usual limit of 1,024 is for programs that use `select`."""
+    """Each takes two files, and some 50 KB; the usual limit is 1,024 files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
