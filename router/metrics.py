@@ -62,6 +62,10 @@ class FleetMetrics:
         self.store_connected = self._gauge(
             "store_connected", "Whether the store of registrations answers"
         )
+        self.store_certificate_end = self._gauge(
+            "store_certificate_end_seconds",
+            "When the store's certificate expires, as Unix time; NaN without TLS",
+        )
         self.retries = self._counter("retries", "Attempts after a generation's first one")
         self.duplicates = self._counter(
             "duplicate_tokens", "Tokens that came again and were dropped"

@@ -125,6 +125,7 @@ def _store_work(settings: RouterSettings, parts: Parts) -> list[SideWork]:
     watcher = FleetWatcher(url, cluster, parts.fleet.update, ignored=parts.ignored)
     parts.fleet.watch_store(lambda: watcher.trouble, lambda: watcher.notice)
     parts.metrics.store_connected.set_function(lambda: watcher.is_connected)
+    parts.metrics.store_certificate_end.set_function(lambda: watcher.certificate_end)
     return [
         keep_running("watching the fleet", watcher.run),
         keep_running("telling other routers", board_of(settings, parts).run),

@@ -186,5 +186,6 @@ class ServedCertificate:
 def _server_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0  # clients stay connected, and resume nothing
     return context

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -67,6 +68,11 @@ class FleetWatcher:
         self._poll_s = poll_s
         self._view = FleetView(settle_s, ignored)
         self._was_reported_away = self._was_served = False
+
+    @property
+    def certificate_end(self) -> float:
+        """When the store's certificate expires, as Unix time; NaN while there is none."""
+        return math.nan if self._expiry.at is None else self._expiry.at
 
     @property
     def notice(self) -> str | None:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -192,6 +193,7 @@ async def test_a_certificate_that_changes_is_taken_anew(
     ending_in(ca, file, days=1)
     settings = StoreSettings(store_password=PASSWORD, tls_port=1, tls_cert_file=str(file))
     certificate = ServedCertificate(settings, tmp_path)
+    assert ssl.OP_NO_RENEGOTIATION in certificate.context.options
     with caplog.at_level(logging.INFO):
         watching = asyncio.create_task(certificate.watch())
         async with asyncio.timeout(60):

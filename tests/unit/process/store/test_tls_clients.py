@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import math
 import ssl
 import time
 from collections.abc import Iterator
@@ -234,6 +235,16 @@ async def test_an_expired_certificate_is_refused_and_one_that_expires_soon_is_na
     context = context_of(tmp_path, ca.issue_cert("127.0.0.1", **dates(3.2)))
     with tls_store(tmp_path, context) as store:
         url = url_with(store.tls_url, ssl_ca_certs=ca_file)
+        watcher = FleetWatcher(url, "default", lambda members: None)
+        assert math.isnan(watcher.certificate_end)
+        watching = asyncio.create_task(watcher.run())
+        async with asyncio.timeout(WAIT_S):
+            while watcher.notice is None:
+                await asyncio.sleep(0.01)
+        assert watcher.certificate_end == pytest.approx(time.time() + 3.2 * 86400, abs=120)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        caplog.clear()
         async with client_from_url(redis.asyncio.Redis, url, WAIT_S) as client:
             await client.ping()
             assert "expires in 3 days (" in (expiry_of(client).warning(time.time()) or "")
