@@ -29,6 +29,9 @@ HEAD_TOKENS = 8
 """An answer is remembered with so many tokens before it, or back to the last control token: the
 text's end may be encoded in another way once more text follows it."""
 MAX_ANSWER_TOKENS = 1 << 16
+NEWEST_PLACES = 8
+"""Where the store knows no answer at these last places of a prompt, it is asked again in the next
+turn: the router that gave the newest answer may be about to keep it."""
 _ID_TYPE = "I"
 _SPACES = SPACES.decode()
 _T = TypeVar("_T")
@@ -162,9 +165,10 @@ class AnswerMemory:
         unknown = [name for name, ids in packed.items() if ids is None]
         if unknown and self.store is not None and self.store.asks:
             found = await self.store.find(scope, unknown)
+            newest = set(names[-NEWEST_PLACES:])
             for name, ids in zip(unknown, found, strict=True):
                 packed[name] = ids
-                if ids is not None:
+                if ids or (ids is not None and name not in newest):
                     self.remembered.put(scope.owner, name, ids)
         return [packed[name] for name in names]
 

@@ -19,7 +19,7 @@ from process.store.response_records import ResponseName, ResponseRecord, Respons
 from protocol.errors import StoreTrouble
 
 WAIT_S, RESUMED_WAIT_S = 0.05, 2.0
-MOST_NAMES = 64
+MOST_NAMES = 1024
 """Answers that are looked for at once: those nearest to the prompt's end."""
 MOST_PENDING = 64
 _KEPT = "completed"

@@ -182,6 +182,16 @@ drop(name)
 return was_there
 """
 
+# ARGV: names. Answers the answer of each, false for one that has none.
+_ANSWERS = """
+local found = {}
+for place, name in ipairs(ARGV) do
+  local answer = redis.pcall('HGET', KEYS[1] .. 'record:' .. name, 'answer')
+  found[place] = type(answer) == 'string' and answer
+end
+return found
+"""
+
 # ARGV: name, lease in ms. Answers whether the response still runs; it is then in progress.
 _RENEW = """
 if not runs(redis.call('HGET', record, 'status')) then return 0 end
@@ -279,16 +289,12 @@ class ResponseRecords:
         return _record_of(found)
 
     async def answers(self, names: Sequence[ResponseName]) -> list[bytes | None]:
-        """The answers of several records in one round trip."""
-
-        async def ask() -> list[bytes | None]:
-            async with self._client.pipeline(transaction=False) as pipeline:
-                for name in names:
-                    pipeline.hget(f"{self._prefix}record:{name.key}", "answer")
-                found: list[Any] = await pipeline.execute(raise_on_error=False)
-            return [each if isinstance(each, bytes) else None for each in found]
-
-        return await self._asked(ask)
+        """The answers of several records in one call."""
+        keys = [each.key for each in names]
+        found: list[Any] = await self._asked(
+            lambda: self._client.eval(_ANSWERS, 1, self._prefix, *keys)
+        )
+        return [each if isinstance(each, bytes) else None for each in found]
 
     async def num_records(self) -> int:
         """How many records there are, of all owners; some of them may just have expired."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from gateway.history.answers import AnswerMemory, AnswerScope, PromptText
+from gateway.history.answers import NEWEST_PLACES, AnswerMemory, AnswerScope, PromptText
 from gateway.history.seal import Seal
 from gateway.history.shared_answers import SharedAnswers
 from gateway.text.tokenizer import Tokenizer
@@ -108,14 +108,30 @@ async def test_another_router_finds_an_answer(
         assert (await other.next_ids())[: len(expected)] == expected, "it is remembered here, too"
 
 
-async def test_the_store_is_asked_once_for_each_place(
+async def test_the_store_is_asked_once_for_each_place_but_the_newest(
     tokenizer: Tokenizer, valkey: EmbeddedValkey, store: redis.Redis
 ) -> None:
+    text = "<|start|>user\nHello<|end|>" * 20
+    plain = tokenizer.encode(text, False)
+
+    def num_asked() -> int:
+        return store.info("commandstats").get("cmdstat_hget", {"calls": 0})["calls"]
+
     async with routers(tokenizer, valkey, SECRET) as (router,):
-        plain = await router.next_ids()
-        before = store.info("commandstats")["cmdstat_hget"]["calls"]
-        assert await router.next_ids() == plain == tokenizer.encode(NEXT, False)
-        assert store.info("commandstats")["cmdstat_hget"]["calls"] == before
+        before = num_asked()
+        for expected in (40, NEWEST_PLACES, NEWEST_PLACES):
+            assert await router.memory.restored(PromptText(text, TENANT), [text], plain) == plain
+            before, asked = num_asked(), num_asked() - before
+            assert asked == expected
+
+
+async def test_an_answer_that_is_kept_a_moment_later_is_found_in_the_next_turn(
+    tokenizer: Tokenizer, valkey: EmbeddedValkey, store: redis.Redis
+) -> None:
+    async with routers(tokenizer, valkey, SECRET, SECRET) as (one, other):
+        assert await other.next_ids() == tokenizer.encode(NEXT, False)
+        expected = await one.answer()
+        assert (await other.next_ids())[: len(expected)] == expected
 
 
 async def test_a_router_alone_asks_only_for_what_a_former_one_left(
@@ -141,6 +157,17 @@ async def test_a_router_goes_on_asking_for_what_another_left(
         assert (await other.next_ids())[: len(expected)] == expected
         other.now = 60.0
         assert not other.shared.asks
+
+
+async def test_what_is_no_record_is_no_answer(
+    tokenizer: Tokenizer, valkey: EmbeddedValkey, store: redis.Redis
+) -> None:
+    async with routers(tokenizer, valkey, SECRET, SECRET) as (one, other):
+        await one.answer()
+        (key,) = store.keys("baton:c:answers:record:*")
+        store.delete(key)
+        store.set(key, "text")
+        assert await other.next_ids() == tokenizer.encode(NEXT, False)
 
 
 async def test_what_lies_in_the_store_tells_nothing_and_ends(
