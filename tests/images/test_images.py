@@ -149,3 +149,14 @@ def test_compose_gives_the_container_no_more_than_it_needs() -> None:
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
     context = ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]
     assert Path(context).resolve() == DOCKER / "Dockerfile.cpu"
+
+
+def test_nothing_unchecked_and_no_secret_gets_into_an_image(dockerfile: Dockerfile) -> None:
+    """Packages come through package managers, which check them; secrets come at run time."""
+    assert dockerfile.all("ADD") == []
+    for command in dockerfile.steps():
+        script = step_file(command).read_text()
+        assert not re.search(r"\b(curl|wget)\b|trusted-host|--allow-unauth|verify=False", script)
+    given = " ".join(dockerfile.all("ARG") + dockerfile.all("ENV"))
+    assert not re.search("secret|password|token|api_?key", given, re.IGNORECASE)
+    assert not re.search("secret|password|token|api_?key", str(compose()), re.IGNORECASE)
