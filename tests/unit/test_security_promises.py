@@ -34,4 +34,5 @@ def test_a_promise_names_tests_that_exist(row: list[str]) -> None:
     assert len(links) == tests.count("]("), "another form of link"
     for name, path in links:
         source = (ROOT / path).read_text()
-        assert re.search(rf"^ *(async )?def {name}\(", source, re.MULTILINE), f"{path} has no {name}"
+        pattern = rf"^ *(async )?def {name}\("
+        assert re.search(pattern, source, re.MULTILINE), f"{path} has no {name}"
