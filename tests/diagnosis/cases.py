@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.admission.api_keys import make_key
+from http_kit.tenant import KeyTerms
 from tests.diagnosis import faults
 from tests.diagnosis.faults import Plant, nothing
 from tests.diagnosis.judge import JUDGEMENT_S, Expected
@@ -22,6 +24,7 @@ CONTENT = {"BATON_TTFT_TARGET_MS": "30000", "BATON_TPOT_TARGET_MS": "5000"}
 STRICT = {"BATON_TTFT_TARGET_MS": "400", "BATON_TPOT_TARGET_MS": "60"}
 LONG_LEASE = {"BATON_LEASE_S": "120"}
 CALM = Load()
+BATCH, CHAT = make_key(), make_key()
 ROUTER = Beside("router-2", "router", {"BATON_CLUSTER": "default"})
 
 ALERTS = {
@@ -33,7 +36,8 @@ ALERTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A fleet, its load, what is planted, and what is right. `warm_up_s` of load come before."""
+    """A fleet, its load, what is planted, and what is right. `warm_up_s` of load come before.
+    `keys` are those of its clients."""
 
     name: str
     expected: Expected
@@ -43,6 +47,7 @@ class Case:
     loads: Sequence[Load] = (CALM,)
     beside: Sequence[Beside] = ()
     warm_up_s: float = 6.0
+    keys: Sequence[tuple[str, KeyTerms]] = ()
 
 
 def _fact(headline: str, rule: str, alert: str | None = None, **more: Any) -> Expected:
@@ -104,12 +109,17 @@ FAULTS = (
          faults.joined(Beside("decode-x", "decode", {"BATON_NUM_BLOCKS": "40",
                                                      "BATON_MAX_CONTEXT": "512"})), ONE),
     Case("ucx_tls",
-         Expected("UCX_TLS of decode-x forbids CMA", "slow_link",
+         Expected("", "slow_link",
                   "UCX_TLS of decode-x forbids CMA", "BatonPairsSlow", JUDGEMENT_S,
                   at_fault=("decode-x",)),
          faults.joined(Beside("decode-x", "decode", {"UCX_TLS": "tcp",
                                                      "BATON_TRANSPORT": "nixl"})),
          ONE | {"transport": "nixl"}, loads=(Load(num_clients=3, prefix=0),)),
+    Case("flooding_key",
+         _fact("Key batch sends more than it may", "flood", "BatonKeyFloods"),
+         faults.more_load(Load(num_clients=12, pause_s=0.2, key=BATCH)), ONE,
+         loads=(Load(key=CHAT),), keys=((BATCH, KeyTerms("batch", inflight=2)),
+                                        (CHAT, KeyTerms("chat")))),
     Case("store_killed", _fact("The store does not answer", "store", "BatonStoreUnreachable"),
          faults.store_killed, ONE),
     Case("store_paused", _fact("The store does not answer", "store", "BatonStoreUnreachable"),

@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from gateway.admission.api_keys import hash_key, key_line
 from tests.diagnosis.cases import Case
 from tests.diagnosis.judge import PATIENCE, Expected, Moment, Outcome, judge
 from tests.diagnosis.load import sent
@@ -22,7 +23,8 @@ def run(case: Case) -> Outcome:
     """Run one case and judge it."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-diagnosis-")))
-        scene = stack.enter_context(running(folder, case.settings, case.environment))
+        settings = {**case.settings, **_key_file(folder, case)}
+        scene = stack.enter_context(running(folder, settings, case.environment))
         for each in case.beside:
             scene.start(each)
         wait_for("the processes beside", lambda: _are_there(scene, case.beside), 120.0)
@@ -34,6 +36,15 @@ def run(case: Case) -> Outcome:
         outcome = judge(case.name, case.expected, moments)
         outcome.pressed = (_pressed_us() - begun_us) / 1e6 / (time.monotonic() - begun)
         return outcome
+
+
+def _key_file(folder: Path, case: Case) -> dict[str, str]:
+    """The setting that names a file with the case's keys; none without keys."""
+    if not case.keys:
+        return {}
+    path = folder / "keys"
+    path.write_text("".join(f"{key_line(hash_key(key), terms)}\n" for key, terms in case.keys))
+    return {"api_key_file": str(path)}
 
 
 def _watch(scene: Scene, expected: Expected) -> list[Moment]:
