@@ -47,16 +47,22 @@ class Prometheus:
 
 @contextmanager
 def running_prometheus(
-    folder: Path, addresses: Mapping[str, str], rules: Path, labels: Mapping[str, str]
+    folder: Path,
+    addresses: Mapping[str, str],
+    rules: Path,
+    labels: Mapping[str, str],
+    key: str | None = None,
 ) -> Iterator[Prometheus]:
-    """A server that scrapes `addresses` (host:port by pod) each second and evaluates `rules`. Every
-    target has `labels`; a pod named `router` is a router. Data and log lie in `folder`."""
+    """A server that scrapes `addresses` (host:port by pod) each second, with `key` if there is one,
+    and evaluates `rules`. Every target has `labels`; a pod named `router` is a router. Data and log
+    lie in `folder`."""
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
         "scrape_configs": [
             {
                 "job_name": "baton",
+                **({"authorization": {"credentials": key}} if key else {}),
                 "static_configs": [
                     {
                         "targets": [address],

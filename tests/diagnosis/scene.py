@@ -135,7 +135,9 @@ def running(
         fleet = stack.enter_context(Fleet(chosen, children))
         rules = folder / "rules.yaml"
         rules.write_text(faster(RULES.read_text()))
-        prometheus = stack.enter_context(running_prometheus(folder, _addresses(fleet), rules, OWN))
+        prometheus = stack.enter_context(
+            running_prometheus(folder, _addresses(fleet), rules, OWN, fleet.access.key)
+        )
         scene = Scene(fleet, folder, prometheus)
         stack.callback(scene.end_processes)
         yield scene
