@@ -9,6 +9,7 @@ import math
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from process.store.worker_lease import WorkerLease
 from protocol.errors import ConfigError, ServiceError
 from tests.registration import registration
 from tests.tls_store import PASSWORD, TlsStore, context_of, tls_store
+from tests.unit.gateway.http.test_tls_attacks import ATTACKS, HELLO
 
 WAIT_S = 60.0
 QUICK_S = 0.5
@@ -160,6 +162,29 @@ async def test_a_stranger_that_stays_silent_is_closed(
     )
     assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
     writer.close()
+
+
+async def test_strangers_at_the_tls_port_reach_nothing_and_keep_nobody_out(store: TlsStore) -> None:
+    """What is no handshake is cut off; handshakes that are held open cost members nothing."""
+    held = []
+    for number in range(40):
+        _, writer = await asyncio.open_connection("127.0.0.1", store.tls_port)
+        writer.write((b"", HELLO[:100], HELLO[: number + 1], HELLO)[number % 4])
+        held.append(writer)
+    async with client_from_url(redis.asyncio.Redis, store.url, WAIT_S) as member:
+        for attack in (*ATTACKS.values(), b"*1\r\n$4\r\nPING\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", store.tls_port)
+            writer.write(attack)
+            writer.write_eof()
+            answer = b""
+            with suppress(ConnectionError):
+                answer = await asyncio.wait_for(reader.read(), WAIT_S)
+            assert answer[:1] not in (b"+", b"-"), "Valkey does not see it"
+            writer.transport.abort()
+            assert await member.ping()
+        for writer in held:
+            writer.transport.abort()
+        assert int((await member.info("clients"))["connected_clients"]) < len(held)
 
 
 def url_with(url: str, **parameters: object) -> str:
