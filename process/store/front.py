@@ -103,8 +103,8 @@ class StoreFront:
         if not first:
             return
         if not self._num_plain:
-            peer = writer.get_extra_info("peername")
-            log.info("%s uses the port without TLS", peer[0] if peer else "a client")
+            peer, *_ = writer.get_extra_info("peername") or ("a client",)
+            log.info("%s uses the port without TLS", peer.removeprefix("::ffff:"))
         self._num_plain += 1
         try:
             await self._carry(first, reader, writer)
