@@ -1,4 +1,5 @@
-"""Writes what follows from the code and the chart's schema: `python scripts/chart_values.py`.
+"""Generates the parts of the chart's schema and of its documentation that follow from the code:
+`python scripts/chart_values.py`.
 
 The settings that `settings:` of routers and pools accept go from the processes' declarations into
 `values.schema.json`; the schema and the defaults of `values.yaml` become docs/kubernetes-values.md.

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 
 class _List(NamedTuple):
-    """The field by which the entries of a list are told apart, and the part that has their
-    order."""
+    """The field that identifies the entries of a list, and the part that holds their order."""
 
     id: str
     order: str
@@ -66,7 +65,7 @@ class Versions:
 
 
 def merged(known: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """A reader's summary after `changed`, which `Versions.since` made for what it knew."""
+    """A reader's summary after it has applied `changed`, which `Versions.since` returned."""
     result = {**known, **changed}
     for name, (key, order) in LISTS.items():
         if name not in changed:

@@ -43,8 +43,9 @@ def patterns_together(schema: Any) -> int:
 
 
 class _Counter:
-    """Goes through a schema, and follows its references. One in a circle counts with what a former
-    pass found there; one that leads back to the same place, or to an unknown one, with all."""
+    """Goes through a schema, and follows its references. A reference within a circle counts what
+    the former pass found there. One that leads back to the same place, or to an unknown place,
+    counts all patterns of the schema."""
 
     def __init__(self, root: Any) -> None:
         self.most = 0
@@ -112,7 +113,7 @@ class _Counter:
         return self._all
 
     def _merged(self, places: Sequence[_Place], add: Callable[[int, int], int]) -> _Place:
-        """One place of all; `add` makes one count of two."""
+        """All places as one; `add` combines two counts."""
         self.most = max(self.most, places[0].count if len(places) == 1 else 0)
         whole: _Place | None = None
         for place in places:

@@ -1,4 +1,4 @@
-"""A router's watch over all workers in the store, and a single look at them.
+"""Follows the workers that are registered in the store, or reads them once.
 
 Built on `process.store.registry`. The store may go away at any time: the last known members stay,
 and no request waits for the store.

@@ -78,7 +78,8 @@ class FleetHistory:
     # -- reports ----------------------------------------------------------------------------
 
     def note_members(self, members: Mapping[str, WorkerInfo]) -> None:
-        """Take the current registrations and note the differences. The first ones are not news."""
+        """Take the current registrations and note the differences. The first registrations add no
+        event."""
         now_us = self.wall_us()
         for worker_id, info in members.items():
             member = self._members.get(worker_id)

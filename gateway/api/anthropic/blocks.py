@@ -113,7 +113,7 @@ class DocumentFields(_Block):
 
 
 class SearchResultFields(_Block):
-    """Something that the client found; the model sees its title and its source before it."""
+    """A result of the client's search; the model sees its title and its source before it."""
 
     type: Literal["search_result"]
     source: str
@@ -153,12 +153,12 @@ class CompactionFields(_Block):
 
 
 class ServerResultFields(_Block):
-    """What a tool of another service gave. The model sees its text."""
+    """The result of another service's tool. The model sees its text."""
 
     type: Annotated[str, Field(max_length=256)]
     tool_use_id: str
     content: Annotated[
-        Any, ignorable_if(has_unreadable, "Text; what else it has is ignored and named.")
+        Any, ignorable_if(has_unreadable, "Text; its other fields are ignored and named.")
     ] = None
     is_error: bool | None = None
     caller: Annotated[Any, ignorable({"type": "direct"})] = None
@@ -170,7 +170,7 @@ class ServerResultFields(_Block):
 
 
 class OtherBlock(LeftOut):
-    """A block that nobody could read."""
+    """A block of any other type. It is left out and named."""
 
     usual = (*_TEXTS, "tool_use", "tool_result", "thinking")
 

@@ -27,14 +27,14 @@ from gateway.chat.conversation import Conversation, Tool, ToolChoice, ToolMode
 from protocol.errors import InvalidRequest
 
 NO_TEMPLATES = (
-    "a template is a program, which no sandbox keeps from running for as long as it likes in a "
-    "router that others use, too; 'chat_template_kwargs' reaches the checkpoint's own, and "
+    "a template is a program, and no sandbox can limit how long it runs in a router that others "
+    "use too; 'chat_template_kwargs' sets variables of the checkpoint's own template, and "
     "/v1/completions takes a prompt that was rendered elsewhere"
 )
 
 _ANY_CHOICE = ToolChoice()
 _ASKS_NOTHING = (None, "none", "auto")
-"""Choices of tools that mean the same as none at all where there are no tools."""
+"""Values of `tool_choice` that are accepted without tools, because they ask for nothing."""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
