@@ -111,20 +111,12 @@ def assemble(settings: RouterSettings, stack: AsyncExitStack) -> Parts:
     registry.register(FleetCollector(report))
     if settings.vllm_metric_names:
         registry.register(VllmNames(registry, fleet, next(iter(settings.served_model_name), None)))
-    observer = FleetObserver(
-        fleet, traces, report, cache, lambda: _shown_settings(dispatcher), random.Random()
-    )
+    observer = FleetObserver(fleet, traces, report, cache, random.Random())
     requests = RequestLog(traces, report.peers)
     return Parts(
         name, registry, metrics, fleet, traces, dispatcher, report, requests, exporter,
         Diagnosis(observer), cache, recorder, ignored, door,
     )  # fmt: skip
-
-
-def _shown_settings(dispatcher: Dispatcher) -> dict[str, str]:
-    """The current values for findings that propose new ones."""
-    threshold = dispatcher.local_prefill_threshold_tokens
-    return {} if threshold is None else {"local_prefill_threshold_tokens": str(threshold)}
 
 
 def board_of(settings: RouterSettings, parts: Parts) -> RouterBoard:

@@ -55,7 +55,7 @@ class Dashboard:
             redis_url=store_url(parts.settings),
             cluster=cluster,
             fleet=parts.fleet,
-            settings=live_settings(parts.report, parts.dispatcher, parts.fleet),
+            settings=live_settings(parts.report, parts.fleet),
             prompts=self._prompts,
             log=ControlLog(wall_us),
             preview=lambda worker_id: pressure_without(worker_id, parts.fleet, parts.report),

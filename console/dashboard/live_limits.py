@@ -11,10 +11,9 @@ from console.dashboard.live_settings import ROUTER, LiveSetting, LiveSettings, N
 from console.telemetry.report import FleetReport
 from protocol.messages import Role, SetLimits
 from router.fleet.fleet import Fleet
-from router.requests.dispatcher import Dispatcher
 
 
-def live_settings(report: FleetReport, dispatcher: Dispatcher, fleet: Fleet) -> LiveSettings:
+def live_settings(report: FleetReport, fleet: Fleet) -> LiveSettings:
     """The settings that may change while the fleet runs."""
     targets = report.targets
 
@@ -27,11 +26,6 @@ def live_settings(report: FleetReport, dispatcher: Dispatcher, fleet: Fleet) -> 
             _of_workers("chunk_max_tokens", Role.PREFILL, "tokens", fleet),
             _of_workers("chunk_max_tokens", Role.DECODE, "tokens", fleet),
             _of_workers("itl_target_ms", Role.DECODE, "ms", fleet),
-            LiveSetting(
-                "local_prefill_threshold_tokens", ROUTER, "tokens", 0, None, True,
-                lambda: dispatcher.local_prefill_threshold_tokens,
-                _writer(dispatcher, "local_prefill_threshold_tokens"),
-            ),
             LiveSetting(
                 "ttft_target_ms", ROUTER, "ms", 1, None, False,
                 lambda: targets.ttft_target_ms, _writer(targets, "ttft_target_ms"),

@@ -20,9 +20,6 @@ ROUTER = "router"
 """The scope of settings of routers; those of workers have a role's name."""
 _BOTH_TARGETS = "goodput counts requests that meet both targets"
 _WORDS = {
-    "local_prefill_threshold_tokens": (
-        "Local prefill", "most tokens of a prompt that a decode worker prefills itself",
-    ),
     "ttft_target_ms": ("Target: time to first token", _BOTH_TARGETS),
     "tpot_target_ms": ("Target: time per output token", _BOTH_TARGETS),
     "goodput_target": ("Target: goodput", "share of requests that are to meet both targets"),

@@ -91,15 +91,6 @@ class Dispatcher:
         """Generations that have not ended."""
         return len(self._generations)
 
-    @property
-    def local_prefill_threshold_tokens(self) -> int | None:
-        """The setting of that name; a change holds from the next placement on."""
-        return self._launcher.local_prefill_threshold_tokens
-
-    @local_prefill_threshold_tokens.setter
-    def local_prefill_threshold_tokens(self, value: int | None) -> None:
-        self._launcher.local_prefill_threshold_tokens = value
-
     async def generate(self, request: GenerationRequest, sink: DeltaSink) -> list[int]:
         """See `Generator.generate`."""
         try:

@@ -38,8 +38,7 @@ PlacedListener = Callable[[list[bytes], Placement, int], None]
 
 
 class Launcher:
-    """Opens attempts on the workers of a fleet. `local_prefill_threshold_tokens` is the setting of
-    that name and may change while the router runs."""
+    """Opens attempts on the workers of a fleet."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class Launcher:
         on_placed: PlacedListener | None = None,
     ) -> None:
         self._on_placed = on_placed
-        self.local_prefill_threshold_tokens = settings.local_prefill_threshold_tokens
+        self._local_threshold = settings.local_prefill_threshold_tokens
         self._fetches = settings.kv_fetch == ON
         self._by_load = settings.placement == BY_LOAD
         self._fleet = fleet
@@ -106,7 +105,7 @@ class Launcher:
         self._check_ready(query, loads)
         if source is None:
             prefill_loads = self._fleet.loads(Role.PREFILL, matches)
-            threshold = self.local_prefill_threshold_tokens
+            threshold = self._local_threshold
             placement = place(query, loads, prefill_loads, threshold, self._rng)
             if generation.num_attempts == 1:
                 check_deadline(generation, placement, [*loads, *prefill_loads], running)

@@ -196,8 +196,8 @@ def doctor(now_us: int) -> dict[str, Any]:
                 },
                 "changes": [
                     {
-                        "setting": "local_prefill_threshold_tokens", "scope": "router", "old": 64,
-                        "new": 512, "live": True, "text": "If prefill-4 does not come up.",
+                        "setting": "chunk_max_tokens", "scope": "prefill", "old": 512,
+                        "new": 1024, "live": True, "text": "If prefill-4 does not come up.",
                         "predicted": {"prefill": 1.19, "decode": 0.83},
                     }
                 ],

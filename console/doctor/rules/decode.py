@@ -37,8 +37,6 @@ _FASTER = Change(
 )
 NEARLY_LATE = 0.8
 """Of the target for a token, up to which the median step is not what makes tokens late."""
-FEWEST_TOKENS = 16
-"""A smaller `local_prefill_threshold_tokens` sends no more prompts away."""
 SLOW = 1.3
 """A worker's step over its pool's, from which it counts as slow."""
 
@@ -230,13 +228,7 @@ def _prompts_elsewhere(seen: Observation) -> tuple[Change, ...]:
     if not serving(seen, Role.PREFILL):
         text = "Without a prefill pool, decode workers compute all prompts."
         return (one_more_worker("prefill", 0, text),)
-    name = "local_prefill_threshold_tokens"
-    old = seen.settings.get(name)
-    if old is None or not old.isdecimal() or int(old) <= FEWEST_TOKENS:
-        return ()
-    text = "Send more prompts to the prefill pool."
-    new = str(max(FEWEST_TOKENS, int(old) // 2))
-    return (Change(setting=name, scope="router", old=old, new=new, live=True, text=text),)
+    return ()
 
 
 def has_stalls(seen: Observation) -> bool:

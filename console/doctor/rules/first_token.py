@@ -26,8 +26,6 @@ QUEUE_SHARE = 0.4
 """Of late first tokens' time: above, requests wait for a worker; below, the work takes long."""
 HAS_ROOM = 0.7
 """Pressure below which a pool could give a worker away."""
-MOST_LOCAL_TOKENS = 2048
-"""Longer prompts would hold up the streams of a decode worker for long."""
 FEW_PLACES = 32
 """Places in a batch, below which more of them may be the cure."""
 
@@ -108,8 +106,6 @@ def _short(seen: Observation, role: Role, waits_ms: float | None) -> Finding:
         else "Add a worker: the other pool has none to give."
     )
     changes = [one_more_worker(name, len(pool), text)]
-    if role is Role.PREFILL and other is not None and other < HAS_ROOM:
-        changes += _more_on_decode(seen)
     if role is Role.DECODE and sum(each.max_batch_size or 0 for each in pool) < FEW_PLACES * len(
         pool
     ):
@@ -140,18 +136,6 @@ def _short(seen: Observation, role: Role, waits_ms: float | None) -> Finding:
         ),
         changes=tuple(changes),
     ).to_finding(seen)
-
-
-def _more_on_decode(seen: Observation) -> list[Change]:
-    """The change with which decode workers compute more of the prompts."""
-    name = "local_prefill_threshold_tokens"
-    old = seen.settings.get(name)
-    known = int(old) if old is not None and old.isdecimal() else 0
-    if known >= MOST_LOCAL_TOKENS:
-        return []
-    text = "Until then: decode workers compute short remainders of prompts themselves."
-    new = f"{min(MOST_LOCAL_TOKENS, max(512, 2 * known))}"
-    return [Change(setting=name, scope="router", old=old, new=new, live=True, text=text)]
 
 
 def _common_size(pool: list[WorkerFacts]) -> str | None:

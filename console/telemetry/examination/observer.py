@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from console.doctor.observation import (
@@ -37,7 +37,7 @@ _PAIR_WINDOW_S = 60
 
 
 class FleetObserver:
-    """Observes one router's fleet; `settings` returns current values by name."""
+    """Observes one router's fleet."""
 
     def __init__(
         self,
@@ -45,12 +45,10 @@ class FleetObserver:
         traces: TraceStore,
         report: FleetReport,
         cache: CacheReport,
-        settings: Callable[[], dict[str, str]],
         rng: random.Random,
     ) -> None:
         self._fleet, self._traces, self._report = fleet, traces, report
         self._cache = cache
-        self._settings = settings
         self._rng = rng
         self._ended: list[RequestTrace] = []
         self._requests: deque[RequestFacts] = deque(maxlen=MAX_PER_S * WINDOW_S)
@@ -102,7 +100,7 @@ class FleetObserver:
                 for each in curve["points"]
             ),
             short=self._report.short,
-            settings=_chosen(self._known()) | self._settings(),
+            settings=_chosen(self._known()),
             facts=self._report.facts,
         )
 

@@ -202,28 +202,15 @@ def test_a_worker_that_forbids_the_best_way_is_named_alone() -> None:
     assert "p" not in change.scope
 
 
-def stalled(threshold: str | None) -> Observation:
+def test_stalls_ask_for_no_setting_of_routers() -> None:
+    """How many prompts decode workers compute follows from costs."""
     request = msgspec.structs.replace(GOOD, num_steps=10, num_long_steps=5, num_long_shared_steps=5)
     workers = tuple(
         WorkerFacts(worker_id=each.value, role=each) for each in (Role.PREFILL, Role.DECODE)
     )
-    settings = {} if threshold is None else {"local_prefill_threshold_tokens": threshold}
-    return Observation(
-        now_us=1, requests=(request,) * MIN_REQUESTS, workers=workers, settings=settings
-    )
-
-
-@pytest.mark.parametrize(
-    ("threshold", "advised"),
-    [("64", "32"), ("512", "256"), ("20", "16"), ("16", None), (None, None)],
-)
-def test_no_advice_repeats_the_value_that_is_set(
-    threshold: str | None, advised: str | None
-) -> None:
-    found = check_stalls(stalled(threshold))
+    found = check_stalls(Observation(now_us=1, requests=(request,) * MIN_REQUESTS, workers=workers))
     assert isinstance(found, Finding)
-    change = next((e for e in found.changes if e.setting.startswith("local")), None)
-    assert (change.new if change else None) == advised
+    assert [each.setting for each in found.changes if each.scope == "router"] == []
 
 
 def test_steps_within_their_target_are_not_what_makes_tokens_late() -> None:

@@ -34,13 +34,11 @@ async def harness() -> AsyncIterator[Harness]:
 
 @pytest.fixture
 def observer(harness: Harness) -> FleetObserver:
-    settings = {"local_prefill_threshold_tokens": "64"}
     return FleetObserver(
         harness.fleet,
         harness.traces,
         harness.report,
         harness.cache,
-        lambda: settings,
         random.Random(1),
     )
 
@@ -87,7 +85,7 @@ async def test_requests_are_sampled_and_workers_measured(
     assert (facts.num_steps, facts.step_ms, facts.step_tokens) == (20, 2.0, 5.0)
     assert (facts.preemptions, facts.hit_rate) == (1, 0.48)
     assert facts.step_model is not None
-    assert seen.settings == {"local_prefill_threshold_tokens": "64"}
+    assert seen.settings == {}
     assert json.loads(msgspec.json.encode(seen))
 
 
