@@ -59,9 +59,6 @@ class Show:
     system: str | None
     earlier: Sequence[Message]
     questions: Sequence[str]
-    local_tokens: int
-    """Most uncached tokens of a prompt that the decode worker prefills: fewer than the first prompt
-    has, and more than the later ones add."""
     max_tokens: int | None = None
 
 
@@ -74,7 +71,6 @@ REAL_MODEL = Show(
         "What is the Eiffel Tower?",
         "How tall is it?",
     ),
-    local_tokens=32,
     max_tokens=120,
 )
 _EARLIER = (
@@ -104,7 +100,6 @@ BUNDLED_MODEL = Show(
     system=None,
     earlier=_EARLIER,
     questions=("What are truth values?",),
-    local_tokens=64,
 )
 
 
@@ -183,7 +178,6 @@ def fleet_settings(
         transport=transport,
         num_blocks=2048,
         chunk_max_tokens=32,
-        local_prefill_threshold_tokens=show.local_tokens,
     )
 
 
