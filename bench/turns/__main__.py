@@ -109,26 +109,31 @@ def _words_per_token(server: Server) -> float:
     return len(sample.split()) / count
 
 
-def report(load: Load, accounts: dict[str, Account], left_out: list[Contestant]) -> Table:
-    """One row for each contestant; the first one is what TTFT is compared with."""
+def report(load: Load, accounts: dict[str, Account], contestants: Sequence[Contestant]) -> Table:
+    """One row for each contestant. TTFT is compared with that of the first one, and of the same
+    fleet without fetching."""
     table = Table(title=f"{load.title}, {load.clients} at a time, load {os.getloadavg()[0]:.1f}")
+    base = next(iter(accounts))
     for name in (
-        "", "computed / new", "new", "a block", "rendering", "chosen", "TTFT p50", "p95", "ratio",
+        "", "computed / new", "new", "a block", "rendering", "chosen",
+        "TTFT p50", "p95", f"/ {base}", "/ no fetching",
     ):  # fmt: skip
         table.add_column(name, justify="right" if name else "left")
-    base = next(iter(accounts.values()))
-    for name, each in accounts.items():
+    for contestant in contestants:
+        if contestant.missing:
+            table.add_row(contestant.name, contestant.missing)
+            continue
+        each, plain = accounts[contestant.name], accounts.get(contestant.without)
         parts = each.computed
         table.add_row(
-            name,
+            contestant.name,
             f"{each.per_new:.2f}",
             *(f"{count:,}" for count in (parts.new, parts.block, parts.rendering, parts.chosen)),
             f"{each.p50:,.0f} ms",
             f"{each.p95:,.0f} ms",
-            f"{each.ratio_to(base):.2f}",
+            f"{each.ratio_to(accounts[base]):.2f}",
+            "" if plain is None else f"{each.ratio_to(plain):.2f}",
         )
-    for contestant in left_out:
-        table.add_row(contestant.name, contestant.missing)
     return table
 
 
@@ -157,9 +162,8 @@ def main(argv: list[str]) -> int:
                 for each in chosen
                 if each.command is not None
             ]
-            left_out = [each for each in chosen if each.command is None]
             for load in loads:
-                console.print(report(load, run(load, running), left_out))
+                console.print(report(load, run(load, running), chosen))
     except BatonError as error:
         print(f"bench.turns: {error}", file=sys.stderr)
         return 1

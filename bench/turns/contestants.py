@@ -26,12 +26,14 @@ _PLACEMENTS: dict[str, dict[str, str]] = {"affinity": {}, "load": {"placement": 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A server to start. `missing` says why it cannot be, in which case there is no `command`."""
+    """A server to start. `missing` says why it cannot be, in which case there is no `command`.
+    `without` names the contestant that differs only by not fetching."""
 
     name: str
     command: ServerCommand | None = None
     missing: str = ""
     block_size: int = BLOCK_SIZE
+    without: str = ""
 
 
 def contestants(needs: EngineNeeds, vllm_python: str | None) -> Iterator[Contestant]:
@@ -41,14 +43,16 @@ def contestants(needs: EngineNeeds, vllm_python: str | None) -> Iterator[Contest
     can_fetch = FETCH in specs_of(RouterSettings)
     for placement in _PLACEMENTS:
         for fetches in (False, True):
-            name = f"by {placement}, {'fetching' if fetches else 'no fetching'}"
+            plain = f"by {placement}, no fetching"
+            name = f"by {placement}, fetching" if fetches else plain
             if fetches and not can_fetch:
                 yield Contestant(name, missing=NO_FETCHING)
                 continue
             settings = dict(_PLACEMENTS[placement])
             if can_fetch:
                 settings[FETCH] = "on" if fetches else "off"
-            yield Contestant(name, _baton(needs, _NUM_PREFILL, _NUM_DECODE, 1, settings))
+            command = _baton(needs, _NUM_PREFILL, _NUM_DECODE, 1, settings)
+            yield Contestant(name, command, without=plain if fetches else "")
     if vllm_python is not None:
         caching = ("--enable-prefix-caching", "--enable-prompt-tokens-details")
         command = vllm_command(needs, vllm_python, (*caching, f"--block-size={BLOCK_SIZE}"))
