@@ -26,7 +26,8 @@ _FAULTS = r"""() => {
     const found = [], texts = [];
     /** What shows of a box; a box that clips without scrolling cuts what is outside. */
     const shown = (text, box) => {
-        for (let each = text.parentElement; each; each = each.parentElement) {
+        const root = document.documentElement;
+        for (let each = text.parentElement; each !== root; each = each.parentElement) {
             const style = getComputedStyle(each);
             const isPage = each === document.body;
             if (!isPage && style.overflow === "visible") continue;

@@ -73,6 +73,33 @@ def flooded(now_us: int) -> dict[str, Any]:
     }
 
 
+def no_decode_left(now_us: int) -> dict[str, Any]:
+    """Every decode worker is lost, and every request is refused."""
+    fleet = incident.fleet(now_us)
+    lost = incident.condition("lost", now_us - 12_000_000, "its connection broke", "lost")
+    for worker in fleet["workers"]:
+        if worker["role"] == "decode":
+            worker |= {"state": "lost", "condition": lost, "requests_moved": 0}
+    names = (
+        "accepted",
+        "limited",
+        "invalid",
+        "refused",
+        "left",
+        "ended",
+        "good",
+        "waiting",
+        "late",
+    )
+    refused = {"name": "", **dict.fromkeys(names, 0), "refused": 450}
+    verdict = {
+        "verdict": "No decode worker is left", "tone": "bad", "rule": "pools",
+        "cause": "All 5 decode workers are lost, so every request is refused.",
+        "decode": None, "decode_state": None, "since_us": now_us - 12_000_000,
+    }  # fmt: skip
+    return {**fleet, "keys": [refused], "pressure": fleet["pressure"] | verdict}
+
+
 def no_point_yet(now_us: int) -> dict[str, Any]:
     """A fleet whose router has just started: charts without a point."""
     fleet = incident.fleet(now_us)

@@ -215,6 +215,18 @@ def test_a_worker_that_gets_no_requests_says_why(browser: Browser) -> None:
         pages.assert_clean()
 
 
+def test_a_pool_without_a_usable_worker(browser: Browser) -> None:
+    with staged(fleet=lambda: states.no_decode_left(now_us())) as router:
+        pages = Watched(browser, router.url)
+        with pages.page("fleet") as page:
+            expect(page.locator(".verdict h1")).to_have_text("No decode worker is left")
+            expect(page.locator(".pools h3.d")).to_contain_text("0 of 5 ready")
+            expect(page.locator(".door tbody tr")).to_contain_text("without a key")
+            expect(page.locator(".door tbody")).to_contain_text("450")
+            expect(card(page, "decode-1")).to_contain_text("its connection broke.")
+        pages.assert_clean()
+
+
 def test_what_became_of_requests_at_the_door(browser: Browser) -> None:
     """By key; a key leads to its requests."""
     with staged(fleet=lambda: states.flooded(now_us()), requests={"rows": []}) as router:
