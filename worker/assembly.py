@@ -248,7 +248,7 @@ def _connect(
     publisher = EventPublisher(network, tcp_endpoint(settings.host, settings.events_port))
     interval_s, idle_s = settings.stats_interval_ms / 1e3, settings.stats_idle_ms / 1e3
     reporter = Reporter(engine, publisher, worker_id, policy.incarnation, interval_s, idle_s)
-    watch = LinkWatch(LinkCounters(os.getpid()), lambda: reporter.counters[Count.BLOCKS_SENT])
+    watch = LinkWatch(LinkCounters(), lambda: reporter.counters[Count.BLOCKS_SENT])
     stack.callback(watch.close)
     reporter.watch_links(watch.latest)
     reporter.watch_received(lambda: server.legs_received)

@@ -1,40 +1,36 @@
 """Bytes that this process sent, by link: RDMA ports and TCP peers.
 
 RDMA: the ports' own counters in `/sys/class/infiniband` (words of 4 bytes), which other processes
-of the machine share. TCP: `ss` shows each socket of a process with the bytes that it sent. What
-neither shows went through shared memory or CMA. Owns the thread that measures; a measurement takes
-some 10 ms, so it is made only while `activity` grows.
+of the machine share. TCP: Linux counts the bytes that each socket sent; libraries' sockets are
+found in `/proc/self/fd`. What neither shows went through shared memory or CMA. Owns the thread that
+measures, which does so only while `activity` grows.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import re
-import subprocess
+import socket
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-log = logging.getLogger(__name__)
-
 RDMA, TCP = "rdma", "tcp:"
 PERIOD_S = 1.0
 _WORD_BYTES = 4
-_SS = ("ss", "-t", "-i", "-n", "-H", "-p")
-_SS_TIMEOUT_S = 5.0
-_SENT = re.compile(r"\bbytes_sent:(\d+)")
-_Socket = tuple[str, str]  # own and peer's address with port
+_SENT = struct.Struct("=200xQ")
+"""The beginning of Linux's `tcp_info`, up to `tcpi_bytes_sent`; kernels before 4.19 have less."""
+_DESCRIPTORS = Path("/proc/self/fd")
+_Ends = tuple[str, int, str, int]  # own address and port, the peer's
 
 
 class LinkCounters:
     """Measures the bytes sent so far, including those of closed sockets."""
 
-    def __init__(self, pid: int, system: Path = Path("/sys/class/infiniband")) -> None:
-        self._pid = pid
+    def __init__(self, system: Path = Path("/sys/class/infiniband")) -> None:
         self._system = system
         self._rdma_at_start = _rdma_bytes(system)
-        self._sockets: dict[_Socket, int] = {}
+        self._sockets: dict[_Ends, int] = {}
         self._by_peer: dict[str, int] = {}
 
     def measure(self) -> dict[str, int]:
@@ -44,20 +40,20 @@ class LinkCounters:
         rdma = _rdma_bytes(self._system)
         if rdma is not None and self._rdma_at_start is not None:
             found[RDMA] = rdma - self._rdma_at_start
-        listing = _listing()
-        if listing is not None:
-            self._take(sent_by_socket(listing, self._pid))
+        sockets = _sent_by_socket()
+        if sockets is not None:
+            self._take(sockets)
             found[TCP] = 0
             found |= {f"{TCP}{peer}": sent for peer, sent in self._by_peer.items()}
         return found
 
-    def _take(self, sockets: dict[_Socket, int]) -> None:
+    def _take(self, sockets: dict[_Ends, int]) -> None:
         for key, sent in sockets.items():
             grown = sent - self._sockets.get(key, 0)
             if grown < 0:  # another socket of the same ports
                 grown = sent
             if grown:
-                peer = address_of(key[1])
+                peer = address_of(key[2])
                 self._by_peer[peer] = self._by_peer.get(peer, 0) + grown
         self._sockets = sockets
 
@@ -91,41 +87,40 @@ class LinkWatch:
                 self._latest = self._counters.measure()
 
 
-def sent_by_socket(listing: str, pid: int) -> dict[_Socket, int]:
-    """Bytes sent by each TCP socket of a process, from the output of `ss -tinHp`: a line with
-    state, queues, addresses and users, then an indented line with the details."""
-    found: dict[_Socket, int] = {}
-    owner = f"pid={pid},"
-    key: _Socket | None = None
-    for line in listing.splitlines():
-        if line[:1].isspace():
-            sent = _SENT.search(line)
-            if key is not None and sent is not None:
-                found[key] = int(sent[1])
-            key = None
-            continue
-        words = line.split()
-        key = (words[3], words[4]) if len(words) > 5 and owner in line else None
+def address_of(host: str) -> str:
+    """An address without zone and without the prefix of mapped addresses."""
+    return host.partition("%")[0].removeprefix("::ffff:")
+
+
+def _sent_by_socket() -> dict[_Ends, int] | None:
+    """Bytes sent by each TCP connection of this process; None if the system does not tell."""
+    found: dict[_Ends, int] = {}
+    try:
+        descriptors = os.listdir(_DESCRIPTORS)
+    except OSError:
+        return None
+    for name in descriptors:
+        try:
+            if os.readlink(_DESCRIPTORS / name).startswith("socket:"):
+                ends, sent = _sent_by(int(name))
+                found[ends] = sent
+        except OSError:
+            continue  # closed meanwhile, or no connection of TCP
+        except struct.error:
+            return None
     return found
 
 
-def address_of(endpoint: str) -> str:
-    """The address of `ADDRESS:PORT`, without brackets, zone and the prefix of mapped addresses."""
-    address = endpoint.rpartition(":")[0].strip("[]").partition("%")[0]
-    return address.removeprefix("::ffff:")
-
-
-def _listing() -> str | None:
-    """The output of `ss`; None if it cannot be run."""
-    environment = {**os.environ, "LC_ALL": "C"}
+def _sent_by(descriptor: int) -> tuple[_Ends, int]:
+    """The ends of a TCP connection, and the bytes that it sent. Raises OSError for anything else,
+    and struct.error if the system does not count them."""
+    connection = socket.socket(fileno=descriptor)
     try:
-        done = subprocess.run(
-            _SS, capture_output=True, text=True, timeout=_SS_TIMEOUT_S, check=True, env=environment
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        log.debug("cannot measure TCP: %s", error)
-        return None
-    return done.stdout
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SENT.size)
+        own, peer = connection.getsockname(), connection.getpeername()
+    finally:
+        connection.detach()  # its owner closes it
+    return (own[0], own[1], peer[0], peer[1]), _SENT.unpack(info)[0]
 
 
 def _rdma_bytes(system: Path) -> int | None:

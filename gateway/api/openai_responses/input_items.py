@@ -36,7 +36,7 @@ _SERVICE_CALLS = ("mcp_call", "code_interpreter_call", "file_search_call")
 _OUTCOMES = ("output", "error", "outputs", "results")
 _Found = Annotated[
     Annotated[list[Any], bounded] | None,
-    ignorable_if(has_unreadable, "Text; what else it has is ignored and named."),
+    ignorable_if(has_unreadable, "Text; its other fields are ignored and named."),
 ]
 _USUAL = ("message", "function_call", "function_call_output", "reasoning")
 
