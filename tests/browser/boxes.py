@@ -5,6 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import Page
 
 _FAULTS = r"""() => {
+    const LINES = "svg .target, svg .mark-l, svg .flag, .plot .grid-l";
     const isSeen = (each) => each.checkVisibility({ visibilityProperty: true })
         && !each.closest(".sr, .toast, title");
     const name = (text) => text.data.trim().slice(0, 60);
@@ -60,7 +61,7 @@ _FAULTS = r"""() => {
             found.push(`printed over: ${name(a.text)} | ${name(b.text)}`);
         }
     }));
-    for (const line of document.querySelectorAll("svg .target, svg .mark-l, svg .flag")) {
+    for (const line of document.querySelectorAll(LINES)) {
         const { left, right, top, bottom } = line.getBoundingClientRect();
         const box = { left: left - 0.5, right: right + 0.5, top: top - 0.5, bottom: bottom + 0.5 };
         for (const { text, box: other } of texts) {

@@ -65,7 +65,7 @@ function plot({ marks = [], left = 46, ...o }, width) {
 		${hasTarget && hline("target", y(o.target), x0, x1)}
 		${o.series.toReversed().map((each) => line(each, x, y))}
 		${o.hasAxis && axis(o, width, end, x0, x1, y0, at)} ${o.hasLetters && letters(marks, at, x1, y0)}
-		${!hasData && label((x0 + x1) / 2, (top + y0) / 2, "no point yet")}
+		${!hasData && label((x0 + x1) / 2, (top + y0) / 2 - 6, "no point yet")}
 		${known(o.index) && vline("cross", x(o.index), top, y0)}
 	</svg>`;
 }
