@@ -65,7 +65,8 @@ def messages_router(context: ApiContext) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         fields = await read_body(request, context, CountTokensRequest)
         asked = await conversation(request, fields)
-        _, token_ids = await encode_conversation(context, asked, counting_scope(request.scope))
+        answers = counting_scope(request.scope, fields.cache_salt)
+        _, token_ids = await encode_conversation(context, asked, answers)
         answer = TokenCount(len(token_ids))
         return Response(msgspec.json.encode(answer), media_type="application/json")
 

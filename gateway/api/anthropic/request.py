@@ -15,7 +15,12 @@ from gateway.api.branches import LEFT_OUT, LIST, TEXT, TEXT_OR_LIST, LeftOut, by
 from gateway.api.constraints.constraint import Constraint
 from gateway.api.constraints.format_fields import ResponseFormat
 from gateway.api.function_tools import MAX_TOOLS, Hint, ToolName
-from gateway.api.generation_fields import GenerationFields, SamplingFields, generation_of
+from gateway.api.generation_fields import (
+    CacheSalt,
+    GenerationFields,
+    SamplingFields,
+    generation_of,
+)
 from gateway.api.strict_model import StrictModel, bounded, first_error
 from gateway.api.unknown_fields.findings import ignorable
 from gateway.http.anthropic_errors import ThreadsUnsupported
@@ -90,6 +95,7 @@ class CountTokensRequest(RequestBody):
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
     output_format: ResponseFormat | None = None
+    cache_salt: CacheSalt | None = None
     mcp_servers: Annotated[Any, ignorable([])] = None
     context_management: Annotated[Any, ignorable()] = None
     speed: Annotated[Any, ignorable("standard")] = None

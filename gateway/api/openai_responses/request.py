@@ -17,6 +17,7 @@ from gateway.api.constraints.constraint import Constraint
 from gateway.api.constraints.format_fields import ResponseFormat
 from gateway.api.function_tools import MAX_TOOLS, Hint, OtherTool, ToolName, tool_choice_shape
 from gateway.api.generation_fields import (
+    CacheSalt,
     GenerationFields,
     LogprobsCount,
     SamplingFields,
@@ -105,6 +106,7 @@ class InputTokensRequest(RequestBody):
     truncation: Literal["auto", "disabled"] | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     conversation: Unsupported = None
+    cache_salt: CacheSalt | None = None
 
     def check_together(self) -> None:
         """See the base class."""

@@ -54,10 +54,8 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
         generation = fields.generation
         identity = identify(request, context, generation, numbers_events=True)
         check_model(context, fields.model)
-        grammar = await wanted_grammar(fields.constraints, context, request.scope)
-        bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
-        limit, logprobs = fields.output_limit, fields.logprobs_count
-        wish = _wish(fields, grammar, bad_words)
+        wish = await _wish(request, context, fields)
+        logprobs = fields.logprobs_count
         fields = await with_items(request, context, runs, fields)
         continued, history = await _with_history(request, context, runs, fields)
         asked = await _conversation(request, context, continued)
@@ -69,7 +67,7 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
         except PromptTooLong:
             if fields.truncation != "auto":
                 raise
-            planned = await plan_of(await truncated(context, asked, limit))
+            planned = await plan_of(await truncated(context, asked, wish.requested_tokens))
         keeping = _keeping(request, context, runs, fields, history)
         blank = blank_response(identity, fields, context.model.name, keeping is not None)
         end = ResponseEnd(keeping)
@@ -90,17 +88,18 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
         fields = await with_items(request, context, runs, fields)
         continued, _ = await _with_history(request, context, runs, fields)
         asked = await _conversation(request, context, continued)
-        _, token_ids = await encode_conversation(context, asked, counting_scope(request.scope))
-        return _json(msgspec.json.encode(api.InputTokens(len(token_ids))))
+        scope = counting_scope(request.scope, fields.cache_salt)
+        count = len((await encode_conversation(context, asked, scope))[1])
+        return _json(msgspec.json.encode(api.InputTokens(count)))
 
     router.add_api_route("/v1/responses", create_response, methods=["POST"])
     router.add_api_route("/v1/responses/input_tokens", count_input_tokens, methods=["POST"])
     return router
 
 
-def _wish(
-    fields: ResponsesRequest, grammar: str | None, bad_words: tuple[tuple[int, ...], ...]
-) -> OutputWish:
+async def _wish(request: Request, context: ApiContext, fields: ResponsesRequest) -> OutputWish:
+    grammar = await wanted_grammar(fields.constraints, context, request.scope)
+    bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
     return OutputWish(
         fields.output_limit,
         None,

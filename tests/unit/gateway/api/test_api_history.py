@@ -122,6 +122,10 @@ def test_tokenize_says_the_same(api: LiveApi) -> None:
     body = {"messages": history, "cache_salt": "mine"}
     assert post(api, "/tokenize", body).json()["tokens"] == ids
     assert len(post(api, "/tokenize", {"messages": history}).json()["tokens"]) < len(ids)
+    counted = post(api, "/v1/messages/count_tokens", body).json()["input_tokens"]
+    body = {"input": history, "cache_salt": "mine"}
+    assert post(api, "/v1/responses/input_tokens", body).json()["input_tokens"] == len(ids)
+    assert counted == len(ids)
     generates(api, f"{TEXT} counted")
     turn(api, "chat", [ASK])
     turn(api, "chat", history)
