@@ -39,6 +39,7 @@ from protocol.messages import Role
 from tests.hostile.bystander import Bystander, MemoryWatch
 from tests.hostile.client import HostileClient
 from tests.hostile.conversations import BODY_ATTACKS
+from tests.hostile.members.attacks import MEMBER_ATTACKS, Insider
 from tests.hostile.sizes import FULL, BodyAttack, Sizes
 from tests.hostile.wire import WIRE_ATTACKS
 from tests.hostile.wrong import wrong_attacks
@@ -104,6 +105,15 @@ def all_attacks(at_once: int) -> list[Attack]:
         *(Attack(each.name, each.run, 1) for each in WIRE_ATTACKS),
         *(of_body(each, 1) for each in wrong_attacks()),
     ]
+
+
+def member_attacks(insider: Insider) -> list[Attack]:
+    """Attacks of processes beside the clients."""
+
+    def of(run: Callable[[Insider], None]) -> Callable[[HostileClient], Awaitable[None]]:
+        return lambda client: asyncio.to_thread(run, insider)
+
+    return [Attack(name, of(run), 1) for name, run in MEMBER_ATTACKS.items()]
 
 
 def run_attacks(
@@ -226,12 +236,12 @@ def main(argv: Sequence[str]) -> int:
     cli.add_argument("--at-once", type=int, default=4, help="copies of each attack at once")
     arguments = cli.parse_args(argv)
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-    attacks = [
-        each for each in all_attacks(arguments.at_once) if re.search(arguments.only, each.name)
-    ]
     load = os.getloadavg()[0]
     try:
         with _fleet(arguments.workers, FULL, DEMO_MODEL) as fleet:
+            insider = Insider(fleet.secret, fleet.valkey.url)
+            every = [*all_attacks(arguments.at_once), *member_attacks(insider)]
+            attacks = [each for each in every if re.search(arguments.only, each.name)]
             outcomes = run_attacks(fleet, attacks, FULL, console)
             left = fleet.left_over()
     except BatonError as error:

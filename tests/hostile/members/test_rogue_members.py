@@ -7,26 +7,22 @@ gets its tokens, and no process raises an error that it did not expect.
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 
-import msgspec
 import pytest
-import zmq
 
 from cli.fleet import Fleet
-from process.sockets.control import ControlServer, HelloPolicy
-from process.sockets.events import EventPublisher
 from process.sockets.network import Network
-from process.store.worker_lease import WorkerLease
 from protocol import wire
 from protocol.events import EventMessage
 from protocol.messages import ControlMessage, KvPeer, Ping, Pong, Role
 from protocol.registration import WorkerInfo
 from protocol.sampling import SamplingParams
 from tests.effort import in_turn, some, times
+from tests.hostile.members.attacks import MEMBER_ATTACKS, Insider
 from tests.hostile.members.lies import lies
+from tests.hostile.members.rogue_worker import RogueWorker
 from tests.http_client import HTTP
 from tests.integration.fleets import complete, running_fleet, wait_for, workers
 from tests.integration.reference import NUM_TOKENS, Reference, load_references
@@ -105,59 +101,6 @@ def test_a_rogue_member_harms_no_worker(
     assert answer["choices"][0]["token_ids"] == list(reference.output)
 
 
-class RogueWorker:
-    """A registered worker that sends the router `frames` and `events`, and answers nothing."""
-
-    def __init__(self, fleet: Fleet, role: Role) -> None:
-        honest = fleet.workers[f"{role.value}-1"]
-        self._network = Network(SECRET)
-        policy = HelloPolicy("rogue", uuid.uuid4().hex, "", "")
-        self._server = ControlServer(self._network, "tcp://127.0.0.1:*", policy, silence_s=60.0)
-        self._publisher = EventPublisher(self._network, "tcp://127.0.0.1:*")
-        self.info = msgspec.structs.replace(
-            honest,
-            worker_id="rogue",
-            incarnation=policy.incarnation,
-            control=self._server.endpoint,
-            events=self._publisher.endpoint,
-            max_context=1,  # so that it gets no requests
-        )
-        self._lease = WorkerLease(fleet.redis_url, "default", self.info, 20.0)
-        self._lease.start()
-
-    def lie(self, frames: list[bytes], events: list[bytes]) -> None:
-        """Send all. A lie may end the connection; then the rest goes over the next one."""
-        for frame in frames:
-            while not self._try_send(frame):
-                pass
-        for event in events:
-            self._publisher._socket.send_multipart(wire.parts(event))
-
-    def _try_send(self, frame: bytes) -> bool:
-        peer = wait_for("the router", lambda: (self._server.receive(), self._server.peers)[1])[-1]
-        try:
-            self._server.socket.send_multipart([peer.identity, *wire.parts(frame)])
-        except zmq.ZMQError:
-            self._server.drop(peer)
-            return False
-        return True
-
-    def close(self) -> None:
-        self._lease.close()
-        self._server.close()
-        self._publisher.close()
-        self._network.close()
-
-
-@contextmanager
-def rogue(fleet: Fleet, role: Role) -> Iterator[RogueWorker]:
-    made = RogueWorker(fleet, role)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def during(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=work)
     thread.start()
@@ -178,7 +121,8 @@ def test_a_rogue_worker_harms_neither_the_router_nor_another_s_answer(
             answer = complete(fleet, list(reference.prompt), max_tokens=NUM_TOKENS)
             answers.append(answer["choices"][0]["token_ids"])
 
-    with rogue(fleet, role) as worker:
+    honest = fleet.workers[f"{role.value}-1"]
+    with closing(RogueWorker(SECRET, fleet.redis_url, honest)) as worker:
         names = {"worker_id": "rogue", "incarnation": worker.info.incarnation}
         events = [frame for _, frame in some(lies(EventMessage, **names), EVERYDAY)]
         asking = during(ask)
@@ -187,4 +131,16 @@ def test_a_rogue_worker_harms_neither_the_router_nor_another_s_answer(
         for path in PATHS:
             assert HTTP.get(f"{fleet.url}{path}").status_code == 200, path
     assert answers == [list(reference.output)] * times(5, 40)
+    wait_for("the rogue to be gone", lambda: "rogue" not in workers(fleet))
+
+
+@pytest.mark.parametrize(
+    "name", ["a rogue worker's large messages", "half handshakes at the workers' ports"]
+)
+def test_a_fleet_outlasts_crowds_and_large_messages(
+    fleet: Fleet, reference: Reference, name: str
+) -> None:
+    MEMBER_ATTACKS[name](Insider(SECRET, fleet.redis_url))
+    answer = complete(fleet, list(reference.prompt), max_tokens=NUM_TOKENS)
+    assert answer["choices"][0]["token_ids"] == list(reference.output)
     wait_for("the rogue to be gone", lambda: "rogue" not in workers(fleet))

@@ -1,0 +1,66 @@
+"""A worker that has the cluster's secret and sends what no honest worker would."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import msgspec
+import zmq
+
+from process.sockets.control import ControlServer, HelloPolicy
+from process.sockets.events import EventPublisher
+from process.sockets.network import Network
+from process.store.worker_lease import WorkerLease
+from protocol import wire
+from protocol.registration import WorkerInfo
+
+_WAIT_S = 60.0
+
+
+class RogueWorker:
+    """A registered worker that sends the router `frames` and `events`, and answers nothing."""
+
+    def __init__(self, secret: str, redis_url: str, honest: WorkerInfo) -> None:
+        """It looks like `honest`, but for its name and addresses."""
+        self._network = Network(secret)
+        policy = HelloPolicy("rogue", uuid.uuid4().hex, "", "")
+        self._server = ControlServer(self._network, "tcp://127.0.0.1:*", policy, silence_s=60.0)
+        self._publisher = EventPublisher(self._network, "tcp://127.0.0.1:*")
+        self.info = msgspec.structs.replace(
+            honest,
+            worker_id="rogue",
+            incarnation=policy.incarnation,
+            control=self._server.endpoint,
+            events=self._publisher.endpoint,
+            max_context=1,  # so that it gets no requests
+        )
+        self._lease = WorkerLease(redis_url, "default", self.info, 20.0)
+        self._lease.start()
+
+    def lie(self, frames: list[bytes], events: list[bytes]) -> None:
+        """Send all. A lie may end the connection; then the rest goes over the next one."""
+        for frame in frames:
+            while not self._try_send(frame):
+                pass
+        for event in events:
+            self._publisher._socket.send_multipart(wire.parts(event))
+
+    def _try_send(self, frame: bytes) -> bool:
+        deadline = time.monotonic() + _WAIT_S
+        while not self._server.receive() and not self._server.peers:
+            assert time.monotonic() < deadline, "the router does not come back"
+            self._server.socket.poll(50)
+        peer = self._server.peers[-1]
+        try:
+            self._server.socket.send_multipart([peer.identity, *wire.parts(frame)])
+        except zmq.ZMQError:
+            self._server.drop(peer)
+            return False
+        return True
+
+    def close(self) -> None:
+        self._lease.close()
+        self._server.close()
+        self._publisher.close()
+        self._network.close()
