@@ -124,12 +124,14 @@ def registered_condition(state: WorkerState) -> Condition | None:
     return None
 
 
+MAX_KNOWN = 4096
+"""Ids of workers whose first time is kept."""
+
+
 @dataclass
 class _Standing:
     incarnation: str
     condition: Condition
-    usable_us: int = 0
-    """When it was first usable; 0 if it was not yet."""
 
 
 class Conditions:
@@ -138,6 +140,7 @@ class Conditions:
     def __init__(self, wall_us: Callable[[], int]) -> None:
         self._wall_us = wall_us
         self._standing: dict[str, _Standing] = {}
+        self._first_usable_us: dict[str, int] = {}
 
     def note(self, found: Mapping[str, tuple[WorkerInfo, Condition]]) -> None:
         """Take the conditions of all workers that are registered or connected."""
@@ -156,17 +159,23 @@ class Conditions:
                 known.condition = _since(condition, now_us)
             else:
                 known.condition = _since(condition, known.condition.since_us)
-            if condition.state is State.USABLE and not known.usable_us:
-                known.usable_us = now_us
+            if condition.state is State.USABLE:
+                self._first_usable_us.setdefault(worker_id, now_us)
+        while len(self._first_usable_us) > MAX_KNOWN:
+            del self._first_usable_us[next(iter(self._first_usable_us))]
 
     def all(self) -> dict[str, Condition]:
         """The conditions that were noted last, by worker id."""
         return {name: each.condition for name, each in self._standing.items()}
 
     def usable_us(self, worker_ids: Iterable[str]) -> list[int]:
-        """When those of the workers that are usable now became so for the first time."""
-        found = [self._standing[each] for each in worker_ids if each in self._standing]
-        return [each.usable_us for each in found if each.condition.state is State.USABLE]
+        """When those of the workers that are usable now were so for the first time, by id: one that
+        comes back takes no other's place."""
+        return [
+            self._first_usable_us[each]
+            for each in worker_ids
+            if each in self._standing and self._standing[each].condition.state is State.USABLE
+        ]
 
 
 def _since(condition: Condition, since_us: int) -> Condition:

@@ -14,8 +14,11 @@ from protocol.messages import Role
 
 SILENT_US = 8_000_000
 """A worker in a long step answers within this time."""
+STUCK_US = 30 * 60_000_000
+"""The largest checkpoints load within this time, also from slow volumes."""
 MAX_NAMED = 3
 
+_PATIENCE_US = {"silent": SILENT_US, "starting": STUCK_US}
 _REMEDIES = {
     "lost": ("logs", "Start it again. The last lines of its log name the cause: memory, the "
              "device, or a request that kills it."),
@@ -142,11 +145,13 @@ def check_workers(seen: Observation) -> Finding | str | None:
 
 
 def _missed(seen: Observation, role: Role) -> list[WorkerStanding]:
-    """The workers of a role that the fleet lacks for longer than a moment."""
+    """The workers of a role that the fleet lacks for longer than a moment, and those that start
+    without an end."""
     return [
         each
-        for each in seen.facts.missed(role)
-        if each.condition != "silent" or seen.now_us - each.since_us >= SILENT_US
+        for each in seen.facts.pool(role)
+        if (each.is_missed or each.condition == "starting")
+        and seen.now_us - each.since_us >= _PATIENCE_US.get(each.condition, 0)
     ]
 
 

@@ -144,6 +144,11 @@ TROUBLE = {
         seen(*FLEET, gone("decode-3", "address", "it is registered at tcp://10.9.9.9:7000")),
         "decode-3 is not connected", "workers",
     ),
+    "a worker that starts without an end": (
+        seen(*FLEET, worker("decode-3", condition="starting", reason="it loads its weights",
+                            since_us=NOW_US - 45 * 60 * 10**6)),
+        "decode-3 is starting", "workers",
+    ),
     "few blocks": (
         seen(worker("prefill-1"), worker("decode-1"), worker("decode-2", blocks_total=40),
              keys=(BAD,)),

@@ -415,6 +415,16 @@ async def test_a_lost_worker_is_missed_until_one_of_its_role_comes(harness: Harn
     assert [conditions[each].is_replaced for each in ("d1", "d2")] == [True, False]
 
 
+async def test_a_worker_that_comes_back_takes_no_other_s_place(harness: Harness) -> None:
+    await harness.join("d1", "d2", "d3")
+    await harness.kill("d2")
+    await harness.kill("d1")
+    await harness.join("d1", incarnation="another")
+    conditions = harness.fleet.conditions()
+    assert conditions["d1"].state is State.USABLE
+    assert conditions["d2"].is_unusable
+
+
 async def test_a_full_worker_is_usable(harness: Harness) -> None:
     (worker,) = await harness.join("d1", num_blocks=10)
     harness.fleet.worker("d1").reserve(0, 10)
