@@ -150,7 +150,7 @@ def _missed(seen: Observation, role: Role) -> list[WorkerStanding]:
     return [
         each
         for each in seen.facts.pool(role)
-        if (each.is_missed or each.condition == "starting")
+        if (each.is_missed or (each.condition == "starting" and each.since_us))
         and seen.now_us - each.since_us >= _PATIENCE_US.get(each.condition, 0)
     ]
 
