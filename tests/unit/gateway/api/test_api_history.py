@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.admission.api_keys import KeyRing, hash_key
+from gateway.history.answers import AnswerScope
 from gateway.http.access import AccessRules
 from gateway.text.tokenizer import Tokenizer
 from protocol.messages import FinishReason
@@ -284,3 +285,44 @@ def test_calls_are_repeated_as_they_were_written_if_the_template_writes_them_ali
             turn(api, "chat", [ASK, message, result], tools=tools)
             repeated = asked(api).token_ids[len(before) : len(before) + len(ids)]
             assert (repeated == ids) is is_alike
+
+
+class NotingStore:
+    """A store of answers that knows none, and notes what it is to keep."""
+
+    asks = False
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+
+    async def find(self, scope: AnswerScope, names: Sequence[bytes]) -> list[bytes | None]:
+        return [None] * len(names)
+
+    def put(self, scope: AnswerScope, name: bytes, ids: bytes) -> None:
+        self.names.append(name)
+
+
+def test_a_client_keeps_its_answers_out_of_the_store(
+    checkpoint: Path, tokenizer: Tokenizer
+) -> None:
+    store = NotingStore()
+    with LiveApi(checkpoint, tokenizer, answers=memory(tokenizer, store)) as api:
+        for kind in ("chat", "responses"):
+            for wish in ({"store": False}, {"store": True}, {}):
+                store.names.clear()
+                generates(api, f"{TEXT} {kind} {wish}")
+                history = HISTORIES[kind](turn(api, kind, [ASK], **wish))
+                assert bool(store.names) is (wish != {"store": False})
+                before = asked(api).token_ids
+                turn(api, kind, history)
+                ids = single_bytes(tokenizer, f"{TEXT} {kind} {wish}")
+                assert asked(api).token_ids[: len(before) + len(ids)] == before + ids
+
+
+def test_a_streamed_answer_is_repeated_as_well(api: LiveApi) -> None:
+    text = f"{TEXT} streamed"
+    ids = generates(api, text)
+    streamed(api, [ASK])
+    before = asked(api).token_ids
+    turn(api, "chat", [ASK, {"role": "assistant", "content": text}, MORE])
+    assert asked(api).token_ids[: len(before) + len(ids)] == before + ids
