@@ -153,34 +153,44 @@ class InputTokens(Struct, frozen=True):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
-class Created(Struct, frozen=True, tag="response.created"):
-    """The first event."""
+class _ResponseEvent(Struct, frozen=True):
+    """An event with the response as it stands."""
 
     sequence_number: int
     response: Response
 
 
-class InProgress(Struct, frozen=True, tag="response.in_progress"):
-    """Generation has started."""
-
-    sequence_number: int
-    response: Response
-
-
-class ItemAdded(Struct, frozen=True, tag="response.output_item.added"):
-    """An item begins, empty."""
+class _WholeItemEvent(Struct, frozen=True):
+    """An event with an item as it stands."""
 
     sequence_number: int
     output_index: int
     item: OutputItem
 
 
-class PartAdded(Struct, frozen=True, tag="response.content_part.added"):
-    """A part of an item begins, empty."""
+class _ItemEvent(Struct, frozen=True):
+    """An event inside an item."""
 
     sequence_number: int
     output_index: int
     item_id: str
+
+
+class Created(_ResponseEvent, frozen=True, tag="response.created"):
+    """The first event."""
+
+
+class InProgress(_ResponseEvent, frozen=True, tag="response.in_progress"):
+    """Generation has started."""
+
+
+class ItemAdded(_WholeItemEvent, frozen=True, tag="response.output_item.added"):
+    """An item begins, empty."""
+
+
+class PartAdded(_ItemEvent, frozen=True, tag="response.content_part.added"):
+    """A part of an item begins, empty."""
+
     part: Part
     content_index: int = 0
 
@@ -200,104 +210,70 @@ class TextLogprob(Struct, frozen=True):
     top_logprobs: list[TopTextLogprob]
 
 
-class TextDelta(Struct, frozen=True, tag="response.output_text.delta"):
+class TextDelta(_ItemEvent, frozen=True, tag="response.output_text.delta"):
     """More text."""
 
-    sequence_number: int
-    output_index: int
-    item_id: str
     delta: str
     logprobs: list[TextLogprob]
     content_index: int = 0
 
 
-class TextDone(Struct, frozen=True, tag="response.output_text.done"):
+class TextDone(_ItemEvent, frozen=True, tag="response.output_text.done"):
     """The whole text."""
 
-    sequence_number: int
-    output_index: int
-    item_id: str
     text: str
     logprobs: list[TextLogprob]
     content_index: int = 0
 
 
-class ReasoningDelta(Struct, frozen=True, tag="response.reasoning_text.delta"):
+class ReasoningDelta(_ItemEvent, frozen=True, tag="response.reasoning_text.delta"):
     """More reasoning."""
 
-    sequence_number: int
-    output_index: int
-    item_id: str
     delta: str
     content_index: int = 0
 
 
-class ReasoningDone(Struct, frozen=True, tag="response.reasoning_text.done"):
+class ReasoningDone(_ItemEvent, frozen=True, tag="response.reasoning_text.done"):
     """The whole reasoning."""
 
-    sequence_number: int
-    output_index: int
-    item_id: str
     text: str
     content_index: int = 0
 
 
-class ArgumentsDelta(Struct, frozen=True, tag="response.function_call_arguments.delta"):
+class ArgumentsDelta(_ItemEvent, frozen=True, tag="response.function_call_arguments.delta"):
     """More of a call's arguments."""
 
-    sequence_number: int
-    output_index: int
-    item_id: str
     delta: str
 
 
-class ArgumentsDone(Struct, frozen=True, tag="response.function_call_arguments.done"):
+class ArgumentsDone(_ItemEvent, frozen=True, tag="response.function_call_arguments.done"):
     """The complete arguments."""
 
-    sequence_number: int
-    output_index: int
-    item_id: str
     name: str
     arguments: str
 
 
-class PartDone(Struct, frozen=True, tag="response.content_part.done"):
+class PartDone(_ItemEvent, frozen=True, tag="response.content_part.done"):
     """The whole part."""
 
-    sequence_number: int
-    output_index: int
-    item_id: str
     part: Part
     content_index: int = 0
 
 
-class ItemDone(Struct, frozen=True, tag="response.output_item.done"):
+class ItemDone(_WholeItemEvent, frozen=True, tag="response.output_item.done"):
     """The whole item."""
 
-    sequence_number: int
-    output_index: int
-    item: OutputItem
 
-
-class Completed(Struct, frozen=True, tag="response.completed"):
+class Completed(_ResponseEvent, frozen=True, tag="response.completed"):
     """The last event of a complete response."""
 
-    sequence_number: int
-    response: Response
 
-
-class Incomplete(Struct, frozen=True, tag="response.incomplete"):
+class Incomplete(_ResponseEvent, frozen=True, tag="response.incomplete"):
     """The last event of a response that reached its token limit."""
 
-    sequence_number: int
-    response: Response
 
-
-class Failed(Struct, frozen=True, tag="response.failed"):
+class Failed(_ResponseEvent, frozen=True, tag="response.failed"):
     """The last event of a response that could not be finished."""
-
-    sequence_number: int
-    response: Response
 
 
 ResponseEvent = (
