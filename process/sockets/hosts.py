@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
+
+_MAX_ADDRESS_CHARS = 64
+"""More than any address has, with its zone."""
 
 
 def is_loopback(host: str) -> bool:
@@ -22,7 +26,13 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address, which no name server can point elsewhere."""
+    """Whether a host is an IP address, which no name server can point elsewhere. Quick for the
+    hosts of earlier calls: every HTTP request may ask."""
+    return len(host) <= _MAX_ADDRESS_CHARS and _is_address(host)
+
+
+@lru_cache(maxsize=1024)
+def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(unbracketed(host))
     except ValueError:
