@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from process.figures import count
+from process.figures import count, integer
 from protocol.errors import Overloaded, PromptTooLong
 from router.routing.view import Candidate, Mode, Placement, PlacementQuery, Rule, WorkerLoad
 
@@ -265,18 +265,19 @@ def _reason(
     """The rule in words; `near` is the best worker that holds a part of the prompt."""
     if rule is Rule.LOADED and near is not None and prefill is not None:
         return (
-            f"remote: {near.worker_id} lacks {near.missing_tokens} tokens at a cost of "
-            f"{near.cost}; {prefill.worker_id} and {chosen.worker_id} cost less"
+            f"remote: {near.worker_id} lacks {count(near.missing_tokens, 'token')} at a cost of "
+            f"{integer(near.cost)}; {prefill.worker_id} and {chosen.worker_id} cost less"
         )
     if rule is Rule.NEAR:
         told = "which cost least there"
         if threshold is not None:
-            told = f"at most {threshold} are prefilled there"
-        return f"local: {chosen.worker_id} lacks {chosen.missing_tokens} tokens, {told}"
+            told = f"at most {integer(threshold)} are prefilled there"
+        lacks = count(chosen.missing_tokens, "token")
+        return f"local: {chosen.worker_id} lacks {lacks}, {told}"
     if rule is Rule.NO_PREFILL:
         return "local: no prefill worker is ready"
     if rule is Rule.PREFILL_UNFIT:
         return "local: no prefill worker may take it"
     if threshold is None:
         return "remote: no decode worker holds a part of the prompt"
-    return f"remote: no decode worker holds all but {threshold} tokens of the prompt"
+    return f"remote: no decode worker holds all but {count(threshold, 'token')} of the prompt"
