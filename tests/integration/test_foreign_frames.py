@@ -12,16 +12,21 @@ import pytest
 import zmq
 
 from cli.fleet import Fleet
+from kv_transfer.authentication import authenticate_descriptor
 from process.sockets.network import Network
 from protocol import wire
+from protocol.hashing import block_hashes, chain_root, seed_of
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Abort,
     Generate,
     Hello,
     HelloAccepted,
     HelloRefused,
     KvClosed,
+    KvFetch,
     KvGrant,
+    KvRenew,
     PeerDescriptor,
     Role,
 )
@@ -209,3 +214,53 @@ def test_who_lacks_the_secret_gets_nowhere_and_is_counted(
 
 def turned_away(fleet: Fleet, worker: WorkerInfo) -> int:
     return counters(fleet, worker.worker_id).get("peers_turned_away", 0)
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
+def test_stale_failed_expired_and_repeated_messages_never_spoil_an_answer(
+    fleet: Fleet, worker: WorkerInfo, dealer: Any, references: list[Reference], role: Role
+) -> None:
+    """A member with the right secret and a pool that is nowhere asks for KV of requests
+    that are over, and for blocks that the worker really has."""
+    reference = references[-1]
+    answer = complete(fleet, list(reference.prompt), max_tokens=NUM_TOKENS)
+    sender = f"{role.value}-stranger"
+    dealer.send(wire.encode(hello(worker, role=role, sender=sender)))
+    assert isinstance(wire.decode_control(dealer.recv()), HelloAccepted)
+    digest = authenticate_descriptor(SECRET.encode(), sender, b"nowhere", 64)
+    pool = PeerDescriptor(
+        transport=worker.transport,
+        agent=sender,
+        descriptor=b"nowhere",
+        digest=digest,
+        num_blocks=64,
+    )
+    root = chain_root(worker.model_fingerprint, seed=seed_of(SECRET))
+    hashes = block_hashes(root, list(reference.prompt), worker.block_size)[:32]
+    key: dict[str, Any] = {"request_id": answer["id"], "attempt": 1}
+    grant: dict[str, Any] = {"agent": sender, "first_block": 0, "block_ids": list(range(32))}
+    fetch = KvFetch(**key, **grant, part=1, hashes=hashes, ttl_ms=3000)
+    dealer.send(wire.encode(pool))
+    messages = [
+        KvGrant(**key, **grant, ttl_ms=3000),  # stale: its request is over
+        KvRenew(**key, ttl_ms=3000),
+        fetch,  # of blocks that are here: its write fails
+        fetch,  # repeated
+        msgspec.structs.replace(fetch, part=2, ttl_ms=0),  # expired
+        Abort(**key, part=3),
+        msgspec.structs.replace(fetch, part=3),  # after its abort
+        msgspec.structs.replace(fetch, part=4, hashes=[bytes(len(hashes[0]))] * 32),  # not here
+        msgspec.structs.replace(fetch, part=0),  # no fetch at all
+    ]
+    for message in messages:
+        dealer.send(wire.encode(message))
+    closed = set()
+    while closed < {0, 1, 2, 3, 4}:
+        told = wire.decode_control(dealer.recv())
+        if isinstance(told, KvClosed):
+            closed.add(told.part)
+            assert told.num_blocks == 0 or told.error, "nothing was written"
+    again = complete(fleet, list(reference.prompt), max_tokens=NUM_TOKENS)
+    for each in (answer, again):
+        assert each["choices"][0]["token_ids"] == list(reference.output)
+    assert still_serves(fleet, references)
