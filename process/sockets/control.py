@@ -38,6 +38,8 @@ from protocol.messages import (
 log = logging.getLogger(__name__)
 
 MAX_DRAIN = 4096
+MAX_RECEIVE_S = 0.05
+"""After this time the rest of a flood waits for the next turn, so that the worker goes on."""
 NO_HELLO = HelloRefused(what="hello", ours="required first", theirs="none")
 Clock = Callable[[], float]
 
@@ -138,6 +140,7 @@ class ControlServer:
         """Messages of peers, in order per peer. Hello and Ping are answered here, not returned."""
         received: list[tuple[Peer, ControlMessage]] = []
         self._drained = False
+        end = time.perf_counter() + MAX_RECEIVE_S
         for _ in range(MAX_DRAIN):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -147,6 +150,8 @@ class ControlServer:
             taken = self._take(frames)
             if taken is not None:
                 received.append(taken)
+            if time.perf_counter() >= end:
+                break
         return received
 
     def send(self, peer: Peer, message: Message) -> bool:

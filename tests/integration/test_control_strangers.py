@@ -161,3 +161,23 @@ def test_long_messages_of_members_still_arrive(bench: Bench) -> None:
     assert server.send(peer, dump)
     assert until(link.receive, link.socket) == [dump]
     assert link.dropped == {}
+
+
+def test_a_flood_comes_in_parts_and_loses_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no time at all, each turn takes one message; nobody counts as silent meanwhile."""
+    server = bench.serve()
+    flooding = bench.stranger(server.endpoint)
+    flooding.send(wire.encode(HELLO))
+    until(lambda: server.receive() == [] and server.peers, server.socket)
+    monkeypatch.setattr("process.sockets.control.MAX_RECEIVE_S", 0.0)
+    for number in range(5):
+        flooding.send(wire.encode(abort(number)))
+    parts = []
+    while sum(map(len, parts)) < 5:
+        assert server.socket.poll(WAIT_S * 1000)
+        parts.append(server.receive())
+        assert server.lost(bench.clock.now + 1000) == []
+    assert [len(each) for each in parts] == [1] * 5
+    assert [message for part in parts for _, message in part] == [abort(each) for each in range(5)]
