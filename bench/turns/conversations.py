@@ -79,7 +79,10 @@ def agent_sessions(
     for line in lines:
         if len(made) == num:
             break
-        turns = list(_recorded(json.loads(line)["requests"][:MAX_TURNS]))
+        known = [
+            each for each in json.loads(line)["requests"] if each.get("in") and each.get("out")
+        ]
+        turns = list(_recorded(known[:MAX_TURNS]))
         if len(turns) > 1:
             name = f"agent {len(made)}"
             made.append(Conversation(name, _fitted(turns, max_context), seed + len(made)))
@@ -93,7 +96,7 @@ def _recorded(requests: Sequence[dict[str, Any]]) -> Iterator[Turn]:
             yield Turn(each["in"], each["out"])
         else:
             history = before["in"] + before["out"]
-            common = _common_blocks(before["blocks"], each["blocks"]) / _num_blocks(before)
+            common = _common_share(before, each)
             is_whole = common > _WHOLE
             kept = history if is_whole else round(common * history)
             new = max(LEAST_TOKENS, each["in"] - kept)
@@ -105,8 +108,13 @@ _WHOLE = 0.97
 """A prompt's last block is seldom full, and the answer follows it."""
 
 
-def _num_blocks(request: dict[str, Any]) -> int:
-    return max(1, sum(count for _, count in request["blocks"]))
+def _common_share(before: dict[str, Any], each: dict[str, Any]) -> float:
+    """The share of the earlier prompt that the later one repeats. Without blocks, a prompt that
+    grew is taken to repeat all."""
+    one, other = before.get("blocks", ()), each.get("blocks", ())
+    if not (one and other):
+        return 1.0 if each["in"] >= before["in"] else 0.0
+    return _common_blocks(one, other) / max(1, sum(count for _, count in one))
 
 
 def _common_blocks(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:

@@ -64,6 +64,14 @@ def test_a_session_grows_by_what_each_request_adds() -> None:
     assert [turn.kept_tokens for turn in each.turns] == [None, None, None]
 
 
+def test_a_prompt_without_blocks_repeats_all_if_it_grew() -> None:
+    sizes = [(640, 30), (None, None), (1000, 10), (300, 10)]  # the second one failed
+    requests = [{"in": size, "out": out} for size, out in sizes]
+    (each,) = agent_sessions([json.dumps({"requests": requests})], 1, 1 << 20, seed=0)
+    assert [turn.kept_tokens for turn in each.turns] == [None, None, 0]
+    assert [turn.new_tokens for turn in each.turns] == [640, 330, 300]
+
+
 def test_a_compacted_history_keeps_what_both_prompts_share() -> None:
     line = session((6400, 100, [[1, 100]]), (1280, 10, [[1, 10], [200, 10]]))
     (each,) = agent_sessions([line], 1, 1 << 20, seed=0)
