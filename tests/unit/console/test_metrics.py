@@ -128,7 +128,7 @@ async def test_decisions_refusals_and_sources_are_counted(harness: Harness) -> N
     leg = await decode.received.next(Generate)
     decode.tokens(leg, 0, [1, 2], finish=FinishReason.STOP)
     await consumer.end()
-    assert harness.metric("decisions_total", reason="near_prefix") == 1
+    assert harness.metric("decisions_total", reason="no_prefill_worker") == 1
 
 
 async def test_transfers_by_pair_and_the_fleet_s_gauges(harness: Harness) -> None:
