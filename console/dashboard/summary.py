@@ -26,7 +26,7 @@ _UNUSED = frozenset(
     (
         "counters", "control", "transport", "transport_paths", "host", "pid", "incarnation",
         "start_ms", "blocks_waiting", "blocks_stuck", "num_handoffs",
-        "prefill_unreachable",
+        "prefill_unreachable", "connected", "lost_us", "lost_reason", "loading_since_us",
     )
 )  # fmt: skip
 _UNUSED_PARTS = frozenset(("hosts", "keys", "pools", "routers", "store"))

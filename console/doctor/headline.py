@@ -14,7 +14,7 @@ from console.doctor.doctor import examine
 from console.doctor.facts import Facts
 from console.doctor.finding import Finding, Urgency
 from console.doctor.observation import Observation
-from console.doctor.words import count, integer, percent
+from process.figures import count, integer, percent
 from protocol.messages import Role
 
 

@@ -8,7 +8,7 @@ from console.doctor.clients import clients_of
 from console.doctor.facts import WorkerStanding
 from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import Observation
-from console.doctor.words import count, integer
+from process.figures import count, integer
 from protocol.messages import Role
 
 FEW = 0.25

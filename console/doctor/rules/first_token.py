@@ -19,7 +19,7 @@ from console.doctor.symptoms import (
     ttft_p95_ms,
     urgency,
 )
-from console.doctor.words import count, ms, percent, significant, times
+from process.figures import count, ms, percent, significant, times
 from protocol.messages import Role
 
 QUEUE_SHARE = 0.4

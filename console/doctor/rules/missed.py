@@ -6,7 +6,7 @@ from console.doctor.clients import clients_of
 from console.doctor.finding import Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import MIN_REQUESTS, Observation, RequestFacts
 from console.doctor.symptoms import goodput, is_ttft_high, late_requests
-from console.doctor.words import integer, percent
+from process.figures import integer, percent
 
 MISSED = "missed"
 

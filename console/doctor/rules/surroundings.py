@@ -9,7 +9,7 @@ from console.doctor.clients import clients_of, floods
 from console.doctor.facts import HostFacts
 from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import Observation
-from console.doctor.words import count, integer, percent, significant
+from process.figures import count, integer, percent, significant
 from protocol.messages import Role
 
 STORE_US = 3_000_000

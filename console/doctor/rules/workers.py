@@ -7,7 +7,7 @@ from console.doctor.observation import Observation, PairFacts
 from console.doctor.rules.decode import SLOW
 from console.doctor.rules.pool_finding import PoolFinding, WorkerBars
 from console.doctor.symptoms import failed, median_or_none, serving, slowness, urgency
-from console.doctor.words import count, integer, ms, percent, rate, times
+from process.figures import count, integer, ms, percent, rate, times
 from protocol.messages import Role
 
 SLOW_LINK = 0.4

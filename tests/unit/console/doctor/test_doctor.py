@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from console.doctor import words
 from console.doctor.doctor import FACT_VANISHES_S, RULES, VANISH_S, Doctor, examine
 from console.doctor.facts import Facts, KeyFacts, StoreFacts, WorkerStanding
 from console.doctor.finding import Finding, Urgency
@@ -159,25 +158,6 @@ def test_goodput_counts_failures_and_both_targets() -> None:
 def test_percentiles_are_values_that_were_measured(share: float, expected: float) -> None:
     assert percentile([4, 1, 3, 2], share) == expected
     assert percentile([], share) is None
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (words.ms(0.418), "0.42\u00a0ms"),
-        (words.ms(22.44), "22.4\u00a0ms"),
-        (words.ms(1480), "1.48\u00a0s"),
-        (words.ms(None), "–"),
-        (words.percent(0.0123), "1.2\u00a0%"),
-        (words.percent(0.71), "71\u00a0%"),
-        (words.times(1.416), "1.42×"),
-        (words.rate(38.1e9), "38.1\u00a0GB/s"),
-        (words.count(1, "worker"), "1 worker"),
-        (words.count(1204, "request"), "1,204 requests"),
-    ],
-)
-def test_numbers_are_written_as_on_the_dashboard(shown: str, expected: str) -> None:
-    assert shown == expected
 
 
 def test_a_finding_says_which_stages_of_requests_it_explains() -> None:
