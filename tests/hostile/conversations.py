@@ -314,13 +314,15 @@ DETOKENIZE_FIELDS: dict[str, Field] = {
     "one id outside": lambda sizes: {"tokens": [1] * (sizes.token_ids - 1) + [2**31]},
 }
 
+COUNTED_SALT: dict[str, Field] = {"a long salt": lambda _: {"cache_salt": "s" * 256}}
+
 BODY_ATTACKS: list[BodyAttack] = [
     *attacks_on("/v1/chat/completions", SHARED | CHAT_FIELDS | CHAT_HISTORIES | OTHER_NAMES),
     *attacks_on("/v1/completions", SHARED | COMPLETION_FIELDS | OTHER_NAMES),
     *attacks_on("/v1/responses", PROMPT_FIELDS | RESPONSE_FIELDS | SAMPLING | OTHER_NAMES),
-    *attacks_on("/v1/responses/input_tokens", PROMPT_FIELDS | KEPT_FIELDS),
+    *attacks_on("/v1/responses/input_tokens", PROMPT_FIELDS | KEPT_FIELDS | COUNTED_SALT),
     *attacks_on("/v1/messages", MESSAGE_FIELDS | SAMPLING | OTHER_NAMES),
-    *attacks_on("/v1/messages/count_tokens", _counted_fields()),
-    *attacks_on("/tokenize", TOKENIZE_FIELDS),
+    *attacks_on("/v1/messages/count_tokens", _counted_fields() | COUNTED_SALT),
+    *attacks_on("/tokenize", TOKENIZE_FIELDS | COUNTED_SALT),
     *attacks_on("/detokenize", DETOKENIZE_FIELDS),
 ]
