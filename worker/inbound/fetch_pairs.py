@@ -15,6 +15,8 @@ CONNECT_S = 0.01
 WEIGHT = 0.3
 """The weight of a new measurement."""
 HALF_LIFE_S = 30.0
+MAX_PAIRS = 1024
+"""Of more, the oldest is forgotten: peers come and go."""
 _GB = 1e9
 _BYTES_PER_S = (("rdma", 10 * _GB), ("tcp", 1 * _GB))
 
@@ -78,12 +80,10 @@ class FetchPairs:
         mixed = _mix(math.log(pair.bytes_per_s), math.log(speed), WEIGHT)
         pair.bytes_per_s = math.exp(mixed)
 
-    def forget(self, peer: str) -> None:
-        """The peer is gone."""
-        self._pairs.pop(peer, None)
-
     def _pair(self, peer: str, now: float) -> _Pair:
         cost = self.cost(peer, now)
+        if peer not in self._pairs and len(self._pairs) >= MAX_PAIRS:
+            del self._pairs[next(iter(self._pairs))]
         pair = self._pairs.setdefault(peer, _Pair(cost.turn_s, cost.bytes_per_s, 1.0, now))
         pair.turn_s, pair.bytes_per_s = cost.turn_s, cost.bytes_per_s
         pair.found_share, pair.measured_at = cost.found_share, now

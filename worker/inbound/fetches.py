@@ -123,8 +123,10 @@ class Fetches:
         seconds = self._clock.now() - fetch.sent_at
         if fetch.closed is not None:
             self._learn(fetch, num_blocks, seconds, fetch.closed)
-        elif len(self._arrived) < MAX_UNCLOSED:
+        else:
             self._arrived[key] = fetch, num_blocks, seconds
+            if len(self._arrived) > MAX_UNCLOSED:
+                del self._arrived[next(iter(self._arrived))]
         self._record(fetch, num_blocks, "" if num_blocks == len(fetch.blocks) else "stopped")
         self._counters.add(Count.FETCHED_TOKENS, num_blocks * self._layout.block_size)
         self._counters.add(Count.FETCH_MISSING_BLOCKS, len(fetch.blocks) - num_blocks)

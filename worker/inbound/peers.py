@@ -1,8 +1,9 @@
 """Control links to the sources of our KV blocks, one per incarnation.
 
-Links to the fleet's prefill workers open as soon as the workers are known; links to decode workers
-that hand requests over open when needed. A link sends Hello and the descriptor of our pool, and
-closes when the peer is gone. Owns the links; the sink owns the fences around blocks.
+Links to the fleet's prefill workers open as soon as the workers are known; links to other workers,
+which hand requests over or hold cached blocks, open when needed. A link sends Hello and the
+descriptor of our pool, and closes when the peer is gone. Owns the links; the sink owns the fences
+around blocks.
 """
 
 from __future__ import annotations
