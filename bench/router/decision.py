@@ -69,7 +69,7 @@ def measure(num_tokens: int, num_workers: int = NUM_WORKERS) -> tuple[float, flo
             ]
             for role in (Role.DECODE, Role.PREFILL)
         }
-        placement = place(query, loads[Role.DECODE], loads[Role.PREFILL], 64, rng)
+        placement = place(query, loads[Role.DECODE], loads[Role.PREFILL], None, rng)
         held = len(hashes) - -(-placement.decode.missing_tokens // BLOCK_SIZE)
         index.expect(placement.decode.worker_id, hashes[held:], time.monotonic())
 

@@ -198,8 +198,10 @@ def _weigh(query: PlacementQuery, load: WorkerLoad, weight: float) -> Candidate:
     missing = recompute = _missing(query, load.held_blocks)
     if load.expected_blocks > load.held_blocks:
         recompute = _missing(query, load.expected_blocks)
-    fetched = _fetched(query, load, recompute)
-    cost = weight * (recompute - fetched) + min(weight, TRANSFER_WEIGHT) * fetched
+    fetched = 0
+    if query.elsewhere is not None and weight > TRANSFER_WEIGHT:  # who computes may fetch
+        fetched = _fetched(query, query.elsewhere.beside(load.worker_id), recompute)
+    cost = weight * (recompute - fetched) + TRANSFER_WEIGHT * fetched
     if query.by_load:
         cost = 0
     free = load.blocks_total - load.blocks_claimed
@@ -215,11 +217,9 @@ def _weigh(query: PlacementQuery, load: WorkerLoad, weight: float) -> Candidate:
     )
 
 
-def _fetched(query: PlacementQuery, load: WorkerLoad, missing: int) -> int:
+def _fetched(query: PlacementQuery, held_elsewhere: int, missing: int) -> int:
     """Of the tokens that a worker lacks, those that it can fetch from another one."""
-    if query.elsewhere is None:
-        return 0
-    return max(0, missing - _missing(query, query.elsewhere.beside(load.worker_id)))
+    return max(0, missing - _missing(query, held_elsewhere))
 
 
 def _pick(query: PlacementQuery, candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
