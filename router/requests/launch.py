@@ -19,10 +19,10 @@ from protocol.messages import Generate, Prefill, Role
 from protocol.sampling import SamplingParams
 from router.fleet.cache_index import PrefixMatch
 from router.fleet.election import FleetIdentity
+from router.fleet.fetch_hints import MAX_ATTEMPT, held_elsewhere, holders_for, peer_of
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
 from router.requests.attempt import Attempt
-from router.requests.fetch_hints import MAX_ATTEMPT, held_elsewhere, holders_for, peer_of
 from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
