@@ -7,6 +7,7 @@ raises one of its declared errors. Any other exception is a bug.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,6 +21,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from bench.tools.recorded_connection import RecordedConnection
+from gateway.admission.gate import Gate
 from gateway.api.anthropic.request import MessagesRequest
 from gateway.api.body_reader import RequestBody, read_fields
 from gateway.api.openai.chat_request import ChatRequest
@@ -108,7 +110,8 @@ def _body_parser(path: str, schema: type[RequestBody]) -> Parser:
             raised.append(error)
             raise
 
-    app = RequestScope(read, ApiMetrics(CollectorRegistry()), ByteBudget(None))
+    metrics, gate = ApiMetrics(CollectorRegistry()), Gate(1, time.monotonic)
+    app = RequestScope(read, metrics, ByteBudget(None), gate)
 
     async def answer(message: Message) -> None:
         """Discard the answer."""

@@ -191,6 +191,7 @@ class Bench:
         self.source = HandoffSource(MARGIN_S, max_write_blocks=2, max_fetch_blocks=2)
         self.steps = CountedSteps(self.engine, self.host.counters, self.host.flight)
         self.host.steps = self.steps
+        self.as_peer = Peer(self.name.encode(), self.name, self.role_name)  # as sources know it
 
     @property
     def descriptor(self) -> PeerDescriptor:
@@ -205,11 +206,6 @@ class Bench:
             num_blocks=self.num_blocks,
             wants_digests=self.kv_checksum,
         )
-
-    @property
-    def as_peer(self) -> Peer:
-        """How sources know this sink."""
-        return Peer(self.name.encode(), self.name, self.role_name)
 
     def counter(self, name: Count) -> int:
         """A counter's value."""

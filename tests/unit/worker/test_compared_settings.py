@@ -34,6 +34,9 @@ REFUSED_OTHERWISE = {
     "cluster_secret": "the CURVE handshake fails, and block hashes differ",
     "revision": "other weights have another fingerprint; the same ones may have two revisions",
     "redis_url": "they do not meet",
+    "redis_ca_file": "as redis_url",
+    "redis_cert_file": "as redis_url",
+    "redis_key_file": "as redis_url",
     "cluster": "they do not meet",
     "worker_id": "two workers never have the same one",
 }
