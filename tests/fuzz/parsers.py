@@ -93,6 +93,10 @@ class _BodyConnection:
         """See ClientConnection."""
         return self._body if len(self._body) % 2 else None
 
+    def has_body(self, scope: Scope) -> bool:
+        """See ClientConnection."""
+        return True
+
 
 async def _at_once(work: Callable[[], Any]) -> Any:
     """Check a large body without a thread."""
