@@ -21,12 +21,12 @@ _LEAST_CHARS = 2
 
 
 def is_control(text: str, is_special: bool) -> bool:
-    """Whether an added token controls the model: it is special, or looks as such tokens do."""
+    """Whether an added token controls the model: it is special, or looks like one."""
     return len(text) >= _LEAST_CHARS and (is_special or _SHAPE.fullmatch(text) is not None)
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer, by their texts. `starts` are their first characters."""
+    """The control tokens of a tokenizer, as texts. `starts` has the first character of each."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = frozenset(texts)
@@ -34,23 +34,25 @@ class ControlTokens:
         self._pattern = re.compile(_trie_pattern(self.texts)) if self.texts else None
 
     def without(self, texts: Iterable[str]) -> ControlTokens:
-        """All control tokens except these."""
+        """The control tokens except the given ones."""
         return ControlTokens(self.texts.difference(texts))
 
     def are_in(self, value: Any) -> bool:
-        """Whether a text contains one; for a list or an object, whether any text in it does."""
+        """Whether a text contains a control token; for a list or an object, whether any text in the
+        list or object does."""
         if isinstance(value, str):
-            return self._find(value, 0) >= 0
-        return any(self._find(text, 0) >= 0 for text in _texts_of(value))
+            return self._find(value, 0) is not None
+        return any(self._find(text, 0) is not None for text in _texts_of(value))
 
     def places(self, text: str) -> list[int]:
-        """Where they begin in a text."""
-        if self._pattern is None or self._find(text, 0) < 0:
+        """The positions where control tokens begin in a text, without those that overlap an
+        earlier one."""
+        if self._pattern is None or self._find(text, 0) is None:
             return []
         return [found.start() for found in self._pattern.finditer(text)]
 
     def marked(self, value: Any, mark: str) -> Any:
-        """The same text, list or object with a mark in each control token."""
+        """A copy of the text, list or object with a mark in each control token."""
         if isinstance(value, str):
             return self._marked_text(value, mark)
         if isinstance(value, dict):
@@ -64,27 +66,27 @@ class ControlTokens:
     def _marked_text(self, text: str, mark: str) -> str:
         parts, place = [], 0
         start = self._find(text, 0)
-        while start >= 0:
+        while start is not None:
             parts.append(text[place : start + 1])
             place = start + 1
             start = self._find(text, place)
         return mark.join([*parts, text[place:]])
 
-    def _find(self, text: str, start: int) -> int:
-        """Where the first one begins, from `start` on, or -1."""
+    def _find(self, text: str, start: int) -> int | None:
+        """The position of the first control token at or after `start`; None if there is none."""
         for each in self.starts:
             if each in text:
                 break
         else:
-            return -1
-        assert self._pattern is not None, "what has a first character is in the pattern"
+            return None
+        assert self._pattern is not None, "a tokenizer with `starts` has a pattern"
         found = self._pattern.search(text, start)
-        return -1 if found is None else found.start()
+        return None if found is None else found.start()
 
 
 def free_mark(*values: Any) -> str:
-    """A character that no text in the values contains, either as itself or as an escape of JSON.
-    Raises InvalidRequest if there is none."""
+    """A character that no text in the values contains, neither as itself nor as a JSON escape.
+    Raises InvalidRequest if the texts contain all possible marks."""
     left = set(_MARKS)
     for value in values:
         for text in _texts_of(value):
@@ -98,8 +100,8 @@ def free_mark(*values: Any) -> str:
 
 
 def split_at_marks(text: str, mark: str) -> list[str]:
-    """The parts of a rendered prompt between the marks. A template may have written some of its
-    input as JSON or Python in ASCII, including the marks."""
+    """The parts of a rendered prompt between the marks. Marks count in their escaped form, too:
+    a template may write its input as ASCII-only JSON or Python."""
     return text.replace(_escaped(mark), mark).split(mark)
 
 
@@ -121,8 +123,8 @@ def _texts_of(value: Any) -> Iterator[str]:
 
 
 def _trie_pattern(texts: Iterable[str]) -> str:
-    """A regular expression for any of the texts. It reads no character twice, even if many of the
-    texts begin alike."""
+    """A regular expression that matches any of the texts. Matching reads no character twice, even
+    if many texts have the same beginning."""
     trie: dict[str, Any] = {}
     for text in texts:
         node = trie

@@ -106,7 +106,7 @@ class Tokenizer:
         return self._as_set([*self._before, *ids, *self._behind])
 
     def _by_tokenizer(self, text: str, add_special_tokens: bool) -> list[int]:
-        if self._words is not None and self._words.takes(text):
+        if self._words is not None and self._words.can_encode(text):
             with _PANICS_REFUSED:
                 encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
             self._words.learn(text, encoding)

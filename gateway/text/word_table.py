@@ -2,10 +2,10 @@
 
 A byte-level BPE splits a text at its added tokens, then into words by a pattern, and encodes each
 word separately, so a word has the same ids in every text. The table learns these ids from the
-tokenizer; a lookup costs a quarter of an encoding. The table handles only certain cases. The
-patterns below are the known ones, written for Python; they mean the same for characters that all
-versions of Unicode classify alike. A tokenizer that works otherwise has no table, and any other
-text is left to the tokenizer. The number of words is bounded.
+tokenizer; a lookup costs a quarter of an encoding. `PATTERNS` are those that checkpoints use;
+`_for_python` translates them for `re`. The translation is exact for characters that every version
+of Unicode classifies alike. A tokenizer with any other pattern has no table, and a text with other
+characters goes to the tokenizer. The number of words is bounded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LLAMA_3 = (
 )
 _QWEN_2 = _LLAMA_3.replace("{1,3}", "")
 PATTERNS = frozenset((_GPT_2, _LLAMA_3, _QWEN_2))
-"""The patterns as checkpoints write them."""
+"""The word patterns of checkpoints, as they write them."""
 
 _SAMPLE = (
     "I'll SAY \"it's\" 12345 times,\n\n  don't  you?!\n\t x=[1.5];\x00\x1c\x1f\x7f \r\n\f _a  "
@@ -64,8 +64,8 @@ class WordTable:
         self._has_seams = not any(" " in each for each in self._added)
         self._ids: dict[str, _Ids] = {}
 
-    def takes(self, text: str) -> bool:
-        """Whether the table can handle this text."""
+    def can_encode(self, text: str) -> bool:
+        """Whether the text is short and the table certainly splits it as the tokenizer does."""
         if len(text) > MAX_TEXT_CHARS:
             return False
         return text.isascii() or (
@@ -75,9 +75,9 @@ class WordTable:
 
     def try_encode(self, text: str) -> list[int] | None:
         """The text's token ids, without special tokens; None if the tokenizer is needed."""
-        if not self.takes(text):
+        if not self.can_encode(text):
             return None
-        known = self._ids  # entries are never removed; `_bound` replaces the dict
+        known = self._ids  # entries are never removed; `_evict_oldest` replaces the dict
         found = map(known.__getitem__, self._words(text))
         ids: list[int] = []
         num_new = 0
@@ -85,7 +85,8 @@ class WordTable:
             try:
                 ids.extend(chain.from_iterable(found))
                 break
-            except KeyError as unknown:  # `ids` has the words before it, `found` those behind it
+            except KeyError as unknown:
+                # `ids` has the ids of the words before it; `found` continues after it
                 (word,) = unknown.args
             num_new += 1
             if num_new > MAX_NEW_WORDS or len(word) > MAX_WORD_CHARS:
@@ -93,7 +94,7 @@ class WordTable:
             known[word] = self._ids_of(word)
             ids += known[word]
         if num_new:
-            self._bound()
+            self._evict_oldest()
         return ids
 
     def _ids_of(self, word: str) -> _Ids:
@@ -104,7 +105,8 @@ class WordTable:
         return tuple([token.id for token in self._model.tokenize(stand_ins)])
 
     def learn(self, text: str, encoding: Encoding) -> bool:
-        """Learn the words of a text from its encoding; False if the encoding has other words."""
+        """Learn the words of a text from its encoding. False, and nothing is learned, if the
+        encoding splits the text into a different number of words."""
         words, groups = self._words(text), _by_word(encoding)
         if len(words) != len(groups):
             return False
@@ -112,13 +114,13 @@ class WordTable:
         for word, ids in zip(words, groups, strict=True):
             if len(word) <= MAX_WORD_CHARS:
                 known[word] = tuple(ids)
-        self._bound()
+        self._evict_oldest()
         return True
 
     def seam(self, text: str, start: int) -> int | None:
-        """The first place from `start` on, if one is found, where splitting the text in two
-        leaves its token ids unchanged. Such a place is a space between letters: all patterns
-        begin a word there, and no normalizer joins the space to the text before it."""
+        """The first place found at or after `start` where splitting the text in two leaves its
+        token ids unchanged; None if there is none. Such a place is a space between letters: all
+        patterns begin a word there, and no normalizer joins the space to the text before it."""
         found = _find_seam(text, start) if self._has_seams else None
         return None if found is None else found.end()
 
@@ -134,7 +136,7 @@ class WordTable:
                 words += self._find(part)
         return words
 
-    def _bound(self) -> None:
+    def _evict_oldest(self) -> None:
         """Drop the oldest words, an eighth at once, so that a full table stays nearly full:
         emptying it would make the process's memory grow and shrink for hours."""
         if len(self._ids) > MAX_WORDS:
@@ -144,13 +146,13 @@ class WordTable:
 
 
 def make_word_table(tokenizer: HfTokenizer) -> WordTable | None:
-    """A table for the tokenizer; None unless the tokenizer certainly works word by word."""
+    """A table for the tokenizer; None if the tokenizer might not encode word by word."""
     pattern = _pattern_of(tokenizer)
     if pattern is None or not _is_word_wise(tokenizer):
         return None
     table = WordTable(tokenizer, pattern)
-    sees_the_same = table.learn(_SAMPLE, tokenizer.encode(_SAMPLE, add_special_tokens=False))
-    return table if sees_the_same else None
+    splits_alike = table.learn(_SAMPLE, tokenizer.encode(_SAMPLE, add_special_tokens=False))
+    return table if splits_alike else None
 
 
 def _is_word_wise(tokenizer: HfTokenizer) -> bool:
@@ -168,7 +170,7 @@ def _is_word_wise(tokenizer: HfTokenizer) -> bool:
 
 
 def _pattern_of(tokenizer: HfTokenizer) -> str | None:
-    """The tokenizer's word pattern, if it is a known one."""
+    """The tokenizer's word pattern, if it is in `PATTERNS`."""
     if tokenizer.pre_tokenizer is None:
         return None
     steps = json.loads(tokenizer.pre_tokenizer.__getstate__())
