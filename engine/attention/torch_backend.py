@@ -28,8 +28,10 @@ class _DecodeGroup:
     """B segments of one query token each, padded to S keys."""
 
     tokens: torch.Tensor | None  # [B] rows of q; None: all of them, in order
-    head_blocks: torch.Tensor  # [2 * B * num_kv_heads * blocks] rows of the pool, for layer 0
-    stale: torch.Tensor  # rows of the gathered copy, [2 * B * num_kv_heads * S], to zero
+    # [2 * B * num_kv_heads * blocks] rows of `_head_blocks`, for layer 0
+    head_blocks: torch.Tensor
+    # indices of rows to zero in the gathered copy, which has 2 * B * num_kv_heads * S rows
+    stale: torch.Tensor
     mask: torch.Tensor  # [B, 1, 1, S], 0 or -inf
 
 
@@ -39,7 +41,7 @@ class _Chunk:
 
     start: int
     end: int
-    head_blocks: torch.Tensor  # [2 * num_kv_heads * blocks] rows of the pool, for layer 0
+    head_blocks: torch.Tensor  # [2 * num_kv_heads * blocks] rows of `_head_blocks`, for layer 0
     keys: slice  # the positions in the gathered blocks that some query sees
     mask: torch.Tensor | None  # [end - start, number of keys], 0 or -inf; None: plain causal mask
 
@@ -131,7 +133,8 @@ class TorchAttention:
         self, window: int | None, segments: Sequence[Segment], tables: list[np.ndarray]
     ) -> _Plan:
         starts = np.cumsum([0] + [segment.query_len for segment in segments])
-        decodes: dict[int, list[int]] = {}  # by padded size: block counts differ less than twofold
+        # Segment indices by bit length of their block count: padding at most doubles a group's size
+        decodes: dict[int, list[int]] = {}
         chunks = []
         for index, segment in enumerate(segments):
             if segment.query_len > 1:
@@ -184,16 +187,17 @@ class TorchAttention:
         self, window: int | None, segment: Segment, table: np.ndarray, start: int
     ) -> list[_Chunk]:
         """The segment's queries, in slices whose masks stay small."""
-        before = segment.context_len - segment.query_len
+        num_cached = segment.context_len - segment.query_len
         step = max(1, self._max_mask_elements // segment.context_len)
         chunks = []
         for offset in range(0, segment.query_len, step):
             end = min(offset + step, segment.query_len)
-            queries = np.arange(before + offset, before + end)[:, None]  # positions
-            first_key, last_key = _first_key(window, before + offset), before + end - 1
+            queries = np.arange(num_cached + offset, num_cached + end)[:, None]  # positions
+            first_key, last_key = _first_key(window, num_cached + offset), num_cached + end - 1
             first_block = first_key // self._block_size
+            # From position 0 and within the window, query i sees keys 0 to i: a plain causal mask
             mask = None
-            if before + offset > 0 or (window and window < end):
+            if num_cached + offset > 0 or (window and window < end):
                 keys = np.arange(first_key, last_key + 1)
                 visible = keys <= queries
                 if window:
@@ -208,7 +212,8 @@ class TorchAttention:
         return chunks
 
     def _slot_rows(self, segments: Sequence[Segment], tables: list[np.ndarray]) -> np.ndarray:
-        """Where to store the batch's tokens in layer 0: [2, N * num_kv_heads] rows of the pool."""
+        """Where to store the batch's tokens in layer 0. Returns [2, N * num_kv_heads] rows of
+        `_rows`."""
         blocks, offsets = [], []
         for segment, table in zip(segments, tables, strict=True):
             positions = np.arange(segment.context_len - segment.query_len, segment.context_len)

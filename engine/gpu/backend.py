@@ -1,7 +1,7 @@
 """The backend of a model on a CUDA card: torch's operations, which work for every model.
 
-`engine.gpu.triton_backend` and those built on it replace them by faster kernels. What every card
-has in common is here: weights of 16 or 8 bits, and a KV pool that is sized by a profile run.
+`engine.gpu.triton_backend` and the backends derived from it use faster kernels. All of them share
+the weights of 16 or 8 bits, and the KV pool whose size comes from a profile run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _FP8_BITS = 8
 
 
 class CardBackend:
-    """A `Backend` by torch's operations. With 8 `weight_bits`, products are in fp8 where the
-    weight's sizes allow it, the logits' excepted."""
+    """A `Backend` of torch's operations. With `weight_bits` 8, linear layers multiply in fp8 if
+    the weight's shape allows it. The logits layer never does."""
 
     shard = WHOLE
     keeps_blocks = False
     numerics = ""
-    """Nothing that workers would have to agree on: results depend on the batch anyway."""
+    """Empty: results depend on the batch, so workers need not share anything to match bit for
+    bit."""
 
     def __init__(
         self,
@@ -106,11 +107,12 @@ class CardBackend:
         return None
 
     def planned_graphs(self, sizes: Sizes) -> Graphs:
-        """Numbers of the graphs that `graphs` will capture, for sizing memory."""
+        """How many graphs `graphs` will capture, and with how many window sizes; used to reserve
+        memory."""
         return NO_GRAPHS
 
     def num_blocks(self, model: RunnableModel, layout: KvLayout, sizes: Sizes) -> int:
-        """See Backend; runs the largest step."""
+        """See Backend. Runs the largest step to measure its memory."""
         if sizes.num_blocks:
             return sizes.num_blocks
         num_tokens = min(sizes.max_chunk, sizes.context) + sizes.max_sequences
