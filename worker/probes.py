@@ -23,8 +23,8 @@ from worker.startup.start_phases import StartPhases
 log = logging.getLogger(__name__)
 
 ReadinessCheck = Probe
-_SILENCES = 3
-"""The loop is held to be stuck after this many times the longest step that peers wait for."""
+_STUCK_AFTER_SILENCES = 3
+"""The step loop counts as stuck after this many times `peer_silence_s`."""
 
 
 class StepLoop(Protocol):
@@ -46,7 +46,7 @@ class Lease(Protocol):
 
 
 class WorkerProbes:
-    """The three probes; each returns None for yes, otherwise the reason why not.
+    """The three probes. A probe returns None if it passes, otherwise the reason why it fails.
 
     `peer_silence_s` is longer than the worker's longest step.
     """
@@ -58,13 +58,13 @@ class WorkerProbes:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._phases = phases
-        self._longest_turn_s = _SILENCES * peer_silence_s
+        self._longest_turn_s = _STUCK_AFTER_SILENCES * peer_silence_s
         self._clock = clock
         self._running: tuple[StepLoop, Lease] | None = None
         self._checks: list[ReadinessCheck] = []
 
     def watch(self, loop: StepLoop, lease: Lease) -> None:
-        """Note that the worker has started: its loop turns from now on, under this lease."""
+        """Record that the worker has started; from now on, probe this loop and this lease."""
         self._running = (loop, lease)
 
     def add_check(self, check: ReadinessCheck) -> None:
@@ -81,7 +81,7 @@ class WorkerProbes:
         return None if self._running is not None else self._phases.phase
 
     def live(self) -> str | None:
-        """Whether the step loop turns. True during the start, when there is no loop."""
+        """Whether the step loop is turning. Passes during startup, when there is no loop yet."""
         if self._running is None:
             return None
         still_s = self._clock() - self._running[0].turned_at
@@ -99,15 +99,17 @@ class WorkerProbes:
         if loop.is_stalled:
             return "stalled"
         if not lease.is_registered:
-            return "not registered: the store is away, or the worker_id is held"
+            return (
+                "not registered: the store is unreachable, or another worker holds this worker_id"
+            )
         return next((reason for check in self._checks if (reason := check()) is not None), None)
 
 
 def serve_probes(
     settings: WorkerSettings, probes: WorkerProbes, stack: ExitStack
 ) -> CollectorRegistry:
-    """Serve the probes, if there are ports for them, and the metrics of the registry that it
-    returns. Raises ConfigError."""
+    """Serve the probes and the metrics on the ports that the settings give. Returns the registry
+    of the metrics. Raises ConfigError."""
     registry = process_registry()
     if settings.metrics_port is not None:
         host = settings.metrics_host or settings.host
