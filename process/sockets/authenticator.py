@@ -2,9 +2,10 @@
 
 Admits clients that prove possession of the one expected key, and counts every failed handshake on
 the sockets that it watches. It needs a thread because peers connect while a worker computes a long
-step. Invariant: a watched socket's monitor is connected from before its bind until monitoring has
-ended, and its queue is unlimited. Otherwise libzmq's I/O thread would wait for us to read, and
-pyzmq, which ends monitoring while holding the GIL, would wait for that thread: a deadlock.
+step. Invariant: the reading end of a monitor is connected before the watched socket is bound, stays
+connected until monitoring ends, and has an unlimited queue. Otherwise libzmq's I/O thread would
+wait for us to read, and pyzmq, which ends monitoring while holding the GIL, would wait for that
+thread: a deadlock.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ HANDSHAKE_FAILURES = (
 )
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
-_CREDENTIALS = 6
+_KEY_FRAME = 6  # of a ZAP request: the client's public key, its last frame
 
 
 class Gatekeeper:
-    """Owns its thread and the thread's sockets. `num_turned_away` only grows."""
+    """Admits or refuses clients. Owns its thread and the thread's sockets.
+
+    `num_turned_away` only grows.
+    """
 
     def __init__(self, context: zmq.Context[Any], client_key: bytes) -> None:
         """`client_key`: the only public key (Z85) that is admitted."""
@@ -41,7 +45,7 @@ class Gatekeeper:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
         self._client_key = z85.decode(client_key)
         self._watched: list[zmq.Socket[Any]] = []
-        self._to_read: deque[zmq.Socket[bytes]] = deque()
+        self._new_monitors: deque[zmq.Socket[bytes]] = deque()
         self._signal = self._context.socket(zmq.PAIR)
         self._signal.bind(f"inproc://baton-gatekeeper-{id(self)}")
         self._poller = zmq.Poller()
@@ -59,7 +63,7 @@ class Gatekeeper:
         monitor.setsockopt(zmq.RCVHWM, 0)
         monitor.connect(endpoint)
         self._watched.append(socket)
-        self._to_read.append(monitor)
+        self._new_monitors.append(monitor)
         self._signal.send(b"")
 
     def close(self) -> None:
@@ -86,19 +90,19 @@ class Gatekeeper:
                 socket.close(linger=0)
 
     def _turn(self, commands: zmq.Socket[bytes]) -> bool:
-        """Serve the sockets that are ready; False when told to stop."""
+        """Serve the sockets that are ready; False after the command to stop."""
         for ready, _ in self._poller.poll():
             if ready is commands:
-                if commands.recv():
+                if commands.recv():  # b"stop"; b"" announces a new monitor
                     return False
-                self._read_from(self._to_read.popleft())
+                self._add_monitor(self._new_monitors.popleft())
             elif ready is self._handler:
                 self._handler.send_multipart(self._judge(self._handler.recv_multipart()))
             else:
                 self._take_event(ready)
         return True
 
-    def _read_from(self, monitor: zmq.Socket[bytes]) -> None:
+    def _add_monitor(self, monitor: zmq.Socket[bytes]) -> None:
         self._monitors.add(monitor)
         self._poller.register(monitor, zmq.POLLIN)
 
@@ -122,11 +126,11 @@ class Gatekeeper:
         """The reply to a ZAP request."""
         request_id = frames[1] if len(frames) > 1 else b""
         is_known = (
-            len(frames) == _CREDENTIALS + 1
+            len(frames) == _KEY_FRAME + 1
             and frames[0] == _VERSION
             and frames[2] == DOMAIN
             and frames[5] == b"CURVE"
-            and hmac.compare_digest(frames[_CREDENTIALS], self._client_key)
+            and hmac.compare_digest(frames[_KEY_FRAME], self._client_key)
         )
         status, text = (b"200", b"OK") if is_known else (b"400", b"not of this cluster")
         return [_VERSION, request_id, status, text, b"", b""]
