@@ -1,9 +1,9 @@
-"""Stored API keys: salted hashes with their terms, in a file or made at start, never the keys.
+"""Stored API keys: the salted hash of each key, and its terms. Keys themselves are never stored.
 
 A key is long and random, so one round of BLAKE2b is enough. A short key could be guessed from its
-hash, so it is refused. Keys that `make_key` makes carry an id, which their hashes repeat: a key is
-compared with the hashes of its own id alone, however many there are. Keys without an id are
-searched. Knows nothing of HTTP, nor of which paths a key opens.
+hash, so it is refused. Keys from `make_key` contain an id, and so do their hashes: such a key is
+compared only with hashes that have its id, however many keys are stored. A key without an id is
+compared with every hash that has none. Does not know HTTP, nor to which paths a key gives access.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_key() -> str:
 
 
 def id_of(key: str) -> str:
-    """The id that a key carries; `NO_ID` if it carries none."""
+    """The id in a key; `NO_ID` if the key contains none."""
     match = _KEY_WITH_ID.fullmatch(key)
     return NO_ID if match is None else match[1]
 
@@ -66,7 +66,7 @@ def hash_key(key: str) -> str:
 
 
 def key_line(hashed: str, terms: KeyTerms) -> str:
-    """The line of a key file for a hash and its terms; those that are the default are left out."""
+    """The line of a key file for a hash and its terms. Default terms are left out."""
     usual = KeyTerms(terms.name)
     fields = [("name", terms.name)] if terms.name else []
     for name in ("priority", "max_priority", "inflight", "cache"):
@@ -85,27 +85,28 @@ class StoredKey:
     digest: bytes
     terms: KeyTerms
 
-    def is_of(self, key: str) -> bool:
+    def matches(self, key: str) -> bool:
         """Whether this is the hash of `key`; compares in constant time."""
         return hmac.compare_digest(_digest(self.salt, key), self.digest)
 
 
 class KeyRing:
-    """The keys that open one door; a ring without keys is false. Its keys may change at any time.
+    """The keys that give access to one group of paths. Falsy when empty. The keys may be replaced
+    at any time.
 
-    A key with an id costs one hash, and none if its id is unknown. A key without an id is compared
-    with every hash that has none. The answer is remembered under a digest of the key: for as long
-    as the ring holds the key, or for a second if it does not.
+    Looking up a key with an id computes one hash, or none if the id is unknown. A key without an id
+    is compared with every hash that has none. The result is cached under a digest of the key: until
+    the keys are replaced if the key is in the ring, else for a second.
     """
 
     def __init__(
         self, lines: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`lines` are those of a key file. Raises ValueError for anything else."""
+        """`lines` are lines of a key file. Raises ValueError for any other line."""
         self._keys: tuple[StoredKey, ...] = ()
         self._by_id: dict[str, list[StoredKey]] = {}
         self._found: dict[bytes, StoredKey] = {}
-        self._missed: dict[bytes, float] = {}  # until when; the oldest first
+        self._missed: dict[bytes, float] = {}  # when each miss expires; the oldest first
         self._clock = clock
         self._secret = secrets.token_bytes(_DIGEST_BYTES)
         self.replace([parse_line(line) for line in lines])
@@ -120,12 +121,12 @@ class KeyRing:
 
     @property
     def num_without_id(self) -> int:
-        """How many keys a key without an id is compared with."""
+        """How many hashes have no id. A key without an id is compared with all of these."""
         return len(self._by_id.get(NO_ID, ()))
 
     def replace(self, keys: Sequence[StoredKey]) -> None:
-        """Admit these keys from now on, and no other. A key without a name is called after its
-        place."""
+        """Admit these keys from now on, and no others. A key without a name is named for its
+        position: `key 1`, `key 2`, ..."""
         self._found.clear()
         self._missed.clear()
         self._keys = tuple(
@@ -140,7 +141,7 @@ class KeyRing:
         self._by_id = dict(by_id)
 
     def find(self, key: str) -> StoredKey | None:
-        """The stored key that `key` belongs to; None if it is not in the ring."""
+        """The stored key whose hash matches `key`; None if the ring has no such key."""
         key_id = id_of(key)
         candidates = self._by_id.get(key_id, ())
         if key_id == NO_ID and candidates:
@@ -148,22 +149,22 @@ class KeyRing:
         return _match(key, candidates)
 
     def _search(self, key: str, candidates: Sequence[StoredKey]) -> StoredKey | None:
-        """`_match`, remembered."""
-        remembered = hashlib.blake2b(key.encode(), key=self._secret).digest()
-        found = self._found.get(remembered)
+        """`_match` with a cache of results."""
+        cache_key = hashlib.blake2b(key.encode(), key=self._secret).digest()
+        found = self._found.get(cache_key)
         if found is not None:
             return found
         now = self._clock()
-        if self._missed.get(remembered, now) > now:
+        if self._missed.get(cache_key, now) > now:
             return None
         found = _match(key, candidates)
         if found is None:
-            self._missed.pop(remembered, None)
+            self._missed.pop(cache_key, None)
             if len(self._missed) >= _MOST_REMEMBERED:
                 del self._missed[next(iter(self._missed))]
-            self._missed[remembered] = now + _MISS_S
+            self._missed[cache_key] = now + _MISS_S
         elif len(self._found) < _MOST_REMEMBERED:
-            self._found[remembered] = found
+            self._found[cache_key] = found
         return found
 
     def admits(self, key: str) -> bool:
@@ -172,7 +173,8 @@ class KeyRing:
 
 
 def stored_keys(keys: Iterable[str]) -> list[StoredKey]:
-    """Plain keys as a ring holds them, with usual terms. Raises ConfigError."""
+    """The hashes of the given keys, with default terms. Raises ConfigError for a key that cannot be
+    hashed."""
     return [parse_line(hash_key(key)) for key in keys]
 
 
@@ -205,8 +207,8 @@ def numbered_keys(path: str, has_terms: bool = True) -> list[tuple[int, StoredKe
 
 
 def parse_line(line: str, has_terms: bool = True) -> StoredKey:
-    """One line of a key file. A comment names a key that has no `name`. Raises ValueError, whose
-    text does not repeat the line."""
+    """Parse one line of a key file. If the line has no `name`, its comment is the name. Raises
+    ValueError, whose text does not repeat the line."""
     text, _, comment = line.partition("#")
     hashed, *fields = text.split() or [""]
     match = _HASH.fullmatch(hashed)
@@ -232,11 +234,11 @@ def parse_line(line: str, has_terms: bool = True) -> StoredKey:
 
 
 def _match(key: str, candidates: Iterable[StoredKey]) -> StoredKey | None:
-    """The last candidate that is the hash of `key`. Compares with all, so that the time does not
-    tell which one it was."""
+    """The last candidate that is the hash of `key`. Compares all of them, so that the time does
+    not reveal which one matched."""
     found = None
     for each in candidates:
-        if each.is_of(key):
+        if each.matches(key):
             found = each
     return found
 

@@ -1,7 +1,7 @@
 """The fields that constrain an answer's text: OpenAI's `response_format`, vLLM's
-`structured_outputs`, and the forms that other servers have of both.
+`structured_outputs`, and the variants of both that other servers accept.
 
-An unknown field inside of one is refused: to ignore it could drop a constraint.
+Unknown fields inside them are refused, because ignoring one could drop a constraint.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ SchemaValue = Annotated[
 ObjectOrText = Annotated[
     Annotated[dict[str, Any], OBJECT] | Annotated[str, TEXT], by_shape(dict, str)
 ]
-_WRAPPING = frozenset(("name", "schema", "strict", "description"))
+_WRAPPER_FIELDS = frozenset(("name", "schema", "strict", "description"))
 
 
 class ConstraintFields(StrictModel):
-    """Base class of what constrains the text."""
+    """Base class of the fields that constrain the text."""
 
     refuses_unknown: ClassVar[bool] = True
 
 
 class JsonSchema(ConstraintFields):
-    """A named schema. What of it cannot be enforced is dropped and named in the answer's header;
-    with `strict` it is an error."""
+    """A named schema. Parts that cannot be enforced are dropped and listed in a response header.
+    With `strict`, they are an error."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -58,12 +58,12 @@ class TextFormat(ConstraintFields):
     type: Literal["text"]
 
     def constraints(self, path: str) -> Iterator[Constraint]:
-        """None."""
+        """Yields nothing: any text is allowed."""
         yield from ()
 
 
 class JsonObjectFormat(ConstraintFields):
-    """Any JSON object, or JSON of a `schema`; `value` is TGI's name of the schema."""
+    """Any JSON object, or JSON that matches `schema`. TGI calls the schema `value`."""
 
     type: Literal["json_object", "json"]
     schema_: Annotated[SchemaValue | None, Field(alias="schema")] = None
@@ -78,8 +78,9 @@ class JsonObjectFormat(ConstraintFields):
 
 
 class JsonSchemaFormat(ConstraintFields):
-    """JSON that follows the schema: in `json_schema`, as chat completions have it, directly, as
-    `/v1/responses` has it, or in TGI's `value`. A `json_schema` without one allows any object."""
+    """JSON that matches a schema. Chat completions send the schema in `json_schema`,
+    `/v1/responses` in `schema`, TGI in `value`. A `json_schema` without a schema allows any
+    object."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema | None = None
@@ -104,7 +105,7 @@ class JsonSchemaFormat(ConstraintFields):
 
 
 class RegexFormat(ConstraintFields):
-    """A full match of a regular expression, under any of the names that other servers have."""
+    """A full match of a regular expression. Servers differ in the name of its field."""
 
     type: Literal["regex"]
     pattern: str | None = None
@@ -129,8 +130,8 @@ class GrammarFormat(ConstraintFields):
 
 
 class StructuralTagFormat(ConstraintFields):
-    """Text in which certain openings begin JSON of a schema: `structures` with `triggers`, or a
-    `format` of triggered tags."""
+    """Text in which JSON that matches a schema follows certain tags. The tags are `structures`
+    with `triggers`, or a `format`."""
 
     type: Literal["structural_tag"]
     structures: Annotated[list[dict[str, Any]], bounded] | None = None
@@ -170,12 +171,12 @@ _Formats = (
 )
 ResponseFormat = Annotated[_Formats, _BY_TYPE]
 GrammarOrFormat = Annotated[Annotated[str, Tag("<source>")] | _Formats, _BY_TYPE]
-"""llama.cpp's `grammar` is the source of one; TGI's is a format."""
+"""The `grammar` field: llama.cpp sends a grammar's source text, TGI a format object."""
 
 
 class StructuredOutputs(ConstraintFields):
-    """Exactly one constraint on the text: JSON of a schema (given as an object or as JSON text),
-    any JSON object, a regular expression that matches the whole text, one of several texts, or a
+    """Exactly one constraint on the text: JSON that matches a schema (an object or JSON text), any
+    JSON object, a regular expression that matches the whole text, one of several texts, or a
     grammar in llguidance's Lark or in GBNF. JSON is always compact."""
 
     json_: Annotated[SchemaValue | None, Field(alias="json")] = None
@@ -190,8 +191,7 @@ class StructuredOutputs(ConstraintFields):
     backend: Annotated[Any, ignorable()] = None
 
     def constraints(self, prefix: str) -> Iterator[Constraint]:
-        """The constraints; `prefix` and a constraint's name make the name of the client's
-        field."""
+        """The constraints. A constraint's `param` is `prefix` followed by the field's name."""
         yield from schema_constraints(f"{prefix}json", self.json_)
         if self.json_object:
             yield Constraint(f"{prefix}json_object", ConstraintKind.OBJECT)
@@ -209,9 +209,9 @@ class StructuredOutputs(ConstraintFields):
 def schema_constraints(
     param: str, schema: SchemaValue | None, strict: bool = False
 ) -> Iterator[Constraint]:
-    """The constraint of a schema, if there is one; also of a schema that is wrapped as in
+    """The constraint of `schema`; nothing for None. The schema may be wrapped, as in
     `response_format.json_schema`."""
-    if isinstance(schema, dict) and "schema" in schema and schema.keys() <= _WRAPPING:
+    if isinstance(schema, dict) and "schema" in schema and schema.keys() <= _WRAPPER_FIELDS:
         strict = strict or schema.get("strict") is True
         schema, param = schema["schema"], f"{param}.schema"
     if schema is not None:
@@ -221,7 +221,8 @@ def schema_constraints(
 def _texts(
     fields: ConstraintFields, names: tuple[str, ...], path: str, kind: ConstraintKind
 ) -> Iterator[Constraint]:
-    """The constraints that have values. Raises InvalidRequest if there are none."""
+    """A constraint for each of the named fields that has a value. Raises InvalidRequest if none
+    has."""
     given = [name for name in names if getattr(fields, name) is not None]
     if not given:
         raise InvalidRequest(f"'{path}.{names[0]}' is required", f"{path}.{names[0]}")

@@ -1,7 +1,7 @@
-"""References to items of responses that are kept: each becomes the item.
+"""Replaces references to items of kept responses by the items.
 
-An item's id has the id of its response in it. A conversation that goes on by references has all its
-items in the newest response to which it refers, so the newest ones are looked into first.
+An item's id contains the id of its response. In a conversation continued by references, the newest
+response holds all earlier items, so the search starts with the newest.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from protocol.errors import InvalidRequest, ItemNotFound
 _Fields = TypeVar("_Fields", bound=InputTokensRequest)
 NO_MEMORY = "this router keeps no responses; it does with --responses-store"
 MAX_RESPONSES = 64
-"""Responses that are looked into for the items of one request."""
+"""The most responses that are searched for the items of one request."""
 
 
 async def with_items(
     request: Request, context: ApiContext, runs: BackgroundRuns | None, fields: _Fields
 ) -> _Fields:
-    """The request with the items themselves in place of references to them. One that the previous
-    response has, or that stands twice, is in the conversation once. Raises InvalidRequest,
-    ItemNotFound and StoreTrouble."""
+    """The request with items in place of references. A reference to an item of the previous
+    response is dropped, and so is a repeated reference: the conversation already has the item.
+    Raises InvalidRequest, ItemNotFound and StoreTrouble."""
     given = fields.input
     if isinstance(given, str):
         return fields
@@ -74,17 +74,17 @@ async def with_items(
 async def _find(memory: ResponseMemory, owner: str, wanted: list[str]) -> dict[str, bytes]:
     """The JSON of the wanted items by their ids. Raises InvalidRequest, ItemNotFound and
     StoreTrouble."""
-    missing, num_looks = dict.fromkeys(wanted), 0
+    missing, num_searched = dict.fromkeys(wanted), 0
     found: dict[str, bytes] = {}
     for item_id in reversed(wanted):
         response_id = response_of_item(item_id)
         if item_id in found or response_id is None:
             continue
-        if num_looks == MAX_RESPONSES:
+        if num_searched == MAX_RESPONSES:
             raise InvalidRequest(
                 f"'input' refers to items of more than {MAX_RESPONSES} responses", "input"
             )
-        num_looks += 1
+        num_searched += 1
         more = await memory.items(ResponseName(owner, response_id), missing)
         if item_id not in more:
             raise ItemNotFound(item_id)

@@ -30,9 +30,9 @@ class _Place(Enum):
 
 
 class ObjectCallsParser(ToolParser):
-    """Parses objects after one of the `begins`; `end` may follow them. A family that `is_bare` also
-    reads objects and lists without a marker. With `any_name`, a marked call need not name a
-    tool."""
+    """Parses objects that follow one of the markers in `begins`. The marker `end` may follow the
+    objects. If `is_bare`, objects and lists without a marker are parsed too. With `any_name`, a
+    call after a marker may have any name, not only that of a tool."""
 
     begins: ClassVar[tuple[str, ...]]
     end: ClassVar[str | None] = None
@@ -69,7 +69,8 @@ class ObjectCallsParser(ToolParser):
         return True
 
     def _step_head(self) -> bool:
-        """Before an object: a list may open first, and a fence between marker and object."""
+        """Before the first object: a fence after the marker, or the start of a list, may precede
+        the object."""
         self._take_space()
         if not self._pending or _FENCE_SO_FAR.fullmatch(self._pending):
             return False
@@ -87,7 +88,7 @@ class ObjectCallsParser(ToolParser):
         return True
 
     def _step_item(self) -> bool:
-        reader = self._reader = self._reader or self._new_reader(self._wanted_names())
+        reader = self._reader = self._reader or self._new_reader(self._allowed_names())
         self._read(reader)
         if reader.broken and self.end is not None:
             if self._is_partial(self.end):
@@ -108,7 +109,7 @@ class ObjectCallsParser(ToolParser):
         self._reader = None
         self._place = _Place.AFTER_ITEM
 
-    def _wanted_names(self) -> Set[str] | None:
+    def _allowed_names(self) -> Set[str] | None:
         return None if self._open_block.is_marked and self.any_name else self._tools.keys()
 
     def _step_after_item(self) -> bool:
@@ -156,6 +157,7 @@ class ObjectCallsParser(ToolParser):
         return True
 
     def _step_skip(self) -> bool:
+        """Drop text up to the next marker: the rest of a block that could not be read."""
         if not self._skip_to(*self._markers):
             return False
         if self.end is not None and self._is_at_end():
@@ -169,8 +171,9 @@ class ObjectCallsParser(ToolParser):
         self._place = _Place.CONTENT
 
     def _give_up(self) -> None:
-        """End the block at text that is no call, or cannot be read as one. Objects before it are
-        calls, unless a list or end marker should have joined them to it."""
+        """End the block at text that is not a call or cannot be read as a call. Earlier objects of
+        the block stay calls, unless they belong to the same list as this text or an end marker
+        should have come first."""
         self._reader = None
         block = self._open_block
         is_joined = self._in_list or (block.is_marked and self.end is not None)
