@@ -1,8 +1,8 @@
-"""The demo: a fleet with a small model, a conversation of three turns, and where its time went.
+"""The demo: a fleet with a small model, a short conversation, and the time each part took.
 
-`python -m cli.demo`; with `--once` the demo stops after the conversation. It fails if no text came.
-The model is SmolLM2-135M-Instruct where its package is installed (`scripts/demo` does that), else
-the bundled one.
+Run `python -m cli.demo`. With `--once`, the demo stops after the conversation. The demo fails if an
+answer has no text. The model is SmolLM2-135M-Instruct if its package is installed (`scripts/demo`
+installs it), else the model that comes with Baton.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ THROUGH_MEMORY = "KV blocks move through shared memory, without a port, as with 
 
 
 @dataclass(frozen=True)
-class Show:
-    """A conversation that shows what the fleet does: the first prompt is long enough for the
-    prefill pool, and the next ones continue where its KV lies."""
+class DemoScript:
+    """The conversation to hold with a model. The first prompt is long enough for a prefill worker;
+    the following prompts run on the decode worker that holds its KV blocks."""
 
     name: str
     system: str | None
@@ -62,7 +62,7 @@ class Show:
     max_tokens: int | None = None
 
 
-REAL_MODEL = Show(
+REAL_MODEL = DemoScript(
     name=SMOLLM2,
     system="You are a helpful AI assistant named SmolLM, trained by Hugging Face",
     earlier=(),
@@ -95,7 +95,7 @@ _EARLIER = (
         "cannot contain statements or annotations.",
     },
 )
-BUNDLED_MODEL = Show(
+BUNDLED_MODEL = DemoScript(
     name=BUNDLED,
     system=None,
     earlier=_EARLIER,
@@ -123,7 +123,7 @@ class DemoSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the demo; returns 0 if every question was answered with text."""
+    """Run the demo. Returns 0 if every answer has text."""
     with other_settings(settings_classes()):
         settings = settings_or_exit(
             DemoSettings,
@@ -139,15 +139,15 @@ def main(argv: Sequence[str]) -> int:
     file = smollm2_file() if settings.model == SMOLLM2 else None
     if file is None and settings.model == SMOLLM2:
         console.print(NO_PACKAGE)
-    show = BUNDLED_MODEL if file is None else REAL_MODEL
+    script = BUNDLED_MODEL if file is None else REAL_MODEL
 
     def while_serving(started: Fleet) -> bool:
-        introduce_workers(started.url, show.name)
-        converse(endpoint_of(started.url, show), show, console)
+        connect_workers(started.url, script.name)
+        converse(endpoint_of(started.url, script), script, console)
         return not settings.once
 
     try:
-        with_folder = with_local_model(fleet_settings(settings, file, show, transport))
+        with_folder = with_local_model(fleet_settings(settings, file, script, transport))
         fleet = Fleet(with_folder, on_progress=console.print)
         run_fleet(fleet, console, while_serving)
     except BatonError as error:
@@ -157,8 +157,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def smollm2_file() -> Path | None:
-    """The GGUF file of SmolLM2-135M-Instruct in its package; None if that is not installed. The
-    package itself is not imported: it needs others."""
+    """The GGUF file of SmolLM2-135M-Instruct in its package; None if the package is not installed.
+    The package is not imported, because the import needs other packages."""
     spec = importlib.util.find_spec(PACKAGE)
     folders = spec.submodule_search_locations if spec is not None else None
     for folder in folders or ():
@@ -168,12 +168,12 @@ def smollm2_file() -> Path | None:
 
 
 def fleet_settings(
-    settings: DemoSettings, file: Path | None, show: Show, transport: str
+    settings: DemoSettings, file: Path | None, script: DemoScript, transport: str
 ) -> UpSettings:
     """One worker of each role, with chunks small enough that the short chat takes several."""
     return UpSettings(
         model=str(file or MODEL_FOLDER),
-        served_model_name=(show.name,),
+        served_model_name=(script.name,),
         port=settings.port,
         transport=transport,
         num_blocks=2048,
@@ -181,30 +181,30 @@ def fleet_settings(
     )
 
 
-def endpoint_of(url: str, show: Show) -> Endpoint:
-    """The fleet's API, asked for the likeliest tokens."""
+def endpoint_of(url: str, script: DemoScript) -> Endpoint:
+    """The fleet's API, with greedy sampling."""
     options: dict[str, Any] = {"temperature": 0}
-    if show.max_tokens is not None:
-        options["max_completion_tokens"] = show.max_tokens
-    return Endpoint(url, show.name, options=options, timeout_s=CHAT_TIMEOUT_S)
+    if script.max_tokens is not None:
+        options["max_completion_tokens"] = script.max_tokens
+    return Endpoint(url, script.name, options=options, timeout_s=CHAT_TIMEOUT_S)
 
 
-def introduce_workers(url: str, name: str) -> None:
-    """Send one short completion, so that the chat does not wait for the workers' first contact."""
+def connect_workers(url: str, name: str) -> None:
+    """Send a short completion, so that the workers are connected before the chat starts."""
     body = {"model": name, "prompt": "def with_baton(): " * 16, "max_tokens": 2}
     post_json(f"{url}/v1/completions", body)
 
 
-def converse(endpoint: Endpoint, show: Show, console: Console) -> None:
-    """Hold the conversation on the console, then show where the time of its first and its last
-    answer went. Raises ServiceError."""
-    conversation = Conversation(show.system, [dict(each) for each in show.earlier])
-    if show.system is not None:
-        console.print(f"system: {show.system}", style="dim")
-    if show.earlier:
-        console.print(f"after {len(show.earlier)} earlier messages", style="dim")
+def converse(endpoint: Endpoint, script: DemoScript, console: Console) -> None:
+    """Hold the conversation on the console, then show how long each part of the first and the last
+    answer took. Raises ServiceError."""
+    conversation = Conversation(script.system, [dict(each) for each in script.earlier])
+    if script.system is not None:
+        console.print(f"system: {script.system}", style="dim")
+    if script.earlier:
+        console.print(f"after {len(script.earlier)} earlier messages", style="dim")
     streams: list[AnswerStream] = []
-    for question in show.questions:
+    for question in script.questions:
         console.print(f"user: {question}", style="bold")
         console.print("assistant: ", end="", style="bold")
         conversation.ask(question)

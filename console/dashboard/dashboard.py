@@ -1,4 +1,4 @@
-"""The dashboard of one router, put together: page, stream, controls."""
+"""The dashboard of one router: its pages, stream and controls."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from router.requests.dispatcher import Dispatcher
 
 @dataclass(frozen=True)
 class DashboardParts:
-    """The objects that the dashboard shows and changes. `sources` are further objects of the stream
-    by the name of their view, `doctor` and `cache`."""
+    """The objects that the dashboard shows and changes. `sources` has the sources of further views
+    of the stream, by the view's name: `doctor` and `cache`."""
 
     settings: SharedSettings
     fleet: Fleet
@@ -77,8 +77,9 @@ class Dashboard:
 def pressure_without(
     worker_id: str | None, fleet: Fleet, report: FleetReport
 ) -> dict[str, float | None]:
-    """The pressures if this worker took no new requests and the others of its pool shared its load;
-    with None, the current pressures. None if unknown, or if no worker would be left."""
+    """The pressure of each pool if this worker took no new requests and the others of its pool
+    shared its load. Without a `worker_id`, the current pressures. A pressure is None if it is
+    unknown, or if the pool would have no worker left."""
     now = report.as_json()["pressure"]
     predicted = {role.value: now[role.value] for role in (Role.PREFILL, Role.DECODE)}
     worker = None if worker_id is None else fleet.worker(worker_id)
