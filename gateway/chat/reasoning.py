@@ -95,8 +95,8 @@ class ReasoningParser:
                 return ""
         end = self._pending.find(self._markers.end)
         calls = [self._pending.find(each) for each in self._call_markers]
-        call = min((start for start in calls if start >= 0), default=-1)
-        if call >= 0 and not 0 <= end < call:
+        call = min((start for start in calls if start >= 0), default=None)
+        if call is not None and not 0 <= end < call:
             reasoning = self._pending[:call].rstrip()
             self._pending = self._pending[len(reasoning) :]
             self._began = True
@@ -114,8 +114,8 @@ class ReasoningParser:
         return reasoning
 
     def _step_at_call(self) -> str:
-        """Behind a call's marker: if the reasoning is closed later, all before that belongs to
-        it."""
+        """After a call's marker: if the reasoning is closed later, all text before its end marker
+        is reasoning."""
         end = self._pending.find(self._markers.end)
         if end < 0:
             return ""

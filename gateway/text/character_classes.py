@@ -65,13 +65,14 @@ def _ranges(codes: Iterable[int]) -> str:
 
 def _runs(codes: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Each run of consecutive codes, as its first and last code."""
-    first = last = -1
+    first: int | None = None
+    last = 0
     for code in codes:
-        if code == last + 1 and first >= 0:
+        if first is not None and code == last + 1:
             last = code
             continue
-        if first >= 0:
+        if first is not None:
             yield first, last
         first = last = code
-    if first >= 0:
+    if first is not None:
         yield first, last
