@@ -1,5 +1,5 @@
-"""Who may send requests, how many at a time, how urgent ones, and who shares which cache.
+"""Which clients may send requests, how many at a time, how urgent, and which clients share a cache.
 
-Keys and what they allow, the gate that counts requests in flight, the reading of key files. Imports
-`protocol`, and of `http_kit` the terms of keys; knows no HTTP, no fleet and no model.
+Has the keys and their terms, the gate that counts requests in flight, and the reader of key files.
+Imports `protocol`, and from `http_kit` the terms of keys. Does not know HTTP, the fleet or models.
 """

@@ -109,14 +109,14 @@ class Gate:
         return self._all.in_flight
 
     def passing(self, tenant: Tenant, has_body: bool = True) -> Ticket:
-        """A context in which a request of one sequence is in flight; if it does not have its body
-        yet, only from `Ticket.enter` on. Entering it raises TooManyRequests if its tenant has as
-        many as it may, Overloaded if the router has."""
+        """A context in which a request of one sequence is in flight. Without `has_body`, the
+        request counts from `Ticket.enter` on. Entering raises TooManyRequests if the tenant is at
+        its limit, Overloaded if the router is."""
         return Ticket(self, tenant, has_body)
 
     def limit_of(self, tenant: Tenant) -> int | None:
-        """The most sequences of a tenant: its key's limit, else, where there are several keys, half
-        of all that may be in flight. None if only `max_inflight` counts."""
+        """The most sequences of a tenant: its key's limit, or with several keys and no such limit,
+        half of `max_inflight`. None if only `max_inflight` limits the tenant."""
         if tenant.terms.inflight is not None:
             return tenant.terms.inflight
         if tenant is EVERYBODY or self._num_keys() < 2:
@@ -128,7 +128,7 @@ class Gate:
         return self._all.retry_after_s(self._clock())
 
     def rate_limit(self, tenant: Tenant) -> RateLimit | None:
-        """The tenant's limit and what is left of it now; None if the tenant has no limit."""
+        """The tenant's limit and how much of it is free now; None if the tenant has no limit."""
         limit = self.limit_of(tenant)
         if limit is None:
             return None
@@ -212,8 +212,8 @@ class Ticket:
             self.leave()
 
     def hand_over(self) -> Ticket:
-        """A ticket that takes this one's place, for a request that goes on behind its context: end
-        it by `leave`."""
+        """A ticket that replaces this one, for a request that continues after this context ends.
+        The caller ends the new ticket with `leave`."""
         other = Ticket(self._gate, self._tenant)
         other.width, self.width = self.width, 0
         return other

@@ -37,7 +37,7 @@ class _KeyFile:
 
 
 class KeyFiles:
-    """Makes key rings and keeps them in line with their files."""
+    """Makes key rings, and updates each ring when its file changes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._files: list[_KeyFile] = []
@@ -48,7 +48,7 @@ class KeyFiles:
         )
 
     def ring(self, keys: Iterable[str], path: str | None, has_terms: bool = False) -> KeyRing:
-        """A ring of plain `keys` and of those in a file; `has_terms` as in `read_keys`. Raises
+        """A ring of the plain `keys` and the keys of a file; `has_terms` as in `read_keys`. Raises
         ConfigError."""
         plain = stored_keys(keys)
         ring = KeyRing()
@@ -74,7 +74,7 @@ class KeyFiles:
                 self.look(at_all=True)
 
     def look(self, at_all: bool = False) -> None:
-        """Read the files that have changed since they were last read, or all of them."""
+        """Read the files that have changed since they were last read; with `at_all`, all files."""
         for each in self._files:
             stamp = _stamp(each.path)
             if at_all or (stamp is not None and stamp != each.stamp):

@@ -1,4 +1,4 @@
-"""What one request may do: on whose behalf it runs, its place behind the gate, its time."""
+"""The terms of one request: its tenant, its ticket from the gate, its deadline and its session."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from protocol.errors import InvalidRequest
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
-"""The first of them that a request has names its session."""
+"""The first of these headers in a request names its session."""
 _SESSION_BYTES = 16
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 
 
 class RequestTerms(msgspec.Struct, frozen=True):
     """`ends_at` is when the client stops waiting, by the clock that noted the request's arrival;
-    None if it did not say. Without a gate there is no `ticket`. `session` stands for the client's
-    session; empty if it named none."""
+    None if the client set no limit. Without a gate there is no `ticket`. `session` identifies the
+    client's session; empty if the client named none."""
 
     tenant: Tenant = EVERYBODY
     ticket: Ticket | None = None

@@ -203,14 +203,14 @@ class ToolParser(ABC):
         self._end_block(block.rest)
 
     def _restore(self) -> None:
-        """Makes the whole block content: it is not a call, or cannot be read."""
+        """Makes the whole block content, because it is not a call or cannot be read as a call."""
         block = self._open_block
         self._num_calls -= block.drop_events()
         self._end_block(block.text)
 
     def _try_restore(self) -> bool:
-        """Makes the block content, unless its calls have been emitted: then the one that is not
-        whole is marked as broken, and False is returned."""
+        """Makes the block content and returns True. If the block's calls have been emitted, marks
+        the unfinished call as broken and returns False."""
         if not self._may_stream(self._open_block):
             self._restore()
             return True
@@ -218,7 +218,7 @@ class ToolParser(ABC):
         return False
 
     def _break_call(self) -> None:
-        """Ends the block in the midst of its last call, or behind it."""
+        """Ends the block within or after its last call."""
         block = self._open_block
         if block.is_quoted:
             self._restore()
@@ -247,8 +247,8 @@ class ToolParser(ABC):
             self._pending = ""
 
     def _end_behind_call(self, is_cut: bool, *markers: str) -> None:
-        """Ends the block at the end of the text. Where the token limit cut that off, separators
-        and the beginning of one of the markers are no content."""
+        """Ends the block at the end of the text. If the token limit cut the text, trailing
+        separators and the beginning of a marker are not content."""
         if is_cut:
             self._open_block.end_call()
             self._pending = "" if self._is_partial(*markers) else self._pending

@@ -70,7 +70,7 @@ class FairThreads:
             predicted_s, standing = SLICE_S, Standing.BEGUN
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run work without waiting for it, nor for a turn."""
+        """Run work in a thread, without waiting for its result or for a turn."""
         assert self._executor is not None, "the event loop's threads have no such work"
         self._executor.submit(work)
 

@@ -1,4 +1,4 @@
-"""What one rendering of a chat template may still do: steps, and characters that it makes."""
+"""Limits how many steps one rendering of a chat template takes and how many characters it makes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BudgetExceeded(jinja2.TemplateRuntimeError):
 
 
 class Budget:
-    """What one rendering may still do. Raises BudgetExceeded."""
+    """The steps and characters left to one rendering. Raises BudgetExceeded when none are left."""
 
     __slots__ = ("_chars", "_steps")
 

@@ -45,7 +45,7 @@ _CONTAINERS: tuple[type, ...] = (
 )
 _SCALAR_CHARS = 8
 _SCAN_SHIFT = 4
-"""Reading a text costs as much as writing one of this power of two less."""
+"""Reading a text costs as much as writing a text `2**_SCAN_SHIFT` times shorter."""
 _SHALLOW = frozenset(
     (
         "length", "count", "first", "last", "default", "d", "map", "select", "reject", "selectattr",

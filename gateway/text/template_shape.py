@@ -133,8 +133,8 @@ class _Probe:
                 roles.add(role)
 
     def with_content(self, role: str, content: Any, place: int = 0) -> str:
-        """The text of a conversation in which a message of this role has the content, at one of
-        its places; empty if the template refuses it."""
+        """The rendered conversation in which the message of this role at `place` has the content;
+        empty if the template refuses the conversation."""
         return self._try(self._places(role, content)[place])
 
     def with_arguments(self, arguments: dict[str, Any] | str) -> str:

@@ -38,7 +38,7 @@ known, even `word_table.MAX_TEXT_CHARS` characters take at most half a milliseco
 
 
 PIECE_CHARS = 1 << 16
-"""Longer texts are encoded in pieces, if the tokenizer is one that can be cut."""
+"""Longer texts are encoded in pieces if the tokenizer's `WordTable` finds places to cut them."""
 DECODED_AT_ONCE = 1 << 14
 ENCODE_S_PER_CHAR, CHECK_S_PER_BYTE = 5e-7, 1e-8
 """For predictions of how long jobs take."""
@@ -161,7 +161,8 @@ class Tokenizer:
         yield text[start:]
 
     def _encode_inner(self, text: str) -> list[int]:
-        """Token ids of text inside another one, where some tokenizers put no space before it."""
+        """Token ids of a text that follows other text: some tokenizers put a space only before the
+        first."""
         if self._lead is None:
             return self.encode(text, add_special_tokens=False)
         return self.encode(self._lead + text, add_special_tokens=False)[1:]
@@ -233,7 +234,7 @@ class Tokenizer:
         return await self._threads.run(work, 0, Standing.ANSWERING)
 
     def start_in_thread(self, work: Callable[[], None]) -> None:
-        """Run work in a thread without waiting for it, nor for a turn."""
+        """Run work in a thread, without waiting for its result or for a turn."""
         self._threads.start(work)
 
     async def in_turn(self, work: Callable[[], _T], num_bytes: int = 0) -> _T:
@@ -272,7 +273,7 @@ class Tokenizer:
         return Detokenizer(self._token_bytes, skipped, at_start)
 
     def _skipped_beside(self, kept_ids: frozenset[int]) -> frozenset[int]:
-        """The special ids without those that are kept. A model's markup keeps one or two sets."""
+        """The special ids except `kept_ids`. A model's markup keeps one or two such sets."""
         skipped = self._skipped.get(kept_ids)
         if skipped is None:
             skipped = self._skipped[kept_ids] = self.special_ids - kept_ids
@@ -287,7 +288,7 @@ class Tokenizer:
         return self._token_bytes.pieces(token_ids)
 
     def added_places(self, text: str) -> list[int]:
-        """Where texts of added tokens begin in a text, in characters."""
+        """The positions where added tokens begin in a text, in characters."""
         return self._added.places(text)
 
     def token_name(self, token_id: int) -> str:
@@ -342,8 +343,8 @@ def _controls(token: AddedToken) -> bool:
 
 
 def _lead(tokenizer: HfTokenizer, added: Mapping[int, AddedToken]) -> str | None:
-    """A token behind which a text is encoded as inside another one; None if a text has the same
-    ids alone."""
+    """The text of a token after which a text is encoded as if it followed other text; None if the
+    text has the same ids on its own."""
     alone = tokenizer.encode(_PROBE, add_special_tokens=False).ids
     for id_, token in added.items():
         if token.special and not token.rstrip:

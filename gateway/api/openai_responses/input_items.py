@@ -127,7 +127,7 @@ class BuiltInCallItem(_Item):
 
 
 class ServiceCallItem(_Item):
-    """A call that another service ran, with what came of it."""
+    """A call that another service ran, and its result."""
 
     type: Literal["mcp_call", "code_interpreter_call", "file_search_call"]
     id: str
@@ -151,7 +151,7 @@ class ServiceCallItem(_Item):
 
     @property
     def text(self) -> str:
-        """What came of it."""
+        """The result of the call."""
         return text_in([self.output, self.error, self.outputs, self.results])
 
 

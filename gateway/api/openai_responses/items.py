@@ -84,8 +84,8 @@ def listed_items(kept: bytes, response_id: str) -> list[dict[str, Any]]:
 
 
 def items_by_id(kept: bytes, response_id: str, wanted: Container[str]) -> dict[str, bytes]:
-    """The wanted ones of the items of a response, as `continued_json` gives them: the JSON of each
-    by its id."""
+    """The JSON of each wanted item by its id. `kept` are the items of a response, from
+    `continued_json`."""
     listed = listed_items(kept, response_id)
     return {item["id"]: msgspec.json.encode(item) for item in listed if item["id"] in wanted}
 

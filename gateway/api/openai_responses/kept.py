@@ -49,7 +49,7 @@ class _Endpoints:
         return await self._shown(request, record.answer, lambda: document_of(record))
 
     async def delete(self, response_id: str, request: Request) -> Response:
-        """Delete a response; one in the background ends."""
+        """Delete a response. A response that still runs in the background is stopped."""
         name, runs = self._known(response_id, request)
         if not await runs.memory.delete(name):
             raise ResponseNotFound(response_id)
@@ -59,7 +59,7 @@ class _Endpoints:
         )
 
     async def cancel(self, response_id: str, request: Request) -> Response:
-        """Cancel a response in the background; one that has ended stays as it is."""
+        """Cancel a response in the background. A response that has ended stays as it is."""
         name, runs = self._known(response_id, request)
         record = _found(name, await runs.memory.cancel(name))
         if not record.is_background:

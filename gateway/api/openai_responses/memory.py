@@ -40,14 +40,15 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
-"""Of one response, before it is compressed: its answer with all the items before it."""
+"""The most bytes of one record before compression: an answer with all the items before it."""
 MAX_PENDING_BYTES = 64 * 1024 * 1024
-"""Of the requests whose responses are about to be kept."""
+"""The most bytes of requests whose responses wait to be kept."""
 LEASE_S = 30.0
 _LOOKS_S = (0.05, 0.1, 0.25)
 """Pauses before further looks for a previous response: another router may be about to keep it."""
 _MOST_READS = 8
-"""Records that are read and unpacked at once; what callers make of them counts as theirs."""
+"""The most records that are read and unpacked at once. Callers count the cost of what they make of
+the records."""
 _THREADS = 2
 _READ_S, _PACK_S_PER_BYTE = 0.01, 2e-8
 """For predictions of how long a record takes."""
@@ -188,7 +189,7 @@ class ResponseMemory:
         return whole
 
     async def items(self, name: ResponseName, wanted: Container[str]) -> dict[str, bytes]:
-        """Those of the wanted items that a response has: the JSON of each by its id. Raises
+        """The JSON, by id, of the wanted items that a response has. Raises
         StoreAway."""
         found = await self._awaited(name)
         whole = None if found is None else await self._whole(name, found)

@@ -186,7 +186,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _give_up(self) -> None:
-        """Ends the list at what is no call, or cannot be read as one."""
+        """Ends the list at text that is not a call or cannot be read as a call."""
         self._place = _Place.CONTENT if self._try_restore() else _Place.SKIP
 
     def _end(self, is_cut: bool) -> None:
