@@ -3,8 +3,8 @@ ready, so a new worker is ready only when every live router can send it requests
 
 A router that has admitted a worker asks at once for a dump of its cache. Routers whose lease has
 ended do not count. Without any router the worker is ready at once: routers do not wait for workers
-to be ready, so a fleet that starts from nothing comes up. Once admitted by all, a worker stays
-admitted: a router that comes later has the others beside it.
+to be ready, so a whole fleet can start at once. A worker that all routers have admitted stays
+ready when another router starts, because the earlier routers can still send it requests.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class WorkerRole(Protocol[AnyTask]):
         """End a task that nobody wants any more."""
 
     def drop_all(self) -> None:
-        """End all tasks: others may consider us dead and want none of them."""
+        """End all tasks: others may consider this worker dead and no longer expect results."""
 
     def handle(self, peer: Peer, message: ControlMessage) -> bool:
         """Handle a message of the role's own; False if it is none."""

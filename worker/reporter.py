@@ -22,8 +22,8 @@ from worker.counters import Count, Counters
 
 @dataclass(frozen=True)
 class HandoffLoad:
-    """The number of open handoffs, of messages so far about unknown ones, of blocks behind fences,
-    and of blocks that peers read, as in `WorkerStats`."""
+    """The numbers of open handoffs, of ignored messages about unknown handoffs, and of blocks that
+    are stuck, fenced or read by peers, as in `WorkerStats`."""
 
     num_open: int = 0
     num_ignored: int = 0

@@ -26,7 +26,7 @@ class _Served:
 
 
 class ServedFetches:
-    """The open ones, by key; `len` is their number."""
+    """The fetches that this worker serves now, by key; `len` is their number."""
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
@@ -39,12 +39,12 @@ class ServedFetches:
 
     @property
     def blocks(self) -> list[int]:
-        """Blocks that peers read now; one that several peers read comes several times."""
+        """The blocks that peers read now. A block that several peers read is listed for each."""
         return [block for each in self._served.values() for block in each.blocks]
 
     def pin(self, fetch: KvFetch) -> tuple[list[int], FetchShortfall | None]:
-        """Pin the longest run of cached blocks for these hashes that may be served, and say why not
-        all of them are."""
+        """Pin the longest run of cached blocks for these hashes that may be served. Returns the
+        blocks, and the reason if some hashes have none."""
         if self._host.lifecycle.has_lapsed:
             return [], FetchShortfall.STOPPING
         blocks = self._scheduler.blocks
@@ -71,7 +71,7 @@ class ServedFetches:
         self._served[key].spans.append(span)
 
     def write_us(self, key: HandoffKey) -> int:
-        """The time from the first write's posting to the last one's end; 0 if there was none."""
+        """The time from the posting of the first write to the end of the last; 0 without writes."""
         served = self._served.get(key)
         if served is None or not served.spans:
             return 0

@@ -1,4 +1,4 @@
-"""The current attempts of a worker by key, and the keys of ended ones."""
+"""The current attempts of a worker by key, and the keys of ended attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of live settings, and where each of them applies: in this router, or in its workers."""
+"""The table of live settings. A setting applies in this router or in its workers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _writer(owner: Any, name: str) -> Callable[[Number], tuple[int, int]]:
 
 
 def _of_workers(name: str, role: Role, unit: str, fleet: Fleet) -> LiveSetting:
-    """A limit of the steps of a role's workers. Its value is known if all of them agree."""
+    """A limit of the steps of a role's workers. Its value is known if all these workers agree."""
 
     def read() -> Number | None:
         values: set[Number] = {getattr(each.info, name) for each in fleet.known(role)}
