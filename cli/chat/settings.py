@@ -1,4 +1,4 @@
-"""Settings of `baton chat`, and what of its arguments is the question."""
+"""Settings of `baton chat`, and the question among its arguments."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from console.telemetry.window import NUM_POINTS
 from process.figures import age, count
 
 MAX_CARDS = 12
-"""Workers of a pool; above, pools are tables, and of the pairs only those that stand out show."""
+"""The most workers of a pool shown as cards. With more, pools are tables, and only pairs that stand
+out are shown."""
 MAX_PAIRS = 40
 MAX_KEYS = 5
 OLD_AFTER_US = 3_500_000
@@ -93,7 +94,7 @@ def _door(keys: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 def _outages(report: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """What the fleet goes on without: a title, a sentence, and since when."""
+    """The parts that the fleet runs without: for each a title, a sentence, and since when."""
     store = report.get("store") or {}
     found = []
     if store.get("trouble"):

@@ -39,8 +39,8 @@ class TorchAllocator:
     """See CardAllocator."""
 
     def settings(self) -> str:
-        """See CardAllocator; torch before 2.13 does not report them, so they come from the
-        environment."""
+        """See CardAllocator. torch before 2.13 does not report its settings, so the environment's
+        are returned."""
         tell = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
         if tell is not None:
             return str(tell())

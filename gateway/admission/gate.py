@@ -30,7 +30,7 @@ LOG_INTERVAL_S = 1.0
 
 @dataclass(slots=True)
 class _Flow:
-    """Sequences in flight; those that ended and those refused in the last seconds."""
+    """Sequences in flight, and the sequences that ended or were refused in the last seconds."""
 
     in_flight: int = 0
     ended: RecentCount = field(default_factory=RecentCount)
@@ -183,8 +183,8 @@ class Gate:
 
 
 class Ticket:
-    """A request at the gate, and behind it while its context lasts; `width` is how many sequences
-    it counts for."""
+    """A context in which one request is in flight. `width` is how many sequences the request
+    counts for."""
 
     __slots__ = ("_gate", "_has_body", "_tenant", "width")
 

@@ -49,8 +49,9 @@ class FenceLines:
 
 
 class CodeFences:
-    """The fences of one answer. `held` is text that becomes calls, not content, if nothing else
-    follows it; `events` are these calls. `lines` are those of the open fence, None outside."""
+    """The fences of one answer. `held` is text that becomes calls, not content, if only such
+    text follows it; `events` are these calls. `lines` are the lines of the open fence; None outside
+    a fence."""
 
     def __init__(self) -> None:
         self.held = ""

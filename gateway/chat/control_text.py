@@ -20,9 +20,9 @@ class TemplateInput:
 
 @dataclass(frozen=True, slots=True)
 class ControlText:
-    """Control tokens that must not come from text: `everywhere`, and those that must not come from
-    texts of the assistant, which may hold the markup of its earlier answers. The assistant's calls
-    hold none, because they were read from such markup."""
+    """Control tokens that must not come from text. The list `from_assistant`, for the assistant's
+    texts, is shorter than `everywhere`: these texts may have the markup of earlier answers. The
+    assistant's calls have no such markup, because they were read from it."""
 
     everywhere: ControlTokens
     from_assistant: ControlTokens

@@ -179,7 +179,8 @@ class ChatMarkup:
         return MessageParser(reasoning, tools, None if conversation.parallel_tool_calls else 1)
 
     def content_scan(self, conversation: Conversation) -> ToolContentScan | None:
-        """What tells the content of one answer from its calls; None if there can be no calls."""
+        """A scan that separates the content of one answer from its calls; None if the answer can
+        have no calls."""
         tools = self._tool_parser(conversation, "")
         return None if tools is None else ToolContentScan(tools)
 
@@ -192,7 +193,7 @@ class ChatMarkup:
         return self.tools.parser(self.tools.call_ids(seed), schemas, max_held_chars)
 
     def thoughts(self, conversation: Conversation, prompt: str) -> ThoughtMarkers | None:
-        """Where the answer's reasoning ends, for those who see its tokens."""
+        """The markers of the answer's reasoning, for code that sees the answer as tokens."""
         if self.reasoning is None:
             return None
         is_open = self.reasoning.is_open(prompt, conversation.prefill)

@@ -2,10 +2,10 @@
 
 Each family defines how calls are marked. The result does not depend on where the text is split.
 Text that turns out not to be a call is content, unchanged. White space around calls belongs to
-the format. A block is the text of one call or of a list of calls, with its markers. It is held
-back until it is whole, so that one that cannot be read is content, unless it grows long: then its
-calls are emitted as they arrive. Markup of calls never becomes content where the token limit cuts
-the text off: what could be the beginning of a call is dropped there.
+the format. A block is the text of one call or of a list of calls, with its markers. A block
+is held back until it is whole, so that a block that cannot be read is content. If the block grows
+long, its calls are emitted as they arrive. Markup of calls never becomes content when the token
+limit cuts the text: text that could be the beginning of a call is dropped.
 
 Code is content, with one exception: a fence at the end of an answer that holds nothing but calls.
 """
@@ -32,7 +32,7 @@ from gateway.chat.events import (
 CallIds = Callable[[int], str]
 """The id of a message's n-th call."""
 MAX_HELD_CHARS = 1024
-"""Length of a block from which on its calls are emitted before it is whole."""
+"""Longer blocks have their calls emitted before they are whole."""
 
 
 class ToolParser(ABC):
@@ -191,8 +191,8 @@ class ToolParser(ABC):
                 self._release_fences()
 
     def _leave_block(self) -> None:
-        """Ends the block behind its last whole call. Calls without a marker that are part of a
-        line of prose are content, as is the text behind the last call."""
+        """Ends the block after its last whole call. Calls without a marker within a line of prose
+        are content, and so is the text after the last call."""
         block = self._open_block
         is_prose = not block.is_marked and "\n" not in block.rest and bool(self._pending)
         if (block.is_quoted or is_prose) and not self._may_stream(block):

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MAX_DRAIN = 4096
 MAX_RECEIVE_S = 0.05
-"""After this time the rest of a flood waits for the next turn, so that the worker goes on."""
+"""After this time the remaining messages wait for the next turn, so that the worker can step."""
 NO_HELLO = HelloRefused(what="hello", ours="required first", theirs="none")
 Clock = Callable[[], float]
 

@@ -37,20 +37,21 @@ _PREFIXES = {
 
 
 def items_of(given: str | Sequence[InputItem]) -> list[Item]:
-    """A request's own input as items, without those that are left out."""
+    """A request's own input as items, without references, refused items, and items with nothing
+    to read."""
     if isinstance(given, str):
         return [MessageItem(role="user", content=given)]
     return [each for each in given if not isinstance(each, (OtherItem, Refused, ItemReference))]
 
 
 def kept_json(history: bytes, own: Iterable[Item]) -> bytes:
-    """The JSON list of a conversation's items: those before, as JSON, and a request's own."""
+    """The JSON list of a conversation's items: the JSON `history`, then the request's own items."""
     before = msgspec.json.decode(history or b"[]", type=list[msgspec.Raw])
     return msgspec.json.encode([*before, *map(_shown, own)])
 
 
 def continued_json(kept_input: bytes, answer: bytes) -> bytes:
-    """The JSON list of the items of a response that was kept: its input, then its output."""
+    """The JSON list of a kept response's items: its input, then its output."""
     output = msgspec.json.decode(answer, type=_Answer).output
     for part in (part for item in output for part in item.get("content") or ()):
         part.pop("logprobs", None)

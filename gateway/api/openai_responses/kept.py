@@ -1,4 +1,4 @@
-"""Endpoints for kept responses: each key sees only those that it made."""
+"""Endpoints for kept responses. Each key sees only the responses that it made."""
 
 from __future__ import annotations
 

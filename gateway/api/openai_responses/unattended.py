@@ -1,4 +1,4 @@
-"""What becomes of a response when it has ended: it is kept; and those that end unattended."""
+"""Keeps responses when they have ended, and runs responses that no client waits for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Keeping:
 
 
 class ResponseEnd:
-    """Takes a response when it has ended, from any thread; keeps one in the foreground."""
+    """Receives a response when it has ended, from any thread. A foreground response is kept."""
 
     def __init__(self, keeping: Keeping | None) -> None:
         self.response: api.Response | None = None
@@ -56,7 +56,7 @@ class ResponseEnd:
 
 @dataclass(frozen=True, slots=True)
 class UnattendedRun:
-    """One response in the background, planned."""
+    """The plan of one response in the background."""
 
     context: ApiContext
     plan: Plan
@@ -64,8 +64,8 @@ class UnattendedRun:
     end: ResponseEnd
 
     async def start(self, scope: Scope, keeping: Keeping, blank: api.Response) -> bytes:
-        """Start it, and return its JSON as it is now. Raises StoreTrouble, and InvalidRequest if it
-        is too large to be kept."""
+        """Start the run, and return the response's JSON as it is now. Raises StoreTrouble, and
+        InvalidRequest if the response is too large to be kept."""
         answer = msgspec.json.encode(msgspec.structs.replace(blank, status=QUEUED))
         given = await self.context.convert(scope, keeping.make_input)
         await keeping.runs.memory.begin(keeping.name, answer, given)
