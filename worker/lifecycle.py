@@ -85,7 +85,7 @@ class Lifecycle:
         return num_jobs == 0 or grace_over
 
     def set_stalled(self, is_stalled: bool) -> None:
-        """Announce that the worker stalls, or that it goes on."""
+        """Announce that the worker stalls, or that it runs again."""
         self.is_stalled = is_stalled
         if not is_stalled:
             log.warning("%s goes on", self._worker_id)

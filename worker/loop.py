@@ -243,7 +243,7 @@ class WorkerLoop(Generic[AnyTask]):
             self._fail(sequence, failure.reason, retryable=True, code=failure.code)
 
     def _fail(self, sequence: Sequence, reason: str, retryable: bool, code: str = "") -> None:
-        """End an attempt whose step failed or whose time is over; the worker goes on."""
+        """End an attempt whose step failed or whose time is over; the worker keeps running."""
         task = self._role.tasks.find_of(sequence)
         if task is not None:
             self._role.fail(task, reason, retryable, code)

@@ -333,8 +333,8 @@ class OutboundHandoffs:
             self._host.send(peer, closed)
 
     def _listener(self, key: HandoffKey, agent: str | None) -> Peer | None:
-        """The connection for answers to `agent` about a handoff: the one over which the sink last
-        mentioned it, if still open, otherwise the sink's newest."""
+        """The connection for answers to `agent` about a handoff: the connection over which the sink
+        last mentioned the handoff, if still open, otherwise the sink's newest connection."""
         speaker = self._speakers.get(key)
         return self._connection_of(agent) if speaker is None and agent is not None else speaker
 

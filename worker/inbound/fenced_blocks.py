@@ -19,16 +19,16 @@ class FencedBlocks:
 
     @property
     def blocks(self) -> list[int]:
-        """All of them; a block that several handoffs pin comes several times."""
+        """All fenced blocks. A block that several handoffs pin is listed for each."""
         return [block for blocks in self._blocks.values() for block in blocks]
 
     @property
     def num_blocks(self) -> int:
-        """Blocks behind fences."""
+        """The number of fenced blocks."""
         return sum(len(each) for each in self._blocks.values())
 
     def keep(self, key: HandoffKey, blocks: Sequence[int]) -> None:
-        """Keep the blocks of a handoff that goes on although nobody wants it."""
+        """Keep the blocks of a handoff that continues although its result is not needed."""
         self._blocks[key] = list(blocks)
 
     def take(self, key: HandoffKey) -> list[int]:
@@ -36,7 +36,7 @@ class FencedBlocks:
         return self._blocks.pop(key, [])
 
     def blocks_of(self, keys: Iterable[HandoffKey]) -> set[int]:
-        """The blocks behind the fences of these handoffs."""
+        """The fenced blocks of these handoffs."""
         return {block for key in keys for block in self._blocks.get(key, ())}
 
     def describe(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""Fetches of leading blocks from workers that hold them: when, from whom, and what becomes of them.
+"""Decides when to fetch leading blocks from workers that hold them, and from which; fetches them.
 
 A request that is admitted here has memory for its whole prompt before it fetches. The blocks that
-it grants to a holder stay pinned until their fence falls, whatever becomes of the request. Owns the
-running fetches and what is measured of each pair of workers. Wrong hints cost time only.
+it grants to a holder stay pinned until their fence is released, however the request ends. Owns the
+running fetches and the measurements of each pair of workers. Wrong hints cost time only.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Fetches:
         return None if may_come else 0
 
     def _choose(self, sequence: Sequence, num_cached: int) -> tuple[KvHolder, FetchChoice] | None:
-        """The first holder from which fetching blocks behind `num_cached` ones is worth while."""
+        """The first holder from which it pays to fetch blocks beyond the first `num_cached`."""
         holders, now = holders_of(sequence), self._clock.now()
         if holders is None or holders.num_fetches >= MAX_FETCHES:
             return None

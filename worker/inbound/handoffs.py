@@ -127,7 +127,8 @@ class InboundHandoffs:
         self._carry_out(self._sink.fetch(key, peer, first_block, blocks, limits, now))
 
     def abort(self, key: HandoffKey) -> None:
-        """The blocks are no longer wanted. The caller has moved granted ones to `fenced`."""
+        """Abort a handoff whose blocks are no longer needed. The caller has moved granted blocks to
+        `fenced`."""
         self._carry_out(self._sink.abort(key))
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:

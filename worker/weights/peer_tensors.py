@@ -234,7 +234,7 @@ class PeerTensors:
     # -- news --------------------------------------------------------------------------------
 
     def _wait(self, check: Callable[[], T | None]) -> T:
-        """The first result of `check` that is neither None nor False. Raises TransferError if the
+        """The first truthy result of `check`. Raises TransferError if the
         worker refuses, is known to have ended, or makes no progress for too long."""
         patience_s = self._means.patience_s
         deadline, next_look = time.monotonic() + patience_s, time.monotonic() + _LOOK_S
@@ -252,9 +252,9 @@ class PeerTensors:
         return result
 
     def _has_news(self) -> bool:
-        """Process received messages and events; whether one of them is progress: the offer, or
-        another piece. Raises TransferError if the worker refuses, or claims a piece that it may not
-        write."""
+        """Process received messages and events. Returns whether one of them is progress: the offer,
+        or another piece. Raises TransferError if the worker refuses, or claims a piece that it may
+        not write."""
         assert self._link is not None
         assert self._pool is not None
         has_news = False
