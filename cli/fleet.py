@@ -261,7 +261,7 @@ class Fleet:
         return news
 
     def _reap_orphans(self) -> None:
-        """As PID 1 of a container, take in the processes that children have left behind."""
+        """As PID 1 of a container, reap the processes that children have left behind."""
         if os.getpid() != _INIT:
             return
         own = {child.pid for child in self.processes.values() if child.num_starts}

@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def console_on(output: JsonOutput | None) -> Console:
-    """Where `baton up` tells what it does: the terminal, or lines of JSON."""
+    """The console for the progress of `baton up`: the terminal, or lines of JSON."""
     if output is None:
         return plain_console()
     stream = output.stream_of("up")

@@ -41,8 +41,8 @@ class ChatSettings:
 
 
 def split_question(argv: Sequence[str]) -> tuple[list[str], str | None]:
-    """The flags in `argv`, and the question that stands among them. Raises ConfigError if there
-    are several."""
+    """The flags in `argv`, and the question among them. Raises ConfigError for more than one
+    question."""
     flags, questions = split_names(ChatSettings, argv)
     if len(questions) > 1:
         raise ConfigError(f"ask one question, in quotes, not {len(questions)}: {questions}")

@@ -105,7 +105,7 @@ class CodeScan:
         return Found(Kind.UNKNOWN, len(text) - held)
 
     def _pass_marker(self, text: str, token: re.Match[str], is_last: bool) -> int | Found:
-        """The marker, or where to continue if it stands in a span."""
+        """The marker, or the position to continue from if the marker is within a code span."""
         if self._num_ticks:
             is_known, end = _span_end(text, token.end(), "`" * self._num_ticks, is_last)
             if not is_known:
@@ -117,7 +117,7 @@ class CodeScan:
         return Found(Kind.CALL, token.start(), len(token[0]), is_quoted)
 
     def _pass_code(self, text: str, token: re.Match[str], is_last: bool) -> int | Found:
-        """A fence, or where to continue behind a run of backticks or tildes."""
+        """A fence, or the position to continue from after a run of backticks or tildes."""
         run, start = token[0], token.start()
         if self._num_ticks:
             self._num_ticks = 0 if run == "`" * self._num_ticks else self._num_ticks

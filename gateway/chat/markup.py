@@ -108,7 +108,7 @@ TOOL_MARKUPS = {
     "xlam": ToolMarkup(object_lists.ListParser, (), object_lists.FORM, lead="["),
     "llama3": ToolMarkup(llama.LlamaParser, (llama.MARKER,), llama.FORM, lead='{"'),
 }
-"""Families by name; of several that read a template's calls, the first one counts."""
+"""Families by name. If several can read a template's calls, the first is used."""
 REASONING_MARKERS = {
     "think": ReasoningMarkers("<think>", "</think>"),
     "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),

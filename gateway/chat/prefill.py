@@ -15,7 +15,7 @@ from protocol.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class OpenEnd:
-    """The end of the last message: its last `content`, and the `tag` behind that."""
+    """The end of the last message: its last `content`, and the `tag` after the content."""
 
     content: str
     tag: str
@@ -32,8 +32,8 @@ class OpenEnd:
 
 
 def open_end(messages: list[dict[str, Any]], *others: Any) -> OpenEnd:
-    """Tags the last of a template's messages. The tag is a character that neither they nor the
-    `others` hold, and a space, which shows whether the template trims the message. Raises
+    """Tags the last of a template's messages. The tag is a character that neither the messages nor
+    the `others` contain, and a space, which shows whether the template trims the message. Raises
     InvalidRequest if no character is left."""
     tag = free_mark(messages, *others)
     last = messages[-1]

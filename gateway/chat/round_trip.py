@@ -50,7 +50,7 @@ _SEAM = re.compile(r"[\s>\]]")
 
 
 class WrittenCall:
-    """The call as a template writes it: `text`, behind `prompt`."""
+    """A call as a template writes it: `text` after `prompt`."""
 
     def __init__(self, prompt: str, text: str) -> None:
         self.prompt = prompt
@@ -95,7 +95,7 @@ def written_call(
         return None
     start = len(prompt)
     if not whole.startswith(prompt):
-        start = _behind_question(prompt, whole) or _start_of_answer(prompt, whole, reasoning)
+        start = _after_question(prompt, whole) or _start_of_answer(prompt, whole, reasoning)
     return WrittenCall(whole[:start], _up_to_end(whole[start:], control_texts))
 
 
@@ -110,9 +110,10 @@ def _render(
         return ""
 
 
-def _behind_question(prompt: str, whole: str) -> int | None:
-    """Where the answer begins, if the prompt ends in the same way behind the user's message; None
-    if not. A template may write more in front of the last message of a conversation."""
+def _after_question(prompt: str, whole: str) -> int | None:
+    """The position where the answer begins in `whole`, if the text after the user's message is
+    the same as in `prompt`; otherwise None. A template may write more before the last message of a
+    conversation."""
     ending = prompt[prompt.rfind(_USER.content) :]
     start = whole.rfind(ending, 0, whole.index(CITY))
     return start + len(ending) if start >= 0 else None
@@ -137,7 +138,7 @@ def _num_shared(first: str, second: str) -> int:
 
 
 def _up_to_end(text: str, control_texts: Collection[str]) -> str:
-    """The text up to the first control token behind the call's first argument."""
+    """The text up to the first control token after the call's first argument."""
     first = text.index(CITY)
     ends = [end for end in (text.find(each, first) for each in control_texts) if end >= 0]
     return text[: min(ends, default=len(text))]

@@ -19,9 +19,9 @@ _LARK_TOKEN = re.compile(
 def thought_rules(
     reasoning: ReasoningMarkers, ids: Mapping[str, int], prompt: str, prefill: str = ""
 ) -> tuple[str, list[str]]:
-    """The reasoning that may precede an answer, as the beginning of a rule, and the rules for it;
-    empty if there can be none. `ids` are the markers that are tokens; `prefill` is the beginning
-    of an answer that goes on."""
+    """The reasoning that may precede an answer, as the beginning of a rule, and the rules for this
+    reasoning; empty if there can be none. `ids` are the markers that are tokens; `prefill` is the
+    beginning of an answer to be continued."""
     rule = f"thought[suffix={text_part(reasoning.end)}]: {ANY_TEXT}"
     if reasoning.end in ids:
         rule = f"thought: {ANY_TEXT} {marker_part(reasoning.end, ids)}"
@@ -35,7 +35,7 @@ def thought_rules(
 
 
 def with_thoughts(before: str, rules: list[str], grammar: str) -> str:
-    """The grammar behind reasoning, as `thought_rules` gives it."""
+    """The grammar with reasoning before it. `before` and `rules` come from `thought_rules`."""
     renamed = _LARK_TOKEN.sub(
         lambda found: _ANSWER if found[0] == "start" else found[0], _as_lark(grammar)
     )

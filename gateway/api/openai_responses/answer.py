@@ -154,14 +154,14 @@ class InputTokens(Struct, frozen=True):
 
 
 class _ResponseEvent(Struct, frozen=True):
-    """An event with the response as it stands."""
+    """An event with the current state of the response."""
 
     sequence_number: int
     response: Response
 
 
 class _WholeItemEvent(Struct, frozen=True):
-    """An event with an item as it stands."""
+    """An event with the current state of an item."""
 
     sequence_number: int
     output_index: int

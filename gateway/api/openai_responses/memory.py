@@ -231,7 +231,7 @@ class ResponseMemory:
     async def _unpacked(
         self, name: ResponseName, record: ResponseRecord | None
     ) -> ResponseRecord | None:
-        """The record with what it keeps as it was; None if nobody can read it."""
+        """The record with its answer and input decompressed; None if they cannot be read."""
         if record is None:
             return None
         try:

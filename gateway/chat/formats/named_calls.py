@@ -34,7 +34,7 @@ class _Place(Enum):
 
 
 class NamedCallsParser(ToolParser):
-    """Parses calls behind `begin`: `head` matches the name up to the bracket, and `head_so_far`
+    """Parses calls after `begin`. `head` matches the name up to the bracket; `head_so_far` matches
     the beginning of such a text."""
 
     begin: ClassVar[str]
@@ -102,7 +102,7 @@ class NamedCallsParser(ToolParser):
         return any(self._pending.startswith(each) for each in self._markers)
 
     def _step_after_call(self) -> bool:
-        """After the arguments: the end marker, perhaps behind brackets too many, or content."""
+        """After the arguments: the end marker, perhaps after surplus brackets, or content."""
         text = self._pending.lstrip("]} \t\r\n")
         self._take(len(self._pending) - len(text))
         self._open_block.end_call()

@@ -204,7 +204,7 @@ class QwenCoderParser(ToolParser):
 
 
 def _is_text(schema: dict[str, Any], key: str) -> bool:
-    """Whether an argument's value is text as it stands: unless its schema has another type."""
+    """Whether an argument's value is plain text: true unless its schema has another type."""
     properties = schema.get("properties")
     wanted = properties.get(key) if isinstance(properties, dict) else None
     if not isinstance(wanted, dict):
@@ -220,8 +220,8 @@ def _quoted(text: str) -> str:
 
 
 def tag_call(rule: str, name: str, schema: dict[str, Any], padding: str = "\n") -> list[str]:
-    """The rules of a grammar for one call; the first one is named `rule`, and `padding` stands
-    around values.
+    """The rules of a grammar for one call. The first rule is named `rule`; `padding` surrounds
+    values.
 
     Arguments come in the order of the schema's properties; required ones are always present.
     Raises InvalidRequest for names that no tag can hold, and for rules that are too long.
