@@ -241,7 +241,7 @@ def test_demo_once_shows_text_and_times_and_leaves_nothing(tmp_path: Path, run_h
     assert OVER_NIXL in result.stdout
     answer = result.stdout.partition("assistant: ")[2].partition("Where the time of")
     assert answer[0].strip(), result.stdout
-    for phase in ("queue", "prefill", "transfer", "over nixl", "handoff", "decode"):
+    for phase in ("queue", "prefill", "transfer", "over nixl", "decode"):
         assert phase in answer[2]
     assert_no_other_processes(before)
     assert list(tmp_path.iterdir()) == []
