@@ -58,7 +58,7 @@ class Reporter:
         self._received: Callable[[], dict[str, int]] = dict
         self._is_prefill_lost: Callable[[], bool] = lambda: False
         self._seq = 0
-        self._host_load = HostLoad()
+        self.host_load = HostLoad()
         self._last = self.stats(HandoffLoad())
         self._last_at = float("-inf")
 
@@ -84,7 +84,7 @@ class Reporter:
         self._publish_cache_events()
         if now - self._last_at < self._interval_s:
             return
-        self.counters.set_cpu(self._host_load.totals(now))
+        self.counters.set_cpu(self.host_load.totals(now))
         stats = self.stats(load)
         if stats == self._last and now - self._last_at < self._idle_s:
             return

@@ -21,6 +21,7 @@ from tests.unit.worker_fleet import Request, WorkerFleet
 from tests.unit.worker_harness import LANDING_S
 from worker import served_fetches
 from worker.inbound import fetches
+from worker.inbound.fetches import STOP_WAIT_S
 
 MAX_OPEN = 9
 
@@ -202,8 +203,9 @@ class TightFleet(RuleBasedStateMachine):
 
 def finish_within_work(fleet: WorkerFleet, except_for_frozen: bool = False) -> None:
     """All requests end in a number of rounds that the work bounds. Time stands still, except where
-    late writes must be given theirs to land, so no time-out can help. With `except_for_frozen`
-    blocks may stay behind that a frozen worker holds."""
+    late writes must be given theirs to land, or a frozen worker does not serve a fetch: no other
+    time-out can help. With `except_for_frozen` blocks may stay behind that a frozen worker
+    holds."""
     work = sum(
         len(request.prompt) // BLOCK + 3 * request.max_tokens + 12
         for request in fleet.requests.values()
@@ -213,6 +215,8 @@ def finish_within_work(fleet: WorkerFleet, except_for_frozen: bool = False) -> N
         fleet.round()
         if fleet.awaits_landing:
             fleet.clock.now += LANDING_S / 4
+        elif fleet.awaits_frozen_holder:
+            fleet.clock.now += STOP_WAIT_S
         is_over = all(request.outcome for request in fleet.requests.values())
         if fleet.is_idle() or (except_for_frozen and is_over and fleet.frozen):
             return

@@ -424,6 +424,16 @@ class WorkerFleet:
             for handoff in bench.sink._handoffs.values()
         )
 
+    @property
+    def awaits_frozen_holder(self) -> bool:
+        """Whether a fetch is granted to a frozen worker: only its deadline can end the wait."""
+        return any(
+            key.part and handoff.peer.removesuffix("-i") in self.frozen
+            for bench in self.workers.values()
+            for key, handoff in bench.sink._handoffs.items()
+            if handoff.state in (SinkState.GRANTED, SinkState.STOPPING)
+        )
+
     def describe(self) -> str:
         """What is left, for people."""
         lines = [str(request) for request in self.requests.values() if not request.outcome]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import NotificationArrived, WriteFinished
 from prefill_worker.role import PrefillRole
 from process.clock import Clock as ProcessClock
+from process.host_load import HostLoad
 from process.sockets.control import Peer
 from process.wakeup import Wakeup
 from protocol.messages import Generate, KvPeer, Message, PeerDescriptor, Prefill, Role
@@ -165,6 +167,7 @@ class Bench:
         self.published: list[Any] = []
         publisher: Any = SimpleNamespace(publish=self.published.append)
         self.reporter = Reporter(self.engine, publisher, self.name, f"{self.name}-i", 0.1)
+        self.reporter.host_load = HostLoad(Path("/nonexistent"), Path("/nonexistent"))
         self.stop: Any = Stop(self.clock)
         self.announced: list[WorkerState] = []
         settings = SimpleNamespace(
