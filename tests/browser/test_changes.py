@@ -146,7 +146,8 @@ def test_a_test_prompt_travels(pages: Watched, fleet: Fleet) -> None:
         page.get_by_role("link", name="Where every millisecond went").click()
         expect(page.locator(".title h1")).to_have_text(re.compile("^test-"))
         expect(page.locator(".title .tag")).to_have_text("finished")
-        expect(page.locator("table.stages")).to_contain_text("prefill-2 → decode-2")
+        for worker in ("prefill-2", "decode-2"):  # a transfer that took no time has no row
+            expect(page.locator("table.stages")).to_contain_text(worker)
     entry = log_of(fleet)[0]
     assert (entry["action"], entry["key"]) == ("test prompt", "ops-2")
     assert "lambda" not in json.dumps(entry)
