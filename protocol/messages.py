@@ -157,7 +157,8 @@ class NewAttempt(Message, frozen=True, kw_only=True):
     - `share`: workers give each share, one for each owner of a key, equal turns.
     - `cache_salt`: separates its blocks in caches from those of others, except for the blocks that
       the first `shared_tokens` tokens fill.
-    - `holders`: workers from which whoever computes the prompt may fetch blocks, the best first.
+    - `holders`: workers from which the worker that computes the prompt may fetch blocks; the best
+      is first.
     """
 
     request_id: RequestId

@@ -2,8 +2,9 @@
 
 A name is a keyed digest of the model, the cache's salt and all text up to the answer's end: nobody
 without the secret can tell which text it stands for. In the store, ids are encrypted and
-authenticated together with their name (AES-GCM with a key for each owner), so whoever can write
-there can neither read an answer nor choose one, nor put one in another's place.
+authenticated together with their name (AES-GCM with a key for each owner), so a
+stranger who can write to the store can neither read nor choose an answer, nor put one in another's
+place.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class SharedAnswers:
             record = ResponseRecord(_KEPT, False, sealed, b"")
             await self.records.put(self._name(scope, name), record)
         except StoreTrouble:
-            return  # the next turn is computed anew
+            return  # it is not found, and the next turn's history is encoded as text
 
     def _name(self, scope: AnswerScope, name: bytes) -> ResponseName:
         return ResponseName(self.seal.owner(scope.owner), name.hex())

@@ -46,7 +46,8 @@ class AnsweringServer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request and its answer. The connection sets `transport` anew if it replaces its own.
+    """One request and its answer. If the connection replaces its transport, it also sets
+    `transport` here.
 
     - `keep_alive`: whether the connection stays open after the answer.
     - `awaits_continue`: whether the client sends its body only after a `100 Continue`.

@@ -248,8 +248,8 @@ class RequestReader(asyncio.Protocol):
         }
 
     def on_body(self, body: bytes) -> None:
-        """Handle a part of the body. Its time begins anew with enough bytes, in however many
-        pieces."""
+        """Handle a part of the body. Every `body_part_bytes` that arrive, in any number of pieces,
+        restart the time that the client has for the next ones."""
         self._bytes_after_body = 0
         self._part_bytes += len(body)
         if self._part_bytes >= self._limits.body_part_bytes:

@@ -10,13 +10,12 @@ from process.settings.loader import (
     flags_given,
     load_settings,
     other_settings,
-    setting,
-    setting_of,
     settings_or_exit,
     settings_to_args,
     settings_to_env,
     warn_of_unknown_variables,
 )
+from process.settings.spec import setting, setting_of
 
 __all__ = [
     "SECTIONS",

@@ -22,22 +22,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from process.settings.service_links import is_service_link
-from process.settings.spec import ENV_PREFIX, SettingSpec, setting, setting_of, specs_of
+from process.settings.spec import ENV_PREFIX, SettingSpec, specs_of
 from protocol.error_line import one_line
 from protocol.errors import ConfigError
-
-__all__ = [
-    "config_path_of",
-    "flags_given",
-    "load_settings",
-    "other_settings",
-    "setting",
-    "setting_of",
-    "settings_or_exit",
-    "settings_to_args",
-    "settings_to_env",
-    "warn_of_unknown_variables",
-]
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 Both ends derive the same key and, byte for byte, the same certificate; it names no host and never
 expires. A server that shows it has the key, and therefore knows the password. So the password must
-be random: whoever connects can test guesses against the certificate. scrypt makes each guess cost
-tens of milliseconds.
+be random: anyone who connects can test guesses against the certificate. scrypt makes each guess
+cost tens of milliseconds.
 """
 
 from __future__ import annotations

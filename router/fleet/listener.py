@@ -1,4 +1,4 @@
-"""The interface through which a fleet tells of messages and losses, which its owner implements."""
+"""What a fleet's owner implements to learn of workers' messages and of lost workers."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _lie_as(role: Role) -> Callable[[Insider], None]:
 
 
 def _large_messages(insider: Insider) -> None:
-    """Well-formed, of megabytes, about nobody's request."""
+    """Well-formed messages of several megabytes, about a request that nobody has sent."""
     sequence = SequenceTokens(request_id="nobody's", attempt=1, index=0, token_ids=[1] * 1000)
     frame = msgspec.msgpack.encode(StepTokens(sequences=[sequence] * 1000))
     honest = insider.worker(Role.DECODE)
