@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import logging
 import os
 import ssl
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import certifi
@@ -90,3 +91,15 @@ def pytest_collection_finish() -> None:
     """What all tests import stays to the end: the collector need not look through it each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def the_root_logger_stays_as_it_is() -> Iterator[None]:
+    """For the next test: a command that runs in the test's own process sets level and handlers,
+    and its handler writes to a file that ends with the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)

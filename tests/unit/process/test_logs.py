@@ -6,22 +6,9 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
-
-import pytest
 
 from process.logs import about, setup_logs
 from process.trace_context import CURRENT_TRACE, TraceContext
-
-
-@pytest.fixture(autouse=True)
-def restored_root() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
 
 
 def written(level: str, format: str) -> list[str]:
