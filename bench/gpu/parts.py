@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.checks import (
+from bench.gpu.card import (
     BLOCK_SIZE,
     Card,
     Passes,
@@ -22,10 +22,10 @@ from bench.gpu.checks import (
     check_graphs,
     check_overhead,
     check_prefill,
+    describe_machine,
     measure_card,
     random_model,
 )
-from bench.gpu.machine import describe_machine
 from bench.tools.checkpoints import add_tokenizer, benchmark_checkpoint
 from bench.tools.paths import DEMO_MODEL
 from checkpoint.json_keys import JsonKeys
@@ -93,7 +93,7 @@ def build_fp8(device: torch.device) -> Iterator[Row]:
 
 def exactness(device: torch.device) -> Iterator[Row]:
     """Tokens of small checkpoints."""
-    from bench.gpu.exactness import check_exactness
+    from bench.gpu.models import check_exactness
 
     for name in ("M1", "M3"):
         yield from check_exactness(Card.unmeasured(device), benchmark_checkpoint(name), name)
@@ -110,7 +110,7 @@ def logits(device: torch.device) -> Iterator[Row]:
 def mixed(device: torch.device) -> Iterator[Row]:
     """Time attention of decodes beside a chunk in one call and in two, and of chunks with fa3 and
     fa2."""
-    from bench.gpu.mixed import MIXED_STEPS, check_kernels, check_mixed
+    from bench.gpu.steps import MIXED_STEPS, check_kernels, check_mixed
 
     config = _llama(num_layers=4)
     backend = FlashInferBackend(config, device, torch.bfloat16, torch.bfloat16)
@@ -141,7 +141,7 @@ def decode(device: torch.device) -> Iterator[Row]:
 def ahead(device: torch.device) -> Iterator[Row]:
     """Time engine steps on the 8B shape, waiting for each and running one ahead. Writes traces to
     the current folder."""
-    from bench.gpu.ahead import Decodes, Prefills, check_ahead, check_prefill_ahead
+    from bench.gpu.steps import Decodes, Prefills, check_ahead, check_prefill_ahead
 
     load = Decodes()
     num_blocks = 2 * load.batch * load.context // BLOCK_SIZE
@@ -163,7 +163,7 @@ def prefill(device: torch.device) -> Iterator[Row]:
 
 def overlap(device: torch.device) -> Iterator[Row]:
     """A chunk's blocks are copied while the next chunk is computed."""
-    from bench.gpu.overlap import check_overlap
+    from bench.gpu.steps import check_overlap
 
     passes = _passes(_llama(), device, 2 * max(CHUNKS) // BLOCK_SIZE, [1])
     for chunk in CHUNKS:
@@ -172,7 +172,7 @@ def overlap(device: torch.device) -> Iterator[Row]:
 
 def fp8(device: torch.device) -> Iterator[Row]:
     """Cost and gain of weights and KV in fp8."""
-    from bench.gpu.precision import check_accuracy, check_error, check_fast_accum, check_gain
+    from bench.gpu.numerics import check_accuracy, check_error, check_fast_accum, check_gain
 
     yield from check_accuracy(DEMO_MODEL)
     card = Card.unmeasured(device)
@@ -188,7 +188,7 @@ def fp8(device: torch.device) -> Iterator[Row]:
 
 def invariant(device: torch.device) -> Iterator[Row]:
     """The batch-invariant mode: bits of a text in different steps, and the mode's cost."""
-    from bench.gpu.invariant import DECODES, Bits, check_bits, check_cost
+    from bench.gpu.numerics import DECODES, Bits, check_bits, check_cost
 
     card, bits, sizes = Card.unmeasured(device), Bits(), list(DECODES)
     in_mode = _invariant_passes(_llama(), device, bits.num_blocks, sizes)
@@ -199,7 +199,7 @@ def invariant(device: torch.device) -> Iterator[Row]:
 
 def memory(device: torch.device) -> Iterator[Row]:
     """The memory that an engine takes, compared with its fraction of the card."""
-    from bench.gpu.memory import check_memory
+    from bench.gpu.card import check_memory
 
     yield from check_memory(Card.unmeasured(device), benchmark_checkpoint("M2"), 0.45)
 
@@ -214,7 +214,7 @@ def peer(device: torch.device) -> Iterator[Row]:
 
 def split(device: torch.device) -> Iterator[Row]:
     """Prefill and decode as two processes on this card."""
-    from bench.gpu.split import SplitLoad, check_split
+    from bench.gpu.fleets import SplitLoad, check_split
 
     card = measure_card(device)
     torch.cuda.empty_cache()

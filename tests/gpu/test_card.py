@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bench.gpu.checks import random_model
+from bench.gpu.card import random_model
 from bench.tools.checkpoints import random_weights
 from checkpoint.json_keys import JsonKeys
 from engine.attention.base import AttentionBackend, Segment

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.gpu.checks import Card, Passes, random_model
-from bench.gpu.invariant import Bits, check_bits
+from bench.gpu.card import Card, Passes, random_model
+from bench.gpu.numerics import Bits, check_bits
 from engine.attention.torch_backend import TorchAttention
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.gpu.invariant_backend import InvariantBackend

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu.checks import random_model
+from bench.gpu.card import random_model
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.config import ModelConfig

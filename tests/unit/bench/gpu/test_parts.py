@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu import ahead as gpu_ahead
-from bench.gpu import checks as gpu_checks
-from bench.gpu import invariant as gpu_invariant
-from bench.gpu import mixed as gpu_mixed
+from bench.gpu import card as gpu_card
+from bench.gpu import numerics as gpu_numerics
 from bench.gpu import parts as gpu_parts
-from bench.gpu.checks import Row
-from bench.gpu.machine import check_builds
+from bench.gpu import steps as gpu_steps
+from bench.gpu.card import Row, check_builds
 from checkpoint.json_keys import JsonKeys
 from engine.attention.flashinfer_backend import FlashInferChoice
 from engine.attention.pool_layers import PoolLayers
@@ -95,23 +93,23 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "PROMPTS": (17,),
         "_POOL_BYTES": 1 << 18,
         "_MIXED_BLOCKS": 64,
-        "measure_card": lambda device: gpu_checks.measure_card(device, 1 << 16, 32),
+        "measure_card": lambda device: gpu_card.measure_card(device, 1 << 16, 32),
     }
     for name, value in changed.items():
         monkeypatch.setattr(gpu_parts, name, value)
     monkeypatch.setattr(gpu_parts._llama, "__defaults__", (2,))
-    monkeypatch.setattr(gpu_checks.seconds, "__defaults__", (1,))
-    monkeypatch.setattr(gpu_checks.check_overhead, "__defaults__", (2, 16))
-    monkeypatch.setattr(gpu_mixed, "MIXED_STEPS", (MixedStep(2, 20, 18),))
-    monkeypatch.setattr(gpu_mixed.check_kernels, "__defaults__", (((17, 40),),))
-    bits = gpu_invariant.Bits(length=40, num_compared=6, chunks=(7,), batches=(1, 3))
-    monkeypatch.setattr(gpu_invariant.Bits.__init__, "__defaults__", tuple(vars(bits).values()))
-    monkeypatch.setattr(gpu_invariant, "DECODES", (1, 3))
-    monkeypatch.setattr(gpu_invariant, "COST_CONTEXT", 96)
-    monkeypatch.setattr(gpu_invariant.check_cost, "__defaults__", ((1, 3), (17,)))
-    load = gpu_ahead.Decodes(batch=2, context=32, num_steps=2, num_traced=1)
-    monkeypatch.setattr(gpu_ahead.Decodes.__init__, "__defaults__", tuple(vars(load).values()))
-    monkeypatch.setattr(gpu_ahead.Prefills.__init__, "__defaults__", (17, 2, 1))
+    monkeypatch.setattr(gpu_card.seconds, "__defaults__", (1,))
+    monkeypatch.setattr(gpu_card.check_overhead, "__defaults__", (2, 16))
+    monkeypatch.setattr(gpu_steps, "MIXED_STEPS", (MixedStep(2, 20, 18),))
+    monkeypatch.setattr(gpu_steps.check_kernels, "__defaults__", (((17, 40),),))
+    bits = gpu_numerics.Bits(length=40, num_compared=6, chunks=(7,), batches=(1, 3))
+    monkeypatch.setattr(gpu_numerics.Bits.__init__, "__defaults__", tuple(vars(bits).values()))
+    monkeypatch.setattr(gpu_numerics, "DECODES", (1, 3))
+    monkeypatch.setattr(gpu_numerics, "COST_CONTEXT", 96)
+    monkeypatch.setattr(gpu_numerics.check_cost, "__defaults__", ((1, 3), (17,)))
+    load = gpu_steps.Decodes(batch=2, context=32, num_steps=2, num_traced=1)
+    monkeypatch.setattr(gpu_steps.Decodes.__init__, "__defaults__", tuple(vars(load).values()))
+    monkeypatch.setattr(gpu_steps.Prefills.__init__, "__defaults__", (17, 2, 1))
 
 
 EXPECTED = {
@@ -216,13 +214,11 @@ def test_the_program_starts_where_only_some_parts_can_run():
 
 def test_gains_of_fp8_are_measured_with_both_models(small, monkeypatch):
     """Weights and KV in fp8 through the emulation of their products."""
-    from bench.gpu import precision as gpu_precision
-
-    monkeypatch.setattr(gpu_precision, "check_accuracy", lambda folder: ())
-    monkeypatch.setattr(gpu_precision, "check_error", lambda card, folder, name: ())
+    monkeypatch.setattr(gpu_numerics, "check_accuracy", lambda folder: ())
+    monkeypatch.setattr(gpu_numerics, "check_error", lambda card, folder, name: ())
     monkeypatch.setattr(gpu_parts, "benchmark_checkpoint", lambda name: None)
-    monkeypatch.setattr(gpu_precision.check_gain, "__defaults__", (((1, 20),), 17))
-    monkeypatch.setattr(gpu_precision.check_fast_accum, "__defaults__", (((3, 32, 48),),))
+    monkeypatch.setattr(gpu_numerics.check_gain, "__defaults__", (((1, 20),), 17))
+    monkeypatch.setattr(gpu_numerics.check_fast_accum, "__defaults__", (((3, 32, 48),),))
     rows = list(gpu_parts.fp8(CPU))
     product = "3 x 32 x 48, without fast accumulation over with"
     assert [row.name for row in rows] == [

@@ -10,40 +10,45 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from bench.gpu import (
-    exactness as gpu_exactness,
-)
-from bench.gpu import (
-    fleets as gpu_fleets,
-)
-from bench.gpu import (
-    parts as gpu_parts,
-)
-from bench.gpu import (
-    runner as gpu,
-)
-from bench.gpu.ahead import Decodes, Prefills, check_ahead, check_prefill_ahead, idle_share
-from bench.gpu.checks import (
+from bench.gpu import fleets as gpu_fleets
+from bench.gpu import models as gpu_models
+from bench.gpu import parts as gpu_parts
+from bench.gpu import runner as gpu
+from bench.gpu.card import (
     BLOCK_SIZE,
     Card,
+    CardUse,
     Passes,
     Row,
     check_decode,
     check_graphs,
     check_overhead,
     check_prefill,
+    describe_machine,
+    memory_rows,
     random_model,
 )
-from bench.gpu.exactness import Prompts, Reference, check_exactness, first_difference
-from bench.gpu.fleets import FleetLoad, check_share, fleet_rows
-from bench.gpu.machine import describe_machine
-from bench.gpu.memory import CardUse, memory_rows
-from bench.gpu.mixed import check_mixed
-from bench.gpu.models import Load, _our_rate, check_logits
-from bench.gpu.overlap import check_overlap
-from bench.gpu.part_process import run_apart
-from bench.gpu.precision import check_error, check_gain
-from bench.gpu.split import SplitLoad, check_split, handoff_of
+from bench.gpu.fleets import FleetLoad, SplitLoad, check_share, check_split, fleet_rows, handoff_of
+from bench.gpu.models import (
+    Load,
+    Prompts,
+    Reference,
+    _our_rate,
+    check_exactness,
+    check_logits,
+    first_difference,
+)
+from bench.gpu.numerics import check_error, check_gain
+from bench.gpu.runner import run_apart
+from bench.gpu.steps import (
+    Decodes,
+    Prefills,
+    check_ahead,
+    check_mixed,
+    check_overlap,
+    check_prefill_ahead,
+    idle_share,
+)
 from bench.interference import Contestant, Result
 from bench.tools.stream_load import Phase
 from checkpoint.json_keys import JsonKeys
@@ -168,8 +173,8 @@ def test_memory_is_held_against_its_fraction():
 
 
 def test_ways_of_computing_are_compared_with_transformers_and_each_other(monkeypatch):
-    ways = tuple(way for way in gpu_exactness.WAYS if way.label in ("torch", "eager", "graphs"))
-    monkeypatch.setattr(gpu_exactness, "WAYS", ways)
+    ways = tuple(way for way in gpu_models.WAYS if way.label in ("torch", "eager", "graphs"))
+    monkeypatch.setattr(gpu_models, "WAYS", ways)
     rows = list(check_exactness(Card(CPU, 1.0, 1.0), DEMO_MODEL, "demo", Prompts((20, 40), 4)))
     counts = [row for row in rows if row.name.endswith("equal tokens")]
     assert [row.name.partition(":")[0] for row in counts] == [

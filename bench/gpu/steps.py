@@ -1,15 +1,21 @@
-"""The host's share of a step on a card, with and without running one step ahead: of decodes, and
-of prompts that are one chunk each.
+"""Where the time of a step on a card goes.
 
-Measures whole steps of the engine: planning, launching, sampling, committing. A profiler trace of
-some steps shows how long the card was idle; the trace is kept for inspection (in Perfetto).
+- The host's share, with and without running one step ahead: of decodes, and of prompts that are one
+  chunk each. Whole steps of the engine are measured: planning, launching, sampling, committing. A
+  profiler trace of some steps shows how long the card was idle; it is kept for Perfetto.
+- Whether the copy of one chunk's blocks is hidden behind the computation of the next: one stream
+  computes a chunk while another copies as many blocks as a chunk fills, as a write over CUDA IPC
+  does on one card. Part `split` measures the same between two processes.
+- Attention alone, by FlashInfer's kernels: decodes beside a chunk, by one call and by two; chunks,
+  by fa3 and by fa2.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,16 +24,21 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.gpu.checks import BLOCK_SIZE, Card, Passes, Row
+from bench.gpu.card import BLOCK_SIZE, Card, Passes, Row, seconds
+from engine.attention.base import Segment
+from engine.attention.flashinfer_backend import FlashInferAttention
+from engine.attention.pool_layers import PoolLayers
 from engine.device import wait_for
 from engine.engine import Engine, EngineLimits
+from engine.gpu.tuning import MixedStep, measure_mixed, time_attention
 from engine.model_runner import ModelRunner
 from engine.sampling.grammar import Grammars
 from engine.sampling.sampler import Sampler
 from protocol.sampling import SamplingParams
 from scheduling.block_manager import BlockManager
 from scheduling.scheduler import Scheduler, SchedulerConfig
-from scheduling.sequence import Sequence, SequenceState
+from scheduling.sequence import Sequence as EngineSequence
+from scheduling.sequence import SequenceState
 from scheduling.step_model import StepModel
 
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -36,6 +47,14 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 _ON_CARD = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a trace's events
 _WARM_UP_STEPS = 5
+MIXED_STEPS = (
+    MixedStep(16, 1024, 512),
+    MixedStep(32, 1024, 2048),
+    MixedStep(128, 1024, 512),
+    MixedStep(32, 8192, 2048),
+)
+CHUNKS = ((512, 512), (512, 8192), (2048, 2048), (8192, 8192))
+"""Tokens of a chunk and of its context."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +154,7 @@ def _begin(engine: Engine, load: Decodes, sampling: str) -> None:
     """Prefill all sequences and run warm-up steps that only decode."""
     num_tokens = 2 * _WARM_UP_STEPS + load.batch + load.num_steps + load.num_traced
     for number in range(load.batch):
-        sequence = Sequence(
+        sequence = EngineSequence(
             request_id=f"bench-{number}",
             attempt=0,
             tokens=[number + 10] * load.context,
@@ -165,7 +184,7 @@ def _prefill(engine: Engine, load: Prefills, num_prompts: int) -> None:
     scheduler = engine.scheduler
     scheduler.blocks.clear_cache()
     for number in range(num_prompts):
-        sequence = Sequence(
+        sequence = EngineSequence(
             request_id=f"prompt-{number}",
             attempt=0,
             tokens=[number + 10] * load.length,
@@ -200,3 +219,98 @@ def _end(engine: Engine) -> None:
     for sequence in engine.scheduler.sequences:
         engine.scheduler.finish(sequence)
     engine.run(engine.plan())
+
+
+def check_overlap(card: Card, passes: Passes, chunk: int) -> Iterator[Row]:
+    """Measure a chunk alone, its blocks' copy alone and both at once. The pool must hold two
+    chunks."""
+    num_blocks = -(-chunk // BLOCK_SIZE)
+    compute = _chunk(card, passes, chunk)
+    source = passes.pool.tensor[num_blocks : 2 * num_blocks]
+    target = torch.empty_like(source)
+    beside = _stream_beside(card.device)
+
+    def copy() -> None:
+        with beside():
+            target.copy_(source, non_blocking=True)
+
+    def both() -> None:
+        with beside():
+            target.copy_(source, non_blocking=True)
+        compute()
+
+    compute_s, copy_s, both_s = (seconds(work, card.device) for work in (compute, copy, both))
+    hidden = (compute_s + copy_s - both_s) / copy_s
+    note = (
+        f"{1e3 * compute_s:.2f} ms computing, {1e3 * copy_s:.2f} ms copying "
+        f"{source.nbytes / 1e6:.0f} MB, {1e3 * both_s:.2f} ms both"
+    )
+    yield Row("overlap", f"chunk of {chunk}: copy hidden", 100 * hidden, "% of copy", note=note)
+    slower = 100 * (both_s / compute_s - 1)
+    yield Row("overlap", f"chunk of {chunk}: slower beside a copy", slower, "% of chunk")
+
+
+def _stream_beside(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """Contexts whose work starts after the current stream's earlier work and runs beside its later
+    work; `seconds` waits for both."""
+    if device.type != "cuda":
+        return nullcontext
+    stream = torch.cuda.Stream(device)
+
+    @contextmanager
+    def beside() -> Iterator[None]:
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            yield
+
+    return beside
+
+
+def _chunk(card: Card, passes: Passes, chunk: int) -> Callable[[], None]:
+    segment = Segment(chunk, chunk, range(-(-chunk // BLOCK_SIZE)))
+    tokens = torch.ones(chunk, dtype=torch.int64, device=card.device)
+    positions = torch.arange(chunk, device=card.device)
+    no_rows = torch.empty(0, dtype=torch.int64, device=card.device)
+
+    def compute() -> None:
+        passes.attention.plan([segment])
+        passes.model.forward(tokens, positions, passes.attention, no_rows)
+
+    return compute
+
+
+def check_kernels(
+    attention: FlashInferAttention,
+    other: FlashInferAttention,
+    layers: PoolLayers,
+    chunks: Sequence[tuple[int, int]] = CHUNKS,
+) -> Iterator[Row]:
+    """Time of chunks with the other kernel, divided by that with the chosen one."""
+    for chunk, context in chunks:
+        num_blocks = -(-context // layers.block_size)
+        segment = Segment(chunk, context, range(num_blocks))
+        spent_s = [time_attention(each, layers, [segment]) for each in (attention, other)]
+        yield Row(
+            "mixed",
+            f"chunk of {chunk} in {context}: the other kernel's time over the chosen one's",
+            spent_s[1] / spent_s[0],
+            "x",
+            note=f"{1e3 * spent_s[1]:.3f} against {1e3 * spent_s[0]:.3f} ms",
+        )
+
+
+def check_mixed(
+    attention: FlashInferAttention, layers: PoolLayers, steps: Sequence[MixedStep]
+) -> Iterator[Row]:
+    """Time of two calls divided by that of one: above 1, one call is faster."""
+    for step in steps:
+        times = measure_mixed(attention, layers, step)
+        yield Row(
+            "mixed",
+            f"{step.num_decodes} decodes of {step.context} beside a chunk of {step.chunk}: "
+            "two calls over one",
+            times.two_calls / times.one_call,
+            "x",
+            note=f"{1e3 * times.two_calls:.3f} against {1e3 * times.one_call:.3f} ms, "
+            f"{len(layers.caches)} layers, plans included",
+        )

@@ -1,16 +1,27 @@
-"""Measurements of single steps for bench.gpu, and code that its checks share.
+"""The card: its machine and limits, single steps on it, and the memory that an engine takes.
 
-A check takes a `Card`, which has the limits measured in the same run. Shapes and sizes are
-parameters, so that every check also runs small on a CPU, where it tests only the code.
+The other checks of bench.gpu share what is here. A check takes a `Card`, which has the limits
+measured in the same run. Shapes and sizes are parameters, so that every check also runs small on a
+CPU, where it tests only the code.
+
+The driver reports the memory in use on the whole card. The first reading is taken through NVML,
+which needs no CUDA context, before this process has one, so that the context counts as taken.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
+from torch.utils.cpp_extension import CUDA_HOME
 
 from bench.engine.limits import step_needs
 from engine.attention.base import AttentionBackend, Segment
@@ -18,11 +29,18 @@ from engine.backend import Backend
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.weights import empty_weights
 from engine.device import wait_for
+from engine.engine_config import EngineConfig
 from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.memory import Taken
+from engine.gpu.toolchain import HEADERS, HOME, LIBRARIES, compile_sample, prepare_builds
 from engine.kv_pool import KvPool
+from engine.loader import load_engine
 from engine.models.decoder import DecoderModel
+from scheduling.scheduler import SchedulerConfig
 
 BLOCK_SIZE = 16
+_PACKAGES = ("flashinfer-python", "apache-tvm-ffi", "triton", "transformers", "nixl-cu13")
+_QUERY_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -198,3 +216,119 @@ def decodes_of(passes: Passes, batch: int, context: int) -> tuple[list[Segment],
     blocks = [i % passes.pool.num_blocks for i in range(batch * each)]
     tables = [blocks[i * each : (i + 1) * each] for i in range(batch)]
     return [Segment(1, context, table) for table in tables], [context - 1] * batch
+
+
+def describe_machine(device: torch.device) -> Iterator[Row]:
+    """The installed software, and the names of missing packages, without which some parts fail."""
+    properties = torch.cuda.get_device_properties(device)
+    capability = f"{properties.major}.{properties.minor}"
+    note = (
+        f"{properties.name}, compute capability {capability}, "
+        f"{properties.multi_processor_count} multiprocessors, driver {_driver()}"
+    )
+    yield Row("limits", "card", properties.total_memory / 2**30, "GiB", note=note)
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    versions |= {"CUDA": str(torch.version.cuda)} | {name: _version(name) for name in _PACKAGES}
+    missing = [name for name, found in versions.items() if found == "missing"]
+    note = ", ".join(f"{name} {found}" for name, found in versions.items())
+    yield Row("limits", "packages that are missing", len(missing), "", "= 0", note)
+    tools = {name: _tool(name) for name in ("nvcc", "ninja")}
+    note = ", ".join(f"{name} {found}" for name, found in tools.items())
+    absent = sum(found == "missing" for found in tools.values())
+    yield Row("limits", "tools that are missing", absent, "", "= 0", note)
+    yield check_builds(os.environ | {})
+
+
+def check_builds(environment: dict[str, str]) -> Row:
+    """Whether FlashInfer's kernels can be built: compiles and links a small file with the compiler,
+    headers and libraries that a build will use."""
+    major = int(torch.version.cuda.split(".")[0]) if torch.version.cuda else None
+    started = time.monotonic()
+    reason = prepare_builds(environment, major) or compile_sample(environment)
+    found = ", ".join(f"{name} {environment.get(name, '-')}" for name in (HOME, HEADERS, LIBRARIES))
+    note = f"{reason}; {found}" if reason else f"{time.monotonic() - started:.1f} s; {found}"
+    name = "builds that fail, of a small kernel"
+    return Row("limits", name, int(bool(reason)), "", "= 0", note)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _tool(name: str) -> str:
+    """A tool's location, as FlashInfer finds it: on the path, or with CUDA."""
+    folders = [f"{CUDA_HOME}/bin"] if CUDA_HOME else []
+    return shutil.which(name) or shutil.which(name, path=":".join(folders)) or "missing"
+
+
+def _driver() -> str:
+    """The driver's version, from nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown ({type(error).__name__})"
+    return said.stdout.split("\n")[0].strip()
+
+
+@dataclass(frozen=True)
+class CardUse:
+    """Bytes of a card: in total, in use before the engine, and in use with the engine."""
+
+    total: int
+    before: int
+    after: int
+
+    def of_fraction(self, fraction: float) -> float:
+        """The engine's use divided by its allowance."""
+        return (self.after - self.before) / (fraction * self.total)
+
+
+def check_memory(card: Card, folder: Path, fraction: float) -> Iterator[Row]:
+    """Measure an engine with graphs and a profiled pool, after its largest prompt and decodes."""
+    before = _used(card.device)
+    config = EngineConfig(
+        folder=folder,
+        scheduler=SchedulerConfig(BLOCK_SIZE, max_batch_size=64, chunk_max_tokens=2048),
+        dtype="bfloat16",
+        device=str(card.device),
+        memory_fraction=fraction,
+        attention=attention_of(str(card.device)),
+    )
+    started = time.monotonic()
+    loaded = load_engine(config, time.monotonic)
+    ready_s = time.monotonic() - started
+    loaded.engine.warm_up()
+    wait_for(card.device)
+    total = torch.cuda.get_device_properties(card.device).total_memory
+    yield from memory_rows(CardUse(total, before, _used(card.device)), fraction)
+    taken, pool = Taken.now(card.device), loaded.pool
+    pool_bytes = pool.num_blocks * pool.block_bytes
+    note = f"{pool.num_blocks} blocks of {pool.block_bytes / 1e6:.2f} MB"
+    yield Row("memory", "KV pool", pool_bytes / 2**30, "GiB", note=note)
+    yield Row("memory", "by torch's count, with the pool", taken.on_card / 2**30, "GiB")
+    yield Row("memory", "pinned on the host", taken.pinned / 2**20, "MiB")
+    yield Row("memory", "from checkpoint to ready", ready_s, "s", note="profile and graphs")
+
+
+def memory_rows(use: CardUse, fraction: float) -> Iterator[Row]:
+    """The memory taken, and whether it is within the fraction."""
+    note = f"{(use.after - use.before) / 2**30:.2f} GiB of {use.total / 2**30:.1f} GiB"
+    share = 100 * use.of_fraction(fraction)
+    name = f"taken, of a fraction of {fraction:g}"
+    yield Row("memory", name, share, "% of allowed", "<= 100", note)
+
+
+def _used(device: torch.device) -> int:
+    """Bytes of the card in use by any process, from the driver."""
+    import pynvml  # comes with FlashInfer
+
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    finally:
+        pynvml.nvmlShutdown()
