@@ -117,7 +117,8 @@ class Fleet:
         """
         now = self._clock()
         for worker_id, worker in list(self._workers.items()):
-            answers = worker.link.is_ready and worker.link.is_responsive(now)
+            link = worker.link
+            answers = (link.is_ready or link.is_ending) and link.is_responsive(now)
             if worker_id not in self._members and not answers:
                 self._lose(worker_id, "its lease ended", Loss.SILENT)
         self._index.tidy(now)

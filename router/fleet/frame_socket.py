@@ -1,9 +1,9 @@
 """A ZeroMQ socket on the event loop at minimal cost: no task or future per message.
 
-Owns the socket and its reader callback in the loop. All received messages are taken in one turn
-of the loop; messages sent in one turn leave together in the next. Sending each one alone would
-wake ZeroMQ's own thread, which costs more than the router's work on a message. Knows nothing of
-what messages contain.
+Owns the socket and its reader callback in the loop. Received messages are taken in batches, one in
+each turn of the loop; messages sent in one turn leave together in the next. Sending each one alone
+would wake ZeroMQ's own thread, which costs more than the router's work on a message. Knows nothing
+of what messages contain.
 """
 
 from __future__ import annotations
@@ -11,14 +11,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import zmq
 
 MAX_AT_ONCE = 64
 MAX_TURN_S = 0.005
 RETRY_S = 0.01
+MAX_FINISH_S = 5.0
+MAX_FINISH_BYTES = 256 * 1024 * 1024
 _NOWAIT = int(zmq.NOBLOCK)
 _clock = time.perf_counter
+
+
+@dataclass(slots=True)
+class _Finish:
+    """The last messages of a socket: what follows them, and how long and how many they may be."""
+
+    then: Callable[[], object]
+    ends_at: float
+    bytes_left: int
+
+    def is_overdue(self, now: float) -> bool:
+        return self.bytes_left < 0 or now > self.ends_at
 
 
 class FrameSocket:
@@ -50,6 +65,7 @@ class FrameSocket:
         self._retry: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._is_receiving = True
+        self._finish: _Finish | None = None
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._receive)
@@ -65,10 +81,19 @@ class FrameSocket:
         outbox.append(frames)
         return True
 
-    def take_all(self) -> None:
-        """Take every message received so far."""
-        while self._take_some():
-            pass
+    def finish(self, then: Callable[[], object]) -> None:
+        """Take the messages that have arrived, in batches as ever, and then call `then`. A peer
+        that sent very many does not delay that for long: after MAX_FINISH_S or MAX_FINISH_BYTES
+        the rest is dropped. `then` is not called if an error or `close` comes first."""
+        take = self._take
+        finish = _Finish(then, _clock() + MAX_FINISH_S, MAX_FINISH_BYTES)
+
+        def count_and_take(frames: list[bytes]) -> Iterator[None] | None:
+            finish.bytes_left -= sum(map(len, frames))
+            return take(frames)
+
+        self._take, self._finish = count_and_take, finish
+        self._receive()
 
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket; sent messages have `linger_ms` to leave. May be called twice."""
@@ -76,6 +101,7 @@ class FrameSocket:
             return
         self._send_waiting()
         self._is_closed = True
+        self._finish = None
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._descriptor)
@@ -84,7 +110,14 @@ class FrameSocket:
     def _receive(self) -> None:
         """Take received messages in batches, bounded in number and time, so that other callbacks
         get their turn: one batch in each turn of the loop, until there are no more."""
-        if not self._is_receiving and self._take_some():
+        if self._is_receiving:
+            return
+        may_be_more = self._take_some()
+        finish = self._finish
+        if finish is not None and (not may_be_more or finish.is_overdue(_clock())):
+            self._finish = None
+            finish.then()
+        elif may_be_more:
             self._is_receiving = True
             self._loop.call_soon(self._receive_more)
 
@@ -111,7 +144,7 @@ class FrameSocket:
                 if _clock() > end:
                     return True
         except Exception as error:  # noqa: BLE001 - the top: `fail` ends the socket's session
-            self._rest = None
+            self._rest = self._finish = None
             self._fail(error)
             return False
         return True

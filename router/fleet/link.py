@@ -3,7 +3,8 @@
 Owns both sockets and the task that reopens them. Sends a hello first and is ready once the worker
 accepts it; a refusal is final for this incarnation. A session that broke, or that the worker
 forgot, is reported at once and then replaced with fresh sockets, because queued messages belong
-to the old session. Invalid frames are counted and dropped. Knows nothing of requests.
+to the old session. What the worker sent before the end is taken first. Invalid frames are counted
+and dropped. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from process.clock import wall_us
 from process.sockets.authenticator import HANDSHAKE_FAILURES
 from process.sockets.control import NO_HELLO
 from process.sockets.network import Network
@@ -34,14 +34,12 @@ from protocol.messages import (
     HelloAccepted,
     HelloRefused,
     Message,
-    Ping,
     Pong,
     Prefill,
     StepTokens,
 )
 from protocol.registration import WorkerInfo
 from protocol.wire import decode_control, decode_event, encode, joined, parts
-from router.fleet.clock_offset import ClockOffset
 from router.fleet.conditions import (
     BROKEN,
     CONNECTING,
@@ -51,6 +49,7 @@ from router.fleet.conditions import (
     unreachable,
 )
 from router.fleet.frame_socket import FrameSocket
+from router.fleet.pings import Pings
 from router.fleet.step_parts import in_parts
 from router.metrics import FleetMetrics
 
@@ -59,7 +58,6 @@ log = logging.getLogger(__name__)
 CLOSE_LINGER_MS = 100
 RECONNECT_S = 0.2
 MAX_RECONNECT_S = 30.0
-_PINGS_TIMED = 64
 
 
 class LinkCallbacks(Protocol):
@@ -125,13 +123,8 @@ class WorkerLink:
         """Why the connection cannot be used; None while it can."""
         self._last_heard = time.monotonic()
         self._num_lies = 0
-        self._num_pings = 0
-        self._last_answered = 0
-        self.clock = ClockOffset()
-        self._sent_us: dict[int, int] = {}  # by number of ping, until it is answered
-        self._pong_waiters: dict[
-            asyncio.Future[None], int
-        ] = {}  # waiters, with their ping's number
+        self._pings = Pings()
+        self.clock = self._pings.clock
         self._complaint = asyncio.get_running_loop().call_later(times.unreachable_s, self._complain)
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"link to {info.worker_id}"
@@ -140,7 +133,12 @@ class WorkerLink:
     @property
     def is_ready(self) -> bool:
         """Whether the worker accepted our hello and the connection is open."""
-        return self._is_ready
+        return self._is_ready and self._control is not None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the connection broke, and its last messages are being taken."""
+        return self._is_ready and self._control is None
 
     def is_responsive(self, now: float) -> bool:
         """Whether the worker sent anything within `silence_s`, by `time.monotonic`."""
@@ -154,27 +152,20 @@ class WorkerLink:
 
     def ping(self) -> int:
         """Send a ping, if there is a connection; returns the ping's number."""
-        self._num_pings += 1
-        if self.send(Ping(nonce=self._num_pings)):
-            self._sent_us[self._num_pings] = wall_us()
-            self._sent_us.pop(self._num_pings - _PINGS_TIMED, None)
-        return self._num_pings
+        ping = self._pings.next()
+        if self.send(ping):
+            self._pings.sent(ping)
+        return ping.nonce
 
     def has_answered(self, number: int) -> bool:
         """Whether the worker has answered this ping or a later one."""
-        return self._last_answered >= number
+        return self._pings.has_answered(number)
 
     async def wait_for_pong(self, number: int, timeout_s: float) -> None:
         """Wait until the worker has answered this ping or a later one, the connection is lost, or
         the timeout has passed."""
-        if not self._is_ready or self.has_answered(number):
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pong_waiters[waiter] = number
-        try:
-            await asyncio.wait([waiter], timeout=timeout_s)
-        finally:
-            del self._pong_waiters[waiter]
+        if self._is_ready and not self.has_answered(number):
+            await self._pings.wait(number, timeout_s)
 
     def close(self) -> None:
         """Stop the link; its sockets close when the task has ended, see `wait_closed`."""
@@ -293,13 +284,14 @@ class WorkerLink:
             self._pinging = None
 
     def _on_monitor(self, frames: list[bytes]) -> None:
-        """The control connection has ended, or the keys of the two ends did not match."""
-        if not self._lasts:
+        """The control connection has ended, or the keys of the two ends did not match. ZeroMQ
+        connects again by itself; the session that ends takes no notice."""
+        control = self._control
+        if not self._lasts or control is None:
             return
         if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
-            if self._control is not None:
-                self._control.take_all()  # messages that arrived before the end
-            self._end_session()
+            self._control = None  # so that nothing more is sent
+            control.finish(self._end_session)  # messages that arrived before the end
             return
         self._metrics.refused.add("handshake")
         self._complaint.cancel()
@@ -319,16 +311,16 @@ class WorkerLink:
 
     def _take_control(self, message: ControlMessage) -> Iterator[None] | None:
         """Take a message. The tokens of many sequences are taken in parts, later."""
-        if isinstance(message, HelloAccepted):
+        if message == NO_HELLO or (self._control is None and isinstance(message, HelloAccepted)):
+            self._end_session()  # the next connection's first words end a session that broke
+        elif isinstance(message, HelloAccepted):
             self._accepted(message)
-        elif message == NO_HELLO:
-            self._end_session()
         elif isinstance(message, HelloRefused):
             self._refuse(message)
         elif not self._is_ready:
             self._metrics.refused.add("no_hello")
         elif isinstance(message, Pong):
-            self._take_pong(message)
+            self._pings.answered(message)
         elif isinstance(message, StepTokens) and len(message.sequences) > 1:
             return self._take_in_parts(message)
         else:
@@ -341,13 +333,6 @@ class WorkerLink:
             if self._is_ready:
                 self._callbacks.on_control(self._info.worker_id, part)
             yield
-
-    def _take_pong(self, message: Pong) -> None:
-        sent_us = self._sent_us.pop(message.nonce, 0)
-        if sent_us and message.wall_us:
-            self.clock.observe(sent_us, message.wall_us, wall_us())
-        self._last_answered = max(self._last_answered, message.nonce)
-        self._release_waiters(self._last_answered)
 
     def _accepted(self, message: HelloAccepted) -> None:
         """Become ready, if the worker that answers is the registered one."""
@@ -383,13 +368,7 @@ class WorkerLink:
     def _end_ready(self) -> None:
         """Release every task that waits for a pong, because the connection is lost."""
         self._is_ready = False
-        self._release_waiters(self._num_pings)
-
-    def _release_waiters(self, number: int) -> None:
-        """Release every task that waits for the answer to this ping or an earlier one."""
-        for waiter, asked in self._pong_waiters.items():
-            if asked <= number and not waiter.done():
-                waiter.set_result(None)
+        self._pings.release_all()
 
     def _take_event(self, message: EventMessage) -> None:
         if self._is_ready:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import zmq
 
+from router.fleet import frame_socket
 from router.fleet.frame_socket import MAX_AT_ONCE, MAX_TURN_S, FrameSocket
 from tests.unit.router.router_harness import until
 
@@ -148,12 +149,68 @@ async def test_what_a_message_fails_with_is_told(pair: Pair) -> None:
     served.close()
 
 
-async def test_all_that_came_can_be_taken_at_once(pair: Pair) -> None:
+async def test_the_last_messages_are_taken_in_batches_and_then_the_end_is_told(pair: Pair) -> None:
     served = pair.serve()
-    for number in range(3 * MAX_AT_ONCE):
+    wanted = [b"%d" % number for number in range(5 * MAX_AT_ONCE)]
+    for frame in wanted:
+        pair.far.send(frame)
+    ends: list[int] = []
+    before = len(pair.taken)
+    served.finish(lambda: ends.append(len(pair.taken)))
+    sizes = [len(pair.taken) - before]
+    while not ends:
+        before = len(pair.taken)
+        await asyncio.sleep(0)
+        sizes.append(len(pair.taken) - before)
+    assert pair.taken == wanted
+    assert ends == [len(wanted)], "once, when all were taken"
+    assert max(sizes) <= MAX_AT_ONCE
+    served.close()
+
+
+async def test_an_end_without_messages_is_told_at_once(pair: Pair) -> None:
+    served = pair.serve()
+    await asyncio.sleep(0)
+    ends: list[str] = []
+    served.finish(lambda: ends.append("end"))
+    assert ends == ["end"]
+    served.close()
+
+
+@pytest.mark.parametrize(
+    ("bound", "value"), [("MAX_FINISH_BYTES", 10 * MAX_AT_ONCE), ("MAX_FINISH_S", -1.0)]
+)
+async def test_a_peer_that_does_not_stop_delays_the_end_only_so_long(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, bound: str, value: float
+) -> None:
+    monkeypatch.setattr(frame_socket, bound, value)
+    served = pair.serve()
+    for _ in range(10 * MAX_AT_ONCE):
+        pair.far.send(b"ten bytes.")
+    ends: list[int] = []
+    served.finish(lambda: ends.append(len(pair.taken)))
+    while not ends:
+        await asyncio.sleep(0)
+    assert ends[0] <= 2 * MAX_AT_ONCE
+    served.close()
+
+
+@pytest.mark.parametrize("how", ["close", "error"])
+async def test_no_end_is_told_after_an_error_or_a_close(pair: Pair, how: str) -> None:
+    served = pair.serve()
+    for number in range(2 * MAX_AT_ONCE):
         pair.far.send(b"%d" % number)
-    served.take_all()
-    assert len(pair.taken) == 3 * MAX_AT_ONCE
+    pair.far.send(b"bad")
+    ends: list[str] = []
+    served.finish(lambda: ends.append("end"))
+    if how == "close":
+        served.close()
+        await asyncio.sleep(0)
+        assert len(pair.taken) <= MAX_AT_ONCE
+    else:
+        await until(lambda: bool(pair.errors))
+        await asyncio.sleep(0)
+    assert not ends
     served.close()
 
 
@@ -199,7 +256,7 @@ async def test_a_message_whose_rest_fails_is_told_and_dropped(pair: Pair) -> Non
     pair.far.send_multipart([b"long", b"1", b"bad", b"2"])
     await until(lambda: bool(pair.errors))
     assert (pair.taken, len(pair.errors)) == ([b"1"], 1)
-    served.take_all()
+    await asyncio.sleep(0)
     assert (pair.taken, len(pair.errors)) == ([b"1"], 1)
     served.close()
 
@@ -212,7 +269,6 @@ async def test_nothing_is_taken_once_the_socket_is_closed(pair: Pair) -> None:
     served.close()
     for _ in range(5):
         await asyncio.sleep(0)
-    served.take_all()
     assert pair.taken == [b"1"]
 
 
@@ -228,16 +284,19 @@ async def test_a_step_that_closes_the_socket_is_the_last(pair: Pair) -> None:
     served = FrameSocket(pair.near, one_by_one, pair.errors.append, 1000)
     pair.far.send_multipart([b"1", b"2"])
     await until(lambda: bool(taken))
-    served.take_all()
+    await asyncio.sleep(0)
     assert (taken, pair.errors) == ([b"1"], [])
 
 
 @pytest.mark.usefixtures("_slow_clock")
-async def test_the_rest_of_a_message_is_among_all_that_came(pair: Pair) -> None:
+async def test_the_rest_of_a_message_is_among_the_last(pair: Pair) -> None:
     served = pair.serve()
     pair.far.send_multipart([b"long", b"1", b"2", b"3"])
     pair.far.send(b"4")
     await taken_by_turn(pair, 1)
-    served.take_all()
+    ends: list[int] = []
+    served.finish(lambda: ends.append(len(pair.taken)))
+    await until(lambda: bool(ends))
     assert pair.taken == [b"1", b"2", b"3", b"4"]
+    assert ends == [4]
     served.close()

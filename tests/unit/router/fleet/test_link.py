@@ -30,10 +30,12 @@ from protocol.messages import (
 from protocol.sampling import SamplingParams, TokenLogprobs
 from protocol.wire import encode
 from router.fleet.conditions import Cause, State
+from router.fleet.frame_socket import MAX_AT_ONCE
+from router.fleet.link import WorkerLink
 from router.fleet.step_parts import LOGPROBS_WORK, PART_WORK, in_parts
 from router.fleet.worker import Loss, Worker
 from tests.ports import held_port
-from tests.unit.router.fake_worker import WAIT_S
+from tests.unit.router.fake_worker import WAIT_S, FakeWorker
 from tests.unit.router.router_harness import Harness, until
 
 REQUEST = Generate(
@@ -243,8 +245,63 @@ async def test_the_last_words_of_a_worker_that_ends_are_heard(harness: Harness) 
     for each in words:
         worker.send(each)
     worker.control.close(linger=60_000)
-    await until(lambda: not harness.is_usable("d1"))
+    await until(lambda: heard[-1:] == ["lost"])
     assert heard == [*map(str, range(300)), "lost"]
+
+
+async def test_the_last_words_of_a_worker_leave_others_their_turns(harness: Harness) -> None:
+    """However many they are: the end of a session is no reason to stop everything else."""
+    (worker,) = await harness.join("d1")
+    listener = TurnCounter()
+    harness.fleet.listen(listener)
+    word = AttemptFailed(request_id="r", attempt=1, worker_id="d1", reason="", retryable=True)
+    for _ in range(3000):
+        worker.send(word)
+    worker.control.close(linger=60_000)
+    counting = asyncio.create_task(listener.count_turns())
+    await until(lambda: listener.is_lost)
+    counting.cancel()
+    assert listener.taken.total() == 3000
+    assert max(listener.taken.values()) <= 2 * MAX_AT_ONCE
+
+
+async def broken_off(harness: Harness) -> tuple[WorkerLink, list[str], FakeWorker]:
+    """A link whose worker is gone, and of whose 3000 last words some are still to be taken."""
+    (worker,) = await harness.join("d1")
+    link = harness.fleet.worker("d1").link
+    heard: list[str] = []
+    harness.fleet.listen(Eavesdropper(heard))
+    for number in range(3000):
+        worker.send(AttemptFailed(request_id="r", attempt=number, worker_id="d1", reason="",
+                                  retryable=True))  # fmt: skip
+    worker.control.close(linger=60_000)
+    await until(lambda: link.is_ending)
+    return link, heard, worker
+
+
+async def test_a_worker_whose_last_words_are_taken_gets_no_requests_and_is_not_lost_yet(
+    harness: Harness,
+) -> None:
+    link, heard, _ = await broken_off(harness)
+    assert not harness.is_usable("d1")
+    assert not link.send(REQUEST)
+    harness.workers.pop("d1")
+    harness.refresh()
+    assert harness.fleet.worker("d1") is not None
+    await until(lambda: harness.fleet.worker("d1") is None)
+    assert heard == [*map(str, range(3000)), "lost"]
+
+
+async def test_the_next_connection_to_an_address_is_another_session(harness: Harness) -> None:
+    """ZeroMQ connects again by itself while the last words of the former session are taken."""
+    link, heard, former = await broken_off(harness)
+    first = await former.received.next(Hello)
+    late = harness.make("d1", control=former.info.control)
+    late.control.bind(former.info.control)
+    hello = await late.received.next(Hello)
+    assert hello.session not in (first.session, "")
+    await until(lambda: link.is_ready)
+    assert heard == [*map(str, range(3000)), "lost"]
 
 
 class Eavesdropper:
@@ -283,6 +340,7 @@ class TurnCounter:
 
     def __init__(self) -> None:
         self.taken: Counter[int] = Counter()
+        self.is_lost = False
         self._turn = 0
 
     async def count_turns(self) -> None:
@@ -294,6 +352,7 @@ class TurnCounter:
         self.taken[self._turn] += 1
 
     def on_lost(self, worker: Worker, reason: str, loss: Loss) -> int:
+        self.is_lost = True
         return 0
 
     def on_fleet(self) -> None:
