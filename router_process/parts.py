@@ -38,13 +38,13 @@ from process.store.store_url import store_url
 from protocol.flight import FlightKind
 from protocol.messages import PROTOCOL_VERSION, Hello, Role
 from protocol.registration import WorkerInfo
-from router.fleet.cache_index import CacheIndex
 from router.fleet.fleet import Fleet
 from router.fleet.history import FleetHistory
 from router.fleet.link import LinkCallbacks, LinkTimes, WorkerLink
 from router.metrics import FleetMetrics
 from router.requests.dispatcher import Dispatcher
 from router.requests.trace import TraceStore
+from router.routing.cache_index import CacheIndex
 from router_process.settings import RouterSettings
 
 

@@ -37,12 +37,12 @@ from process.store.ignored_entries import IgnoredEntries
 from protocol.events import WorkerStats
 from protocol.messages import Role
 from protocol.registration import WorkerInfo
-from router.fleet.cache_index import CacheIndex
 from router.fleet.fleet import Fleet
 from router.fleet.link import LinkCallbacks
 from router.fleet.worker import Link
 from router.metrics import FleetMetrics
 from router.requests.trace import TraceStore
+from router.routing.cache_index import CacheIndex
 from worker.counters import Count
 from worker.metrics import WorkerMetrics
 

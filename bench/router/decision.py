@@ -17,12 +17,10 @@ from protocol.events import WorkerStats
 from protocol.hashing import block_hashes, chain_root
 from protocol.messages import CacheDump, Role
 from protocol.registration import WorkerInfo, WorkerState
-from router.fleet.cache_index import NO_MATCH, CacheIndex
-from router.fleet.clock_offset import ClockOffset
-from router.fleet.conditions import Condition
-from router.fleet.worker import Worker
-from router.routing.policy import place
-from router.routing.view import PlacementQuery
+from router.routing.cache_index import CacheIndex
+from router.routing.decision import Query, apply, decide
+from router.routing.fleet_view import FleetView
+from router.routing.worker_view import Liveness, WorkerView
 
 BLOCK_SIZE = 16
 NUM_WORKERS = 100
@@ -49,31 +47,23 @@ def measure(num_tokens: int, num_workers: int = NUM_WORKERS) -> tuple[float, flo
     tokens = list(range(num_tokens))
     root = chain_root("model")
     hashes = block_hashes(root, tokens, BLOCK_SIZE)
-    index = CacheIndex(_EXPECTED_S)
-    workers = [_worker(number, num_workers) for number in range(num_workers)]
-    for each in workers:
-        index.join(each.worker_id, each.info.incarnation)
-        index.apply_dump(
-            each.worker_id, CacheDump(incarnation=each.info.incarnation, seq=0, hashes=hashes)
-        )
+    view = FleetView(CacheIndex(_EXPECTED_S))
+    for number in range(num_workers):
+        worker = _worker(number, num_workers)
+        view.join(worker)
+        dump = CacheDump(incarnation=worker.info.incarnation, seq=0, hashes=hashes)
+        view.index.apply_dump(worker.worker_id, dump)
     rng = random.Random(1)
-    query = PlacementQuery(num_tokens, num_tokens + 100, BLOCK_SIZE)
+    query = Query(
+        num_tokens=num_tokens, max_tokens=num_tokens + 100, block_size=BLOCK_SIZE, hashes=hashes
+    )
 
-    def decide() -> None:
-        matches = index.matches(hashes, time.monotonic())
-        loads = {
-            role: [
-                each.load(matches.get(each.worker_id, NO_MATCH))
-                for each in workers
-                if each.role is role
-            ]
-            for role in (Role.DECODE, Role.PREFILL)
-        }
-        placement = place(query, loads[Role.DECODE], loads[Role.PREFILL], None, rng)
-        held = len(hashes) - -(-placement.decode.missing_tokens // BLOCK_SIZE)
-        index.expect(placement.decode.worker_id, hashes[held:], time.monotonic())
+    def place() -> None:
+        now = time.monotonic()
+        for owner, reservation in apply(view, decide(view, query, now, rng), now):
+            owner.release(reservation)
 
-    return _median_ms(decide), _median_ms(lambda: block_hashes(root, tokens, BLOCK_SIZE))
+    return _median_ms(place), _median_ms(lambda: block_hashes(root, tokens, BLOCK_SIZE))
 
 
 def _median_ms(work: Callable[[], object]) -> float:
@@ -86,7 +76,7 @@ def _median_ms(work: Callable[[], object]) -> float:
     return 1e3 * statistics.median(times)
 
 
-def _worker(number: int, num_workers: int) -> Worker:
+def _worker(number: int, num_workers: int) -> WorkerView:
     is_prefill = number < PREFILL_SHARE * num_workers
     name = f"w{number}"
     info = WorkerInfo(
@@ -95,7 +85,7 @@ def _worker(number: int, num_workers: int) -> Worker:
         model="", model_fingerprint="", layout_fingerprint="", transport="",
         block_size=BLOCK_SIZE, num_blocks=100_000, max_context=1_000_000,
     )  # fmt: skip
-    worker = Worker(info, _NoLink())
+    worker = WorkerView(info, Liveness.ANSWERS)
     worker.take_stats(
         WorkerStats(
             worker_id=name, incarnation=name, num_waiting=0, num_running=number, queued_tokens=0,
@@ -103,33 +93,3 @@ def _worker(number: int, num_workers: int) -> Worker:
         )
     )  # fmt: skip
     return worker
-
-
-class _NoLink:
-    """The link of a worker that is asked for nothing."""
-
-    clock = ClockOffset()
-    trouble: Condition | None = None
-    session, num_legs = "", 0
-    is_ready = is_closed = True
-
-    def is_responsive(self, now: float) -> bool:
-        return True
-
-    def send(self, message: object) -> bool:
-        return False
-
-    def ping(self) -> int:
-        return 0
-
-    def has_answered(self, number: int) -> bool:
-        return True
-
-    async def wait_for_pong(self, number: int, timeout_s: float) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
-
-    async def wait_closed(self) -> None:
-        return None

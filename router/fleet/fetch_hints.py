@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping
 
 from protocol.messages import KvHolder, KvPeer
 from protocol.registration import WorkerState
-from router.fleet.cache_index import PrefixMatch
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
-from router.routing.view import HeldElsewhere
+from router.routing.cache_index import PrefixMatch
 
 MAX_HOLDERS = 2
 MAX_ATTEMPT = 2
@@ -22,18 +21,6 @@ MIN_GAIN = 2
 """Blocks that a holder must have beyond those of the worker that computes."""
 NEAR_TIE = 0.05
 """Holders count as equally good if their blocks differ by less than this part of the most."""
-
-
-def held_elsewhere(matches: Mapping[str, PrefixMatch]) -> HeldElsewhere | None:
-    """The two workers that hold the most leading blocks now, for the cost of placements."""
-    most = second = 0
-    holder = ""
-    for name, match in matches.items():
-        if match.held > most:
-            most, second, holder = match.held, most, name
-        elif match.held > second:
-            second = match.held
-    return HeldElsewhere(holder, most, second) if most else None
 
 
 def holders_for(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from process.clock import wall_us
@@ -25,7 +25,6 @@ from protocol.messages import (
     Role,
 )
 from protocol.registration import WorkerInfo, WorkerState
-from router.fleet.cache_index import NO_MATCH, CacheIndex, PrefixMatch
 from router.fleet.conditions import (
     NOT_USED_YET,
     Condition,
@@ -41,12 +40,10 @@ from router.fleet.link import LinkCallbacks
 from router.fleet.listener import FleetListener
 from router.fleet.worker import Link, Loss, Worker, describe
 from router.metrics import FleetMetrics
-from router.routing.view import WorkerLoad
+from router.routing.cache_index import CacheIndex
+from router.routing.fleet_view import FleetView
 
 log = logging.getLogger(__name__)
-
-LONG_STEP_S = 8.0
-"""Prefill workers of which none answers are left out this much later: they may compute."""
 
 
 ConnectLink = Callable[[WorkerInfo, LinkCallbacks], Link]
@@ -68,6 +65,7 @@ class Fleet:
         self.flights = FlightQuestions()
         self._connect = connect
         self._index = index
+        self._view = FleetView(index)
         self._metrics = metrics
         self._clock = clock
         self._listener: FleetListener | None = None
@@ -106,7 +104,7 @@ class Fleet:
             if worker is None:
                 self._add(info)
             else:
-                worker.info = info
+                worker.renew(info)
         self._find_max_context()
         self._note_change()
 
@@ -143,45 +141,28 @@ class Fleet:
         """The registration with this id, whether or not the router uses the worker."""
         return self._members.get(worker_id)
 
-    def ready(self, role: Role) -> list[Worker]:
-        """Workers of a role that accept new requests.
+    def now(self) -> float:
+        """The time by the clock of the view."""
+        return self._clock()
 
-        Decode workers that do not answer at the moment are left out only if others answer: a slow
-        worker is not dead. Prefill workers that do not answer are always left out, because decode
-        workers can compute prompts, too.
-        """
-        usable = [
-            each
-            for each in self._workers.values()
-            if each.info.role is role and each.takes_requests
-        ]
-        if role is Role.DECODE and len(usable) < 2:
-            return usable
+    def view(self) -> FleetView:
+        """The fleet as decisions see it, with what the links show now."""
         now = self._clock()
-        answering = [each for each in usable if each.link.is_responsive(now)]
-        if role is Role.PREFILL:  # one that is alone may be in a long step
-            return answering or [e for e in usable if e.link.is_responsive(now - LONG_STEP_S)]
-        return answering or usable
+        for each in self._workers.values():
+            each.look_at_link(now)
+        return self._view
+
+    def ready(self, role: Role) -> list[Worker]:
+        """Workers of a role that accept new requests; see `FleetView.ready`."""
+        return [self._workers[each.worker_id] for each in self.view().ready(role)]
 
     def known(self, role: Role) -> list[Worker]:
         """All workers of a role, connected or not."""
         return [each for each in self._workers.values() if each.role is role]
 
-    def matches(self, hashes: Sequence[bytes]) -> Mapping[str, PrefixMatch]:
-        """The number of these leading blocks that each worker holds, for workers that hold any."""
-        return self._index.matches(hashes, self._clock()) if hashes else {}
-
-    def loads(self, role: Role, matches: Mapping[str, PrefixMatch]) -> list[WorkerLoad]:
-        """The load of each ready worker, with the blocks of a prompt that it holds."""
-        return [each.load(matches.get(each.worker_id, NO_MATCH)) for each in self.ready(role)]
-
     def holders(self, digest: bytes) -> list[str]:
         """The workers that hold a block."""
         return self._index.holders(digest)
-
-    def expect_cached(self, worker_id: str, hashes: Sequence[bytes]) -> None:
-        """Expect a worker to hold these blocks: a prompt of them is being sent there."""
-        self._index.expect(worker_id, hashes, self._clock())
 
     @property
     def max_context(self) -> int | None:
@@ -358,14 +339,15 @@ class Fleet:
         if self.identity is None:
             return
         self._refused.pop(info.incarnation, None)
-        self._index.join(info.worker_id, info.incarnation, info.num_blocks)
-        self._workers[info.worker_id] = Worker(info, self._connect(info, self))
+        worker = Worker(info, self._connect(info, self))
+        self._view.join(worker)
+        self._workers[info.worker_id] = worker
 
     def _lose(self, worker_id: str, reason: str, loss: Loss) -> None:
         worker = self._workers.pop(worker_id)
         self._find_max_context()
         self._disconnect(worker)
-        self._index.leave(worker_id)
+        self._view.leave(worker_id)
         self._metrics.workers_lost.inc()
         message = "%s worker %s left: %s"
         log.log(_severity(worker), message, worker.role.value, worker_id, reason)

@@ -1,21 +1,13 @@
-"""One worker as the router knows it: registration, link, last stats, and recent reservations.
-
-The worker's stats do not include a request that was just sent, so the request counts here as a
-reservation. Stats and requests use different connections, without a common order, so stats say how
-many requests they count. A reservation ends with the first stats that count its request, unless its
-owner releases it earlier.
-"""
+"""One worker as the router knows it: what decisions see of it, its link, its rates and losses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
 from protocol.events import WorkerStats
-from protocol.messages import Message, Role
-from protocol.registration import WorkerInfo, WorkerState
-from router.fleet.cache_index import PrefixMatch
+from protocol.messages import Message
+from protocol.registration import WorkerInfo
 from router.fleet.clock_offset import ClockOffset
 from router.fleet.conditions import (
     LOST_AFTER_US,
@@ -27,10 +19,10 @@ from router.fleet.conditions import (
     registered_condition,
 )
 from router.fleet.rates import Rates
-from router.routing.prediction import WorkerSpeed
-from router.routing.view import WorkerLoad
+from router.routing.worker_view import Liveness, Reservation, WorkerView
 
-_CHUNK_TOKENS, _ITL_TARGET_MS = 512, 50.0  # of workers that do not report them
+LONG_STEP_S = 8.0
+"""A silence this much longer than usual may be a long step."""
 
 
 class Link(Protocol):
@@ -65,51 +57,28 @@ class Loss(Enum):
     SILENT = auto()
 
 
-@dataclass(eq=False)
-class Reservation:
-    """Load that was sent to a worker whose stats do not include it yet. `number` counts the
-    requests that `session` has sent; 0 until this one is sent."""
-
-    tokens: int
-    blocks: int
-    session: str = ""
-    number: int = 0
-
-    def is_counted(self, received: dict[str, int]) -> bool:
-        """Whether stats with these numbers of received requests include this one."""
-        return 0 < self.number <= received.get(self.session, 0)
-
-
-class Worker:
+class Worker(WorkerView):
     """A worker of the fleet. Owns its link."""
 
     def __init__(self, info: WorkerInfo, link: Link) -> None:
-        self.info = info
+        super().__init__(info)
         self.link = link
-        self.stats: WorkerStats | None = None
-        self.speed: WorkerSpeed | None = None
         self.rates = Rates()
         self.broken_us = 0
         """The time when the connection broke, until it is back."""
         self.requests_moved = 0
         self.evicted_blocks = 0
         """Cached blocks evicted since the router has known this worker."""
-        self._reservations: set[Reservation] = set()
-        self._reserved_tokens = self._reserved_blocks = 0
 
-    @property
-    def worker_id(self) -> str:
-        return self.info.worker_id
-
-    @property
-    def role(self) -> Role:
-        return self.info.role
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether new requests may go to this worker: its lease says READY and it accepted our
-        hello."""
-        return self.info.state is WorkerState.READY and self.link.is_ready
+    def look_at_link(self, now: float) -> None:
+        """Note what the link shows now, for decisions."""
+        if not self.link.is_ready:
+            self.note_liveness(Liveness.UNCONNECTED)
+        elif self.link.is_responsive(now):
+            self.note_liveness(Liveness.ANSWERS)
+        else:
+            is_slow = self.link.is_responsive(now - LONG_STEP_S)
+            self.note_liveness(Liveness.SLOW if is_slow else Liveness.SILENT)
 
     def condition(self, now: float, wall_us: int) -> Condition:
         """The condition of this worker. A worker whose connection broke counts as lost a little
@@ -123,77 +92,14 @@ class Worker:
             return self.link.trouble
         return USABLE if self.link.is_responsive(now) else SILENT
 
-    @property
-    def num_reservations(self) -> int:
-        """Number of sent requests that the stats may not include yet."""
-        return len(self._reservations)
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks that are neither used nor waited for, by the last stats and the requests sent
-        since."""
-        return self.info.num_blocks - self._claimed_blocks
-
-    @property
-    def queued_tokens(self) -> int:
-        """Prompt tokens that the worker still has to compute, including requests sent since its
-        stats."""
-        queued = self.stats.queued_tokens if self.stats is not None else 0
-        return queued + self._reserved_tokens
-
-    @property
-    def _claimed_blocks(self) -> int:
-        """Blocks that are used (including granted and fenced ones), waited for, or reserved. The
-        queue of a prefill worker counts by its tokens instead."""
-        stats, reserved = self.stats, self._reserved_blocks
-        if stats is None:
-            return reserved
-        waiting = stats.blocks_waiting if self.role is Role.DECODE else 0
-        return stats.blocks_used + waiting + reserved
-
     def take_stats(self, stats: WorkerStats) -> None:
         """Take the newest stats; end the reservations that they include."""
-        self.stats = stats
-        self.speed = _speed(self.info, stats)
+        super().take_stats(stats)
         self.rates.observe(stats)
-        for each in [e for e in self._reservations if e.is_counted(stats.received)]:
-            self.release(each)
-
-    def reserve(self, tokens: int, blocks: int) -> Reservation:
-        """Reserve load for a request: prompt tokens to compute, blocks to hold."""
-        reservation = Reservation(tokens, blocks)
-        self._reservations.add(reservation)
-        self._reserved_tokens += tokens
-        self._reserved_blocks += blocks
-        return reservation
 
     def sent(self, reservation: Reservation) -> None:
         """Note that the request of a reservation has just been sent."""
         reservation.session, reservation.number = self.link.session, self.link.num_legs
-
-    def release(self, reservation: Reservation) -> None:
-        """End a reservation: its request is over there or was never sent. May be called again."""
-        if reservation in self._reservations:
-            self._reservations.remove(reservation)
-            self._reserved_tokens -= reservation.tokens
-            self._reserved_blocks -= reservation.blocks
-
-    def load(self, match: PrefixMatch) -> WorkerLoad:
-        """The load for a placement: the last stats plus the reservations."""
-        stats = self.stats
-        return WorkerLoad(
-            worker_id=self.worker_id,
-            num_requests=(stats.num_waiting + stats.num_running if stats else 0)
-            + len(self._reservations),
-            queued_tokens=self.queued_tokens,
-            blocks_total=self.info.num_blocks,
-            blocks_claimed=self._claimed_blocks,
-            blocks_stuck=stats.blocks_stuck if stats else 0,
-            held_blocks=match.held,
-            expected_blocks=match.expected,
-            max_context=self.info.max_context,
-            speed=self.speed,
-        )
 
     def as_json(self) -> dict[str, Any]:
         """This worker as `/fleet` shows it."""
@@ -202,29 +108,6 @@ class Worker:
             "step_ms": self.rates.step_ms,
             "tokens_per_s": self.rates.tokens_per_s,
         }
-
-
-def _speed(info: WorkerInfo, stats: WorkerStats) -> WorkerSpeed:
-    """What predictions need to know about a worker. Assumes that the contexts of the decoding
-    sequences fill the blocks in use."""
-    is_decode = info.role is Role.DECODE
-    return WorkerSpeed(
-        fixed_us=stats.step_fixed_us,
-        per_token_us=stats.step_per_token_us,
-        per_attended_us=stats.step_per_attended_us,
-        chunk_max_tokens=info.chunk_max_tokens or _CHUNK_TOKENS,
-        itl_target_ms=info.itl_target_ms or _ITL_TARGET_MS,
-        num_decodes=stats.num_running if is_decode else 0,
-        context_tokens=stats.blocks_used * info.block_size if is_decode else 0,
-        proven_tokens=_proven_tokens(stats.counters),
-    )
-
-
-def _proven_tokens(counters: dict[str, int]) -> int:
-    """The prompt tokens that a worker has computed, if its step model's errors were at most half of
-    its total step time; otherwise 0."""
-    took_us, error_us = counters.get("step_us", 0), counters.get("step_error_us", 0)
-    return counters.get("prefill_tokens", 0) if 0 < took_us >= 2 * error_us else 0
 
 
 def registered(info: WorkerInfo) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from protocol.messages import Abort, KvHolder
 from protocol.registration import WorkerState
-from router.fleet.worker import Reservation, Worker
+from router.fleet.worker import Worker
 from router.routing.forecast import Forecast
 from router.routing.view import Placement
+from router.routing.worker_view import Reservation, WorkerView
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Attempt:
     placement: Placement
     decode: Worker
     prefill: Worker | None
-    reservations: list[tuple[Worker, Reservation]]
+    reservations: list[tuple[WorkerView, Reservation]]
     holders: list[KvHolder] = field(default_factory=list)
     decode_runs: bool = False
     is_moved: bool = False
@@ -55,7 +56,7 @@ class Attempt:
         """Note that this worker's leg was just sent; its stats say how many legs they count."""
         for owner, reservation in self.reservations:
             if owner is worker:
-                owner.sent(reservation)
+                worker.sent(reservation)
 
     def release(self, worker: Worker) -> None:
         """Release the load reserved on a worker."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,23 +17,21 @@ from protocol.errors import Overloaded, PromptTooLong
 from protocol.hashing import ChainStart, chain_start, more_hashes, seed_of
 from protocol.messages import Generate, Prefill, Role
 from protocol.sampling import SamplingParams
-from router.fleet.cache_index import PrefixMatch
 from router.fleet.election import FleetIdentity
-from router.fleet.fetch_hints import MAX_ATTEMPT, held_elsewhere, holders_for, peer_of
+from router.fleet.fetch_hints import MAX_ATTEMPT, holders_for, peer_of
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
 from router.requests.attempt import Attempt
 from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
-from router.requests.sessions import Sessions
 from router.requests.waiting_ahead import check_deadline
-from router.routing.forecast import forecast
-from router.routing.policy import place, place_handover
-from router.routing.view import Mode, Placement, PlacementQuery, WorkerLoad
+from router.routing.decision import Decision, Query, apply, decide
+from router.routing.view import Mode, Placement
+from router.routing.worker_view import Reservation, WorkerView
 from router.settings import BY_LOAD, ON, RoutingSettings
 
-PlacedListener = Callable[[list[bytes], Placement, int], None]
+PlacedListener = Callable[[Sequence[bytes], Placement, int], None]
 """Called with the block hashes of a newly placed prompt, its placement, and the block size."""
 
 
@@ -53,7 +51,6 @@ class Launcher:
         self._by_load = settings.placement == BY_LOAD
         self._fleet = fleet
         self._rng = rng
-        self._sessions = Sessions()
         self._seed = seed_of(settings.cluster_secret)
 
     def check_length(self, request: GenerationRequest) -> None:
@@ -93,38 +90,25 @@ class Launcher:
         if identity is None:
             raise Overloaded(self._fleet.not_ready_reason() or "no worker is registered")
         first_index = len(generation.stream.token_ids) - (source is not None)
-        hashes = self._hashes(generation, identity, first_index)
-        num_tokens = len(generation.request.token_ids) + first_index
-        is_scored = generation.request.sampling.prompt_logprobs is not None
-        computes_all = is_scored and first_index == 0 and source is None
-        useful = [] if computes_all else hashes
-        matches = self._fleet.matches(useful)
-        query = self._query(generation, identity, num_tokens, matches)
-        loads = self._fleet.loads(Role.DECODE, matches)
-        prefill_loads: Sequence[WorkerLoad] = ()
-        self._check_ready(query, loads)
-        if source is None:
-            prefill_loads = self._fleet.loads(Role.PREFILL, matches)
-            threshold = self._local_threshold
-            placement = place(query, loads, prefill_loads, threshold, self._rng)
-            if generation.num_attempts == 1:
-                check_deadline(generation, placement, [*loads, *prefill_loads], running)
-        else:
-            placement = place_handover(query, source.worker_id, loads, self._rng)
-        attempt = self._charge(
-            generation.attempt_number, first_index, placement, hashes, identity.block_size
-        )
-        computes = None if attempt.prefill is None else attempt.prefill.worker_id
-        self._sessions.note(generation.request.session, attempt.decode.worker_id, computes)
+        query = self._query(generation, identity, first_index, source)
+        view, now = self._fleet.view(), self._fleet.now()
+        try:
+            decision = decide(view, query, now, self._rng)
+        except (Overloaded, PromptTooLong):
+            self._check_ready(query.max_tokens)
+            raise
+        placement = decision.placement
+        if source is None and generation.num_attempts == 1:
+            check_deadline(generation, placement, decision.loads, running)
+        attempt = self._attempt(generation, first_index, decision, apply(view, decision, now))
         attempt.prefill = attempt.prefill or source
-        if query.elsewhere is not None and source is None:
+        if query.may_fetch and source is None:
             computing, failed = attempt.prefill or attempt.decode, generation.failures.failed
             attempt.holders = holders_for(
-                self._fleet, matches, computing, attempt.decode, failed, self._rng
+                self._fleet, decision.matches, computing, attempt.decode, failed, self._rng
             )
-        attempt.forecast = forecast(placement, query, loads, prefill_loads)
         if self._on_placed is not None and generation.num_attempts == 1:
-            self._on_placed(hashes, placement, identity.block_size)
+            self._on_placed(query.hashes, placement, identity.block_size)
         return attempt
 
     def _hashes(
@@ -148,86 +132,64 @@ class Launcher:
             identity.block_size,
         )
 
-    def _check_ready(self, query: PlacementQuery, loads: Sequence[WorkerLoad]) -> None:
+    def _check_ready(self, max_tokens: int) -> None:
         """Raises Overloaded if no worker is ready, or if only workers that are not ready are large
         enough."""
-        if not loads:
+        ready = [each.info.max_context for each in self._fleet.ready(Role.DECODE)]
+        if not ready:
             raise Overloaded(self._fleet.not_ready_reason() or "no decode worker is ready")
-        for each in loads:
-            if query.max_tokens <= each.max_context:
-                return
-        if query.max_tokens <= (self._fleet.max_context or 0):
-            most = max(each.max_context for each in loads)
+        if max(ready) < max_tokens <= (self._fleet.max_context or 0):
             raise Overloaded(
-                f"prompt and output may have {query.max_tokens} tokens; the only decode worker "
-                f"that accepts that many is not ready; the others accept {most}"
+                f"prompt and output may have {max_tokens} tokens; the only decode worker "
+                f"that accepts that many is not ready; the others accept {max(ready)}"
             )
 
     def _query(
         self,
         generation: Generation,
         identity: FleetIdentity,
-        num_tokens: int,
-        matches: Mapping[str, PrefixMatch],
-    ) -> PlacementQuery:
-        failed, only = generation.failures.failed, generation.request.only_workers
-        excluded: set[str] = set()
-        for role in (Role.PREFILL, Role.DECODE) if failed or only else ():
-            ready = self._fleet.ready(role)
-            excluded.update(each.worker_id for each in ready if each.info.incarnation in failed)
-            names = {each.worker_id for each in ready}
-            excluded.update(names - only if names & only else ())
-        may_fetch = self._fetches and generation.num_attempts <= MAX_ATTEMPT
-        return PlacementQuery(
-            num_tokens=num_tokens,
+        first_index: int,
+        source: Worker | None,
+    ) -> Query:
+        request, failures = generation.request, generation.failures
+        is_scored = request.sampling.prompt_logprobs is not None
+        return Query(
+            num_tokens=len(request.token_ids) + first_index,
             max_tokens=generation.needed_context,
             block_size=identity.block_size,
-            exclude=frozenset(excluded),
-            prefer_decode=generation.failures.prefer_decode,
-            elsewhere=held_elsewhere(matches) if may_fetch else None,
+            hashes=self._hashes(generation, identity, first_index),
+            uses_cache=not is_scored or first_index > 0 or source is not None,
+            failed=frozenset(failures.failed),
+            only=request.only_workers,
+            prefer_decode=failures.prefer_decode,
+            source=None if source is None else source.worker_id,
+            may_fetch=self._fetches and generation.num_attempts <= MAX_ATTEMPT,
             by_load=self._by_load,
-            session_workers=self._sessions.workers(generation.request.session),
+            local_threshold_tokens=self._local_threshold,
+            session=request.session,
         )
 
-    def _charge(
+    def _attempt(
         self,
-        number: int,
+        generation: Generation,
         first_index: int,
-        placement: Placement,
-        hashes: list[bytes],
-        block_size: int,
+        decision: Decision,
+        reservations: list[tuple[WorkerView, Reservation]],
     ) -> Attempt:
-        """Reserve load and note expected blocks, so that the next placement counts this one. Blocks
-        that a worker has, or will have from a prompt routed there earlier, are not charged."""
-        decode = self._chosen(placement.decode.worker_id)
-        missing = placement.decode.recompute_tokens
-        local_tokens = 0
-        if placement.mode is Mode.LOCAL:
-            local_tokens = missing - placement.decode.fetch_tokens
-        charges = [(decode, decode.reserve(local_tokens, missing // block_size + 1))]
-        prefill = None
-        if placement.prefill is not None:
-            prefill = self._chosen(placement.prefill.worker_id)
-            missing = placement.prefill.recompute_tokens
-            computed = missing - placement.prefill.fetch_tokens
-            charges.append((prefill, prefill.reserve(computed, missing // block_size + 1)))
-        for worker, _ in charges:
-            chosen = placement.decode if worker is decode else placement.prefill
-            assert chosen is not None, "only chosen workers are charged"
-            held = max(0, len(hashes) - -(-chosen.missing_tokens // block_size))
-            self._fleet.expect_cached(worker.worker_id, hashes[held:])
+        decode, prefill = decision.placement.decode, decision.placement.prefill
         return Attempt(
-            number=number,
+            number=generation.attempt_number,
             first_index=first_index,
-            placement=placement,
-            decode=decode,
-            prefill=prefill,
-            reservations=charges,
+            placement=decision.placement,
+            decode=self._chosen(decode.worker_id),
+            prefill=None if prefill is None else self._chosen(prefill.worker_id),
+            reservations=reservations,
+            forecast=decision.forecast,
         )
 
     def _chosen(self, worker_id: str) -> Worker:
         worker = self._fleet.worker(worker_id)
-        assert worker is not None, "placement chooses among the fleet's own workers"
+        assert worker is not None, "decisions choose among the fleet's own workers"
         return worker
 
 

@@ -67,7 +67,7 @@ class CacheReport:
         self._evictions: deque[float] = deque(maxlen=HISTORY)
         traces.on_ended(self._take_ended)
 
-    def placed(self, hashes: list[bytes], placement: Placement, block_size: int) -> None:
+    def placed(self, hashes: Sequence[bytes], placement: Placement, block_size: int) -> None:
         """Note that a prompt of these blocks was placed for the first time."""
         self._curve.use(hashes)
         chosen = placement.prefill or placement.decode

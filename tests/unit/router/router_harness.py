@@ -20,7 +20,6 @@ from protocol.events import WorkerStats
 from protocol.messages import PROTOCOL_VERSION, AttemptFailed, FinishReason, Generate, Hello, Role
 from protocol.registration import WorkerInfo
 from protocol.sampling import PromptLogprobs, SamplingParams
-from router.fleet.cache_index import CacheIndex
 from router.fleet.fleet import Fleet
 from router.fleet.history import FleetHistory
 from router.fleet.link import LinkTimes, WorkerLink
@@ -28,6 +27,7 @@ from router.metrics import FleetMetrics
 from router.requests.dispatcher import Dispatcher
 from router.requests.interface import GenerationRequest, TokenDelta
 from router.requests.trace import TraceStore
+from router.routing.cache_index import CacheIndex
 from router_process.settings import RouterSettings
 from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 
@@ -100,6 +100,7 @@ class Harness:
         return made
 
     def is_usable(self, worker_id: str) -> bool:
+        self.fleet.view()
         worker = self.fleet.worker(worker_id)
         return worker is not None and worker.takes_requests
 

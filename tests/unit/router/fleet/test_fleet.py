@@ -21,10 +21,10 @@ from protocol.messages import (
 )
 from protocol.registration import WorkerState
 from protocol.wire import MAX_FRAME_BYTES, encode
-from router.fleet.cache_index import RETRY_S
 from router.fleet.conditions import USABLE, Cause, State
 from router.fleet.election import WantedModel
-from router.fleet.fleet import LONG_STEP_S
+from router.fleet.worker import LONG_STEP_S
+from router.routing.cache_index import RETRY_S
 from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
 from worker.cache_dumps import PIECE_BLOCKS
 

@@ -19,9 +19,9 @@ from protocol.messages import (
     StepTokens,
 )
 from protocol.traces import ChunkSpan, DecodeTrace
-from router.fleet.cache_index import PrefixMatch
 from router.requests.interface import TokenDelta
 from router.requests.trace_json import trace_json
+from router.routing.cache_index import PrefixMatch
 from tests.unit.router.fake_worker import SECRET, prefill_trace
 from tests.unit.router.router_harness import (
     WHOLE,
@@ -147,7 +147,7 @@ async def test_blocks_that_requests_wait_for_count_as_claimed_on_decode_workers(
     await until(lambda: known.stats is not None)
     claimed = 25 + 70 * counts
     assert known.free_blocks == worker.info.num_blocks - claimed
-    assert known.load(PrefixMatch(0, 0)).blocks_claimed == claimed
+    assert known.load({}).blocks_claimed == claimed
 
 
 async def test_what_waited_for_a_slow_client_comes_before_what_is_new(harness: Harness) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump, CacheDumpRequest
-from router.fleet.block_holders import EXACT_BLOCKS, STRIDE
-from router.fleet.cache_index import CacheIndex, PrefixMatch
+from router.routing.block_holders import EXACT_BLOCKS, STRIDE
+from router.routing.cache_index import CacheIndex, PrefixMatch
 from tests.effort import times
 
 
@@ -196,7 +196,7 @@ def test_expectations_that_expired_leave_no_memory() -> None:
 def test_what_is_expected_is_bounded_and_goes_without_new_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.fleet.cache_index.MAX_PENDING", 10)
+    monkeypatch.setattr("router.routing.cache_index.MAX_PENDING", 10)
     index = synced(TruthfulWorker())
     for number in range(10):
         index.expect("w", [digest(4 * number + each) for each in range(4)], now=0.0)
@@ -280,7 +280,7 @@ def test_nothing_of_a_worker_that_left_is_left() -> None:
 def test_a_worker_that_left_is_not_named_while_its_cache_leaves_the_index(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.fleet.cache_index.SLICE", 2)
+    monkeypatch.setattr("router.routing.cache_index.SLICE", 2)
     worker = TruthfulWorker()
     worker.change(list(range(8)), [])
     index = synced(worker)
@@ -301,7 +301,7 @@ def test_long_prompts_are_matched_to_the_block() -> None:
 
 
 def test_a_large_cache_comes_into_the_index_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.fleet.cache_index.SLICE", 10)
+    monkeypatch.setattr("router.routing.cache_index.SLICE", 10)
     numbers = list(range(25))
     worker = TruthfulWorker()
     worker.change(numbers, [])

@@ -23,7 +23,7 @@ import msgspec
 from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump, CacheDumpRequest
-from router.fleet.block_holders import BlockHolders, Run
+from router.routing.block_holders import BlockHolders, Run
 
 MAX_BUFFERED_EVENTS = 4096
 MAX_BLOCKS = 1 << 23
@@ -90,11 +90,14 @@ class CacheIndex:
         self._names: dict[int, str] = {}  # by bit
         self._next_expiry = math.inf  # of expected blocks, or earlier
         self.gaps = 0
+        self.changes = 0
+        """Grows with every change of what workers hold, or are expected to hold."""
 
     def join(self, worker_id: str, incarnation: str, num_blocks: int = MAX_BLOCKS) -> None:
         """Follow a worker with so many blocks, whose set is empty at first; the caller requests a
         dump from it."""
         self.leave(worker_id)
+        self.changes += 1
         if not self._free_bits:
             self._free_bits.append(1 << self._num_bits)
             self._num_bits += 1
@@ -107,6 +110,7 @@ class CacheIndex:
         """Forget a worker."""
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
+            self.changes += 1
             worker.is_gone = True
             self._everybody &= ~worker.bit
             self._forget_pending(worker, list(worker.pending))
@@ -214,6 +218,7 @@ class CacheIndex:
         if worker is None:
             return
         self._expire(worker, now)
+        self.changes += 1
         expiry = now + self._pending_ttl_s
         new = hashes
         if not worker.hashes.isdisjoint(hashes):
@@ -274,6 +279,7 @@ class CacheIndex:
     def _apply(self, worker: _WorkerBlocks, events: CacheEvents) -> None:
         if len(worker.hashes) + len(events.stored) > worker.most:
             self._disbelieve(worker)
+        self.changes += 1
         worker.hashes.difference_update(events.removed)
         worker.hashes.update(events.stored)
         self._held.remove(worker.bit, events.removed)
@@ -316,6 +322,7 @@ class CacheIndex:
             self._sort_some()
 
     def _sort_some(self) -> None:
+        self.changes += bool(self._unsorted)
         budget = SLICE
         while self._unsorted and budget > 0:
             worker, digests = self._unsorted[0]

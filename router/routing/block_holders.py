@@ -1,6 +1,6 @@
 """From a block's hash to the workers that hold it: one look-up for all workers of a fleet.
 
-Workers are bits of a mask. Knows nothing of events, dumps or time; `router.fleet.cache_index`
+Workers are bits of a mask. Knows nothing of events, dumps or time; `router.routing.cache_index`
 decides who holds what.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from protocol.messages import Generate
-from router.requests.sessions import Sessions
+from router.routing.sessions import Sessions
 from tests.unit.router.router_harness import Consumer, Harness, finish_on, request, until
 
 

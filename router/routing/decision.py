@@ -1,0 +1,149 @@
+"""Where a request goes: `decide` reads a `FleetView`, `apply` reserves there what was decided.
+
+Pure: the time and the random generator are arguments. Equal views, queries, times and generators
+give equal decisions, whether connections or a simulator fed the view.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from protocol.messages import Role
+from router.routing.cache_index import PrefixMatch
+from router.routing.fleet_view import FleetView
+from router.routing.forecast import Forecast, forecast
+from router.routing.policy import place, place_handover
+from router.routing.view import (
+    Candidate,
+    HeldElsewhere,
+    Mode,
+    Placement,
+    PlacementQuery,
+    WorkerLoad,
+)
+from router.routing.worker_view import Reservation, WorkerView
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to place: `num_tokens` so far, `max_tokens` including all output to come.
+
+    - `hashes`: of its full blocks; without `uses_cache` it computes them even where they are held.
+    - `failed`: incarnations where it failed; `only`: if it names workers of a role, no other worker
+      of that role is used; `prefer_decode`: a worker that already holds some of its blocks.
+    - `source`: the decode worker that hands the request over with its KV.
+    - `may_fetch`: workers may fetch blocks from each other; `by_load`: only load and room decide.
+    - `local_threshold_tokens`: only decode workers that lack no more tokens may compute the prompt.
+    - `session`: its former requests' workers win near-ties.
+    """
+
+    num_tokens: int
+    max_tokens: int
+    block_size: int
+    hashes: Sequence[bytes] = ()
+    uses_cache: bool = True
+    failed: frozenset[str] = frozenset()
+    only: frozenset[str] = frozenset()
+    prefer_decode: str | None = None
+    source: str | None = None
+    may_fetch: bool = True
+    by_load: bool = False
+    local_threshold_tokens: int | None = None
+    session: str = ""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A placement and what it was decided from: the view's version, each worker's part of the
+    prompt, and the workers' loads."""
+
+    query: Query
+    placement: Placement
+    forecast: Forecast
+    version: int
+    matches: Mapping[str, PrefixMatch]
+    decode_loads: Sequence[WorkerLoad]
+    prefill_loads: Sequence[WorkerLoad]
+
+    @property
+    def loads(self) -> list[WorkerLoad]:
+        """The loads of all workers that were considered."""
+        return [*self.decode_loads, *self.prefill_loads]
+
+
+def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Decision:
+    """Choose the workers of an attempt; changes nothing. `now` is the clock of the view's index.
+
+    Raises Overloaded and PromptTooLong as `router.routing.policy.place` does.
+    """
+    matches = view.matches(query.hashes, now) if query.uses_cache else {}
+    roles = (Role.DECODE,) if query.source is not None else (Role.DECODE, Role.PREFILL)
+    ready = {role: view.ready(role) for role in roles}
+    loads = {role: [each.load(matches) for each in ready[role]] for role in roles}
+    decode_loads, prefill_loads = loads[Role.DECODE], loads.get(Role.PREFILL, [])
+    asked = PlacementQuery(
+        num_tokens=query.num_tokens,
+        max_tokens=query.max_tokens,
+        block_size=query.block_size,
+        exclude=_excluded(query, ready.values()) if query.failed or query.only else frozenset(),
+        prefer_decode=query.prefer_decode,
+        elsewhere=held_elsewhere(matches) if query.may_fetch else None,
+        by_load=query.by_load,
+        session_workers=view.sessions.workers(query.session),
+    )
+    if query.source is None:
+        threshold = query.local_threshold_tokens
+        placement = place(asked, decode_loads, prefill_loads, threshold, rng)
+    else:
+        placement = place_handover(asked, query.source, decode_loads, rng)
+    predicted = forecast(placement, asked, decode_loads, prefill_loads)
+    version = view.version
+    return Decision(query, placement, predicted, version, matches, decode_loads, prefill_loads)
+
+
+def apply(view: FleetView, decision: Decision, now: float) -> list[tuple[WorkerView, Reservation]]:
+    """Reserve load and note expected blocks, so that the next decision counts this one. Blocks that
+    a worker has, or will have from a prompt routed there earlier, are not charged."""
+    query, placement = decision.query, decision.placement
+    charges = [_charge(view, query, placement.decode, placement.mode is Mode.LOCAL, now)]
+    computing = None
+    if placement.prefill is not None:
+        computing = placement.prefill.worker_id
+        charges.append(_charge(view, query, placement.prefill, True, now))
+    view.sessions.note(query.session, placement.decode.worker_id, computing)
+    return charges
+
+
+def held_elsewhere(matches: Mapping[str, PrefixMatch]) -> HeldElsewhere | None:
+    """The two workers that hold the most leading blocks now, for the cost of placements."""
+    most = second = 0
+    holder = ""
+    for name, match in matches.items():
+        if match.held > most:
+            most, second, holder = match.held, most, name
+        elif match.held > second:
+            second = match.held
+    return HeldElsewhere(holder, most, second) if most else None
+
+
+def _excluded(query: Query, ready: Iterable[Sequence[WorkerView]]) -> frozenset[str]:
+    """The ready workers where the request failed, and those that `only` rules out."""
+    excluded: set[str] = set()
+    for workers in ready:
+        names = {each.worker_id for each in workers}
+        excluded.update(e.worker_id for e in workers if e.info.incarnation in query.failed)
+        excluded.update(names - query.only if names & query.only else ())
+    return frozenset(excluded)
+
+
+def _charge(
+    view: FleetView, query: Query, chosen: Candidate, computes: bool, now: float
+) -> tuple[WorkerView, Reservation]:
+    worker = view.worker(chosen.worker_id)
+    assert worker is not None, "a decision is applied to the view that it was made from"
+    missing = chosen.recompute_tokens
+    tokens = missing - chosen.fetch_tokens if computes else 0
+    held = max(0, len(query.hashes) - -(-chosen.missing_tokens // query.block_size))
+    view.index.expect(chosen.worker_id, query.hashes[held:], now)
+    return worker, worker.reserve(tokens, missing // query.block_size + 1)

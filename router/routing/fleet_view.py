@@ -1,0 +1,65 @@
+"""The fleet as a value: workers' loads, the load reserved on them, the blocks that they cache.
+
+Pure: no clock, no sockets, no tasks. Connections or a simulator feed it. `decision.decide` reads
+it; `decision.apply` reserves there the load of what was decided. Views that were fed the same give
+the same decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from protocol.messages import Role
+from router.routing.cache_index import CacheIndex, PrefixMatch
+from router.routing.sessions import Sessions
+from router.routing.worker_view import Liveness, WorkerView
+
+
+class FleetView:
+    """The workers of a fleet by id, their cache index and the sessions that they served."""
+
+    def __init__(self, index: CacheIndex) -> None:
+        self.index = index
+        self.sessions = Sessions()
+        self._workers: dict[str, WorkerView] = {}
+        self._former_changes = 0
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of workers, loads, reservations and cached blocks."""
+        changes = sum([each.changes for each in self._workers.values()])
+        return self._former_changes + changes + self.index.changes
+
+    def join(self, worker: WorkerView) -> None:
+        """Add a worker; its cache counts as empty until its events and dump have come."""
+        self.index.join(worker.worker_id, worker.info.incarnation, worker.info.num_blocks)
+        self._workers[worker.worker_id] = worker
+        self._former_changes += 1
+
+    def leave(self, worker_id: str) -> None:
+        """Forget a worker and its blocks."""
+        worker = self._workers.pop(worker_id)
+        self.index.leave(worker_id)
+        self._former_changes += worker.changes + 1
+
+    def worker(self, worker_id: str) -> WorkerView | None:
+        """The worker with this id."""
+        return self._workers.get(worker_id)
+
+    def ready(self, role: Role) -> list[WorkerView]:
+        """Workers of a role that accept new requests.
+
+        Decode workers that do not answer at the moment are left out only if others answer: a slow
+        worker is not dead. Prefill workers that do not answer are always left out, because decode
+        workers can compute prompts, too; but if none answers, they may all be in a long step.
+        """
+        usable = [each for each in self._workers.values() if each.role is role]
+        usable = [each for each in usable if each.takes_requests]
+        answering = [each for each in usable if each.liveness is Liveness.ANSWERS]
+        if answering or role is Role.DECODE:
+            return answering or usable
+        return [each for each in usable if each.liveness is Liveness.SLOW]
+
+    def matches(self, hashes: Sequence[bytes], now: float) -> Mapping[str, PrefixMatch]:
+        """The number of these leading blocks that each worker holds, for workers that hold any."""
+        return self.index.matches(hashes, now) if hashes else {}

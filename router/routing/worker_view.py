@@ -1,0 +1,177 @@
+"""One worker as decisions see it: registration, last stats, and the load sent there since.
+
+Pure. The worker's stats do not include a request that was just sent, so the request counts here as
+a reservation. Stats and requests use different connections, without a common order, so stats say
+how many requests they count. A reservation ends with the first stats that count its request, unless
+its owner releases it earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from protocol.events import WorkerStats
+from protocol.messages import Role
+from protocol.registration import WorkerInfo, WorkerState
+from router.routing.cache_index import NO_MATCH, PrefixMatch
+from router.routing.prediction import WorkerSpeed
+from router.routing.view import WorkerLoad
+
+_CHUNK_TOKENS, _ITL_TARGET_MS = 512, 50.0  # of workers that do not report them
+
+
+class Liveness(Enum):
+    """What the connection to a worker shows. SLOW: connected, but silent for no longer than a long
+    step may take. SILENT: for longer."""
+
+    ANSWERS = auto()
+    SLOW = auto()
+    SILENT = auto()
+    UNCONNECTED = auto()
+
+
+@dataclass(eq=False)
+class Reservation:
+    """Load that was sent to a worker whose stats do not include it yet. `number` counts the
+    requests that `session` has sent; 0 until this one is sent."""
+
+    tokens: int
+    blocks: int
+    session: str = ""
+    number: int = 0
+
+    def is_counted(self, received: dict[str, int]) -> bool:
+        """Whether stats with these numbers of received requests include this one."""
+        return 0 < self.number <= received.get(self.session, 0)
+
+
+class WorkerView:
+    """A worker of a `FleetView`. Owns its reservations. `changes` counts what decisions can see."""
+
+    def __init__(self, info: WorkerInfo, liveness: Liveness = Liveness.UNCONNECTED) -> None:
+        self.info = info
+        self.liveness = liveness
+        self.stats: WorkerStats | None = None
+        self.speed: WorkerSpeed | None = None
+        self.changes = 0
+        self._reservations: set[Reservation] = set()
+        self._reserved_tokens = self._reserved_blocks = 0
+
+    @property
+    def worker_id(self) -> str:
+        return self.info.worker_id
+
+    @property
+    def role(self) -> Role:
+        return self.info.role
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether new requests may go to this worker: its lease says READY and it is connected."""
+        return self.info.state is WorkerState.READY and self.liveness is not Liveness.UNCONNECTED
+
+    def renew(self, info: WorkerInfo) -> None:
+        """Take the newest registration of the same process."""
+        self.changes += info != self.info
+        self.info = info
+
+    def note_liveness(self, liveness: Liveness) -> None:
+        """Note what the connection shows now."""
+        self.changes += liveness is not self.liveness
+        self.liveness = liveness
+
+    @property
+    def num_reservations(self) -> int:
+        """Number of sent requests that the stats may not include yet."""
+        return len(self._reservations)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that are neither used nor waited for, by the last stats and the requests sent
+        since."""
+        return self.info.num_blocks - self._claimed_blocks
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that the worker still has to compute, including requests sent since its
+        stats."""
+        queued = self.stats.queued_tokens if self.stats is not None else 0
+        return queued + self._reserved_tokens
+
+    @property
+    def _claimed_blocks(self) -> int:
+        """Blocks that are used (including granted and fenced ones), waited for, or reserved. The
+        queue of a prefill worker counts by its tokens instead."""
+        stats, reserved = self.stats, self._reserved_blocks
+        if stats is None:
+            return reserved
+        waiting = stats.blocks_waiting if self.role is Role.DECODE else 0
+        return stats.blocks_used + waiting + reserved
+
+    def take_stats(self, stats: WorkerStats) -> None:
+        """Take the newest stats; end the reservations that they include."""
+        self.stats = stats
+        self.speed = _speed(self.info, stats)
+        self.changes += 1
+        for each in [e for e in self._reservations if e.is_counted(stats.received)]:
+            self.release(each)
+
+    def reserve(self, tokens: int, blocks: int) -> Reservation:
+        """Reserve load for a request: prompt tokens to compute, blocks to hold."""
+        reservation = Reservation(tokens, blocks)
+        self._reservations.add(reservation)
+        self._reserved_tokens += tokens
+        self._reserved_blocks += blocks
+        self.changes += 1
+        return reservation
+
+    def release(self, reservation: Reservation) -> None:
+        """End a reservation: its request is over there or was never sent. May be called again."""
+        if reservation in self._reservations:
+            self._reservations.remove(reservation)
+            self._reserved_tokens -= reservation.tokens
+            self._reserved_blocks -= reservation.blocks
+            self.changes += 1
+
+    def load(self, matches: Mapping[str, PrefixMatch]) -> WorkerLoad:
+        """The load for a placement: the last stats plus the reservations, and the worker's part of
+        a prompt."""
+        stats, match = self.stats, matches.get(self.info.worker_id, NO_MATCH)
+        return WorkerLoad(
+            worker_id=self.info.worker_id,
+            num_requests=(stats.num_waiting + stats.num_running if stats else 0)
+            + len(self._reservations),
+            queued_tokens=self.queued_tokens,
+            blocks_total=self.info.num_blocks,
+            blocks_claimed=self._claimed_blocks,
+            blocks_stuck=stats.blocks_stuck if stats else 0,
+            held_blocks=match.held,
+            expected_blocks=match.expected,
+            max_context=self.info.max_context,
+            speed=self.speed,
+        )
+
+
+def _speed(info: WorkerInfo, stats: WorkerStats) -> WorkerSpeed:
+    """What predictions need to know about a worker. Assumes that the contexts of the decoding
+    sequences fill the blocks in use."""
+    is_decode = info.role is Role.DECODE
+    return WorkerSpeed(
+        fixed_us=stats.step_fixed_us,
+        per_token_us=stats.step_per_token_us,
+        per_attended_us=stats.step_per_attended_us,
+        chunk_max_tokens=info.chunk_max_tokens or _CHUNK_TOKENS,
+        itl_target_ms=info.itl_target_ms or _ITL_TARGET_MS,
+        num_decodes=stats.num_running if is_decode else 0,
+        context_tokens=stats.blocks_used * info.block_size if is_decode else 0,
+        proven_tokens=_proven_tokens(stats.counters),
+    )
+
+
+def _proven_tokens(counters: dict[str, int]) -> int:
+    """The prompt tokens that a worker has computed, if its step model's errors were at most half of
+    its total step time; otherwise 0."""
+    took_us, error_us = counters.get("step_us", 0), counters.get("step_error_us", 0)
+    return counters.get("prefill_tokens", 0) if 0 < took_us >= 2 * error_us else 0
