@@ -25,7 +25,7 @@ class FlightQuestions:
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._waiting: dict[tuple[str, int], asyncio.Future[FlightPage]] = {}
+        self._waiting: dict[tuple[Worker, int], asyncio.Future[FlightPage]] = {}
 
     async def ask(self, worker: Worker, wanted: FlightRequest) -> list[FlightEvent]:
         """The events that a worker recorded, oldest first; `nonce` and `after` of `wanted` are
@@ -52,13 +52,13 @@ class FlightQuestions:
 
     def answer(self, worker: Worker, page: FlightPage) -> None:
         """Take a worker's page. It is dropped if no question to this worker is waiting for it."""
-        waiting = self._waiting.pop((worker.worker_id, page.nonce), None)
+        waiting = self._waiting.pop((worker, page.nonce), None)
         if waiting is not None and not waiting.done():
             waiting.set_result(page)
 
     async def _page(self, worker: Worker, asked: FlightRequest) -> FlightPage:
         future: asyncio.Future[FlightPage] = asyncio.get_running_loop().create_future()
-        question = worker.worker_id, asked.nonce
+        question = worker, asked.nonce
         self._waiting[question] = future
         try:
             if not worker.link.send(asked):

@@ -20,6 +20,7 @@ from protocol.flight import FlightEvent, FlightKind
 from protocol.messages import FlightPage, FlightRequest, Generate, Prefill
 from router.fleet import flight_questions
 from router.fleet.clock_offset import ClockReading
+from router.fleet.worker import Worker
 from tests.unit.router.fake_worker import FakeWorker
 from tests.unit.router.router_harness import Consumer, Harness, failed, finish_on, request
 
@@ -99,6 +100,25 @@ async def test_a_worker_that_does_not_answer_and_one_that_answers_late(
     monkeypatch.setattr(flight_questions, "ANSWER_S", 20.0)
     found, _ = await asyncio.gather(harness.fleet.flights.ask(worker, ANY), answer(decode, [LATER]))
     assert found == [LATER], "the late answer belongs to no later question"
+
+
+async def test_only_the_worker_that_was_asked_answers(harness: Harness) -> None:
+    """Numbers of questions can be guessed; another worker, or the former one of that name, gives
+    none of its events out as this worker's."""
+    asked_one, other = await harness.join("d1", "d2")
+    worker, liar = harness.fleet.worker("d1"), harness.fleet.worker("d2")
+    assert worker is not None
+    assert liar is not None
+    asking = asyncio.create_task(harness.fleet.flights.ask(worker, ANY))
+    question = await asked_one.received.next(FlightRequest)
+    for nonce in range(question.nonce - 1, question.nonce + 2):
+        other.send(FlightPage(nonce=nonce, after=0, events=[STEP]))
+    await liar.link.wait_for_pong(liar.link.ping(), 60.0)  # the pages have arrived
+    former = Worker(worker.info, worker.link)
+    harness.fleet.flights.answer(former, FlightPage(nonce=question.nonce, after=0, events=[STEP]))
+    assert not asking.done()
+    asked_one.send(FlightPage(nonce=question.nonce, after=0, events=[LATER]))
+    assert await asyncio.wait_for(asking, 60.0) == [LATER]
 
 
 async def test_a_router_s_events_are_those_of_its_requests_its_fleet_and_its_refusals(
