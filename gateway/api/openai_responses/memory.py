@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.api.context import MAX_INLINE_BYTES
 from gateway.api.openai_responses import answer as api
 from gateway.api.openai_responses.items import continued_json, items_by_id
+from gateway.http.byte_budget import ByteBudget
 from gateway.text.fair_threads import FairThreads
 from http_kit.turnstile import Standing
 from process.store.ignored_entries import DECODE_ERRORS, RESPONSE, IgnoredEntries
@@ -34,7 +35,13 @@ from process.store.response_records import (
     ResponseRecord,
     ResponseRecords,
 )
-from protocol.errors import InvalidRequest, PreviousNotFound, StoreTrouble
+from protocol.errors import (
+    InvalidRequest,
+    Overloaded,
+    PreviousNotFound,
+    StoreTrouble,
+    TooManyRequests,
+)
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -42,7 +49,9 @@ _T = TypeVar("_T")
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """The most bytes of one record before compression: an answer with all the items before it."""
 MAX_PENDING_BYTES = 64 * 1024 * 1024
-"""The most bytes of requests whose responses wait to be kept."""
+"""The most bytes of requests and answers that wait to be kept. No owner takes them all."""
+_RECORD_BYTES = 4096
+"""Counted for a record besides its input and its answer."""
 LEASE_S = 30.0
 _LOOKS_S = (0.05, 0.1, 0.25)
 """Pauses before further looks for a previous response: another router may be about to keep it."""
@@ -88,7 +97,7 @@ class ResponseMemory:
         self.records = records
         self._ignored = ignored or IgnoredEntries()
         self._tasks: dict[ResponseName, asyncio.Task[None]] = {}
-        self._pending_bytes = 0
+        self._pending = ByteBudget(MAX_PENDING_BYTES)
         self._reads = FairThreads(_MOST_READS, 0.0)
         self._threads = FairThreads(_THREADS, _PACK_S_PER_BYTE)
         self._kept = Counter(
@@ -98,8 +107,8 @@ class ResponseMemory:
             "baton_responses_not_kept",
             "Responses that were to be kept and were not: the store could not be reached "
             "(store_away), had no room (store_full) or answered with an error (store_refused), "
-            "they were too large (too_large), too much waited for the store (backlog), or an "
-            "unexpected error, which the log has (error)",
+            "they were too large (too_large), too much of all or of their owner waited for the "
+            "store (backlog), or an unexpected error, which the log has (error)",
             ["reason"],
             registry=registry,
         )
@@ -114,14 +123,17 @@ class ResponseMemory:
         return self._skip("too_large") if num_bytes > MAX_RECORD_BYTES else None
 
     def keep(self, name: ResponseName, num_bytes: int, make: Callable[[], Made]) -> None:
-        """Keep a response soon; `make` runs in a thread if the request had many bytes."""
-        if self._pending_bytes + num_bytes > MAX_PENDING_BYTES:
+        """Keep a response soon; `make` runs in a thread if the request and its answer have many
+        bytes."""
+        held = num_bytes + _RECORD_BYTES
+        try:
+            self._pending.take(name.owner, held)
+        except (Overloaded, TooManyRequests):
             self._skip("backlog")
             return
-        self._pending_bytes += num_bytes
         task = self.start(self._keep(name, num_bytes, make))
         self._tasks[name] = task
-        task.add_done_callback(lambda _: self._forget(name, task, num_bytes))
+        task.add_done_callback(lambda _: self._forget(name, task, held))
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that must end before the router does."""
@@ -274,7 +286,7 @@ class ResponseMemory:
         return await self._threads.run(work, num_bytes, standing)
 
     def _forget(self, name: ResponseName, task: asyncio.Task[None], num_bytes: int) -> None:
-        self._pending_bytes -= num_bytes
+        self._pending.give_back(name.owner, num_bytes)
         if self._tasks.get(name) is task:
             del self._tasks[name]
 

@@ -19,6 +19,8 @@ from gateway.http.request_scope import record_of
 from http_kit.errors import describe
 from process.store.response_records import QUEUED, ResponseName
 
+_TOKEN_BYTES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
@@ -36,7 +38,13 @@ class Keeping:
         def make() -> Made:
             return response.status, msgspec.json.encode(response), self.make_input()
 
-        self.runs.memory.keep(self.name, self.num_bytes, make)
+        self.runs.memory.keep(self.name, self.num_bytes + _answer_bytes(response), make)
+
+
+def _answer_bytes(response: api.Response) -> int:
+    """What an answer holds, estimated: its text, and its log-probabilities if it has any."""
+    num_tokens = response.usage.output_tokens if response.usage is not None else 0
+    return _TOKEN_BYTES * num_tokens * (1 + response.top_logprobs)
 
 
 class ResponseEnd:

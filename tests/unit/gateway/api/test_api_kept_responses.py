@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from gateway.admission.api_keys import KeyRing, hash_key
 from gateway.api.openai_responses import memory
 from gateway.http.access import AccessRules
+from gateway.http.byte_budget import ByteBudget
 from gateway.http.request_scope import RequestRecord
 from gateway.text.tokenizer import Tokenizer
 from process.store import response_records
@@ -335,10 +338,32 @@ def test_what_is_read_from_the_store_counts_as_the_requests_memory(client, api, 
 
 
 def test_no_more_waits_for_the_store_than_fits(client, api, monkeypatch):
-    monkeypatch.setattr(memory, "MAX_PENDING_BYTES", 10)
+    monkeypatch.setattr(api.runs.memory, "_pending", ByteBudget(10))
     before = not_kept(api, "backlog")
     ask(client)
     api.settle(lambda: not_kept(api, "backlog") == before + 1)
+
+
+def test_what_waits_of_one_owner_leaves_room_for_others(client, api, monkeypatch):
+    """One key floods while the store is slow; another key's response is kept all the same."""
+    is_open = threading.Event()
+    put = api.runs.memory.records.put
+
+    async def put_later(*args: object) -> None:
+        await asyncio.to_thread(is_open.wait, TIMEOUT_S)
+        await put(*args)
+
+    monkeypatch.setattr(api.runs.memory.records, "put", put_later)
+    monkeypatch.setattr(api.runs.memory, "_pending", ByteBudget(100_000))
+    before = not_kept(api, "backlog")
+    flood = [ask(client) for _ in range(30)]
+    api.settle(lambda: not_kept(api, "backlog") > before)
+    refused = not_kept(api, "backlog") - before
+    other = ask(client.with_options(api_key=THEIRS))
+    is_open.set()
+    assert client.with_options(api_key=THEIRS).responses.retrieve(other.id) == other
+    assert client.responses.retrieve(flood[0].id) == flood[0]
+    assert 5 < refused < 30, "the flood keeps about half of what fits"
 
 
 def test_an_unexpected_error_while_a_response_is_kept_is_counted_and_logged(
