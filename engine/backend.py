@@ -21,7 +21,8 @@ from engine.checkpoint.blocks import BlockMatrix, Matrix
 from engine.checkpoint.config import Shard
 from engine.kv_pool import KvPool
 from engine.layers.embedding import Embedding
-from engine.layers.linear import LinearFactory, LinearLayer
+from engine.layers.experts import LayerFactory
+from engine.layers.linear import LinearLayer
 from engine.layers.ops import LayerOps
 from engine.models.parts import ModelParts
 from engine.models.runnable import RunnableModel
@@ -110,7 +111,7 @@ class FusedPass(Protocol):
         """A whole step in one call, over this backend's pool."""
 
 
-class Backend(LinearFactory, Protocol):
+class Backend(LayerFactory, Protocol):
     """One model's machine. Constructors raise ConfigError for settings that it does not support."""
 
     device: torch.device

@@ -88,6 +88,15 @@ class MatrixStack:
 Matrix = torch.Tensor | BlockMatrix | MatrixStack
 
 
+def as_tensor(matrix: Matrix) -> torch.Tensor:
+    """The values, [outputs, inputs]; of blocks in bf16."""
+    if isinstance(matrix, torch.Tensor):
+        return matrix
+    if isinstance(matrix, BlockMatrix):
+        return matrix.dequantized().bfloat16()
+    return torch.cat([as_tensor(part) for part in matrix.parts])
+
+
 def together(parts: Sequence[BlockRows | torch.Tensor | None]) -> BlockMatrix | MatrixStack:
     """Join the parts of one weight, some of them blocks: into one matrix if the kernels can
     multiply it whole, else into a stack."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from checkpoint.generation_config import load_generation_config
 from checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
+from engine.checkpoint.experts_config import ExpertsConfig, parse_experts
 from engine.checkpoint.rope_config import RopeConfig, parse_rope
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
 from protocol.errors import ConfigError, ModelLoadError
@@ -55,6 +56,8 @@ class ModelConfig:
     layer_kinds: tuple[LayerKinds, ...]
     sliding_windows: tuple[int | None, ...]
     eos_token_ids: tuple[int, ...]
+    experts: ExpertsConfig | None = None
+    """Of the layers that are mixtures of experts; None if none is."""
     qk_rows_in_pairs: bool = False
     """Whether the files hold the rows of a head of q and k in the order of rotated pairs, not of
     halves; GGUF files of llama do."""
@@ -84,6 +87,7 @@ class ModelConfig:
             num_heads=self.num_heads // tp_size,
             num_kv_heads=self.num_kv_heads // tp_size,
             intermediate_size=self.intermediate_size // tp_size,
+            experts=None if self.experts is None else self.experts.sharded(tp_size),
         )
 
 
@@ -120,6 +124,8 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
     num_heads, num_kv_heads, head_dim = _heads(keys, kind)
     max_positions = keys.integer("max_position_embeddings")
     qkv_bias, o_bias, mlp_bias = _biases(keys, kind)
+    experts, mixed = parse_experts(keys, kind.experts, num_layers)
+    mixture = replace(kind.layer_kinds, feed_forward="experts")
     return ModelConfig(
         architecture=name,
         vocab_size=vocab_size,
@@ -139,9 +145,10 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=kind.qk_norm,
-        layer_kinds=(kind.layer_kinds,) * num_layers,
+        layer_kinds=tuple(mixture if each else kind.layer_kinds for each in mixed),
         sliding_windows=_sliding_windows(keys, kind, num_layers),
         eos_token_ids=_end_ids(keys, generation_eos, vocab_size),
+        experts=experts,
         qk_rows_in_pairs=keys.flag("qk_rows_in_pairs", False),
     )
 

@@ -11,7 +11,8 @@ import functools
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from checkpoint.gguf.folder import LINK_NAME, SUFFIX
 from checkpoint.gguf.header import read_header
 from checkpoint.json_keys import JsonKeys, read_json_object
 from checkpoint.regular_file import is_there, open_regular, read_small
+from engine.checkpoint.expert_tensors import one_by_one
 from engine.checkpoint.gguf_names import hugging_face_name
 from protocol.errors import ModelLoadError
 
@@ -29,6 +31,8 @@ _MAX_HEADER_BYTES = (
 )
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
 _SHARD_NAME = re.compile(r"[^/\0]+\.safetensors")
+_MAX_ENTRIES = 1 << 18
+"""Of a file, those of experts counted one by one."""
 _SAMPLE_BYTES = 256
 _MAX_KEPT_HEADERS = 32
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
@@ -90,6 +94,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_tensor_entries(file: Path) -> dict[str, TensorEntry]:
     """The tensors of a file by Hugging Face's names, from its header; ModelLoadError if malformed.
+    Tensors of all experts are entries for each (see `expert_tensors`).
 
     Format of safetensors: 8 bytes of little-endian header length, the header (JSON), then the
     tensors' bytes (https://github.com/huggingface/safetensors).
@@ -120,6 +125,22 @@ def read_tensor_entries(file: Path) -> dict[str, TensorEntry]:
                 f"{file}: tensors {previous!r} and {name!r} share bytes; the file is corrupt"
             )
         end, previous = entry.end, name
+    return _with_experts(file, entries)
+
+
+def _with_experts(file: Path, stored: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """With an entry for each expert where one tensor holds all experts of a layer."""
+    entries: dict[str, TensorEntry] = {}
+    for stored_name, entry in stored.items():
+        names, shape = one_by_one(stored_name, entry.shape)
+        size = entry.num_bytes // len(names)
+        if size * len(names) != entry.num_bytes or len(entries) + len(names) > _MAX_ENTRIES:
+            raise ModelLoadError(f"{file}: tensor {stored_name!r} holds no equal, bounded parts")
+        for place, name in enumerate(names):
+            if name in entries:
+                raise ModelLoadError(f"{file}: tensor {name!r} is there twice")
+            begin = entry.begin + place * size
+            entries[name] = replace(entry, shape=shape, begin=begin, end=begin + size)
     return entries
 
 
@@ -139,7 +160,7 @@ def _read_gguf(file: Path, version: tuple[int, int] | None) -> tuple[int, dict[s
         )
         for tensor in header.tensors
     }
-    return header.size, entries
+    return header.size, _with_experts(file, entries)
 
 
 def _parse_header(file: Path, header: bytes) -> dict[str, _Tensor]:

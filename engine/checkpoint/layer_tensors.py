@@ -36,12 +36,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class LayerTensor:
-    """One weight of a kind of layer, [rows, inputs], or [rows] without inputs."""
+    """One weight of a kind of layer, [rows, inputs], or [rows] without inputs. `is_wide`: held in
+    fp32, whatever the model's dtype."""
 
     name: str
     rows: Sequence[Rows]
     inputs: int | None = None
     split: Split = Split.NONE
+    is_wide: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,7 +55,7 @@ class LayerTensor:
 @dataclass
 class KindWeights:
     """The weights of one layer's attention or feed-forward half, by the names of its kind's
-    `tensors`; quantized matrices may be blocks."""
+    `tensors`; quantized matrices may be blocks. Wide matrices are among the vectors."""
 
     matrices: dict[str, Matrix] = field(default_factory=dict)
     vectors: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -162,7 +162,7 @@ def _kept_blocks(places: Places, tensors: StoredTensors) -> dict[str, BlockRows]
     found = {}
     for name, place in places.items():
         dtype = tensors.entries[name].dtype
-        if dtype in QUANTIZED_TYPES and place.tensor.dim() == 2:
+        if dtype in QUANTIZED_TYPES and place.tensor.dim() == 2 and not place.is_wide:
             found[name] = BlockRows(tensors.read(name), dtype, place.heads_in_pairs)
     return found
 
@@ -255,16 +255,15 @@ def _check_memory(
 def empty_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Weights:
     """Weights of the model's shapes, not initialised."""
 
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+    def empty(*shape: int, is_wide: bool = False) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32 if is_wide else dtype, device=device)
 
     def half(tensors: Sequence[LayerTensor]) -> KindWeights:
         weights = KindWeights()
         for each in tensors:
-            if each.inputs is None:
-                weights.vectors[each.name] = empty(*each.shape)
-            else:
-                weights.matrices[each.name] = empty(*each.shape)
+            is_matrix = each.inputs is not None and not each.is_wide
+            kept = weights.matrices if is_matrix else weights.vectors
+            kept[each.name] = empty(*each.shape, is_wide=each.is_wide)
         return weights
 
     hidden = config.hidden_size
@@ -281,11 +280,12 @@ def empty_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype)
 @dataclass(frozen=True)
 class _Place:
     """Where a tensor of the checkpoint goes. `heads_in_pairs`: how many heads of q or k lie in
-    rotated pairs in the file."""
+    rotated pairs in the file. `is_wide` as in `LayerTensor`."""
 
     tensor: torch.Tensor
     split: Split = Split.NONE
     heads_in_pairs: int | None = None
+    is_wide: bool = False
 
 
 Places = dict[str, _Place]
@@ -307,7 +307,7 @@ def _places(config: ModelConfig, weights: Weights) -> Places:
             whole = _plain(half.matrices[each.name]) if whole is None else whole
             for rows, part in zip(each.rows, _rows_of(each, whole), strict=True):
                 heads = rows.num_heads if config.qk_rows_in_pairs else None
-                places[f"{name}.{rows.name}"] = _Place(part, each.split, heads)
+                places[f"{name}.{rows.name}"] = _Place(part, each.split, heads, each.is_wide)
     return places
 
 

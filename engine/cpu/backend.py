@@ -14,6 +14,7 @@ from engine.attention.torch_backend import TorchAttention
 from engine.backend import WHOLE, Sizes
 from engine.checkpoint.blocks import BlockMatrix, Matrix
 from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.experts_config import ExpertsConfig
 from engine.cpu.block_panels import BlockEmbedding
 from engine.cpu.fused_pass import KernelPass, fused
 from engine.cpu.huge_pages import HugePages
@@ -23,6 +24,7 @@ from engine.device import torch_dtype
 from engine.engine_config import EngineConfig
 from engine.kv_pool import KvPool, blocks_for_fraction
 from engine.layers.embedding import TorchEmbedding
+from engine.layers.experts import Experts, ExpertWeights, TorchExperts
 from engine.layers.linear import LinearLayer
 from engine.layers.ops import LayerOps, TorchOps
 from engine.models.parts import ModelParts
@@ -85,6 +87,10 @@ class CpuBackend:
     def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """See Backend."""
         return self.linear(weight, bias)
+
+    def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
+        """See LayerFactory."""
+        return TorchExperts(config, weights, self.linear)
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
         """See Backend."""

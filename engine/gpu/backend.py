@@ -13,16 +13,19 @@ from engine.attention.torch_backend import TorchAttention
 from engine.backend import WHOLE, CapturedDecodes, FusedPass, Sizes
 from engine.checkpoint.blocks import BlockMatrix, Matrix
 from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.experts_config import ExpertsConfig
 from engine.device import dtype_name
 from engine.gpu.fp8_linear import Fp8Linear, can_scale
 from engine.gpu.memory import NO_GRAPHS, Graphs, LargestStep, blocks_for_card, profile, report_taken
 from engine.kv_pool import KvPool
 from engine.layers.embedding import TorchEmbedding
+from engine.layers.experts import Experts, ExpertWeights, TorchExperts
 from engine.layers.linear import LinearLayer, torch_linear
 from engine.layers.ops import LayerOps, TorchOps
 from engine.models.parts import ModelParts
 from engine.models.runnable import RunnableModel
 from engine.sampling.sampler import Sampler
+from protocol.errors import ConfigError
 from protocol.layout import TOKENS, KvLayout
 
 _DEFAULT_FRACTION = 0.85
@@ -31,7 +34,8 @@ _FP8_BITS = 8
 
 class CardBackend:
     """A `Backend` of torch's operations. With `weight_bits` 8, linear layers multiply in fp8 if
-    the weight's shape allows it. The logits layer never does."""
+    the weight's shape allows it. The logits layer never does, and no mixture of experts: raises
+    ConfigError."""
 
     shard = WHOLE
     keeps_blocks = False
@@ -50,6 +54,8 @@ class CardBackend:
         self.device = device
         self.dtype, self.kv_dtype = dtype_name(dtype), dtype_name(kv_dtype or dtype)
         self.rounds_weights = weight_bits == _FP8_BITS
+        if self.rounds_weights and config.experts is not None:
+            raise ConfigError("weights fp8 has no product for mixtures of experts; use auto")
         self._config = config
         self._dtype = dtype
 
@@ -67,6 +73,10 @@ class CardBackend:
     def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """See Backend."""
         return self.linear(weight, bias)
+
+    def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
+        """See LayerFactory; one grouped product over all experts."""
+        return TorchExperts(config, weights, self.linear)
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
         """See Backend."""

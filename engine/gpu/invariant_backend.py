@@ -89,6 +89,8 @@ class InvariantBackend(TritonBackend):
             raise ConfigError(
                 f"batch_invariant on a card needs dtype bfloat16 or float16, not {dtype}"
             )
+        if config.experts is not None:
+            raise ConfigError("batch_invariant on a card has no product for mixtures of experts")
         if config.head_dim not in _HEAD_DIMS:
             sizes = ", ".join(map(str, _HEAD_DIMS))
             raise ConfigError(

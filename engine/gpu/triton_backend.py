@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import torch
+
 from engine.attention.base import AttentionBackend
 from engine.attention.pool_layers import PoolLayers
 from engine.backend import CapturedDecodes, Sizes
@@ -17,6 +19,9 @@ from engine.models.runnable import RunnableModel
 from engine.sampling.chosen_tokens import LogTotals
 from engine.sampling.sampler import Sampler
 from engine.sampling.top_p import FindCut
+
+_GROUPED_PRODUCTS = (9, 10)
+"""Compute capabilities (major) on which torch multiplies bf16 experts in one kernel."""
 
 
 class TritonBackend(CardBackend, ABC):
@@ -62,7 +67,7 @@ class TritonBackend(CardBackend, ABC):
 
     def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
         """See Backend."""
-        if not sizes.captures:
+        if not sizes.captures or not self._is_captured():
             return None
         size = sizes.max_sequences
         make_attention = self.fixed_decodes(pool, size, sizes.most_blocks(pool.layout))
@@ -70,8 +75,17 @@ class TritonBackend(CardBackend, ABC):
 
     def planned_graphs(self, sizes: Sizes) -> Graphs:
         """See CardBackend."""
-        num_graphs = len(graph_sizes(sizes.max_sequences)) if sizes.captures else 0
+        captures = sizes.captures and self._is_captured()
+        num_graphs = len(graph_sizes(sizes.max_sequences)) if captures else 0
         return Graphs(num_graphs, self.graph_wrappers)
+
+    def _is_captured(self) -> bool:
+        """Whether passes run without the host: elsewhere torch's grouped product of experts reads
+        their ends there."""
+        if self._config.experts is None:
+            return True
+        has_product = torch.cuda.get_device_capability(self.device)[0] in _GROUPED_PRODUCTS
+        return has_product and self._dtype == torch.bfloat16
 
     def capture(self) -> Capture:
         """How a pass becomes a graph."""

@@ -15,9 +15,11 @@ import torch
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor
 from engine.layers.attention_pass import AttentionPass
+from engine.layers.experts import LayerFactory
+from engine.layers.experts_feed_forward import ExpertsFeedForward
 from engine.layers.gated_feed_forward import GatedFeedForward
 from engine.layers.grouped_attention import GroupedAttention
-from engine.layers.linear import LinearFactory, LinearLayer
+from engine.layers.linear import LinearLayer
 from engine.layers.ops import LayerOps
 
 
@@ -56,7 +58,7 @@ class Kind(Generic[LayerT]):
     one. `make` consumes them, so that no weight is in memory twice."""
 
     tensors: Callable[[ModelConfig], Sequence[LayerTensor]]
-    make: Callable[[ModelConfig, KindWeights, LinearFactory], LayerT]
+    make: Callable[[ModelConfig, KindWeights, LayerFactory], LayerT]
 
 
 ATTENTION: dict[str, Kind[AttentionLayer]] = {
@@ -64,4 +66,5 @@ ATTENTION: dict[str, Kind[AttentionLayer]] = {
 }
 FEED_FORWARD: dict[str, Kind[FeedForwardLayer]] = {
     "gated": Kind(GatedFeedForward.tensors, GatedFeedForward),
+    "experts": Kind(ExpertsFeedForward.tensors, ExpertsFeedForward),
 }

@@ -28,7 +28,7 @@ class LinearLayer(Protocol):
 
 
 class LinearFactory(Protocol):
-    """Makes the linear layers of a model's layers; every backend is one."""
+    """Makes the linear layers of a model's layers."""
 
     def linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """The layer for `weight` [outputs, inputs] and `bias` [outputs] or None. May pack the

@@ -19,6 +19,20 @@ class LayerKinds:
 
 
 @dataclass(frozen=True)
+class ExpertKeys:
+    """How a `config.json` describes its mixture of experts: names of keys, and what the keys do
+    not say."""
+
+    count: tuple[str, ...] = ("num_experts", "num_local_experts")  # the first that is there
+    inner: str = "moe_intermediate_size"
+    normalizes: bool | None = None  # weights add up to 1; None: as norm_topk_prob says
+    routes_in_groups: bool = False  # DeepSeek's keys
+    shared_name: str = ""  # of the shared expert's tensors; "" if there is none
+    shared_inner: str = ""  # "": n_shared_experts times an expert's
+    gates_shared: bool = False
+
+
+@dataclass(frozen=True)
 class Architecture:
     """How an architecture differs from the others; the defaults follow transformers."""
 
@@ -35,6 +49,7 @@ class Architecture:
     default_window: int | None = 4096  # of "uniform" windows
     scales_queries: bool = False  # by their positions (llama_4_scaling_beta)
     layer_kinds: LayerKinds = LayerKinds()  # of all layers
+    experts: ExpertKeys | None = None  # of those layers that are mixtures
 
 
 _LLAMA = Architecture(
@@ -73,6 +88,29 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": Architecture(
         configurable_biases=True, qk_norm=True, head_dim_required=True, windows="layers"
     ),
+    "MixtralForCausalLM": Architecture(
+        configurable_biases=False,
+        windows="uniform",
+        default_window=None,
+        experts=ExpertKeys(
+            count=("num_local_experts",), inner="intermediate_size", normalizes=True
+        ),
+    ),
+    "Qwen2MoeForCausalLM": Architecture(
+        configurable_biases=True,
+        qkv_bias_keys=("qkv_bias",),
+        o_bias_keys=(),
+        bias_default=True,
+        windows="layers",
+        experts=ExpertKeys(
+            shared_name="shared_expert",
+            shared_inner="shared_expert_intermediate_size",
+            gates_shared=True,
+        ),
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        configurable_biases=True, qk_norm=True, windows="refused", experts=ExpertKeys()
+    ),
 }
 """Architectures by their name in a checkpoint's `architectures`."""
 MODEL_TYPES = {
@@ -86,5 +124,8 @@ MODEL_TYPES = {
     "qwen2": "Qwen2ForCausalLM",
     "mimo": "MiMoForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 """Architectures by a checkpoint's `model_type`, for checkpoints that name no architecture."""

@@ -1,4 +1,4 @@
-"""One decoder for every supported architecture: Llama, Mistral, Qwen2, Qwen3 and their kin.
+"""One decoder for every supported architecture: Llama, Mistral, Qwen and their kin.
 
 They share the structure `x += attention(norm(x)); x += feed_forward(norm(x))`; `ModelConfig`, the
 weights and the kinds of layers define the differences. Owns the order of a forward pass; knows

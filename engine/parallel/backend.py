@@ -11,8 +11,10 @@ import torch.distributed as dist
 from engine.attention.base import AttentionBackend
 from engine.backend import Backend, Sizes
 from engine.checkpoint.blocks import BlockMatrix, Matrix
+from engine.checkpoint.experts_config import ExpertsConfig
 from engine.kv_pool import KvPool
 from engine.layers.embedding import Embedding
+from engine.layers.experts import Experts, ExpertWeights
 from engine.layers.linear import LinearLayer
 from engine.layers.ops import LayerOps
 from engine.models.parts import ModelParts
@@ -47,6 +49,10 @@ class RankBackend:
     def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """See Backend."""
         return SummedLinear(self._own.output_linear(weight, bias), self._ranks)
+
+    def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
+        """See LayerFactory; each rank has a part of every expert."""
+        return SummedExperts(self._own.experts(config, weights), self._ranks)
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
         """See Backend."""
@@ -102,12 +108,32 @@ class SummedLinear:
 
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [N, the rank's inputs] to [N, outputs], plus `add`, which is equal on all ranks."""
-        return self._summed(self._part(x, add if self._ranks.leads else None))
+        return _summed(self._part(x, add if self._ranks.leads else None), self._ranks)
 
     def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in fp32, without `add`; written to `out` where given."""
-        return self._summed(self._part.in_float32(x, out))
+        return _summed(self._part.in_float32(x, out), self._ranks)
 
-    def _summed(self, y: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(y, group=self._ranks.data)
-        return y
+
+class SummedExperts:
+    """Experts whose inner numbers are split over the ranks: all choose the same ones, and their
+    partial results are added."""
+
+    def __init__(self, part: Experts, ranks: Ranks) -> None:
+        self._part = part
+        self._ranks = ranks
+        self.loads = part.loads
+
+    @property
+    def products(self) -> Sequence[LinearLayer]:
+        """See Experts."""
+        return self._part.products
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None) -> torch.Tensor:
+        """See Experts; `add` is equal on all ranks."""
+        return _summed(self._part(x, ops, add if self._ranks.leads else None), self._ranks)
+
+
+def _summed(y: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    dist.all_reduce(y, group=ranks.data)
+    return y

@@ -32,6 +32,13 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
 }
+EXPERTS: dict[str, Any] = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+"""Of mixtures."""
 WITHOUT = "(left out)"
 
 
@@ -89,7 +96,7 @@ def test_only_architectures_that_do_scale_their_queries():
 
 @pytest.mark.parametrize("model_type", sorted(MODEL_TYPES))
 def test_without_architectures_the_model_type_tells(model_type):
-    config = parse(architectures=WITHOUT, model_type=model_type, head_dim=8)
+    config = parse(architectures=WITHOUT, model_type=model_type, head_dim=8, **EXPERTS)
     assert config.architecture == MODEL_TYPES[model_type]
 
 

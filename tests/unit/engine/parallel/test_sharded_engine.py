@@ -26,6 +26,12 @@ from tests.unit.engine.parallel.sharded_engine import (
 )
 
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6}
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 
 
@@ -39,8 +45,13 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
 @pytest.mark.parametrize("tp_size", [2, 4])
 @pytest.mark.parametrize(
     ("architecture", "config"),
-    [("LlamaForCausalLM", BIASES), ("Qwen2ForCausalLM", {}), ("Qwen3ForCausalLM", {})],
-    ids=["llama", "qwen2", "qwen3"],
+    [
+        ("LlamaForCausalLM", BIASES),
+        ("Qwen2ForCausalLM", {}),
+        ("Qwen3ForCausalLM", {}),
+        ("Qwen2MoeForCausalLM", EXPERTS),
+    ],
+    ids=["llama", "qwen2", "qwen3", "qwen2 moe"],
 )
 def test_tokens_and_kv_equal_those_of_one_rank(
     group: RankGroup, make_tiny: Any, text: Any, architecture: str, config: Any, tp_size: int
@@ -75,6 +86,14 @@ def test_sizes_that_cannot_be_split_are_refused(make_tiny: Any) -> None:
         config.sharded(3)
     with pytest.raises(ConfigError, match="num_key_value_heads 4 cannot be split over 8"):
         config.sharded(8)
+
+
+@pytest.mark.parametrize("key", ["moe_intermediate_size", "shared_expert_intermediate_size"])
+def test_experts_that_cannot_be_split_are_refused(make_tiny: Any, key: str) -> None:
+    options = {**SIZES, **EXPERTS, key: 33}
+    config = load_model_config(make_tiny("Qwen2MoeForCausalLM", **options).folder)
+    with pytest.raises(ConfigError, match="expert's intermediate size 33 cannot be split over 2"):
+        config.sharded(2)
 
 
 segments = st.builds(

@@ -1,0 +1,47 @@
+"""The tensors of experts under one name each, however a file stores them; imports no torch.
+
+Files hold a tensor for each expert, by Qwen's names or Mixtral's, or one for all experts, as
+transformers writes them since version 5 and GGUF files do. An expert's part of such a tensor is one
+range of bytes, so it counts as a tensor of its own, by Qwen's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_MIXTRAL = re.compile(r"(model\.layers\.\d+)\.block_sparse_moe\.(gate|experts\.\d+\.w[123])(\..+)")
+_OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(?:\.weight)?")
+_HALVES = ("gate_proj", "up_proj")
+_MAX_STACKED = 4096
+
+
+def one_by_one(name: str, shape: Sequence[int]) -> tuple[list[str], tuple[int, ...]]:
+    """The names of the tensors that the stored one consists of, in equal parts of its bytes, and
+    the shape of each: itself, by its usual name, or those of its experts.
+
+    A tensor of all experts is [experts, outputs, inputs]; the outputs of `gate_up_proj` are gate's,
+    then up's.
+    """
+    stacked = _STACKED.fullmatch(name)
+    if stacked is None or len(shape) != 3 or not 1 <= shape[0] <= _MAX_STACKED:
+        return [_usual(name)], tuple(shape)
+    experts, outputs, inputs = shape
+    halves = _HALVES if stacked[2] == "gate_up_proj" else (stacked[2],)
+    if outputs % len(halves):
+        return [name], tuple(shape)
+    names = [f"{stacked[1]}.{e}.{half}.weight" for e in range(experts) for half in halves]
+    return names, (outputs // len(halves), inputs)
+
+
+def _usual(name: str) -> str:
+    """Qwen's name where `name` is Mixtral's."""
+    mixtral = _MIXTRAL.fullmatch(name)
+    if mixtral is None:
+        return name
+    layer, part, rest = mixtral.groups()
+    expert, _, old = part.rpartition(".")
+    return (
+        f"{layer}.mlp.{expert}.{_OF_MIXTRAL[old]}{rest}" if expert else f"{layer}.mlp.{part}{rest}"
+    )

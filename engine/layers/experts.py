@@ -1,0 +1,137 @@
+"""The products of a layer's experts: what a backend makes of them, and torch's form.
+
+Owns the experts' weights. A token's rows of the products depend on its own experts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn.functional import grouped_mm, linear
+
+from engine.checkpoint.blocks import Matrix, as_tensor
+from engine.checkpoint.experts_config import ExpertsConfig
+from engine.layers.linear import LinearFactory, LinearLayer
+from engine.layers.ops import LayerOps
+from engine.layers.routing import choose
+from protocol.errors import ConfigError
+
+_ALIGNMENT = 8
+"""Numbers of a row that the grouped product needs a multiple of."""
+
+
+@dataclass
+class ExpertWeights:
+    """The weights of one layer of experts, or of a rank's share of each expert. Rows of each of
+    `gate_up` [2 * inner, hidden] are gate's, then up's; each of `down` is [hidden, inner]. The
+    shared expert's are there if the layer has one. Others than the matrices are fp32."""
+
+    router: torch.Tensor  # [experts, hidden]
+    choice_bias: torch.Tensor | None  # [experts]
+    gate_up: list[Matrix]
+    down: list[Matrix]
+    shared_gate_up: Matrix | None = None
+    shared_down: Matrix | None = None
+    shared_gate: torch.Tensor | None = None  # [1, hidden]
+
+
+class Experts(Protocol):
+    """The experts of one layer."""
+
+    loads: torch.Tensor
+    """How many tokens each expert has had so far, [experts] int64."""
+
+    @property
+    def products(self) -> Sequence[LinearLayer]:
+        """The linear layers among them; experts without one each are left out."""
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None) -> torch.Tensor:
+        """Normed `x` [N, hidden] to the sum of the chosen experts and the shared one, [N, hidden],
+        plus `add` where given."""
+
+
+class LayerFactory(LinearFactory, Protocol):
+    """Makes what multiplies by weights in a model's layers; every backend is one."""
+
+    def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
+        """The experts of one layer. Consumes the matrices of `weights`. Raises ConfigError for what
+        the backend does not multiply."""
+
+
+MakeLinear = Callable[[Matrix, torch.Tensor | None], LinearLayer]
+
+
+class TorchExperts:
+    """See Experts; one grouped product over all experts, on any device. `linear_layer` makes the
+    products of the shared expert. Consumes `weights`. Raises ConfigError for sizes that torch's
+    grouped product does not take."""
+
+    def __init__(
+        self, config: ExpertsConfig, weights: ExpertWeights, linear_layer: MakeLinear
+    ) -> None:
+        self._config = config
+        self._router, self._bias = weights.router, weights.choice_bias
+        self._gate_up = _stacked(weights.gate_up)  # [experts, 2 * inner, hidden]
+        self._down = _stacked(weights.down)  # [experts, hidden, inner]
+        self._shared: tuple[LinearLayer, LinearLayer] | None = None
+        self._shared_gate = weights.shared_gate
+        if weights.shared_gate_up is not None:
+            assert weights.shared_down is not None
+            gate_up, down = weights.shared_gate_up, weights.shared_down
+            weights.shared_gate_up = weights.shared_down = None
+            self._shared = linear_layer(gate_up, None), linear_layer(down, None)
+        device = self._router.device
+        self._numbers = torch.arange(config.count, device=device)
+        self.loads = torch.zeros(config.count, dtype=torch.int64, device=device)
+
+    @property
+    def products(self) -> Sequence[LinearLayer]:
+        """See Experts."""
+        return self._shared or ()
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None) -> torch.Tensor:
+        """See Experts."""
+        y = self._routed(x, ops)
+        if self._shared is not None:
+            y = y + self._of_shared(x, ops, *self._shared)
+        return y if add is None else add + y
+
+    def _routed(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+        per_token = self._config.per_token
+        chosen, weights = choose(self._config, linear(x.float(), self._router), self._bias)
+        experts, order = chosen.flatten().sort(stable=True)  # [N * per_token]: expert by expert
+        ends = torch.searchsorted(experts, self._numbers, right=True)
+        self.loads += ends.diff(prepend=ends.new_zeros(1))
+        if not len(x):
+            return torch.zeros_like(x)
+        ends = ends.to(torch.int32)
+        gate_up = grouped_mm(x[order // per_token], self._gate_up.transpose(1, 2), offs=ends)
+        y = grouped_mm(ops.gate(gate_up), self._down.transpose(1, 2), offs=ends)
+        y = y[order.argsort()].unflatten(0, (-1, per_token))  # [N, per_token, hidden]
+        return torch.bmm(weights.unsqueeze(1).to(y.dtype), y).squeeze(1)
+
+    def _of_shared(
+        self, x: torch.Tensor, ops: LayerOps, gate_up: LinearLayer, down: LinearLayer
+    ) -> torch.Tensor:
+        y = down(ops.gate(gate_up(x)))
+        if self._shared_gate is None:
+            return y
+        return y * linear(x.float(), self._shared_gate).sigmoid().to(y.dtype)
+
+
+def _stacked(matrices: list[Matrix]) -> torch.Tensor:
+    """One tensor, [experts, outputs, inputs]; consumes `matrices`."""
+    first = as_tensor(matrices[0])
+    if first.shape[0] % _ALIGNMENT or first.shape[1] % _ALIGNMENT:
+        raise ConfigError(
+            f"torch multiplies experts whose sizes are multiples of {_ALIGNMENT}, not matrices of "
+            f"{first.shape[0]} x {first.shape[1]}"
+        )
+    stacked = first.new_empty((len(matrices), *first.shape))
+    for expert, place in enumerate(stacked):
+        place.copy_(as_tensor(matrices[expert]))
+        matrices[expert] = place
+    return stacked

@@ -1,0 +1,83 @@
+"""The feed-forward layer of a mixture: a router chooses some of many gated experts for each token.
+
+`engine.layers.experts` and backends compute; this file knows which tensors a layer consists of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
+from engine.layers.experts import ExpertWeights, LayerFactory
+from engine.layers.linear import LinearLayer
+from engine.layers.ops import LayerOps
+
+
+class ExpertsFeedForward:
+    """One layer's feed-forward half, from normed inputs to the sum with the residual."""
+
+    def __init__(self, config: ModelConfig, weights: KindWeights, make: LayerFactory) -> None:
+        assert config.experts is not None
+        matrices, vectors = weights.matrices, weights.vectors
+        numbers = range(config.experts.count)
+        found = ExpertWeights(
+            vectors["router"],
+            vectors.get("choice_bias"),
+            [matrices.pop(_gate_up(expert)) for expert in numbers],
+            [matrices.pop(_down(expert)) for expert in numbers],
+            matrices.pop("shared_gate_up", None),
+            matrices.pop("shared_down", None),
+            vectors.get("shared_gate"),
+        )
+        self.experts = make.experts(config.experts, found)
+
+    @staticmethod
+    def tensors(config: ModelConfig) -> list[LayerTensor]:
+        """See Kind. Each expert's matrices are weights of their own; rows of a `gate_up` are
+        gate's, then up's."""
+        experts, hidden = config.experts, config.hidden_size
+        assert experts is not None
+        found = [LayerTensor("router", [Rows("gate.weight", experts.count)], hidden, is_wide=True)]
+        if experts.has_choice_bias:
+            bias = [Rows("gate.e_score_correction_bias", experts.count)]
+            found.append(LayerTensor("choice_bias", bias, is_wide=True))
+        for number in range(experts.count):
+            names = (_gate_up(number), _down(number))
+            found += _gated(names, f"experts.{number}", hidden, experts.inner)
+        if experts.shared_inner:
+            names, shared = ("shared_gate_up", "shared_down"), experts.shared_name
+            found += _gated(names, shared, hidden, experts.shared_inner)
+            if experts.gates_shared:
+                rows = [Rows(f"{shared}_gate.weight", 1)]
+                found.append(LayerTensor("shared_gate", rows, hidden, is_wide=True))
+        return found
+
+    @property
+    def products(self) -> Sequence[LinearLayer]:
+        """See FeedForwardLayer."""
+        return self.experts.products
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor) -> torch.Tensor:
+        """See FeedForwardLayer."""
+        return self.experts(x, ops, add)
+
+
+def _gate_up(expert: int) -> str:
+    return f"gate_up.{expert}"
+
+
+def _down(expert: int) -> str:
+    return f"down.{expert}"
+
+
+def _gated(names: tuple[str, str], prefix: str, hidden: int, inner: int) -> list[LayerTensor]:
+    """The two weights of a gated feed-forward layer."""
+    gate_up = [Rows(f"{prefix}.{part}_proj.weight", inner) for part in ("gate", "up")]
+    down = [Rows(f"{prefix}.down_proj.weight", hidden)]
+    return [
+        LayerTensor(names[0], gate_up, hidden, Split.OUTPUTS),
+        LayerTensor(names[1], down, inner, Split.INPUTS),
+    ]
