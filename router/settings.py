@@ -38,7 +38,7 @@ class RoutingSettings(SharedSettings):
         1024,
         help="sequences at once; requests for more are answered 503, before their body is read. "
         "Where there are several API keys, one has at most half of them, unless its line in the "
-        "key file says otherwise",
+        "key file says otherwise; without keys, an address leaves some to other addresses",
         unit="sequences",
         minimum=1,
     )

@@ -1,4 +1,5 @@
-"""The gate: counts sequences in flight, in all and by tenant, and refuses more than may be.
+"""The gate: counts sequences in flight, in all, by tenant and by address, and refuses more than
+may be.
 
 A request that may not pass is refused before its body is read. It counts from the end of its body,
 as one sequence, so that uploads that do not end take no places; it takes more room once it is known
@@ -18,6 +19,7 @@ from functools import cached_property
 
 from prometheus_client import CollectorRegistry, Counter
 
+from gateway.admission.address_shares import AddressShares
 from gateway.admission.recent import WINDOW_S, RecentCount
 from http_kit.tenant import EVERYBODY, Tenant
 from protocol.errors import InvalidRequest, Overloaded, TooManyRequests
@@ -85,14 +87,16 @@ class Gate:
         self._counted = "sequences"
         self._all = _Flow()
         self._by_tenant: dict[str, _Flow] = {}
+        self._addresses = AddressShares()
         self._refused = Counter(
             "baton_http_gate_refused",
             "Requests refused because the router (full) or their key "
-            "(key_limit) has as many sequences in flight as it may",
+            "(key_limit) has as many sequences in flight as it may, or because their address would "
+            "leave too few for others (address_share)",
             ["reason"],
             registry=registry,
         )
-        for reason in ("full", "key_limit"):
+        for reason in ("full", "key_limit", "address_share"):
             self._refused.labels(reason)
 
     @cached_property
@@ -100,7 +104,7 @@ class Gate:
         """A gate with the same limits for requests that start no sequence. It counts requests."""
         other = copy.copy(self)
         other._counted = "requests for text alone"
-        other._all, other._by_tenant = _Flow(), {}
+        other._all, other._by_tenant, other._addresses = _Flow(), {}, AddressShares()
         return other
 
     @property
@@ -108,11 +112,12 @@ class Gate:
         """Sequences in flight."""
         return self._all.in_flight
 
-    def passing(self, tenant: Tenant, has_body: bool = True) -> Ticket:
+    def passing(self, tenant: Tenant, has_body: bool = True, address: str = "") -> Ticket:
         """A context in which a request of one sequence is in flight. Without `has_body`, the
-        request counts from `Ticket.enter` on. Entering raises TooManyRequests if the tenant is at
-        its limit, Overloaded if the router is."""
-        return Ticket(self, tenant, has_body)
+        request counts from `Ticket.enter` on. `address` is the client's: it counts for tenants
+        without a key. Entering raises TooManyRequests if the tenant is at its limit, or the address
+        would leave too few places for others; Overloaded if the router is at its limit."""
+        return Ticket(self, tenant, has_body, address)
 
     def limit_of(self, tenant: Tenant) -> int | None:
         """The most sequences of a tenant: its key's limit, or with several keys and no such limit,
@@ -136,9 +141,12 @@ class Gate:
         remaining = max(0, limit - flow.in_flight)
         return RateLimit(limit, remaining, 0 if remaining else flow.retry_after_s(now))
 
-    def check(self, tenant: Tenant, num: int = 1) -> _Flow:
-        """The flow of a tenant that may have so many more sequences; else raises as `passing`."""
+    def check(self, tenant: Tenant, num: int = 1, address: str = "", own: int = 0) -> _Flow:
+        """The flow of a tenant that may have so many more sequences; else raises as `passing`. A
+        request that is alone, whose `own` sequences are all that is in flight, may take all."""
         flow, limit = self._flow(tenant), self.limit_of(tenant)
+        if flow is self._all:
+            self._addresses.note(address, self._clock())
         if limit is not None and flow.in_flight + num > limit:
             retry_s = flow.refuse(self._clock(), f"key {tenant.terms.name}", self._counted)
             self._refused.labels("key_limit").inc()
@@ -155,16 +163,31 @@ class Gate:
                 f"try again in {retry_s} s",
                 retry_s,
             )
+        if flow is self._all and self._all.in_flight > own:
+            self._check_address(address, num)
         return flow
 
-    def take(self, tenant: Tenant, num: int) -> None:
-        """Count more sequences of a tenant, or raise as `passing` does."""
-        flow = self.check(tenant, num)
+    def _check_address(self, address: str, num: int) -> None:
+        now, free = self._clock(), self.max_inflight - self._all.in_flight
+        if self._addresses.is_too_much(address, num, free, now):
+            retry_s = self._all.refuse(now, "the router", self._counted)
+            self._refused.labels("address_share").inc()
+            raise TooManyRequests(
+                f"this address has {self._addresses.held(address)} {self._counted} in flight; "
+                f"more would leave too few places for others; try again in {retry_s} s",
+                retry_s,
+            )
+
+    def take(self, tenant: Tenant, num: int, address: str = "", own: int = 0) -> None:
+        """Count more sequences of a tenant, or raise as `passing` does. See `check`."""
+        flow = self.check(tenant, num, address, own)
         self._all.in_flight += num
         if flow is not self._all:
             flow.in_flight += num
+        else:
+            self._addresses.take(address, num)
 
-    def leave(self, tenant: Tenant, num: int) -> None:
+    def leave(self, tenant: Tenant, num: int, address: str = "") -> None:
         """So many sequences of a tenant have ended."""
         now, flow = self._clock(), self._flow(tenant)
         self._all.in_flight -= num
@@ -172,6 +195,8 @@ class Gate:
         if flow is not self._all:
             flow.in_flight -= num
             flow.ended.add(now, num)
+        else:
+            self._addresses.give_back(address, num)
 
     def _flow(self, tenant: Tenant) -> _Flow:
         if tenant is EVERYBODY:
@@ -186,11 +211,12 @@ class Ticket:
     """A context in which one request is in flight. `width` is how many sequences the request
     counts for."""
 
-    __slots__ = ("_gate", "_has_body", "_tenant", "width")
+    __slots__ = ("_address", "_gate", "_has_body", "_tenant", "width")
 
-    def __init__(self, gate: Gate, tenant: Tenant, has_body: bool = True) -> None:
+    def __init__(self, gate: Gate, tenant: Tenant, has_body: bool, address: str) -> None:
         self._gate = gate
         self._tenant = tenant
+        self._address = address
         self._has_body = has_body
         self.width = 0
 
@@ -198,13 +224,13 @@ class Ticket:
         if self._has_body:
             self.enter()
         else:
-            self._gate.check(self._tenant)
+            self._gate.check(self._tenant, address=self._address)
         return self
 
     def enter(self) -> None:
         """Count the request, if it is not counted yet. Raises as `Gate.passing`."""
         if self.width == 0:
-            self._gate.take(self._tenant, 1)
+            self._gate.take(self._tenant, 1, self._address)
             self.width = 1
 
     def __exit__(self, *exception: object) -> None:
@@ -214,13 +240,13 @@ class Ticket:
     def hand_over(self) -> Ticket:
         """A ticket that replaces this one, for a request that continues after this context ends.
         The caller ends the new ticket with `leave`."""
-        other = Ticket(self._gate, self._tenant)
+        other = Ticket(self._gate, self._tenant, self._has_body, self._address)
         other.width, self.width = self.width, 0
         return other
 
     def leave(self) -> None:
         """The sequences of the request have ended."""
-        self._gate.leave(self._tenant, self.width)
+        self._gate.leave(self._tenant, self.width, self._address)
         self.width = 0
 
     def widen(self, width: int) -> None:
@@ -236,5 +262,5 @@ class Ticket:
             raise InvalidRequest(
                 f"'n': the request starts {width} sequences; {most} may be in flight", "n"
             )
-        self._gate.take(self._tenant, width - self.width)
+        self._gate.take(self._tenant, width - self.width, self._address, self.width)
         self.width = width

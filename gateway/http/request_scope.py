@@ -296,7 +296,7 @@ class RequestScope:
                 await self._app(scope, record.receiving(receive), named_send)
             else:
                 has_body = connection.has_body(scope)
-                with record.gate.passing(caller.tenant, has_body) as ticket:
+                with record.gate.passing(caller.tenant, has_body, record.share) as ticket:
                     record.ticket = ticket
                     await self._app(scope, record.receiving(receive), named_send)
         except ClientGone:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gateway.admission.address_shares import ALONE_AFTER_S
 from gateway.admission.gate import MAX_RETRY_S, Gate
 from gateway.admission.recent import WINDOW_S, RecentCount
 from http_kit.tenant import EVERYBODY, KeyTerms, Tenant
@@ -33,6 +34,76 @@ def test_a_full_router_refuses_every_caller() -> None:
     assert gate.in_flight == 0
     with gate.passing(B):
         pass
+
+
+def places_until_refused(gate: Gate, held: ExitStack, address: str) -> int:
+    """How many requests of an address pass, one after the other, before one is refused."""
+    for number in range(gate.max_inflight):
+        try:
+            held.enter_context(gate.passing(EVERYBODY, address=address))
+        except TooManyRequests as refused:
+            return number if f"this address has {number} " in str(refused) else -1
+    return gate.max_inflight
+
+
+def test_an_address_leaves_room_for_others_while_there_are_others() -> None:
+    gate = Gate(90, Clock())
+    with gate.passing(EVERYBODY, address="b"):
+        pass
+    with ExitStack() as held:
+        assert places_until_refused(gate, held, "a") == 80, "8 times as many as it leaves"
+        assert places_until_refused(gate, held, "b") == 8
+        with gate.passing(EVERYBODY, address="c"):
+            assert gate.in_flight == 89, "there is room for one more"
+        with gate.passing(A, address="a"):
+            pass
+    assert gate.in_flight == 0
+
+
+def test_an_address_that_asks_alone_has_every_place() -> None:
+    """As a proxy has, from which all requests come."""
+    clock = Clock()
+    gate = Gate(90, clock)
+    with gate.passing(EVERYBODY, address="b"):
+        pass
+    clock.now += ALONE_AFTER_S + 1
+    with ExitStack() as held:
+        for _ in range(90):
+            held.enter_context(gate.passing(EVERYBODY, address="a"))
+
+
+def test_an_address_that_took_all_while_alone_gives_up_places_to_the_next_one() -> None:
+    gate = Gate(90, Clock())
+    first = ExitStack()
+    with ExitStack() as held, first:
+        for _ in range(10):
+            first.enter_context(gate.passing(EVERYBODY, address="a"))
+        for _ in range(80):
+            held.enter_context(gate.passing(EVERYBODY, address="a"))
+        with pytest.raises(Overloaded), gate.passing(EVERYBODY, address="b"):
+            pass
+        first.close()
+        with pytest.raises(TooManyRequests), gate.passing(EVERYBODY, address="a"):
+            pass
+        assert places_until_refused(gate, held, "b") == 8
+
+
+def test_a_request_that_is_alone_may_be_as_wide_as_the_router() -> None:
+    gate = Gate(4, Clock())
+    for address in ("b", "a"):
+        with gate.passing(EVERYBODY, address=address) as ticket:
+            ticket.widen(4)
+            assert gate.in_flight == 4
+
+
+def test_the_gate_for_text_has_places_of_its_own() -> None:
+    gate = Gate(9, Clock())
+    with gate.for_text.passing(EVERYBODY, address="b"):
+        pass
+    with ExitStack() as held:
+        assert places_until_refused(gate.for_text, held, "a") == 8
+        for _ in range(9):
+            held.enter_context(gate.passing(EVERYBODY, address="a"))
 
 
 def test_refusals_are_counted_by_their_reason_from_the_start() -> None:

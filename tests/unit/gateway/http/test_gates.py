@@ -61,8 +61,21 @@ def running_api(checkpoint: Path, tokenizer: Tokenizer, gate: Gate) -> Iterator[
 @contextlib.contextmanager
 def full(gate: Gate, tenant: Tenant = EVERYBODY) -> Iterator[None]:
     """As many requests are in flight as may."""
-    with gate.passing(tenant), gate.passing(tenant):
+    with gate.passing(tenant, address="a"), gate.passing(tenant, address="b"):
         yield
+
+
+def test_an_address_leaves_a_place_to_another_one(api: LiveApi, gate: Gate) -> None:
+    transport = httpx.HTTPTransport(local_address="127.0.0.2")
+    base = api.http.base_url
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+    with httpx.Client(transport=transport, base_url=base, timeout=TIMEOUT_S) as other:
+        assert other.post("/v1/completions", json=body).status_code == 200
+        with gate.passing(EVERYBODY, address="127.0.0.1"):
+            refused = api.http.post("/v1/completions", json=body)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) > 0
+            assert other.post("/v1/completions", json=body).status_code == 200
 
 
 def ask(api: LiveApi, method: str, path: str, **headers: str) -> httpx.Response:
