@@ -1,9 +1,9 @@
-"""Maps the bytes of a block between pools of different tensor-parallel size.
+"""Maps the bytes of a block between workers of different tensor-parallel size.
 
-A block is `[num_layers, 2, heads of the rank, block_size, head_dim]`, contiguous, and rank r of n
-holds the heads `r * H / n` to `(r + 1) * H / n`. The heads that two ranks share are therefore one
-contiguous piece per layer and half (keys, values), at a fixed stride on each side: no data has to
-be staged or transposed. Pure arithmetic; moves no data.
+Each rank of a worker has a part of every block: `[num_layers, 2, heads of the rank, block_size,
+head_dim]`, contiguous, and rank r of n holds the heads `r * H / n` to `(r + 1) * H / n`. The heads
+that two ranks share are therefore one contiguous piece per layer and half (keys, values), at a
+fixed stride on each side: no data has to be staged or transposed. Pure arithmetic; moves no data.
 """
 
 from __future__ import annotations
@@ -58,6 +58,44 @@ class HeadSlices:
     def pieces(self) -> Iterator[tuple[int, int]]:
         """(offset in the source block, offset in the target block) of each piece."""
         yield from zip(self.source.offsets(), self.target.offsets(), strict=True)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What rank `source` of one worker and rank `target` of another share of each block."""
+
+    source: int
+    target: int
+    slices: HeadSlices
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether both ranks' parts of a block are copied whole."""
+        pieces = self.slices.source
+        return pieces.size == pieces.block_bytes == self.slices.target.block_bytes
+
+
+def whole_shares(block_bytes: int, num_ranks: int) -> tuple[Share, ...]:
+    """The shares of two workers with the same ranks."""
+    whole = Pieces.whole(block_bytes)
+    return tuple(Share(rank, rank, HeadSlices(whole, whole)) for rank in range(num_ranks))
+
+
+def plan_shares(source: KvLayout, target: KvLayout) -> tuple[Share, ...]:
+    """The shares of two workers, of which any rank's layout is given; each byte of a target's block
+    is in one share. Raises ConfigError if the two are not of one model's cache."""
+    shares = []
+    for theirs in _ranks(target):
+        for ours in _ranks(source):
+            slices = plan_head_slices(ours, theirs)
+            if slices is not None:
+                shares.append(Share(ours.tp_rank, theirs.tp_rank, slices))
+    return tuple(shares)
+
+
+def _ranks(layout: KvLayout) -> list[KvLayout]:
+    whole, size = layout.unsharded, layout.tp_size
+    return [layout] if size == 1 else [whole.shard(rank, size) for rank in range(size)]
 
 
 def shared_heads(source: KvLayout, target: KvLayout) -> range:

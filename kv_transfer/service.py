@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from kv_transfer.head_slices import HeadSlices
+from kv_transfer.head_slices import Share
 from kv_transfer.transfer_loop import (
     PeerFailed,
     ServiceFailed,
@@ -48,7 +48,7 @@ class _AddPeer:
     agent: str
     descriptor: bytes
     num_blocks: int
-    slices: HeadSlices | None
+    shares: Sequence[Share]
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ class TransferService:
         return self._call(register)
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
-        """Add a peer that the caller has verified: PeerAdded or PeerFailed follows. With `slices`,
+        """Add a peer that the caller has verified: PeerAdded or PeerFailed follows. With `shares`,
         writes to the peer copy only these pieces of each block."""
-        self._submit(_AddPeer(agent, descriptor, num_blocks, slices))
+        self._submit(_AddPeer(agent, descriptor, num_blocks, shares))
 
     def remove_peer(self, agent: str) -> None:
         """Forget a peer; its outstanding writes fail."""
@@ -258,8 +258,8 @@ def _carry_out(command: _Command, loop: TransferLoop, events: list[TransferEvent
         match command:
             case WriteCommand():
                 loop.write(command)
-            case _AddPeer(agent, descriptor, num_blocks, slices):
-                loop.add_peer(agent, descriptor, num_blocks, slices)
+            case _AddPeer(agent, descriptor, num_blocks, shares):
+                loop.add_peer(agent, descriptor, num_blocks, shares)
             case _RemovePeer(agent):
                 loop.remove_peer(agent)
             case _Hold(until):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kv_transfer.head_slices import HeadSlices
+from kv_transfer.head_slices import Share
 from kv_transfer.transports.interface import (
     Notification,
     PeerLost,
@@ -140,12 +140,12 @@ class TransferLoop:
         )
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Add or replace a peer: PeerAdded or PeerFailed follows, now or from `poll`."""
         self._forget(agent)
         try:
-            self.transport.add_peer(agent, descriptor, num_blocks, slices)
+            self.transport.add_peer(agent, descriptor, num_blocks, shares)
         except TransferError as error:
             self._emit(PeerFailed(agent, str(error)))
             return

@@ -11,23 +11,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kv_transfer.head_slices import HeadSlices, Pieces
+from kv_transfer.head_slices import Share, whole_shares
 from protocol.errors import TransferError
 
 
 @dataclass(frozen=True)
 class PoolMemory:
-    """One pool of KV blocks: `num_blocks` contiguous blocks of `block_bytes` from `address`."""
+    """One pool of KV blocks: `num_blocks` contiguous blocks of `block_bytes` from `address`.
+
+    If several ranks share the pool, this is rank 0's part of each block; `others` are address and
+    device of the other ranks' parts, which have the same size.
+    """
 
     address: int
     block_bytes: int
     num_blocks: int
     device: str  # "cpu", or "cuda:N"
+    others: tuple[tuple[int, str], ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        """Size of the whole pool."""
+        """Size of a rank's part."""
         return self.block_bytes * self.num_blocks
+
+    @property
+    def parts(self) -> tuple[tuple[int, str], ...]:
+        """Address and device of each rank's part, in the order of ranks."""
+        return ((self.address, self.device), *self.others)
 
 
 @dataclass(frozen=True)
@@ -100,13 +110,13 @@ class Transport(Protocol):
         """The descriptor for a peer's `add_peer`; it must be authenticated on the way."""
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Connect to a peer's pool: `poll` reports PeerReady or PeerLost. Raises TransferError and
         then leaves no peer behind.
 
-        With `slices` a write copies these pieces of each block straight into place and leaves the
-        rest of the peer's block alone. Without `slices`, blocks have the same size on both sides
+        With `shares` a write copies these pieces of each block straight into place and leaves the
+        rest of the peer's block alone. Without, blocks have the same parts and sizes on both sides
         and are copied whole.
         """
 
@@ -145,25 +155,43 @@ def runs(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, in
             start = i
 
 
-def fit_slices(
-    agent: str, found: tuple[int, int], num_blocks: int, own: PoolMemory, slices: HeadSlices | None
-) -> HeadSlices:
-    """The pieces of each block to copy to a peer whose pool is `found`: (blocks, bytes of each).
+@dataclass(frozen=True)
+class PoolShape:
+    """The shape of a peer's pool: its ranks, and each rank's blocks and bytes of a block."""
 
-    Raises TransferError if `found` does not match `num_blocks` and `slices` (or our pool's size).
+    num_ranks: int
+    num_blocks: int
+    block_bytes: int
+
+
+def fit_shares(
+    agent: str, found: PoolShape, num_blocks: int, own: PoolMemory, shares: Sequence[Share]
+) -> tuple[Share, ...]:
+    """The shares to copy to a peer whose pool is `found`: `shares`, or whole blocks without any.
+
+    Raises TransferError if `found` or our pool does not match `num_blocks` and the shares.
     """
-    slices = slices or HeadSlices(Pieces.whole(own.block_bytes), Pieces.whole(own.block_bytes))
-    if slices.source.block_bytes != own.block_bytes:
+    num_own = len(own.parts)
+    fitting = tuple(shares) or whole_shares(own.block_bytes, num_own)
+    for share in fitting:
+        ours = share.slices.source.block_bytes
+        if ours != own.block_bytes or share.source >= num_own:
+            raise TransferError(
+                f"slices of blocks of {ours} bytes on rank {share.source} do not fit our pool, "
+                f"whose blocks have {own.block_bytes} on {num_own}"
+            )
+    expected = PoolShape(
+        1 + max(share.target for share in fitting),
+        num_blocks,
+        fitting[0].slices.target.block_bytes,
+    )
+    if found != expected:
         raise TransferError(
-            f"slices of blocks of {slices.source.block_bytes} bytes do not fit our pool, "
-            f"whose blocks have {own.block_bytes}"
+            f"peer {agent} has {found.num_blocks} blocks of {found.block_bytes} bytes on "
+            f"{found.num_ranks} ranks, expected {num_blocks} of {expected.block_bytes} on "
+            f"{expected.num_ranks}"
         )
-    if found != (num_blocks, slices.target.block_bytes):
-        raise TransferError(
-            f"peer {agent} has {found[0]} blocks of {found[1]} bytes, expected "
-            f"{num_blocks} of {slices.target.block_bytes}"
-        )
-    return slices
+    return fitting
 
 
 def check_blocks(

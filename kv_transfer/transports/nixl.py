@@ -2,10 +2,10 @@
 
 Owns the agent, the registration of the pool and the prepared descriptor lists: one for the own
 pool, one for each peer's. A block is one entry of a list, so a write is two index arrays. For a
-peer that gets head slices, each piece of a block is one entry, and our pool has a list of pieces
-of that size. The agent has no progress thread (it would spin a core) and STRICT locking. Only
-`close` deregisters memory: deregistering earlier would not keep a peer's late write out. A peer's
-metadata goes into native code that trusts it, so the caller of `add_peer` must authenticate it.
+peer with other ranks, each piece of a block is one entry, and our pool has a list of such pieces.
+The agent has no progress thread (it would spin a core) and STRICT locking. Only `close` deregisters
+memory: deregistering earlier would not keep a peer's late write out. A peer's metadata goes into
+native code that trusts it, so the caller of `add_peer` must authenticate it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kv_transfer.head_slices import HeadSlices, Pieces
+from kv_transfer.head_slices import Pieces, Share, whole_shares
 from kv_transfer.transports.interface import (
     Notification,
     PeerReady,
     PoolMemory,
+    PoolShape,
     TransportEvent,
     WriteDone,
     check_blocks,
-    fit_slices,
+    fit_shares,
 )
 from kv_transfer.transports.ucx_paths import ucx_paths
 from protocol.errors import ConfigError, TransferError
@@ -41,20 +42,35 @@ _log = logging.getLogger(__name__)
 
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The data that a peer needs to write here; `metadata` is NIXL's own."""
+    """The data that a peer needs to write here; `metadata` is NIXL's own, `parts` are address and
+    device of each rank's part."""
 
     metadata: bytes
-    address: int
+    parts: list[tuple[int, str]]
     block_bytes: int
     num_blocks: int
-    device: str
+
+    @property
+    def pool(self) -> PoolMemory:
+        """The pool, in the peer's address space."""
+        (address, device), *others = self.parts
+        return PoolMemory(address, self.block_bytes, self.num_blocks, device, tuple(others))
+
+    @property
+    def shape(self) -> PoolShape:
+        """Its ranks, blocks, and bytes of a block."""
+        return PoolShape(len(self.parts), self.num_blocks, self.block_bytes)
 
 
 @dataclass
 class _Peer:
     blocks: Any  # prepared descriptor list of the peer's pool
     num_blocks: int
-    slices: HeadSlices
+    source: _Places  # what a write reads of each of our blocks
+
+
+_Places = tuple[tuple[int, Pieces], ...]
+"""Pieces of a block, each with the rank in whose part they lie."""
 
 
 @dataclass
@@ -89,7 +105,7 @@ class NixlTransport:
             raise ConfigError("this installation of NIXL has no UCX backend")
         self._pool: PoolMemory | None = None
         self._registration: Any = None
-        self._own_blocks: dict[Pieces, Any] = {}  # prepared descriptor lists of our pool
+        self._own_blocks: dict[_Places, Any] = {}  # prepared descriptor lists of our pool
         self._peers: dict[str, _Peer] = {}
         self._ready: list[str] = []  # peers that `poll` has not reported yet
         self._writes: dict[int, _Write] = {}
@@ -114,12 +130,13 @@ class NixlTransport:
             raise ValueError("a pool is registered already")
         if pool.device != self._device:
             raise ConfigError(f"the pool is on {pool.device}, the transport on {self._device}")
-        segment, index = _segment(pool.device)
+        segment, _ = _segment(pool.device)
+        memory = [
+            (address, pool.num_bytes, _segment(device)[1], "") for address, device in pool.parts
+        ]
         try:
-            self._registration = self._nixl.register_memory(
-                [(pool.address, pool.num_bytes, index, "")], segment, ["UCX"]
-            )
-            whole = Pieces.whole(pool.block_bytes)
+            self._registration = self._nixl.register_memory(memory, segment, ["UCX"])
+            whole = _sources(whole_shares(pool.block_bytes, len(pool.parts)))
             self._own_blocks[whole] = self._prepare("NIXL_INIT_AGENT", pool, whole)
         except self._errors as error:
             raise TransferError(f"NIXL cannot register the pool: {error!r}") from error
@@ -131,24 +148,23 @@ class NixlTransport:
         return msgspec.msgpack.encode(
             _Descriptor(
                 metadata=self._nixl.get_agent_metadata(),
-                address=pool.address,
+                parts=list(pool.parts),
                 block_bytes=pool.block_bytes,
                 num_blocks=pool.num_blocks,
-                device=pool.device,
             )
         )
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Load the peer's metadata and prepare the list of its blocks, or of their pieces."""
-        pool, own = _decode(descriptor), self._registered()
+        theirs, own = _decode(descriptor), self._registered()
         if agent == self.agent:
             raise TransferError("a transport cannot be its own peer")
-        slices = fit_slices(agent, (pool.num_blocks, pool.block_bytes), num_blocks, own, slices)
+        shares = fit_shares(agent, theirs.shape, num_blocks, own, shares)
         self.remove_peer(agent)
         try:
-            loaded = self._nixl.add_remote_agent(pool.metadata)
+            loaded = self._nixl.add_remote_agent(theirs.metadata)
         except self._errors as error:
             raise TransferError(f"NIXL refuses the metadata of {agent}: {error!r}") from error
         loaded_name = loaded.decode(errors="replace") if isinstance(loaded, bytes) else str(loaded)
@@ -156,16 +172,16 @@ class NixlTransport:
             self._forget_remote(loaded_name)
             raise TransferError(f"the metadata of {agent} names agent {loaded_name}")
         try:
-            where = PoolMemory(pool.address, pool.block_bytes, pool.num_blocks, pool.device)
-            if slices.source not in self._own_blocks:
-                mine = self._prepare("NIXL_INIT_AGENT", own, slices.source)
-                self._own_blocks[slices.source] = mine
-            blocks = self._prepare(agent, where, slices.target)
+            source = _sources(shares)
+            if source not in self._own_blocks:
+                self._own_blocks[source] = self._prepare("NIXL_INIT_AGENT", own, source)
+            target = tuple((share.target, share.slices.target) for share in shares)
+            blocks = self._prepare(agent, theirs.pool, target)
             self._nixl.make_connection(agent, ["UCX"])
         except self._errors as error:
             self._forget_remote(agent)
             raise TransferError(f"NIXL cannot prepare the pool of {agent}: {error!r}") from error
-        self._peers[agent] = _Peer(blocks, num_blocks, slices)
+        self._peers[agent] = _Peer(blocks, num_blocks, source)
         self._ready.append(agent)
 
     def remove_peer(self, agent: str) -> None:
@@ -195,12 +211,12 @@ class NixlTransport:
         peer = self._peers.get(agent)
         if peer is None:
             raise TransferError(f"peer {agent} is not known")
-        num_own, count = self._registered().num_blocks, peer.slices.source.count
+        num_own, count = self._registered().num_blocks, _num_pieces(peer.source)
         check_blocks(source_blocks, target_blocks, num_own, peer.num_blocks)
         try:
             request = self._nixl.make_prepped_xfer(
                 "WRITE",
-                self._own_blocks[peer.slices.source],
+                self._own_blocks[peer.source],
                 _entries(source_blocks, num_own, count),
                 peer.blocks,
                 _entries(target_blocks, peer.num_blocks, count),
@@ -278,13 +294,17 @@ class NixlTransport:
             return False
         return True
 
-    def _prepare(self, agent: str, pool: PoolMemory, pieces: Pieces) -> Any:
+    def _prepare(self, agent: str, pool: PoolMemory, places: _Places) -> Any:
         """The list of a pool's pieces: the first of each block, then the second of each, ..."""
-        segment, index = _segment(pool.device)
-        rows = [
-            (pool.address + offset, pieces.size, index, pool.block_bytes, pool.num_blocks)
-            for offset in pieces.offsets()
-        ]
+        segment, _ = _segment(pool.device)
+        rows = []
+        for rank, pieces in places:
+            address, device = pool.parts[rank]
+            _, index = _segment(device)
+            rows += [
+                (address + offset, pieces.size, index, pool.block_bytes, pool.num_blocks)
+                for offset in pieces.offsets()
+            ]
         strided = np.array(rows, dtype=np.uint64)
         return self._nixl.prep_xfer_dlist(agent, strided, segment, ["UCX"])
 
@@ -356,6 +376,14 @@ def _error_types(nixl: ModuleType) -> tuple[type[Exception], ...]:
     return (*declared, RuntimeError)
 
 
+def _sources(shares: Sequence[Share]) -> _Places:
+    return tuple((share.source, share.slices.source) for share in shares)
+
+
+def _num_pieces(places: _Places) -> int:
+    return sum(pieces.count for _, pieces in places)
+
+
 def _entries(blocks: Sequence[int], num_blocks: int, count: int) -> np.ndarray:
     """Indices of all pieces of these blocks in the list of a pool's pieces, block by block."""
     entries = np.asarray(blocks, dtype=np.int32)
@@ -377,9 +405,12 @@ def _segment(device: str) -> tuple[str, int]:
 def _decode(descriptor: bytes) -> _Descriptor:
     try:
         pool = msgspec.msgpack.decode(descriptor, type=_Descriptor)
-        _segment(pool.device)
+        segments = {_segment(device)[0] for _, device in pool.parts}
     except (msgspec.DecodeError, ConfigError) as error:
         raise TransferError(f"a peer's descriptor cannot be used: {error}") from error
-    if min(pool.address, pool.block_bytes, pool.num_blocks) <= 0:
+    if len(segments) != 1:
+        raise TransferError("a peer's descriptor has parts in several kinds of memory, or none")
+    addresses = [address for address, _ in pool.parts]
+    if min(*addresses, pool.block_bytes, pool.num_blocks) <= 0:
         raise TransferError("a peer's descriptor has a pool without memory")
     return pool

@@ -17,16 +17,17 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from kv_transfer.head_slices import HeadSlices, Pieces
+from kv_transfer.head_slices import Pieces, Share
 from kv_transfer.transports.framed_stream import MAX_FRAME_BYTES
 from kv_transfer.transports.interface import (
     PeerLost,
     PeerReady,
     PoolMemory,
+    PoolShape,
     TransportEvent,
     WriteDone,
     check_blocks,
-    fit_slices,
+    fit_shares,
     runs,
 )
 from kv_transfer.transports.memory_client import MemoryClient
@@ -38,12 +39,12 @@ MAX_NOTIFICATION_BYTES = MAX_FRAME_BYTES
 
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The address and key of a pool's memory, and the pool's place in it."""
+    """The address and key of a pool's memory, and where each rank's part lies in it."""
 
     agent: str
     address: str
     key: bytes
-    offset: int
+    offsets: list[int]
     block_bytes: int
     num_blocks: int
 
@@ -51,10 +52,10 @@ class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass
 class _Peer:
     client: MemoryClient
-    offset: int  # of block 0 in the memory
+    offsets: list[int]  # of each rank's block 0 in the memory
     num_blocks: int
-    slices: HeadSlices
-    address: int = 0  # of block 0, as mapped in this process
+    shares: tuple[Share, ...]
+    address: int = 0  # of the memory, as mapped in this process
     unsent: deque[int] = field(default_factory=deque)  # handles of writes, oldest first
 
 
@@ -108,9 +109,10 @@ class ShmTransport:
             raise ConfigError(f"the transport shm does not serve a pool on {pool.device}")
         if self._memory is None:
             raise ValueError("the pool must live in the memory that allocate() returned")
-        start = pool.address - address_of(self._memory.view)
-        if start < 0 or start + pool.num_bytes > len(self._memory.view):
-            raise ValueError("the pool lies outside of the memory that allocate() returned")
+        for address, _ in pool.parts:
+            start = address - address_of(self._memory.view)
+            if start < 0 or start + pool.num_bytes > len(self._memory.view):
+                raise ValueError("the pool lies outside of the memory that allocate() returned")
         self._pool = pool
         self._server.serve(self._memory.file)
 
@@ -118,19 +120,20 @@ class ShmTransport:
         """Our socket, the key to our memory, and the pool's place in it."""
         pool, memory = self._registered(), self._memory
         assert memory is not None
+        base = memory.offset - address_of(memory.view)
         return msgspec.msgpack.encode(
             _Descriptor(
                 agent=self.agent,
                 address=self._server.address,
                 key=self._server.key,
-                offset=memory.offset + pool.address - address_of(memory.view),
+                offsets=[base + address for address, _ in pool.parts],
                 block_bytes=pool.block_bytes,
                 num_blocks=pool.num_blocks,
             )
         )
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Connect to the peer's socket; the peer is ready once its pool is mapped."""
         place, own = _decode(descriptor), self._registered()
@@ -138,11 +141,12 @@ class ShmTransport:
             raise TransferError("a transport cannot be its own peer")
         if agent != place.agent:
             raise TransferError(f"the descriptor of {agent} is that of {place.agent}")
-        slices = fit_slices(agent, (place.num_blocks, place.block_bytes), num_blocks, own, slices)
+        found = PoolShape(len(place.offsets), place.num_blocks, place.block_bytes)
+        fitting = fit_shares(agent, found, num_blocks, own, shares)
         self.remove_peer(agent)
-        num_bytes = place.offset + place.block_bytes * place.num_blocks
+        num_bytes = max(place.offsets) + place.block_bytes * place.num_blocks
         client = MemoryClient(self.agent, place.address, place.key, num_bytes)
-        self._peers[agent] = _Peer(client, place.offset, num_blocks, slices)
+        self._peers[agent] = _Peer(client, place.offsets, num_blocks, fitting)
 
     def remove_peer(self, agent: str) -> None:
         """Unmap the peer's pool; notifications not yet in the peer's queue are lost."""
@@ -212,7 +216,7 @@ class ShmTransport:
             return
         if peer.client.is_open and not was_open:
             assert peer.client.memory is not None
-            peer.address = address_of(peer.client.memory) + peer.offset
+            peer.address = address_of(peer.client.memory)
             self._events.append(PeerReady(agent))
         if peer.unsent:
             self._send(peer)
@@ -239,15 +243,18 @@ def _copy(
     pool: PoolMemory, source_blocks: Sequence[int], peer: _Peer, target_blocks: Sequence[int]
 ) -> None:
     """Copy directly from one pool into the other: whole blocks, or the pieces of each."""
-    if peer.slices.source.count == 1:
-        size = pool.block_bytes
-        for source, target, count in runs(source_blocks, target_blocks):
-            ctypes.memmove(peer.address + target * size, pool.address + source * size, count * size)
-        return
-    sources = _pieces_of(pool.address, pool.num_blocks, peer.slices.source)
-    targets = _pieces_of(peer.address, peer.num_blocks, peer.slices.target)
-    for source, target in zip(source_blocks, target_blocks, strict=True):
-        np.copyto(targets[target], sources[source])
+    for share in peer.shares:
+        ours, _ = pool.parts[share.source]
+        theirs = peer.address + peer.offsets[share.target]
+        if share.is_whole:
+            size = pool.block_bytes
+            for source, target, count in runs(source_blocks, target_blocks):
+                ctypes.memmove(theirs + target * size, ours + source * size, count * size)
+            continue
+        sources = _pieces_of(ours, pool.num_blocks, share.slices.source)
+        targets = _pieces_of(theirs, peer.num_blocks, share.slices.target)
+        for source, target in zip(source_blocks, target_blocks, strict=True):
+            np.copyto(targets[target], sources[source])
 
 
 def _pieces_of(address: int, num_blocks: int, pieces: Pieces) -> np.ndarray:
@@ -264,6 +271,6 @@ def _decode(descriptor: bytes) -> _Descriptor:
         place = msgspec.msgpack.decode(descriptor, type=_Descriptor)
     except msgspec.DecodeError as error:
         raise TransferError(f"a peer's descriptor cannot be used: {error}") from error
-    if place.offset < 0 or min(place.block_bytes, place.num_blocks) <= 0:
+    if not place.offsets or min(place.offsets) < 0 or min(place.block_bytes, place.num_blocks) <= 0:
         raise TransferError("a peer's descriptor has a pool without memory")
     return place

@@ -41,7 +41,7 @@ from kv_transfer.handoff.sharded_receiver import ShardedReceiver, VerifyLane
 from kv_transfer.handoff.sharded_sender import ForLane, ShardedSender
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
-from kv_transfer.head_slices import shared_heads
+from kv_transfer.head_slices import Share, shared_heads
 from kv_transfer.service import TransferService
 from kv_transfer.transfer_loop import NotificationArrived, PeerAdded, WriteCommand, WriteFinished
 from kv_transfer.transports.interface import PoolMemory
@@ -139,7 +139,9 @@ class SourceRank(Rank):
             if shared_heads(self.layout, peer.layout):
                 slices = admit_shard(SECRET, self.layout, self.case.transport, peer)
                 self.peers[rank] = peer
-                self.service.add_peer(peer.agent, peer.descriptor, peer.num_blocks, slices)
+                self.service.add_peer(
+                    peer.agent, peer.descriptor, peer.num_blocks, [Share(0, 0, slices)]
+                )
         now = time.monotonic()
         self.carry_out(self.sender.open(KEY, sorted(self.peers), PROMPT_BLOCKS, now, now + 20))
         self.carry_out(self.sender.begin(KEY, now))

@@ -26,7 +26,7 @@ from engine.loader import load_engine, load_follower
 from engine.parallel.follower import Follower
 from engine.parallel.ranks import Ranks
 from kv_transfer.handoff.shard_peer import admit_shard, describe_shard
-from kv_transfer.head_slices import shared_heads
+from kv_transfer.head_slices import Share, shared_heads
 from kv_transfer.service import TransferService
 from kv_transfer.transfer_loop import NotificationArrived, WriteCommand, WriteFinished
 from kv_transfer.transports.interface import PoolMemory
@@ -115,7 +115,7 @@ class Side:
     def write_to(self, peer: PeerDescriptor, source: list[int], target: list[int]) -> None:
         """What we have of these blocks for one rank of the other engine."""
         slices = admit_shard(SECRET, self.layout, peer.transport, peer)
-        self.service.add_peer(peer.agent, peer.descriptor, peer.num_blocks, slices)
+        self.service.add_peer(peer.agent, peer.descriptor, peer.num_blocks, [Share(0, 0, slices)])
         note = str(self.layout.tp_rank).encode()
         self.service.write(WriteCommand(peer.agent, peer.agent, source, target, note))
         self.wait_for(1, WriteFinished)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from kv_transfer.head_slices import HeadSlices
+from kv_transfer.head_slices import Share
 from kv_transfer.transports.interface import PeerReady, PoolMemory, TransportEvent, WriteDone
 from protocol.errors import TransferError
 
@@ -40,7 +40,7 @@ class FakeTransport:
         return b"fake descriptor"
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         if agent.startswith("bad"):
             raise TransferError("a bad peer")

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kv_transfer.head_slices import HeadSlices, Pieces
+from kv_transfer.head_slices import HeadSlices, Pieces, Share
 from kv_transfer.transports.interface import (
     Notification,
     PeerLost,
@@ -56,8 +56,8 @@ class End:
         return taken
 
 
-def connect(one: End, other: End, slices: HeadSlices | None = None) -> None:
-    one.transport.add_peer(other.transport.agent, other.transport.descriptor(), NUM_BLOCKS, slices)
+def connect(one: End, other: End, *shares: Share) -> None:
+    one.transport.add_peer(other.transport.agent, other.transport.descriptor(), NUM_BLOCKS, shares)
     poll_until(lambda: len(one.events) > 0, one, other)
     assert one.take() == [PeerReady(other.transport.agent)]
 
@@ -219,16 +219,16 @@ def test_pieces_of_blocks_land_in_their_places_and_nowhere_else() -> None:
     one, other = End("one"), End("other", 2 * BLOCK_BYTES)
     slices = HeadSlices(Pieces(64, 16, 4, 0, 16), Pieces(128, 16, 4, 16, 32))
     one.blocks[:] = np.arange(1, 1 + one.blocks.size, dtype=np.uint32).reshape(one.blocks.shape)
-    connect(one, other, slices)
+    connect(one, other, Share(0, 0, slices))
     one.transport.post_write("other", [1, 6], [7, 2], b"note")
     expected = np.zeros((NUM_BLOCKS, 4, 2, 16), np.uint8)
     expected[[7, 2], :, 1] = one.blocks[[1, 6]].reshape(2, 4, 16)
     assert (other.blocks == expected.reshape(NUM_BLOCKS, -1)).all()
     one.transport.remove_peer("other")
-    with pytest.raises(TransferError, match="expected 8 of 64"):
+    with pytest.raises(TransferError, match="expected 8 of 64 on 1"):
         one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS)
-    foreign = HeadSlices(Pieces(32, 16, 2, 0, 16), Pieces(128, 16, 2, 0, 16))
+    foreign = Share(0, 0, HeadSlices(Pieces(32, 16, 2, 0, 16), Pieces(128, 16, 2, 0, 16)))
     with pytest.raises(TransferError, match="do not fit our pool"):
-        one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS, foreign)
+        one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS, [foreign])
     one.transport.close()
     other.transport.close()
