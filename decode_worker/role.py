@@ -39,6 +39,7 @@ from scheduling.sequence import Sequence, SequenceState
 from worker.counters import Count
 from worker.host import WorkerHost
 from worker.inbound.fetches import Fetches
+from worker.inbound.moving_caches import MovingCaches
 from worker.inbound.peers import SourcePeers
 from worker.reporter import HandoffLoad
 from worker.tasks import Tasks
@@ -69,6 +70,7 @@ class DecodeRole:
         self._arrivals = Arrivals(host, sink, peers, reach, self)
         self._inbound = self._arrivals.inbound
         self._fetches = Fetches(host, self._inbound, peers)
+        self.caches = MovingCaches(host, self._inbound, peers)
         self._departures = Departures(host, source)
         self.outbound = self._departures.outbound
         self._resumption = resumption
@@ -78,7 +80,7 @@ class DecodeRole:
     def num_jobs(self) -> int:
         """Number of jobs to finish before the worker may end."""
         served = self._departures.num_open + self.outbound.num_serving
-        return len(self.tasks) + len(self._inbound.fenced) + served
+        return len(self.tasks) + len(self._inbound.fenced) + served + self.caches.is_leaving
 
     @property
     def is_sending(self) -> bool:

@@ -37,6 +37,7 @@ from worker.counters import Count
 from worker.host import WorkerHost
 from worker.inbound.fetches import Fetches
 from worker.inbound.handoffs import NO_ROOM, InboundHandoffs
+from worker.inbound.moving_caches import MovingCaches
 from worker.inbound.peers import SourcePeers
 from worker.outbound import OutboundHandoffs
 from worker.reporter import HandoffLoad
@@ -61,11 +62,13 @@ class PrefillRole:
         self._peers = peers
         self._inbound = InboundHandoffs(host, sink, peers, owner=None)
         self._fetches = Fetches(host, self._inbound, peers)
+        self.caches = MovingCaches(host, self._inbound, peers)
 
     @property
     def num_jobs(self) -> int:
         """Number of prompts whose blocks are still needed here, and of transfers of others."""
-        return len(self.tasks) + len(self._inbound.fenced) + self.outbound.num_serving
+        served = self.outbound.num_serving
+        return len(self.tasks) + len(self._inbound.fenced) + served + self.caches.is_leaving
 
     @property
     def is_sending(self) -> bool:

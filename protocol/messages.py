@@ -519,6 +519,28 @@ class KvWritten(Message, frozen=True, kw_only=True):
     tp_rank: Dimension = 0
 
 
+# -- the cache of a worker that drains ----------------------------------------------------------
+
+
+class CacheOffer(Message, frozen=True, kw_only=True):
+    """A worker that drains to one that stays: I have cached blocks of idle conversations. Ask for
+    them with CacheAsk."""
+
+
+class CacheAsk(Message, frozen=True, kw_only=True):
+    """The answer to a CacheOffer, and to each CachedPrefix: name the next prefix of your cache. I
+    have room for `num_blocks` blocks; at 0 I want no more."""
+
+    num_blocks: Dimension
+
+
+class CachedPrefix(Message, frozen=True, kw_only=True):
+    """The answer to a CacheAsk: the hashes of a prefix in my cache, from a prompt's first block on.
+    Nobody else is told of it. KvFetch gets the blocks. No hashes: there are no more prefixes."""
+
+    hashes: Hashes
+
+
 # -- weights from worker to worker ------------------------------------------------------------
 
 
@@ -610,6 +632,9 @@ ControlMessage = (
     | KvRenew
     | HandoffToken
     | KvClosed
+    | CacheOffer
+    | CacheAsk
+    | CachedPrefix
     | WeightsAsk
     | WeightsOffer
     | WeightsGrant

@@ -8,7 +8,7 @@ cached ones, least recently used first. All operations are O(1) per block.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -34,6 +34,7 @@ class BlockManager:
         self._free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
         self._pins = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._parent_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
@@ -120,12 +121,14 @@ class BlockManager:
             assert self._pins[block] > 0, f"block {block} withdrawn while free"
             self._forget(block)
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Cache a pinned, complete block under its hash; an earlier block with this hash stays."""
+    def publish(self, block: int, digest: bytes, parent: bytes | None = None) -> None:
+        """Cache a pinned, complete block under its hash; an earlier block with this hash stays.
+        `parent` is the hash of the block before it, None for a prompt's first block."""
         assert self._pins[block] > 0, f"block {block} published while free"
         if digest in self._block_of or self._hash_of[block] is not None:
             return
         self._hash_of[block] = digest
+        self._parent_of[block] = parent
         self._block_of[digest] = block
         if digest in self._removed:
             del self._removed[digest]
@@ -142,6 +145,28 @@ class BlockManager:
     def hashes(self) -> list[bytes]:
         """Every hash that `match` can find now."""
         return list(self._block_of)
+
+    def idle_prefixes(self) -> Iterator[list[bytes]]:
+        """The longest cached prefixes whose last block is not in use, the one used last first: the
+        hashes of each from a prompt's first block on. The cache must not change meanwhile."""
+        parents = {self._parent_of[block] for block in self._block_of.values()}
+        for block in reversed(self._free):
+            digest = self._hash_of[block]
+            if digest is not None and digest not in parents:
+                prefix = self._prefix_up_to(digest)
+                if prefix:
+                    yield prefix
+
+    def _prefix_up_to(self, digest: bytes | None) -> list[bytes]:
+        """The hashes of a prefix by its last one; none if one of its blocks is not cached."""
+        hashes: list[bytes] = []
+        while digest is not None:
+            block = self._block_of.get(digest)
+            if block is None:
+                return []
+            hashes.append(digest)
+            digest = self._parent_of[block]
+        return hashes[::-1]
 
     def clear_cache(self) -> None:
         """Forget every hash; pinned blocks stay pinned."""

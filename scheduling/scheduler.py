@@ -264,7 +264,7 @@ class Scheduler:
         """Cache the individual blocks that a peer delivered before its attempt failed."""
         for index in indices:
             if index < len(sequence.hashes):
-                self.blocks.publish(sequence.block_table[index], sequence.hashes[index])
+                self._publish_block(sequence, index)
 
     def find(self, key: Key) -> Sequence | None:
         """The sequence with this key; None if it is unknown or finished."""
@@ -554,8 +554,13 @@ class Scheduler:
         """Cache the sequence's blocks that are full and computed."""
         complete = min(sequence.num_computed // self.config.block_size, len(sequence.hashes))
         for index in range(sequence.num_published, complete):
-            self.blocks.publish(sequence.block_table[index], sequence.hashes[index])
+            self._publish_block(sequence, index)
         sequence.num_published = max(sequence.num_published, complete)
+
+    def _publish_block(self, sequence: Sequence, index: int) -> None:
+        hashes = sequence.hashes
+        parent = hashes[index - 1] if index else None
+        self.blocks.publish(sequence.block_table[index], hashes[index], parent)
 
     def _append(self, sequence: Sequence, token_id: int, now: float) -> Produced:
         """Add a token. Ends a finished sequence and releases its blocks unless a peer reads

@@ -33,6 +33,7 @@ class Count(StrEnum):
     FETCHES_LEFT = "fetches_left"
     SERVED_BLOCKS = "served_blocks"
     UNSERVED_BLOCKS = "unserved_blocks"
+    TAKEN_BLOCKS = "taken_blocks"
     DECODE_TOKENS = "decode_tokens"
     PREEMPTIONS = "preemptions"
     HANDOFFS = "handoffs"
@@ -94,6 +95,7 @@ MEANINGS: dict[Count, str] = {
     ),
     Count.SERVED_BLOCKS: "KV blocks of this worker's cache that other workers asked for and got",
     Count.UNSERVED_BLOCKS: "KV blocks that other workers asked for and did not get from here",
+    Count.TAKEN_BLOCKS: "KV blocks taken over from the caches of workers that drained",
     Count.DECODE_TOKENS: "Tokens that a decode worker sent to routers",
     Count.PREEMPTIONS: "Times that a sequence lost its blocks to a more senior one",
     Count.HANDOFFS: "Sequences that a decode worker took over from a prefill worker",

@@ -64,7 +64,7 @@ class Lifecycle:
         period is over.
 
         The first call after the stop signal announces the drain, so that routers send no new
-        requests.
+        requests. The loop turns at least once after that.
         """
         self.turned_at = self._now()
         member = self._membership
@@ -81,6 +81,7 @@ class Lifecycle:
             self.is_draining = True
             self._announce(WorkerState.DRAINING)
             log.info("%s is to stop: %d requests to finish", self._worker_id, num_jobs)
+            return False
         grace_over = self._now() - self._stop.since >= self._drain_grace_s
         return num_jobs == 0 or grace_over
 

@@ -19,6 +19,8 @@ from protocol.errors import RequestError
 from protocol.flight import FlightKind
 from protocol.messages import (
     Abort,
+    CacheAsk,
+    CacheOffer,
     ControlMessage,
     KvAsk,
     KvFetch,
@@ -40,11 +42,28 @@ from worker.tasks import AnyTask, Tasks
 log = logging.getLogger(__name__)
 
 
+class CacheMoves(Protocol):
+    """Cached blocks that move when a worker drains: `worker.inbound.moving_caches`."""
+
+    def handle(self, peer: Peer, message: CacheOffer | CacheAsk) -> None:
+        """A worker offers its cache, or asks for ours."""
+
+    def lose(self, peer: Peer) -> None:
+        """A connection is gone."""
+
+    def sweep(self, is_busy: bool) -> None:
+        """Take the next steps; `is_busy`: requests are here."""
+
+
 class WorkerRole(Protocol[AnyTask]):
     """The part of the loop that differs between roles."""
 
     tasks: Tasks[AnyTask]
     outbound: OutboundHandoffs
+
+    @property
+    def caches(self) -> CacheMoves:
+        """The cached blocks that move when a worker drains."""
 
     @property
     def num_jobs(self) -> int:
@@ -158,6 +177,7 @@ class WorkerLoop(Generic[AnyTask]):
         for peer in host.server.lost(self._clock.now()):
             role.lose(peer)
             role.outbound.lose(peer)
+            role.caches.lose(peer)
         role.poll_peers()
         for event in host.transfers.drain():
             if isinstance(event, NotificationArrived):
@@ -166,6 +186,7 @@ class WorkerLoop(Generic[AnyTask]):
                 role.outbound.follow(event)
         role.sweep()
         role.outbound.sweep()
+        role.caches.sweep(is_busy=len(role.tasks) > 0)
 
     def _try_handle(self, peer: Peer, message: ControlMessage) -> None:
         """Handle a peer's message. A message that cannot be handled ends the peer's connection and
@@ -184,6 +205,8 @@ class WorkerLoop(Generic[AnyTask]):
                 peer.role is not Role.ROUTER
             ):
                 self._role.outbound.handle(peer, message)
+            case CacheOffer() | CacheAsk() if peer.role is not Role.ROUTER:
+                self._role.caches.handle(peer, message)
             case _:
                 if not self._role.handle(peer, message):
                     self._host.answer_common(peer, message)

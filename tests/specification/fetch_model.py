@@ -50,6 +50,7 @@ class Rules:
     no_pin: bool = False  # wrong: H looks, but does not pin
     ignores_count: bool = False  # wrong: C takes all that it granted for arrived
     keeps_rest: bool = False  # wrong: what waits again keeps its other blocks
+    takes_and_waits: bool = False  # wrong: who takes a cache over holds a part until all has room
 
 
 DESIGN = Rules()
@@ -57,7 +58,9 @@ DESIGN = Rules()
 
 class Request(NamedTuple):
     """`at` computes `size` blocks; `to` continues, or `at` alone ("" ). `holder` has cached the
-    first `held` of them, `second` the first `more`. `departs`: `at` drains and has all blocks."""
+    first `held` of them, `second` the first `more`. `departs`: `at` drains and has all blocks.
+    `takes`: no request, but a prefix in the cache of `holder`, which drains: `at` takes `held`
+    blocks over, if it has room, and computes nothing."""
 
     at: str
     to: str = ""
@@ -68,6 +71,7 @@ class Request(NamedTuple):
     more: int = 0
     chain: str = ""  # requests with the same one have the same prefix; "" is like no other
     departs: bool = False
+    takes: bool = False
 
 
 @dataclass(frozen=True)
@@ -253,7 +257,7 @@ class Model:
 
     def own(self, r: Request, leg: Leg) -> int:
         """Blocks that the request holds at the worker that computes it."""
-        if self.rules.fetch_first and leg.c in "fq":
+        if (self.rules.fetch_first or r.takes) and leg.c in "fq":
             return r.held
         if leg.c == "n":
             return r.size - leg.fetches[-1].asked
@@ -453,6 +457,9 @@ class Model:
     def admissions(self, r: Request, leg: Leg, context: Context) -> Iterator[Change]:
         """C takes blocks for the whole prompt, to compute it or to fetch some of it first."""
         rules, free = self.rules, context.free_c
+        if r.takes:
+            yield from self.takeovers(r, leg, context)
+            return
         if leg.c == "q" and free >= r.size - r.held:  # fetch_first: the rest
             yield Change("{c} allocates the rest of {r}", self.begun(leg), r.at, r.size - r.held)
         if leg.c == "n" and free >= leg.fetches[-1].asked:  # keeps_rest
@@ -481,6 +488,16 @@ class Model:
                 "{c} admits {r} and grants some blocks to a holder", fetching, r.at, number
             )
 
+    def takeovers(self, r: Request, leg: Leg, context: Context) -> Iterator[Change]:
+        """C takes free blocks for a prefix if no request waits for memory, or lets it be."""
+        if leg.c == "w" and context.leads_c and context.free_c >= r.held:
+            yield Change("{c} takes {r} over", self.fetching(leg, r.held), r.at, r.held)
+        if leg.c == "w":
+            yield Change("{c} does not take {r} over", leg._replace(c="x"))
+        if leg.c == "q" and context.free_c >= r.size - r.held:  # takes_and_waits
+            text = "{c} has room for the rest of {r}"
+            yield Change(text, leg._replace(c="x"), r.at, r.size - r.held)
+
     def fetching(self, leg: Leg, end: int) -> Leg:
         """The next holder is to write the blocks from `have` to `end`."""
         f = Fetch(nth=len(leg.fetches), first=leg.have, asked=end - leg.have, up="F")
@@ -492,6 +509,8 @@ class Model:
             if self.rules.pins_when_asked and r.held:
                 came = came._replace(fetches=(Fetch(asked=r.held, sink="?", up="A"),))
             yield Change("{c} receives {r}", came)
+        elif r.takes:
+            pass  # it is no head, and computes nothing
         elif leg.c == "w" and context.free_c < r.size and context.leads_c and not context.follows:
             yield Change("{c} takes {r} as next; it has no room", leg._replace(c="h"))
         elif leg.c == "c" and leg.have + leg.computed < r.size:
@@ -581,7 +600,7 @@ class Model:
                 yield waits(told, "{c} tells {h} to stop with {r}")
         if f.sink in "al" and is_own and rules.gives_up:
             text = "{c} leaves what {h} may write to alone; {r} waits again"
-            waits_as = "n" if rules.keeps_rest else "w"
+            waits_as = "x" if r.takes else "n" if rules.keeps_rest else "w"
             yield Change(text.replace("{h}", h), leg._replace(c=waits_as, have=0))
         if f.sink in "oa" and h == dead:
             lost = f._replace(sink="l", up="", down="", old="", lost=False)
@@ -601,6 +620,8 @@ class Model:
         if have > f.first + f.landed:
             raise Wrong("a block is used that never arrived")
         leg = leg._replace(have=have)
+        if r.takes:  # cached, as what a request has left behind
+            return [leg._replace(c="q" if self.rules.takes_and_waits else "x")]
         if self.rules.fetch_first:
             return [leg._replace(c="q")]
         more = held(r, len(leg.fetches))
@@ -890,6 +911,8 @@ A3, B3 = Request("W0", "", 3, "W1", 2), Request("W1", "", 3, "W0", 2)
 F = Request("P", "D", 2, "D", 1)  # P fetches from the worker that it writes to
 G, S = Request("P", "D", 2), Request("P", "D", 1)
 L = Request("D", "", 2, "P", 1)  # D goes on alone, and fetches from P
+T = Request("W0", "", 2, "W1", 1, takes=True)  # W0 takes a part of W1's cache over
+U = Request("W1", "", 2, "W0", 1, takes=True)
 
 
 def mixes(pools: dict[str, int], counts: str, kinds: list[Request], **more: object) -> list[Fleet]:
@@ -961,6 +984,12 @@ def wrong_rows() -> list[Row]:
         ("wrong: H trusts the hint", Rules(trusts_hint=True), WRONG, [both]),
         ("wrong: H does not pin", Rules(no_pin=True), WRONG, [both]),
         ("wrong: C takes all for arrived", Rules(ignores_count=True), WRONG, [both]),
+        (
+            "wrong: who takes over waits for room",
+            Rules(takes_and_waits=True),
+            DEAD,
+            [Fleet(W2, (T, T))],
+        ),
     ]
 
 
@@ -970,6 +999,7 @@ def small_rows() -> list[Row]:
     both, pd = mixes(W2, "23", [A, B, A0]), [*mixes(PD, "2", [F, S, L]), Fleet(PD3, (F, L))]
     both.append(Fleet(W3, (A, B)))  # in pools of 3 both prefixes may be fetched at once
     one = [*mixes(W2, "2", [A, B, A0]), Fleet(W3, (A, B))]
+    taken = [Fleet(W2, mix) for mix in ((A, T), (B, T), (T, T), (T, U))]
     return [
         ("no deadlines: fetches both ways", no_deadline, ENDS, both),
         ("no deadlines: fetches and handoffs", no_deadline, ENDS, mixes(PD, "23", [F, S, L])),
@@ -980,6 +1010,12 @@ def small_rows() -> list[Row]:
         ("a worker freezes and goes on", DESIGN, ALIVE, with_(one, freezes=1, thaws=True)),
         ("a link breaks", DESIGN, ENDS, with_(one, breaks=1)),
         ("a write fails", DESIGN, ENDS, with_(one, fails=1)),
+        ("no deadlines: a cache is taken over", no_deadline, ENDS, taken),
+        ("a cache is taken over, an abort", DESIGN, ENDS, with_(taken, aborts=1)),
+        ("... a crash", DESIGN, ENDS, with_(taken, crashes=1)),
+        ("... a worker freezes", DESIGN, ENDS, with_(taken, freezes=1)),
+        ("... a link breaks", DESIGN, ENDS, with_(taken, breaks=1)),
+        ("... a write fails", DESIGN, ENDS, with_(taken, fails=1)),
         ("fetches and handoffs, 1P1D", DESIGN, ENDS, pd),
         ("... an abort", DESIGN, ENDS, with_(pd, aborts=1)),
         ("... a crash", DESIGN, ENDS, with_(pd, crashes=1)),

@@ -114,6 +114,7 @@ class FakePeers:
         self.dead: list[str] = []
         self.forgotten: list[str] = []
         self.mute: list[str] = []
+        self.others: list[KvPeer] = []  # workers that can use our blocks, and we theirs
 
     def connect_new(self, now: float) -> None:
         pass
@@ -124,7 +125,15 @@ class FakePeers:
     def obstacles(self, now: float) -> dict[str, str | None]:
         return {}
 
-    def connect(self, peer: KvPeer) -> None:
+    is_seen_to_drain = True
+
+    def takers(self) -> list[KvPeer]:
+        return self.others
+
+    def leaving(self, worker_id: str) -> KvPeer | None:
+        return next((each for each in self.others if each.worker_id == worker_id), None)
+
+    def connect(self, peer: KvPeer, is_leaving: bool = False) -> None:
         if peer.incarnation not in self.connected:
             self.connected.append(peer.incarnation)
 

@@ -264,9 +264,11 @@ class DecodeBench(Bench):
 
 
 def pinned_for_peers(bench: Bench) -> list[int]:
-    """Blocks of no sequence: those that a peer may still write to, or reads."""
+    """Blocks of no sequence: those that a peer may still write to, or reads, and those of prefixes
+    that are taken over."""
     role: Any = bench.role  # type: ignore[attr-defined]
-    return [*role._inbound.fenced.blocks, *role.outbound.blocks_serving]
+    fenced, served = role._inbound.fenced.blocks, role.outbound.blocks_serving
+    return [*fenced, *served, *role.caches.taken.blocks]
 
 
 def land(write: Write, source: Bench, target: Bench) -> None:

@@ -1,4 +1,5 @@
-"""KV that comes from other workers: handoffs to this worker, and fetches from peers' caches.
+"""KV that comes from other workers: handoffs to this worker, fetches from peers' caches, and the
+caches of workers that drain.
 
 Imports `worker.host`, `worker.assembly` and the packages below `worker`.
 """

@@ -67,7 +67,7 @@ class Fetches:
         self._fetches: dict[HandoffKey, _Fetch] = {}
         self._arrived: dict[HandoffKey, tuple[_Fetch, int, float]] = {}  # over, not closed yet
         self._scheduler.choose_fetch = self._choose_blocks
-        inbound.fetches = self
+        inbound.fetch_owners.append(self)
 
     @property
     def num_open(self) -> int:

@@ -4,13 +4,14 @@ transfers.
 `kv_transfer.handoff.sink` decides what to grant and when to lift a fence. Asks, grants, renewals
 and aborts go to the sources over their control links; the transport reports landed blocks. The
 blocks belong to a `GrantOwner`, which learns when a source has begun and which blocks have arrived,
-and those of fetches to a `FetchOwner`. Owns the blocks that nobody wants and a peer may still write
+and those of a fetch to a `FetchOwner`. Owns the blocks that nobody wants and a peer may still write
 to. The counterpart of `worker.outbound`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -34,7 +35,7 @@ from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.transfer_loop import NotificationArrived
 from protocol import wire
 from protocol.errors import ProtocolError
-from protocol.messages import Abort, ControlMessage, KvBegun, KvClosed, KvPeer
+from protocol.messages import Abort, CachedPrefix, ControlMessage, KvBegun, KvClosed, KvPeer
 from scheduling.sequence import Sequence, SequenceState
 from worker.counters import Count
 from worker.host import WorkerHost
@@ -91,7 +92,8 @@ class InboundHandoffs:
     ) -> None:
         """`owner` is None on a worker that only fetches."""
         self.fenced = FencedBlocks()
-        self.fetches: FetchOwner | None = None
+        self.fetch_owners: list[FetchOwner] = []
+        self.on_prefix: Callable[[str, CachedPrefix], None] = host.note_unexpected
         self.silent: list[str] = []
         self.stuck: set[int] = set()
         self._host = host
@@ -138,12 +140,14 @@ class InboundHandoffs:
     # -- peers ------------------------------------------------------------------------------
 
     def receive(self) -> list[tuple[str, ControlMessage]]:
-        """Read from the sources. Returns the messages that are not about fetches, each with the
-        incarnation of its source."""
-        others = []
+        """Read from the sources. Returns the messages that are about neither fetches nor caches,
+        each with the incarnation of its source."""
+        others: list[tuple[str, ControlMessage]] = []
         for incarnation, message in self._peers.receive():
             if isinstance(message, KvClosed) and message.part:
                 self.close(incarnation, message)
+            elif isinstance(message, CachedPrefix):
+                self.on_prefix(incarnation, message)
             else:
                 others.append((incarnation, message))
         return others
@@ -177,8 +181,8 @@ class InboundHandoffs:
         """The peer posts no more writes."""
         if not self._is_peer_of(incarnation, closed):
             return
-        if closed.part and self.fetches is not None:
-            self.fetches.on_closed(key_of(closed), closed)
+        for owner in self.fetch_owners if closed.part else ():
+            owner.on_closed(key_of(closed), closed)
         self._carry_out(self._sink.closed(closed, self._clock.now()))
 
     def follow(self, event: NotificationArrived) -> None:
@@ -243,12 +247,14 @@ class InboundHandoffs:
                 self._owner.on_begun(key)
             case Complete(key) if self._owner is not None:
                 self._owner.on_complete(key)
-            case Fetched(key, num_blocks) if self.fetches is not None:
-                self.fetches.on_fetched(key, num_blocks)
-            case Failed(key, reason, arrived):
-                owner = self.fetches if key.part else self._owner
-                if owner is not None:
+            case Fetched(key, num_blocks):
+                for owner in self.fetch_owners:
+                    owner.on_fetched(key, num_blocks)
+            case Failed(key, reason, arrived) if key.part:
+                for owner in self.fetch_owners:
                     owner.on_failed(key, reason, arrived)
+            case Failed(key, reason, arrived) if self._owner is not None:
+                self._owner.on_failed(key, reason, arrived)
 
     def _num_intact(self, blocks: Seq[int], digests: Seq[bytes]) -> int:
         """The number of leading blocks that have the right digests."""

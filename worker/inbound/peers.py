@@ -84,13 +84,7 @@ class SourcePeers:
             if link is not None:
                 link.is_leaving |= info.state is WorkerState.DRAINING
             elif info.incarnation not in self._met and self._may_send_to_us(info):
-                self.connect(
-                    KvPeer(
-                        worker_id=info.worker_id,
-                        incarnation=info.incarnation,
-                        control=info.control,
-                    )
-                )
+                self.connect(_peer_of(info))
         self._met = {info.incarnation for info in members}
         self._why_gone = {each: why for each, why in self._why_gone.items() if each in self._met}
 
@@ -137,10 +131,41 @@ class SourcePeers:
                 return f"its {what} is {theirs}, ours is {ours}"
         return None
 
-    def connect(self, peer: KvPeer) -> None:
+    def takers(self) -> list[KvPeer]:
+        """The ready workers that can use our cached blocks: those of our role or, if there are
+        none, the others."""
+        hello = self._around.hello
+        ready = [
+            info
+            for info in self._around.members()
+            if info.state is WorkerState.READY
+            and info.worker_id != hello.sender
+            and self._difference(info) is None
+        ]
+        own = [info for info in ready if info.role is hello.role]
+        return [_peer_of(info) for info in own or ready]
+
+    @property
+    def is_seen_to_drain(self) -> bool:
+        """Whether our view of the fleet is younger than the announcement that we drain."""
+        us = self._around.hello.sender
+        return any(
+            info.worker_id == us and info.state is WorkerState.DRAINING
+            for info in self._around.members()
+        )
+
+    def leaving(self, worker_id: str) -> KvPeer | None:
+        """The worker with this id, if its cached blocks are of use here."""
+        for info in self._around.members():
+            if info.worker_id == worker_id and self._difference(info) is None:
+                return _peer_of(info)
+        return None
+
+    def connect(self, peer: KvPeer, is_leaving: bool = False) -> None:
         """Open the link to a peer unless it is open. `take_lost` reports a peer whose link cannot
-        be opened."""
-        if peer.incarnation in self._links:
+        be opened. `is_leaving`: the peer drains, so its end is expected."""
+        if link := self._links.get(peer.incarnation):
+            link.is_leaving |= is_leaving
             return
         try:
             control = ControlLink(self._around.network, peer.control, self._around.hello)
@@ -149,7 +174,7 @@ class SourcePeers:
             self._unreachable.append(peer.incarnation)
             return
         info = self._around.find(peer.worker_id, peer.incarnation)
-        is_leaving = info is not None and info.state is WorkerState.DRAINING
+        is_leaving |= info is not None and info.state is WorkerState.DRAINING
         process = None if info is None else self._process_at(info.machine, info.pid)
         self._links[peer.incarnation] = _Link(control, peer.worker_id, process, is_leaving)
         self._poller.register(control.socket, zmq.POLLIN)
@@ -250,3 +275,7 @@ class SourcePeers:
         link = self._links.pop(incarnation)
         self._poller.unregister(link.control.socket)
         link.control.close()
+
+
+def _peer_of(info: WorkerInfo) -> KvPeer:
+    return KvPeer(worker_id=info.worker_id, incarnation=info.incarnation, control=info.control)

@@ -18,8 +18,10 @@ def chain(name: str, length: int) -> list[bytes]:
 def fill(blocks: BlockManager, name: str, length: int) -> list[int]:
     """Allocate, publish and release a chain; its blocks stay cached."""
     table = blocks.allocate(length)
+    parent = None
     for block, digest in zip(table, chain(name, length), strict=True):
-        blocks.publish(block, digest)
+        blocks.publish(block, digest, parent)
+        parent = digest
     blocks.release(table)
     return table
 
@@ -162,3 +164,29 @@ def test_what_was_withdrawn_is_found_no_more_and_said_to_be_gone() -> None:
     assert manager.drain_events().removed == [b"a"]
     manager.release([block])
     manager.check()
+
+
+def test_idle_prefixes_come_whole_and_the_one_used_last_first() -> None:
+    blocks = BlockManager(12)
+    a, b, c = (fill(blocks, name, 3) for name in "abc")
+    blocks.pin(a)
+    blocks.release(a)
+    assert list(blocks.idle_prefixes()) == [chain("a", 3), chain("c", 3), chain("b", 3)]
+    blocks.pin(c)
+    assert list(blocks.idle_prefixes()) == [chain("a", 3), chain("b", 3)]
+    longer = blocks.allocate(1)
+    blocks.publish(longer[0], b"b3", b"b2")
+    assert list(blocks.idle_prefixes()) == [chain("a", 3)], "a request uses the rest of it"
+    blocks.release(longer)
+    assert next(iter(blocks.idle_prefixes())) == [*chain("b", 3), b"b3"]
+    blocks.release(c)
+    assert blocks.match(chain("b", 3)) == b
+
+
+def test_a_prefix_that_lacks_a_block_is_no_idle_prefix() -> None:
+    blocks = BlockManager(4)
+    table = fill(blocks, "a", 2)
+    blocks.pin(table)
+    blocks.withdraw(table[:1])
+    blocks.release(table)
+    assert list(blocks.idle_prefixes()) == []

@@ -47,6 +47,7 @@ def test_a_role_starts_what_it_admits(benches: Benches) -> None:
 def test_a_worker_that_is_to_stop_starts_nothing(benches: Benches) -> None:
     for bench, own in zip(benches, (Prefill, Generate), strict=True):
         bench.stop.request()
+        assert not bench.host.lifecycle.is_finished(num_jobs=0), "it turns once more"
         assert bench.host.lifecycle.is_finished(num_jobs=0)
         bench.server.inbox.append((ROUTER, attempt(own)))
         bench.worker.turn()

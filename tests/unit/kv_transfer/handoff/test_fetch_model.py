@@ -7,7 +7,11 @@ import pytest
 from tests.effort import NIGHTLY
 from tests.specification.fetch_model import Fleet, Rules, check, small_rows, wrong_rows
 
-QUICK = ("no deadlines: fetches both ways", "fetches both ways, 2 and 3 requests")
+QUICK = (
+    "no deadlines: fetches both ways",
+    "fetches both ways, 2 and 3 requests",
+    "no deadlines: a cache is taken over",
+)
 
 
 @pytest.mark.parametrize(

@@ -316,3 +316,30 @@ def test_a_process_elsewhere_is_not_looked_for_here(pair: Pair) -> None:
     introduce(pair)
     pair.alive = False
     assert pair.peers.take_lost(1e9) == ["p-i"]
+
+
+def test_a_cache_is_offered_to_ready_workers_of_the_role_or_else_to_the_others(pair: Pair) -> None:
+    def named(*members: WorkerInfo) -> list[str]:
+        pair.members = list(members)
+        return [each.worker_id for each in pair.peers.takers()]
+
+    def decode(name: str, **changes: Any) -> WorkerInfo:
+        return member(pair, worker_id=name, incarnation=f"{name}-i", role=Role.DECODE, **changes)
+
+    unfit = [
+        decode("d"),  # this worker
+        decode("drains", state=WorkerState.DRAINING),
+        decode("loads", state=WorkerState.LOADING),
+        decode("other", layout_fingerprint="another"),
+    ]
+    assert named(*unfit) == []
+    assert named(*unfit, member(pair)) == ["p"]
+    assert named(*unfit, member(pair), decode("e"), decode("f")) == ["e", "f"]
+
+
+def test_a_worker_that_offers_its_cache_is_found_in_the_fleet(pair: Pair) -> None:
+    pair.members = [member(pair, state=WorkerState.DRAINING)]
+    assert pair.peers.leaving("p") == pair.peer
+    assert pair.peers.leaving("unknown") is None
+    pair.members = [member(pair, transport="another")]
+    assert pair.peers.leaving("p") is None

@@ -1,0 +1,289 @@
+"""Cached conversations of a worker that drains: others take them over before it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.messages import CacheAsk, CachedPrefix, CacheOffer, KvFetch
+from tests.unit.fake_model import BLOCK
+from tests.unit.test_fetches import until
+from tests.unit.worker_fleet import Request, WorkerFleet, peer_of
+from tests.unit.worker_harness import LANDING_S, Bench
+from worker.counters import Count
+from worker.inbound.leaving_cache import QUIET_S
+
+POOL = 64
+
+
+@pytest.fixture
+def fleet() -> Iterator[WorkerFleet]:
+    made = WorkerFleet(1, 3, 1, p_pool=POOL, d_pool=POOL)
+    yield made
+    made.is_calm = False
+    for bench in made.workers.values():
+        assert bench.scheduler.blocks.num_pinned == 0, bench.name
+        assert bench.sink.num_open == 0
+    made.close()
+
+
+def talk(
+    fleet: WorkerFleet, name: str, prompt: list[int], d: str = "d2", p: str | None = None
+) -> Request:
+    """A conversation's turn, on a decode worker alone unless a prefill worker is named."""
+    request = Request(name, fleet.routers[0], prompt, 2, 0, False)
+    fleet.ask(request, p, d)
+    for _ in range(30):
+        fleet.round()
+        if request.outcome and fleet.is_idle():
+            break
+    assert request.outcome == "done", fleet.describe()
+    return request
+
+
+def prompt_of(first: int, num_blocks: int) -> list[int]:
+    return [first, *[(3 * i + first) % 11 for i in range(num_blocks * BLOCK)]]
+
+
+def drain(fleet: WorkerFleet, name: str, *takers: str) -> Bench:
+    """The worker is told to stop; these others are ready."""
+    for each in takers:
+        fleet.workers[name].peers.others.append(peer_of(each))
+        fleet.workers[each].peers.others.append(peer_of(name))
+    leaver = fleet.workers[name]
+    leaver.stop.request()
+    assert not has_ended(leaver), "it announces the drain"
+    return leaver
+
+
+def has_ended(bench: Bench) -> bool:
+    role = bench.role  # type: ignore[attr-defined]
+    return bench.host.lifecycle.is_finished(role.num_jobs)
+
+
+def run_until_ended(fleet: WorkerFleet, bench: Bench) -> None:
+    for _ in range(60):
+        fleet.clock.now += 0.02
+        fleet.round()
+        fleet.check_blocks()
+        if has_ended(bench):
+            return
+    raise AssertionError(f"it stays: {fleet.describe()}")
+
+
+def computes(fleet: WorkerFleet, d: str, prompt: list[int]) -> int:
+    """How many tokens of a prompt a worker computes."""
+    before = fleet.workers[d].counter(Count.PREFILL_TOKENS)
+    talk(fleet, f"again on {d}: {len(fleet.requests)}", prompt, d)
+    return fleet.workers[d].counter(Count.PREFILL_TOKENS) - before
+
+
+@pytest.mark.parametrize("name", ["d2", "p1"])
+def test_the_next_turn_computes_only_what_is_new(fleet: WorkerFleet, name: str) -> None:
+    prompt = prompt_of(1, 5)
+    talk(fleet, "one", prompt, p="p1" if name == "p1" else None)
+    leaver = drain(fleet, name, "d3")
+    run_until_ended(fleet, leaver)
+    assert fleet.workers["d3"].counter(Count.TAKEN_BLOCKS) == 5
+    assert leaver.counter(Count.SERVED_BLOCKS) == 5
+    assert computes(fleet, "d3", [*prompt, 7]) == 2
+
+
+def test_each_conversation_goes_to_one_worker_the_newest_first(fleet: WorkerFleet) -> None:
+    prompts = [prompt_of(first, 3) for first in range(1, 7)]
+    for first, prompt in enumerate(prompts):
+        talk(fleet, f"r{first}", prompt)
+    newest = next(iter(fleet.workers["d2"].scheduler.blocks.idle_prefixes()))
+    leaver = drain(fleet, "d2", "d3", "d4")
+    until(fleet, "d2", CachedPrefix)
+    named = [
+        message.hashes
+        for queue in fleet.channels.values()
+        for message in queue
+        if isinstance(message, CachedPrefix)
+    ]
+    assert newest in named
+    run_until_ended(fleet, leaver)
+    taken = {name: fleet.workers[name].counter(Count.TAKEN_BLOCKS) for name in ("d3", "d4")}
+    assert sum(taken.values()) == 18
+    assert all(taken.values())
+
+
+def test_a_worker_that_lacks_room_takes_what_was_used_last(fleet: WorkerFleet) -> None:
+    for first in range(1, 5):
+        talk(fleet, f"r{first}", prompt_of(first, 6))
+    taker = fleet.workers["d3"].scheduler.blocks
+    running = taker.allocate(POOL - 8)
+    leaver = drain(fleet, "d2", "d3")
+    for _ in range(30):
+        fleet.round()
+    assert has_ended(leaver)
+    assert fleet.workers["d3"].counter(Count.TAKEN_BLOCKS) == 8
+    taker.release(running)
+    assert computes(fleet, "d3", [*prompt_of(4, 6), 7]) == 2
+    assert computes(fleet, "d3", [*prompt_of(1, 6), 7]) == 6 * BLOCK + 2
+
+
+def test_a_full_cache_gives_up_half_of_itself_at_most(fleet: WorkerFleet) -> None:
+    for first in range(1, 9):
+        talk(fleet, f"old{first}", prompt_of(first, 7), "d3")
+    for first in range(1, 9):
+        talk(fleet, f"new{first}", [9, *prompt_of(first, 7)], "d2")
+    taker = fleet.workers["d3"].scheduler.blocks
+    kept = taker.num_cached
+    run_until_ended(fleet, drain(fleet, "d2", "d3"))
+    taken = fleet.workers["d3"].counter(Count.TAKEN_BLOCKS)
+    assert kept // 2 <= taken <= kept // 2 + POOL - kept
+
+
+def test_requests_at_the_taker_come_first(fleet: WorkerFleet) -> None:
+    talk(fleet, "one", prompt_of(1, 5))
+    taker = fleet.workers["d3"]
+    running = taker.scheduler.blocks.allocate(POOL - 4)
+    waiting = Request("waits", fleet.routers[0], prompt_of(5, 6), 2, 0, False)
+    fleet.ask(waiting, None, "d3")
+    fleet.round()
+    leaver = drain(fleet, "d2", "d3")
+    for _ in range(10):
+        fleet.round()
+    assert taker.counter(Count.TAKEN_BLOCKS) == 0
+    assert not has_ended(leaver)
+    taker.scheduler.blocks.release(running)
+    run_until_ended(fleet, leaver)
+    assert taker.counter(Count.TAKEN_BLOCKS) == 5
+
+
+def test_nobody_is_waited_for_who_is_silent(fleet: WorkerFleet) -> None:
+    talk(fleet, "one", prompt_of(1, 5))
+    leaver = drain(fleet, "d2", "d3")
+    fleet.frozen.add("d3")
+    fleet.round()
+    assert not has_ended(leaver)
+    fleet.clock.now += QUIET_S
+    fleet.round()
+    assert has_ended(leaver)
+    fleet.frozen.clear()
+
+
+@pytest.mark.parametrize("takers", [(), ("d3",)])
+def test_an_empty_cache_or_nobody_to_take_it_holds_nothing_up(
+    fleet: WorkerFleet, takers: tuple[str, ...]
+) -> None:
+    if not takers:
+        talk(fleet, "one", prompt_of(1, 5))
+    leaver = drain(fleet, "d2", *takers)
+    fleet.round()
+    assert has_ended(leaver)
+
+
+def test_a_holder_that_dies_in_the_middle_leaves_what_arrived(fleet: WorkerFleet) -> None:
+    talk(fleet, "one", prompt_of(1, 5))
+    drain(fleet, "d2", "d3")
+    until(fleet, "d3", KvFetch)
+    fleet.kill("d2")
+    fleet.round()
+    taker = fleet.workers["d3"]
+    assert taker.scheduler.blocks.num_pinned > 0, "it may still write"
+    fleet.check_blocks()
+    fleet.clock.now += LANDING_S
+    fleet.round()
+    assert taker.scheduler.blocks.num_pinned == 0
+    assert taker.counter(Count.FETCHES_LEFT) == 0
+
+
+def test_a_taker_that_drains_itself_takes_no_more(fleet: WorkerFleet) -> None:
+    talk(fleet, "one", prompt_of(1, 5))
+    leaver = drain(fleet, "d2", "d3")
+    until(fleet, "d3", KvFetch)
+    taker = drain(fleet, "d3")
+    taker.peers.others.clear()
+    for _ in range(4):
+        fleet.round()
+        fleet.check_blocks()
+    assert has_ended(leaver), "it need not wait for a quiet taker"
+    assert has_ended(taker)
+
+
+def test_two_workers_that_drain_at_once_wait_for_neither(fleet: WorkerFleet) -> None:
+    both = ["d2", "d3"]
+    for name in both:
+        talk(fleet, f"on {name}", prompt_of(1, 5), name)
+    leavers = [drain(fleet, "d2", "d3"), drain(fleet, "d3", "d2")]
+    for _ in range(4):
+        fleet.round()
+    assert all(has_ended(each) for each in leavers)
+    assert [each.counter(Count.TAKEN_BLOCKS) for each in leavers] == [0, 0]
+
+
+def test_a_taker_that_has_left_the_fleet_is_not_waited_for(fleet: WorkerFleet) -> None:
+    talk(fleet, "one", prompt_of(1, 5))
+    leaver = drain(fleet, "d2", "d3")
+    fleet.frozen.add("d3")
+    fleet.round()
+    leaver.peers.others.clear()
+    fleet.clock.now += 0.3
+    fleet.round()
+    assert has_ended(leaver)
+    fleet.frozen.clear()
+    fleet.round()
+
+
+def test_what_ends_during_the_drain_moves_too(fleet: WorkerFleet) -> None:
+    prompt = prompt_of(1, 5)
+    request = Request("runs", fleet.routers[0], prompt, 12, 0, False)
+    fleet.ask(request, None, "d2")
+    fleet.round()
+    leaver = drain(fleet, "d2", "d3")
+    run_until_ended(fleet, leaver)
+    assert request.outcome == "done"
+    assert fleet.workers["d3"].counter(Count.TAKEN_BLOCKS) >= 5
+
+
+def test_a_drain_that_is_taken_back_takes_the_offer_back(fleet: WorkerFleet) -> None:
+    for first in range(1, 4):
+        talk(fleet, f"r{first}", prompt_of(first, 6))
+    leaver = drain(fleet, "d2", "d3")
+    until(fleet, "d3", CacheAsk)
+    leaver.host.lifecycle.is_draining = False
+    leaver.stop.since = None
+    for _ in range(30):
+        fleet.round()
+    assert fleet.workers["d3"].counter(Count.TAKEN_BLOCKS) < 18
+    assert fleet.is_idle()
+
+
+def test_a_fleet_that_has_not_heard_of_the_drain_may_still_have_takers(fleet: WorkerFleet) -> None:
+    """The view of the fleet is older than the drain, so who could take is not known yet."""
+    talk(fleet, "one", prompt_of(1, 5))
+    leaver = drain(fleet, "d2")
+    leaver.peers.is_seen_to_drain = False
+    fleet.round()
+    assert not has_ended(leaver)
+    drain(fleet, "d2", "d3")
+    leaver.peers.is_seen_to_drain = True
+    run_until_ended(fleet, leaver)
+    assert fleet.workers["d3"].counter(Count.TAKEN_BLOCKS) == 5
+
+
+def test_a_store_that_is_away_holds_nothing_up(fleet: WorkerFleet) -> None:
+    talk(fleet, "one", prompt_of(1, 5))
+    leaver = drain(fleet, "d2")
+    leaver.peers.is_seen_to_drain = False
+    fleet.round()
+    fleet.clock.now += QUIET_S
+    fleet.round()
+    assert has_ended(leaver)
+
+
+def test_a_stranger_gets_and_gives_nothing(fleet: WorkerFleet) -> None:
+    talk(fleet, "one", prompt_of(1, 5))
+    d2, d3 = fleet.workers["d2"], fleet.workers["d3"]
+    d2.server.inbox.append((d3.as_peer, CacheAsk(num_blocks=9)))
+    d2.server.inbox.append((d3.as_peer, CacheOffer()))
+    d2.peers.inbox.append(("d3-i", CachedPrefix(hashes=[b"made up"])))
+    fleet.turn("d2")
+    (answer,) = (m for m in fleet.channels["answers of d2", "d3"] if isinstance(m, CachedPrefix))
+    assert answer.hashes == []
+    assert d2.counter(Count.UNEXPECTED_MESSAGES) == 1
+    fleet.channels.clear()

@@ -1,0 +1,138 @@
+"""The cached blocks of a worker that drains, which others may take over before it ends.
+
+The draining worker decides who gets what: it offers its cache to the workers that can use it, and
+names each idle prefix to one of them only, the one used last first. The takers decide how much they
+have room for and when they fetch it (`worker.inbound.taken_caches`). Takes no memory. The worker
+waits for takers as long as they keep asking, and never beyond its grace period.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from process.sockets.control import Peer
+from protocol.messages import CacheAsk, CachedPrefix, CacheOffer
+from worker.host import WorkerHost
+from worker.inbound.peers import SourcePeers
+
+log = logging.getLogger(__name__)
+
+QUIET_S = 2.0
+"""A taker that neither asks nor fetches for this long is not waited for."""
+_LOOK_S = 0.25
+"""Between two looks at the fleet, and two searches for prefixes while requests run."""
+
+
+class LeavingCache:
+    """The offer of one drain; belongs to the loop's thread."""
+
+    def __init__(self, host: WorkerHost, peers: SourcePeers) -> None:
+        self._host = host
+        self._peers = peers
+        self._blocks = host.engine.scheduler.blocks
+        self._begun = False
+        self._has_settled = False  # the fleet knows of the drain, and we know who could take
+        self._offered: set[str] = set()  # incarnations
+        self._takers: set[str] = set()  # those that were offered it and have not finished
+        self._asking: dict[Peer, int] = {}  # takers that await an answer, with their room
+        self._prefixes: list[list[bytes]] = []  # to be named, the next one last
+        self._named: set[bytes] = set()  # the last hash of each named prefix
+        self._look_at = self._quiet_at = 0.0
+        self._next_search = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether takers may still ask: the worker should not end."""
+        is_over = self._has_settled and not self._takers
+        return self._host.lifecycle.is_draining and not is_over
+
+    def ask(self, peer: Peer, ask: CacheAsk) -> None:
+        """A taker has room for blocks, or wants no more."""
+        if peer.name not in self._takers:
+            self._host.send(peer, CachedPrefix(hashes=[]))
+            return
+        self._quiet_at = self._host.clock.now() + QUIET_S
+        if ask.num_blocks:
+            self._asking[peer] = ask.num_blocks
+        else:
+            self._finish(peer)
+
+    def lose(self, peer: Peer) -> None:
+        """A connection is gone, and with it a taker's question."""
+        self._asking.pop(peer, None)
+
+    def sweep(self, is_busy: bool) -> None:
+        """Begin with the drain, answer takers, and stop waiting for those that are quiet. While the
+        worker `is_busy` with requests, more prefixes may come."""
+        if not self._host.lifecycle.is_draining:
+            if self._begun:
+                self._start_over()
+            return
+        now = self._host.clock.now()
+        if not self._begun:
+            self._begun, self._quiet_at = True, now + QUIET_S
+        self._look_for_takers(now, is_busy)
+        for peer, num_blocks in list(self._asking.items()):
+            self._answer(peer, num_blocks, is_busy)
+        if is_busy or self._asking:
+            self._quiet_at = now + QUIET_S
+        elif now >= self._quiet_at:
+            self._has_settled = True
+            self._takers.clear()
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def _look_for_takers(self, now: float, is_busy: bool) -> None:
+        """Offer the cache to workers that have not been offered it, and forget those that have left
+        the fleet."""
+        if now < self._look_at:
+            return
+        self._has_settled = self._has_settled or self._peers.is_seen_to_drain
+        self._look_at = now + _LOOK_S if self._has_settled else now
+        found = self._peers.takers() if is_busy or self._blocks.num_cached else []
+        self._takers &= {each.worker_id for each in found}
+        for taker in found:
+            if taker.incarnation not in self._offered:
+                self._offered.add(taker.incarnation)
+                self._takers.add(taker.worker_id)
+                self._peers.connect(taker)
+                self._peers.send(taker.incarnation, CacheOffer())
+                log.info("the cached blocks are offered to %s", taker.worker_id)
+
+    def _answer(self, peer: Peer, num_blocks: int, is_busy: bool) -> None:
+        """Name the next prefix, or as much of it as the taker has room for."""
+        prefix = self._next_prefix(is_busy)
+        if prefix is not None:
+            del self._asking[peer]
+            self._host.send(peer, CachedPrefix(hashes=prefix[:num_blocks]))
+        elif not is_busy:
+            self._host.send(peer, CachedPrefix(hashes=[]))
+            self._finish(peer)
+
+    def _next_prefix(self, is_busy: bool) -> list[bytes] | None:
+        """The next prefix that nobody was told of. Requests that have ended add some."""
+        now = self._host.clock.now()
+        if not self._prefixes and (now >= self._next_search or not is_busy):
+            self._next_search = now + _LOOK_S
+            found = self._blocks.idle_prefixes()
+            self._prefixes = [each for each in found if each[-1] not in self._named][::-1]
+        if not self._prefixes:
+            return None
+        prefix = self._prefixes.pop()
+        self._named.add(prefix[-1])
+        return prefix
+
+    def _finish(self, peer: Peer) -> None:
+        self._takers.discard(peer.name)
+        self._asking.pop(peer, None)
+
+    def _start_over(self) -> None:
+        """The drain was taken back."""
+        for peer in list(self._asking):
+            self._host.send(peer, CachedPrefix(hashes=[]))
+        self._asking.clear()
+        self._takers.clear()
+        self._prefixes.clear()
+        self._named.clear()
+        self._offered.clear()
+        self._begun = self._has_settled = False

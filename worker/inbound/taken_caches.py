@@ -1,0 +1,229 @@
+"""Takes over cached blocks of workers that drain: fetches without a request.
+
+One prefix at a time, in parts, and only while no request waits here. The blocks are free ones of
+our pool. They are pinned while the holder writes, then cached, as blocks that a request has left
+behind; a fetch that fails leaves them fenced, as any other. Nobody waits for a prefix, and a prefix
+waits for nothing but writes, so this adds no wait of memory for memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass, field
+
+from kv_transfer.handoff.incoming import FetchLimits
+from kv_transfer.handoff.key import HandoffKey
+from protocol.messages import CacheAsk, CachedPrefix, FetchShortfall, KvClosed, KvPeer
+from worker.counters import Count
+from worker.host import WorkerHost
+from worker.inbound.handoffs import InboundHandoffs
+from worker.inbound.peers import SourcePeers
+
+log = logging.getLogger(__name__)
+
+EVICTED_SHARE = 1 / 2
+"""The part of our own cached blocks that those of one draining worker may evict."""
+PART_BYTES = 16 << 20
+PART_SHARE = 1 / 8
+"""A part has at most this many bytes, and takes at most this part of the pool."""
+PART_LIMITS = FetchLimits(deadline_s=2.0, stop_wait_s=0.5)
+BUSY_PAUSE_S = 0.02
+
+
+@dataclass
+class _Offer:
+    """A worker that drains, and what we have taken from it.
+
+    `held` are the pinned blocks of `prefix` from its first one on, `granted` those that the holder
+    writes. `num_left` blocks may still be taken.
+    """
+
+    peer: KvPeer
+    name: str = field(default_factory=lambda: f"cache-{uuid.uuid4().hex}")
+    num_left: int | None = None  # None before the first question
+    is_asked: bool = False
+    prefix: list[bytes] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    granted: list[int] = field(default_factory=list)
+    num_parts: int = 0
+    why: FetchShortfall | None = None
+    next_part_at: float = 0.0
+    num_taken: int = 0
+
+    @property
+    def key(self) -> HandoffKey:
+        """The newest part."""
+        return HandoffKey(self.name, 0, self.num_parts)
+
+
+class TakenCaches:
+    """What this worker takes over; belongs to the loop's thread. See `FetchOwner`."""
+
+    def __init__(self, host: WorkerHost, inbound: InboundHandoffs, peers: SourcePeers) -> None:
+        self._host = host
+        self._clock = host.clock
+        self._scheduler = host.engine.scheduler
+        self._blocks = host.engine.scheduler.blocks
+        self._block_bytes = host.engine.layout.block_bytes
+        self._inbound = inbound
+        self._peers = peers
+        self._offers: dict[str, _Offer] = {}  # by incarnation
+        self._current: _Offer | None = None  # whose prefix is being taken
+        inbound.fetch_owners.append(self)
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks that are pinned now; fenced ones are not among them."""
+        return [block for each in self._offers.values() for block in (*each.held, *each.granted)]
+
+    def offer(self, worker_id: str) -> None:
+        """A worker drains and offers its cache."""
+        peer = self._peers.leaving(worker_id)
+        if peer is not None and peer.incarnation not in self._offers:
+            self._peers.connect(peer, is_leaving=True)
+            self._offers[peer.incarnation] = _Offer(peer)
+
+    def take(self, incarnation: str, answer: CachedPrefix) -> None:
+        """The worker names a prefix, or has no more."""
+        offer = self._offers.get(incarnation)
+        if offer is None or not offer.is_asked:
+            self._host.note_unexpected(incarnation, answer)
+            return
+        offer.is_asked = False
+        if answer.hashes:
+            offer.prefix = answer.hashes
+        else:
+            self._finish(offer)
+
+    def sweep(self) -> None:
+        """Ask, and fetch the next part, if no request needs this worker."""
+        lifecycle, now = self._host.lifecycle, self._clock.now()
+        for offer in list(self._offers.values()):
+            if lifecycle.is_draining or lifecycle.has_lapsed:
+                self._peers.send(offer.peer.incarnation, CacheAsk(num_blocks=0))
+                self._finish(offer)
+            elif self._is_gone(offer, now):
+                self._finish(offer)
+            elif not self._scheduler.num_waiting and not offer.granted:
+                self._go_on(offer, now)
+
+    # -- events: see `FetchOwner` -------------------------------------------------------------
+
+    def on_closed(self, key: HandoffKey, closed: KvClosed) -> None:
+        """The holder says why it did not write all blocks."""
+        offer = self._offer_of(key)
+        if offer is not None:
+            offer.why = closed.why
+
+    def on_fetched(self, key: HandoffKey, num_blocks: int) -> None:
+        """A part is over: cache its blocks, and go on with the next part."""
+        offer = self._offer_of(key)
+        if offer is None:
+            return
+        granted, offer.granted = offer.granted, []
+        self._cache(offer, granted[:num_blocks])
+        offer.held += granted[:num_blocks]
+        self._blocks.release(granted[num_blocks:])
+        if num_blocks < len(granted) and offer.why is FetchShortfall.BUSY:
+            offer.next_part_at = self._clock.now() + BUSY_PAUSE_S
+        elif num_blocks < len(granted) or len(offer.held) == len(offer.prefix):
+            self._leave_prefix(offer)
+
+    def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
+        """The holder may still write to the blocks of this part: take no more from it."""
+        offer = self._offer_of(key)
+        if offer is None:
+            return
+        num_leading = 0
+        while len(offer.held) + num_leading in arrived:
+            num_leading += 1
+        self._cache(offer, offer.granted[:num_leading])
+        self._inbound.fenced.keep(key, offer.granted)
+        offer.granted = []
+        log.info("no more is taken from %s: %s", offer.peer.worker_id, reason)
+        self._finish(offer)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def _go_on(self, offer: _Offer, now: float) -> None:
+        """Ask for the next prefix, or fetch the next part of this one."""
+        if offer.prefix:
+            if self._current in (None, offer) and now >= offer.next_part_at:
+                self._fetch_part(offer)
+        elif not offer.is_asked:
+            room = self._room()
+            offer.num_left = room if offer.num_left is None else min(room, offer.num_left)
+            offer.is_asked = True
+            self._peers.send(offer.peer.incarnation, CacheAsk(num_blocks=offer.num_left))
+            if not offer.num_left:
+                self._finish(offer)
+
+    def _fetch_part(self, offer: _Offer) -> None:
+        if self._current is None:
+            self._current = offer
+            offer.held = self._blocks.match(offer.prefix)
+            self._blocks.pin(offer.held)
+        first = len(offer.held)
+        most = min(
+            max(1, PART_BYTES // self._block_bytes),
+            max(1, int(PART_SHARE * self._blocks.num_blocks)),
+            offer.num_left or 0,
+            self._num_spare(),
+        )
+        hashes = offer.prefix[first : first + most]
+        if not hashes:
+            self._leave_prefix(offer)
+            return
+        offer.granted = self._blocks.allocate(len(hashes))
+        offer.num_parts += 1
+        offer.num_left = (offer.num_left or 0) - len(hashes)
+        offer.why = None
+        pairs = list(zip(hashes, offer.granted, strict=True))
+        self._inbound.fetch(offer.key, offer.peer.incarnation, first, pairs, PART_LIMITS)
+
+    def _cache(self, offer: _Offer, blocks: list[int]) -> None:
+        """Cache blocks that have arrived, behind those that are held."""
+        for index, block in enumerate(blocks, len(offer.held)):
+            parent = offer.prefix[index - 1] if index else None
+            self._blocks.publish(block, offer.prefix[index], parent)
+        offer.num_taken += len(blocks)
+        self._host.counters.add(Count.TAKEN_BLOCKS, len(blocks))
+
+    def _leave_prefix(self, offer: _Offer) -> None:
+        self._blocks.release(offer.held)
+        offer.prefix, offer.held = [], []
+        self._current = None if self._current is offer else self._current
+
+    def _finish(self, offer: _Offer) -> None:
+        """Take no more from a worker. Blocks that it may still write to stay fenced."""
+        del self._offers[offer.peer.incarnation]
+        self._leave_prefix(offer)
+        if offer.granted:
+            self._inbound.fenced.keep(offer.key, offer.granted)
+            self._inbound.abort(offer.key)
+        if offer.num_taken:
+            log.info("%d cached blocks of %s are kept", offer.num_taken, offer.peer.worker_id)
+
+    def _offer_of(self, key: HandoffKey) -> _Offer | None:
+        """The offer whose newest part this is, while it is being fetched."""
+        offer = self._current
+        return offer if offer is not None and offer.granted and offer.key == key else None
+
+    def _is_gone(self, offer: _Offer, now: float) -> bool:
+        """Whether the worker cannot answer any more. A part that is being fetched has a deadline of
+        its own."""
+        peer = offer.peer.incarnation
+        is_there = self._peers.is_connecting(peer) or self._peers.is_answering(peer, now)
+        return not offer.granted and not is_there
+
+    def _num_spare(self) -> int:
+        """Free blocks that neither waiting nor running requests will need soon."""
+        scheduler = self._scheduler
+        headroom = scheduler.config.headroom_per_sequence * scheduler.num_running
+        return max(0, self._blocks.num_free - scheduler.blocks_waiting - headroom)
+
+    def _room(self) -> int:
+        """Blocks that may be taken: empty ones, and some that hold the prefixes used least."""
+        kept = int((1 - EVICTED_SHARE) * self._blocks.num_cached_free)
+        return max(0, self._num_spare() - kept)
