@@ -85,6 +85,12 @@ COMMANDS = {
             "cli.trace:TraceSettings",
         ),
         Command(
+            "simulate",
+            "run recorded or made-up traffic through a fleet in virtual time, without GPUs",
+            "simulator.commands.simulate:main",
+            "simulator.commands.settings:SimulateSettings",
+        ),
+        Command(
             "keys",
             "make a key of the HTTP API, and its hash for the router's key file",
             "cli.keys:main",

@@ -1,0 +1,116 @@
+"""From settings to fleets: devices, pools and links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.errors import ConfigError
+from protocol.messages import Role
+from scheduling.scheduler import SchedulerConfig
+from simulator.commands.settings import SimulationSettings
+from simulator.devices.cards import Card, card_named, read_card
+from simulator.devices.model_shape import ModelShape, model_shape
+from simulator.devices.roofline import Precision, Roofline
+from simulator.fleet import FleetSpec
+from simulator.router import Policy
+from simulator.traces.files import TraceOptions, read_trace
+from simulator.traces.sessions import Trace
+from simulator.worker import WorkerSpec
+
+_MOST_CARDS = 64
+
+
+@dataclass(frozen=True)
+class Size:
+    """The workers of a fleet; without prefill workers the decode workers compute the prompts."""
+
+    prefill: int
+    decode: int
+
+    @property
+    def name(self) -> str:
+        """The fleet in words."""
+        if not self.prefill:
+            return f"{self.decode} colocated"
+        return f"{self.prefill} prefill + {self.decode} decode"
+
+
+def load_trace(settings: SimulationSettings) -> Trace:
+    """The trace of the settings. Raises ConfigError."""
+    options = TraceOptions(settings.seed, settings.speed, settings.limit, settings.span_s)
+    trace = read_trace(settings.trace, options)
+    recorded = trace.block_tokens
+    if recorded is not None and recorded % settings.block_size:
+        raise ConfigError(
+            f"--block-size {settings.block_size}: the trace's blocks have {recorded} tokens, "
+            "which must be a multiple of it"
+        )
+    return trace
+
+
+class Devices:
+    """The model on the cards of the settings, and the fleets that can be made of them."""
+
+    def __init__(self, settings: SimulationSettings) -> None:
+        self._settings = settings
+        self._shape: ModelShape = model_shape(settings.model)
+        path = Path(settings.gpu).expanduser()
+        self._card: Card = read_card(path) if path.is_file() else card_named(settings.gpu)
+        self._precision = Precision(settings.weight_bits / 8, settings.kv_bits / 8)
+        self.num_cards = settings.tp or self.fewest_cards()
+
+    @property
+    def title(self) -> str:
+        """Model and devices in words."""
+        return f"{self._shape.name} on {self._card.name}, {self.num_cards} for each worker"
+
+    def fewest_cards(self) -> int:
+        """The fewest cards, a power of two, whose memory the weights fill at most by half."""
+        weights = self._shape.num_params * self._precision.weight_bytes
+        count = 1
+        while weights > self._card.memory_bytes * count / 2 and count < _MOST_CARDS:
+            count *= 2
+        return count
+
+    def fleet(self, size: Size, policy: Policy, max_leap: int) -> FleetSpec:
+        """A fleet of so many workers. Raises ConfigError if the model does not fit."""
+        settings = self._settings
+        pools = ((Role.PREFILL, size.prefill), (Role.DECODE, size.decode))
+        link = self._card.network_bytes_per_s * self.num_cards
+        if settings.link_gbps is not None:
+            link = settings.link_gbps * 1e9 / 8
+        return FleetSpec(
+            tuple((self._worker(role, max_leap), count) for role, count in pools if count),
+            policy,
+            link,
+            settings.link_latency_us / 1e6,
+            settings.message_ms / 1e3,
+            settings.routers,
+        )
+
+    def _worker(self, role: Role, max_leap: int) -> WorkerSpec:
+        settings = self._settings
+        roofline = Roofline(self._card, self._shape, self.num_cards, self._precision)
+        size = settings.block_size
+        chunk = settings.decode_chunk_tokens
+        if role is Role.PREFILL:
+            chunk = settings.prefill_chunk_tokens
+        config = SchedulerConfig(
+            block_size=size,
+            max_batch_size=settings.max_batch_size,
+            chunk_min_tokens=size,
+            chunk_max_tokens=max(chunk, size),
+            itl_target_s=settings.itl_target_ms / 1e3,
+        )
+        num_blocks = settings.num_blocks or roofline.pool_blocks(size)
+        return WorkerSpec(
+            role,
+            config,
+            num_blocks,
+            roofline.kv_bytes_per_token * size,
+            min(settings.max_context or self._shape.max_positions, num_blocks * size),
+            roofline,
+            self.num_cards,
+            max_leap,
+        )

@@ -1,0 +1,105 @@
+"""Settings that the simulator's commands share: traffic, model, devices, limits, targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from process.settings import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationSettings:
+    """What is simulated, besides the fleet's size."""
+
+    trace: str = setting(
+        help="a file (Mooncake's JSON lines, Azure's CSV, sessions of agents), or made-up traffic: "
+        "poisson:rate=4,prompt=1024,output=256,requests=1000, bursts:burst=16,... or "
+        "turns:turns=5,pause=10,..."
+    )
+    model: str = setting(
+        help="a config.json or its folder, or Llama-3-8B, Llama-3-70B, OPT-13B, Qwen3-30B-A3B"
+    )
+    gpu: str = setting(
+        "H100", help="H100, H200, A100-80G, A800, L40S, or a JSON file with measured numbers"
+    )
+    tp: int | None = setting(
+        None,
+        help="GPUs of each worker; none: the fewest whose memory the weights fill at most by half",
+        unit="GPUs",
+        minimum=1,
+        maximum=64,
+    )
+    weight_bits: float = setting(16, help="bits of a weight", minimum=1, maximum=32)
+    kv_bits: float = setting(16, help="bits of a value in the KV cache", minimum=1, maximum=32)
+    ttft_ms: float = setting(
+        2000.0, help="target: time to the first token of a good request", unit="ms", minimum=0.001
+    )
+    tpot_ms: float = setting(
+        50.0, help="target: time of each later token of a good request", unit="ms", minimum=0.001
+    )
+    seed: int = setting(0, help="of everything random; equal seeds give equal results", minimum=0)
+    speed: float = setting(
+        1.0, help="how many times faster than recorded requests come", minimum=1e-6
+    )
+    limit: int | None = setting(
+        None, help="use only so many requests (or sessions) of the trace", minimum=1
+    )
+    span_s: float = setting(
+        1800.0, help="sessions of agents begin within this time", unit="s", minimum=0
+    )
+    block_size: int = setting(64, help="tokens in a KV block", unit="tokens", minimum=1)
+    max_batch_size: int = setting(
+        256, help="sequences that run at once on a worker", unit="sequences", minimum=1
+    )
+    prefill_chunk_tokens: int = setting(
+        8192, help="most prompt tokens in a step of a prefill worker", unit="tokens", minimum=1
+    )
+    decode_chunk_tokens: int = setting(
+        2048, help="most prompt tokens in a step of a decode worker", unit="tokens", minimum=1
+    )
+    itl_target_ms: float = setting(
+        50.0, help="inter-token latency that chunks beside decodes keep to", unit="ms", minimum=0.1
+    )
+    num_blocks: int | None = setting(
+        None,
+        help="KV blocks of a worker; none: what fits beside the weights",
+        unit="blocks",
+        minimum=1,
+    )
+    max_context: int | None = setting(
+        None,
+        help="longest prompt and output together; none: the model's limit",
+        unit="tokens",
+        minimum=2,
+    )
+    link_gbps: float | None = setting(
+        None,
+        help="network of each worker in one direction; none: the usual one of its GPUs",
+        unit="Gbit/s",
+        minimum=1e-3,
+    )
+    link_latency_us: float = setting(20.0, help="latency of a transfer of KV", unit="us", minimum=0)
+    message_ms: float = setting(
+        0.2, help="time of a message between router and worker", unit="ms", minimum=0
+    )
+    routers: int = setting(1, help="routers among which requests are spread", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateSettings(SimulationSettings):
+    """Settings of `baton simulate`."""
+
+    prefill: int = setting(0, help="prefill workers", unit="workers", minimum=0)
+    decode: int = setting(0, help="decode workers", unit="workers", minimum=0)
+    colocated: int = setting(
+        0,
+        help="workers that compute prompts and decode: a fleet of its own, beside the one that "
+        "prefill and decode workers make up",
+        unit="workers",
+        minimum=0,
+    )
+    usd_per_gpu_hour: float | None = setting(
+        None, help="price of a GPU, for the cost", unit="USD", minimum=0
+    )
+    json: bool = setting(False, help="print JSON instead of a table")
+    html: str | None = setting(None, help="also write the report to this file, with charts")

@@ -1,0 +1,168 @@
+"""The sizes of a model that determine its steps and its KV, from a config.json.
+
+Reads dense models, mixtures of experts and latent attention, also ones that Baton does not serve.
+Nothing is loaded: a configuration alone suffices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoint.json_keys import JsonKeys, read_json_object
+from protocol.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """One model. Parameters and KV values are counted for one layer, unless they say otherwise.
+
+    - `attention_params`, `dense_params`: attention, and the feed-forward part that every token
+      passes; `dense_layers` layers have only a feed-forward part of `lone_params`, no experts.
+    - `expert_params`: one expert; of `num_experts` each token passes `experts_per_token`.
+    - `head_params`: the output matrix of the whole model; `embedding_params` are kept beside it.
+    - `attended_values`: multiplications of one query with one key and its value.
+    - `kv_values`: what a token leaves in the cache.
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    attention_params: int
+    dense_params: int
+    head_params: int
+    embedding_params: int
+    attended_values: int
+    kv_values: int
+    num_kv_heads: int
+    max_positions: int
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_params: int = 0
+    dense_layers: int = 0
+    lone_params: int = 0
+
+    @property
+    def num_params(self) -> int:
+        """All parameters."""
+        with_experts = self.num_layers - self.dense_layers
+        return (
+            self.num_layers * self.attention_params
+            + with_experts * (self.dense_params + self.num_experts * self.expert_params)
+            + self.dense_layers * self.lone_params
+            + self.head_params
+            + self.embedding_params
+        )
+
+
+KNOWN: Mapping[str, Mapping[str, Any]] = {
+    "Llama-3-8B": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    },
+    "Llama-3-70B": {
+        "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    },
+    "OPT-13B": {
+        "hidden_size": 5120, "ffn_dim": 20480, "num_hidden_layers": 40, "num_attention_heads": 40,
+        "vocab_size": 50272, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+    },
+    "Qwen3-30B-A3B": {
+        "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
+        "num_key_value_heads": 4, "vocab_size": 151936, "max_position_embeddings": 40960,
+        "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    },
+}  # fmt: skip
+"""Configurations of models that published results speak of, by name."""
+
+
+def model_shape(name: str) -> ModelShape:
+    """The model with a known name, or in a config.json or its folder. Raises ConfigError and
+    ModelLoadError."""
+    for known, values in KNOWN.items():
+        if known.lower() == name.lower():
+            return shape_of(JsonKeys(values, known), known)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        path /= "config.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"--model {name}: no file, no folder with a config.json, and none of {', '.join(KNOWN)}"
+        )
+    return shape_of(JsonKeys(read_json_object(path), str(path)), path.resolve().parent.name)
+
+
+def shape_of(keys: JsonKeys, name: str) -> ModelShape:
+    """The shape that a config.json describes. Raises ModelLoadError."""
+    hidden = keys.integer("hidden_size")
+    heads = keys.integer("num_attention_heads")
+    vocabulary = hidden * keys.integer("vocab_size")
+    attention, attended, kv_values, kv_heads = _attention(keys, hidden, heads)
+    experts = _first(keys, ("num_experts", "num_local_experts", "n_routed_experts"), 0)
+    layers = keys.integer("num_hidden_layers")
+    lone = 3 * hidden * keys.integer("intermediate_size", 0, minimum=0)
+    if "ffn_dim" in keys:  # two matrices, without a gate
+        lone = 2 * hidden * keys.integer("ffn_dim")
+    elif not lone and not experts:
+        keys.integer("intermediate_size")
+    expert_width = _first(keys, ("moe_intermediate_size", "intermediate_size"), 0)
+    shared_width = keys.integer("shared_expert_intermediate_size", 0, minimum=0)
+    shared_width += expert_width * keys.integer("n_shared_experts", 0, minimum=0)
+    return ModelShape(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        attention_params=attention,
+        dense_params=hidden * (3 * shared_width + experts) if experts else lone,
+        head_params=vocabulary,
+        embedding_params=0 if keys.flag("tie_word_embeddings", False) else vocabulary,
+        attended_values=attended,
+        kv_values=kv_values,
+        num_kv_heads=kv_heads,
+        max_positions=keys.integer("max_position_embeddings", 131072),
+        num_experts=experts,
+        experts_per_token=keys.integer("num_experts_per_tok") if experts else 0,
+        expert_params=3 * hidden * expert_width if experts else 0,
+        dense_layers=keys.integer("first_k_dense_replace", 0, minimum=0, maximum=layers)
+        if experts
+        else 0,
+        lone_params=lone,
+    )
+
+
+def _attention(keys: JsonKeys, hidden: int, heads: int) -> tuple[int, int, int, int]:
+    """`(attention_params, attended_values, kv_values, num_kv_heads)`."""
+    latent = keys.integer("kv_lora_rank", 0, minimum=0)
+    if latent:
+        return _latent_attention(keys, hidden, heads, latent)
+    kv_heads = keys.integer("num_key_value_heads", heads)
+    head_dim = keys.integer("head_dim", max(1, hidden // heads))
+    width, kv_width = heads * head_dim, kv_heads * head_dim
+    return 2 * hidden * (width + kv_width), 2 * width, 2 * kv_width, kv_heads
+
+
+def _latent_attention(
+    keys: JsonKeys, hidden: int, heads: int, latent: int
+) -> tuple[int, int, int, int]:
+    """As `_attention`, of attention whose keys and values share one latent vector."""
+    rope = keys.integer("qk_rope_head_dim")
+    key_dim, value_dim = keys.integer("qk_nope_head_dim"), keys.integer("v_head_dim")
+    query = keys.integer("q_lora_rank", 0, minimum=0)
+    width = heads * (key_dim + rope)
+    params = query * (hidden + width) if query else hidden * width
+    params += hidden * (latent + rope) + latent * heads * (key_dim + value_dim)
+    params += heads * value_dim * hidden
+    return params, heads * (2 * latent + rope), latent + rope, 1
+
+
+def _first(keys: JsonKeys, names: tuple[str, ...], default: int) -> int:
+    for name in names:
+        if name in keys:
+            found: int = keys.integer(name)
+            return found
+    return default

@@ -1,0 +1,127 @@
+"""Builds a fleet in virtual time and runs a trace through it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from simulator.event_queue import EventQueue
+from simulator.network import Network
+from simulator.requests import Request
+from simulator.router import Policy, Reports, SimulatedRouter
+from simulator.traces.sessions import Session, Trace
+from simulator.worker import SimulatedWorker, WorkerSpec
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """A fleet: its pools, each as `(specification, number of workers)`, and what joins them.
+
+    - `link_bytes_per_s`, `link_s`: bandwidth of a worker's network card in one direction, and the
+      latency of a transfer; `message_s`: the time of a control message.
+    """
+
+    pools: tuple[tuple[WorkerSpec, int], ...]
+    policy: Policy
+    link_bytes_per_s: float
+    link_s: float = 2e-5
+    message_s: float = 2e-4
+    num_routers: int = 1
+
+
+@dataclass
+class Outcome:
+    """What happened: the requests in the order of their arrival, the workers, and the time of the
+    last event."""
+
+    requests: list[Request] = field(default_factory=list)
+    workers: list[SimulatedWorker] = field(default_factory=list)
+    duration_s: float = 0.0
+
+
+class Fleet:
+    """Workers and routers of one simulation."""
+
+    def __init__(self, spec: FleetSpec, seed: int) -> None:
+        self._queue = EventQueue()
+        self._reports = Reports(self._queue, spec.message_s)
+        count = sum(number for _, number in spec.pools)
+        network = Network(self._queue, [spec.link_bytes_per_s] * count, spec.link_s)
+        self._outcome = Outcome()
+        for pool, number in spec.pools:
+            for _ in range(number):
+                index = len(self._outcome.workers)
+                worker = SimulatedWorker(
+                    index, pool, self._queue, network, self._reports, spec.message_s
+                )
+                self._outcome.workers.append(worker)
+        self._introduce()
+        self._routers = []
+        for number in range(spec.num_routers):
+            rng = random.Random(f"{seed}/{number}")
+            router = SimulatedRouter(
+                f"router-{number}", self._queue, spec.policy, rng, spec.message_s
+            )
+            router.on_end = self._on_end
+            self._reports.routers[router.name] = router
+            self._routers.append(router)
+            for worker in self._outcome.workers:
+                router.connect(worker)
+        self._turns: dict[int, tuple[Session, int]] = {}
+        self._num_ended = 0
+
+    @property
+    def num_events(self) -> int:
+        """Events so far."""
+        return self._queue.num_run
+
+    def run(self, trace: Trace, on_progress: Callable[[int], None] = lambda _: None) -> Outcome:
+        """Serve all of a trace; `on_progress` is called now and then with the number of requests
+        that are over."""
+        for session in trace.sessions:
+            self._begin(session, session.start_s)
+        self._queue.run(lambda: on_progress(self._num_ended))
+        on_progress(self._num_ended)
+        self._outcome.duration_s = self._queue.now
+        return self._outcome
+
+    def _introduce(self) -> None:
+        """Let the workers know each other."""
+        workers = self._outcome.workers
+        peers = {each.name: each.handoffs for each in workers}
+        num_decode = sum(each.spec.role.value == "decode" for each in workers)
+        for each in workers:
+            each.handoffs.peers = peers
+            each.scheduler.shares.num_targets = num_decode
+
+    def _begin(self, session: Session, at: float) -> None:
+        if session.turns:
+            self._queue.at(at + session.turns[0].pause_s, self._submit, session, 0)
+
+    def _submit(self, session: Session, index: int) -> None:
+        turn = session.turns[index]
+        size = self._outcome.workers[0].spec.config.block_size
+        request = Request(
+            number=len(self._outcome.requests),
+            session=session.name if len(session.turns) > 1 else "",
+            num_prompt=turn.num_prompt,
+            num_output=turn.num_output,
+            content=() if turn.blocks is None else turn.blocks.digests(size),
+            arrival=self._queue.now,
+        )
+        self._outcome.requests.append(request)
+        self._turns[request.number] = session, index
+        self._routers[request.number % len(self._routers)].submit(request)
+
+    def _on_end(self, request: Request) -> None:
+        """A turn is over: the sessions that it starts begin, and its next turn after a pause."""
+        request.content = ()
+        self._num_ended += 1
+        session, index = self._turns.pop(request.number)
+        now = self._queue.now
+        for child in session.turns[index].starts:
+            self._begin(child, now + child.start_s)
+        if index + 1 < len(session.turns):
+            pause = session.turns[index + 1].pause_s
+            self._queue.at(now + pause, self._submit, session, index + 1)

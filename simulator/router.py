@@ -1,0 +1,208 @@
+"""A simulated router: the real view of the fleet and the real decisions; messages are events.
+
+Workers' reports and cache events reach its `FleetView` after the time that a message takes, and so
+do its requests reach the workers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from protocol.errors import Overloaded, PromptTooLong
+from protocol.events import CacheEvents, WorkerStats
+from protocol.messages import CacheDump
+from protocol.registration import WorkerInfo, WorkerState
+from router.routing.cache_index import CacheIndex
+from router.routing.decision import Decision, Query, apply
+from router.routing.fleet_view import FleetView
+from router.routing.worker_view import Liveness, Reservation, WorkerView
+from simulator.event_queue import EventQueue
+from simulator.requests import Request
+from simulator.worker import SimulatedWorker
+
+EXPECTED_S = 10.0
+"""How long blocks of a routed prompt are expected on its worker."""
+
+Policy = Callable[[FleetView, Query, float, random.Random], Decision]
+"""Chooses workers as `router.routing.decision.decide` does."""
+
+
+class SimulatedRouter:
+    """One router; `name` is its session with the workers. Calls `on_end` with each request that is
+    over, whether it was served or refused."""
+
+    def __init__(
+        self, name: str, queue: EventQueue, policy: Policy, rng: random.Random, message_s: float
+    ) -> None:
+        self.name = name
+        self.on_end: Callable[[Request], None] = lambda _: None
+        self._queue = queue
+        self._policy = policy
+        self._rng = rng
+        self._message_s = message_s
+        self._view = FleetView(CacheIndex(EXPECTED_S))
+        self._workers: dict[str, SimulatedWorker] = {}
+        self._num_sent: dict[str, int] = {}
+        self._reserved: dict[int, list[tuple[WorkerView, Reservation]]] = {}
+
+    def connect(self, worker: SimulatedWorker) -> None:
+        """Use a worker from now on."""
+        view = WorkerView(_registration(worker), Liveness.ANSWERS)
+        self._view.join(view)
+        self._view.index.apply_dump(
+            worker.name, CacheDump(incarnation=worker.name, seq=0, hashes=[])
+        )
+        self._workers[worker.name] = worker
+        self._num_sent[worker.name] = 0
+
+    def submit(self, request: Request) -> None:
+        """Place a request that has just come, and send it to its workers."""
+        request.router = self.name
+        now = self._queue.now
+        worker = next(iter(self._workers.values()))
+        size = worker.spec.config.block_size
+        query = Query(
+            num_tokens=request.num_prompt,
+            max_tokens=request.num_prompt + request.num_output,
+            block_size=size,
+            hashes=request.content[: request.num_prompt // size],
+            may_fetch=False,
+            session=request.session,
+        )
+        try:
+            decision = self._policy(self._view, query, now, self._rng)
+        except (Overloaded, PromptTooLong) as error:
+            request.failure = type(error).__name__
+            self.on_end(request)
+            return
+        self._reserved[request.number] = apply(self._view, decision, now)
+        for view, reservation in self._reserved[request.number]:
+            self._num_sent[view.worker_id] += 1
+            reservation.session, reservation.number = self.name, self._num_sent[view.worker_id]
+        self._send(request, decision)
+
+    def _send(self, request: Request, decision: Decision) -> None:
+        placement = decision.placement
+        request.decode, request.rule = placement.decode.worker_id, placement.rule.value
+        arrives = self._queue.now + self._message_s
+        decode = self._workers[request.decode]
+        self._queue.at(arrives, decode.deliver, decode.generate, request)
+        if placement.prefill is not None:
+            request.prefill = placement.prefill.worker_id
+            prefill = self._workers[request.prefill]
+            self._queue.at(arrives, prefill.deliver, prefill.prefill, request)
+
+    # -- what workers report ------------------------------------------------------------------
+
+    def on_first_token(self, request: Request, time: float) -> None:
+        """The request's first token arrives `message_s` after `time`."""
+        request.first_token = time + self._message_s
+
+    def on_last_token(self, request: Request) -> None:
+        """The request is over: its reservations end."""
+        request.end = self._queue.now
+        for view, reservation in self._reserved.pop(request.number):
+            view.release(reservation)
+        self.on_end(request)
+
+    def take_report(self, stats: WorkerStats, events: CacheEvents | None) -> None:
+        """A worker's load, after the changes of its cache."""
+        if events is not None:
+            assert not self._view.index.apply_events(events), "no event is lost here"
+        view = self._view.worker(stats.worker_id)
+        assert view is not None, "all workers stay"
+        view.take_stats(stats)
+
+
+class Reports:
+    """What workers tell the routers: the listener of every worker."""
+
+    def __init__(self, queue: EventQueue, message_s: float) -> None:
+        self.routers: dict[str, SimulatedRouter] = {}
+        self._queue = queue
+        self._message_s = message_s
+        self._seq: dict[str, int] = {}
+
+    def on_first_token(self, request: Request, time: float) -> None:
+        """See `Listener`."""
+        self.routers[request.router].on_first_token(request, time)
+
+    def on_end(self, request: Request, time: float) -> None:
+        """See `Listener`."""
+        router = self.routers[request.router]
+        self._queue.at(time + self._message_s, router.on_last_token, request)
+
+    def on_change(self, worker: SimulatedWorker) -> None:
+        """See `Listener`."""
+        events = self._events(worker)
+        stats = _stats(worker, self._seq.get(worker.name, 0))
+        for router in self.routers.values():
+            self._queue.at(self._queue.now + self._message_s, router.take_report, stats, events)
+
+    def _events(self, worker: SimulatedWorker) -> CacheEvents | None:
+        delta = worker.scheduler.blocks.drain_events()
+        if not delta.stored and not delta.removed:
+            return None
+        seq = self._seq[worker.name] = self._seq.get(worker.name, 0) + 1
+        return CacheEvents(
+            worker_id=worker.name,
+            incarnation=worker.name,
+            seq=seq,
+            stored=delta.stored,
+            removed=delta.removed,
+        )
+
+
+def _stats(worker: SimulatedWorker, seq: int) -> WorkerStats:
+    scheduler, blocks = worker.scheduler, worker.scheduler.blocks
+    fixed, per_token, per_attended = scheduler.model.coefficients
+    totals = scheduler.model.totals
+    return WorkerStats(
+        worker_id=worker.name,
+        incarnation=worker.name,
+        num_waiting=scheduler.num_waiting,
+        num_running=scheduler.num_running,
+        queued_tokens=scheduler.queued_tokens,
+        blocks_total=blocks.num_blocks,
+        blocks_used=blocks.num_pinned,
+        blocks_cached=blocks.num_cached_free,
+        blocks_waiting=scheduler.blocks_waiting,
+        blocks_granted=scheduler.blocks_granted,
+        num_handoffs=worker.handoffs.num_open,
+        cache_seq=seq,
+        received=dict(worker.received),
+        step_fixed_us=fixed * 1e6,
+        step_per_token_us=per_token * 1e6,
+        step_per_attended_us=per_attended * 1e6,
+        counters={
+            "step_us": round(totals.seconds * 1e6),
+            "step_error_us": round(totals.error_s * 1e6),
+            "prefill_tokens": worker.usage.prefill_tokens,
+        },
+    )
+
+
+def _registration(worker: SimulatedWorker) -> WorkerInfo:
+    spec = worker.spec
+    return WorkerInfo(
+        worker_id=worker.name,
+        incarnation=worker.name,
+        role=spec.role,
+        state=WorkerState.READY,
+        host="",
+        pid=1,
+        control="",
+        events="",
+        protocol_version=0,
+        model="",
+        model_fingerprint="",
+        layout_fingerprint="",
+        transport="",
+        block_size=spec.config.block_size,
+        num_blocks=spec.num_blocks,
+        max_context=spec.max_context,
+        max_batch_size=spec.config.max_batch_size,
+        chunk_max_tokens=spec.config.chunk_max_tokens,
+        itl_target_ms=spec.config.itl_target_s * 1000,
+    )

@@ -1,0 +1,68 @@
+"""Recorded sessions of coding agents: one JSON object a session, with ids of 64-token blocks.
+
+A turn starts after the former one's end and its recorded pause. Entries without tokens start a
+sub-agent, a session of its own beside the one that started it. The blocks of an output are those
+that the next turn's prompt has behind this one's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+
+from simulator.traces.lines import TraceLine
+from simulator.traces.sessions import BlockRuns, Session, Turn
+
+BLOCK_TOKENS = 64
+_Runs = tuple[tuple[int, int], ...]
+
+
+def sessions(lines: Iterable[TraceLine], span_s: float, rng: random.Random) -> Iterator[Session]:
+    """The sessions, beginning at random times within `span_s`."""
+    found = [
+        _session(line, line.text("id"), rng.random() * span_s, number)
+        for number, line in enumerate(lines)
+    ]
+    yield from sorted(found, key=lambda each: each.start_s)
+
+
+def _session(line: TraceLine, name: str, start_s: float, space: int) -> Session:
+    return Session(name, start_s, _turns(line.lines("requests"), name, space))
+
+
+def _turns(lines: list[TraceLine], name: str, space: int) -> tuple[Turn, ...]:
+    starts: dict[int, list[Session]] = {}
+    computing: list[TraceLine] = []
+    ended = 0.0
+    for number, line in enumerate(lines):
+        at = line.number("t_s", 0.0)
+        if "in" in line:
+            computing.append(line)
+            ended = at + line.number("api_s", 0.0)
+        if "subagent" in line:
+            turns = _turns(line.lines("subagent"), f"{name}.{number}", space)
+            child = Session(f"{name}.{number}", max(0.0, at - ended), turns)
+            starts.setdefault(max(0, len(computing) - 1), []).append(child)
+    runs = [line.runs("blocks") for line in computing]
+    return tuple(
+        Turn(
+            line.number("think_s", 0.0),
+            line.integer("in"),
+            max(1, line.integer("out", minimum=0)),
+            BlockRuns(space, BLOCK_TOKENS, _with_output(runs, index)),
+            tuple(starts.get(index, ())),
+        )
+        for index, line in enumerate(computing)
+    )
+
+
+def _with_output(
+    runs: list[tuple[tuple[int, int], ...]], index: int
+) -> tuple[tuple[int, int], ...]:
+    """A prompt's blocks, or those of the next prompt if it continues this one."""
+    own = runs[index]
+    following = runs[index + 1] if index + 1 < len(runs) else ()
+    if not own or len(following) < len(own) or following[: len(own) - 1] != own[:-1]:
+        return own
+    first, count = following[len(own) - 1]
+    return following if first == own[-1][0] and count >= own[-1][1] else own

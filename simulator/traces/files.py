@@ -1,0 +1,76 @@
+"""Reads a trace by its name: a file, whose format is told by its first line, or made-up traffic."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from protocol.errors import ConfigError
+from simulator.traces import agents, azure, generated, mooncake
+from simulator.traces.lines import TraceLine, json_lines
+from simulator.traces.sessions import Session, Trace
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """Which part of a trace is used, and how fast it comes. `speed` 2 halves the time between
+    arrivals; sessions of agents begin within `span_s`, and only the first `limit` requests (or
+    sessions, where a trace has them) are used."""
+
+    seed: int = 0
+    speed: float = 1.0
+    limit: int | None = None
+    span_s: float = 1800.0
+
+
+def read_trace(name: str, options: TraceOptions) -> Trace:
+    """The trace. Raises ConfigError if it cannot be read or is empty."""
+    rng = random.Random(options.seed)
+    try:
+        found = list(_sessions(name, options, rng))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--trace {name}: {getattr(error, 'strerror', None) or error}") from error
+    if not found:
+        raise ConfigError(f"--trace {name}: it has no request")
+    found = found[: options.limit]
+    speed = options.speed
+    return Trace(
+        name if generated.is_generated(name) else Path(name).stem,
+        [replace(each, start_s=each.start_s / speed) for each in found],
+    )
+
+
+def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[Session]:
+    if generated.is_generated(name):
+        return generated.sessions(name, rng)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise ConfigError(f"--trace {name}: it is a folder")
+    with path.open("rb") as file:
+        head = file.readline(1 << 16)
+    if head.decode("utf-8", "replace").strip().lstrip("\ufeff").split(",") == azure.COLUMNS:
+        return azure.sessions(path)
+    if not head:
+        return iter(())
+    lines = json_lines(path)
+    first = _first(lines)
+    if first is not None and "requests" in first:
+        return agents.sessions(chain([first], lines), options.span_s, rng)
+    if first is not None and "hash_ids" in first:
+        return mooncake.sessions(chain([first], lines), rng)
+    raise ConfigError(
+        f"--trace {name}: no known format; it must be CSV with the columns "
+        f"{','.join(azure.COLUMNS)}, or JSON lines with 'hash_ids' (Mooncake) or 'requests' "
+        "(sessions of agents)"
+    )
+
+
+def _first(lines: Iterator[TraceLine]) -> TraceLine | None:
+    """The first line of JSON lines; None if it is no JSON object."""
+    try:
+        return next(lines, None)
+    except ConfigError:
+        return None

@@ -1,0 +1,103 @@
+"""Traffic that is made up: requests at random times, in bursts, or as conversations.
+
+`poisson:rate=5,prompt=1000,output=200,requests=1000` and so on: a kind and its numbers. Lengths are
+drawn from a distribution whose mean is the number given; `spread` is its deviation by the mean.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from math import log, sqrt
+
+from protocol.errors import ConfigError
+from simulator.traces.sessions import BlockRuns, Session, Turn
+
+BLOCK_TOKENS = 64
+_SHARED_SPACE = 1
+_COMMON = {"rate": 4.0, "requests": 1000.0, "prompt": 1024.0, "output": 256.0, "spread": 0.5}
+KINDS: Mapping[str, Mapping[str, float]] = {
+    "poisson": {**_COMMON, "shared": 0.0},
+    "bursts": {**_COMMON, "burst": 16.0, "shared": 0.0},
+    "turns": {**_COMMON, "turns": 5.0, "pause": 10.0, "shared": 512.0},
+}
+"""The kinds of traffic, each with its numbers and their defaults."""
+
+
+def is_generated(text: str) -> bool:
+    """Whether a name of a trace speaks of made-up traffic."""
+    return text.partition(":")[0] in KINDS
+
+
+def sessions(text: str, rng: random.Random) -> Iterator[Session]:
+    """The traffic that a text describes. Raises ConfigError."""
+    kind, _, rest = text.partition(":")
+    numbers = dict(KINDS[kind])
+    for part in filter(None, rest.split(",")):
+        name, _, value = part.partition("=")
+        if name not in numbers:
+            raise ConfigError(f"--trace {text}: {kind} has {', '.join(numbers)}; {name!r} is none")
+        numbers[name] = _number(text, name, value)
+    if kind == "turns":
+        return _conversations(numbers, rng)
+    return _requests(numbers, int(numbers.get("burst", 1)), rng)
+
+
+def _number(text: str, name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    lowest = 0.0 if name in ("spread", "pause", "shared") else 1e-9
+    if not lowest <= number <= 1e9:
+        raise ConfigError(f"--trace {text}: {name} must be a positive number, not {value!r}")
+    return number
+
+
+def _requests(numbers: Mapping[str, float], burst: int, rng: random.Random) -> Iterator[Session]:
+    """Single requests, `burst` at a time; a burst shares its first `shared` tokens."""
+    now = 0.0
+    for number in range(int(numbers["requests"])):
+        if number % burst == 0:
+            now += rng.expovariate(numbers["rate"] / burst)
+        shared, prompt = int(numbers["shared"]), _length(numbers, "prompt", rng)
+        group = number // burst if burst > 1 else 0
+        runs = _prompt_runs(shared, group, number, prompt)
+        blocks = BlockRuns(_SHARED_SPACE, BLOCK_TOKENS, runs) if shared else None
+        turn = Turn(0.0, prompt, _length(numbers, "output", rng), blocks)
+        yield Session(f"g{number}", now, (turn,))
+
+
+def _conversations(numbers: Mapping[str, float], rng: random.Random) -> Iterator[Session]:
+    """Conversations that begin with the same `shared` tokens. Each turn has all that was said, and
+    `prompt` tokens more."""
+    now, made, number = 0.0, 0, 0
+    while made < int(numbers["requests"]):
+        now += rng.expovariate(numbers["rate"] / numbers["turns"])
+        turns: list[Turn] = []
+        said = int(numbers["shared"])
+        for index in range(max(1, round(rng.expovariate(1 / numbers["turns"])))):
+            prompt = said + _length(numbers, "prompt", rng)
+            output = _length(numbers, "output", rng)
+            runs = _prompt_runs(int(numbers["shared"]), 0, number, prompt + output)
+            pause = rng.expovariate(1 / numbers["pause"]) if index and numbers["pause"] else 0.0
+            turns.append(Turn(pause, prompt, output, BlockRuns(_SHARED_SPACE, BLOCK_TOKENS, runs)))
+            said = prompt + output
+        made += len(turns)
+        yield Session(f"g{number}", now, tuple(turns))
+        number += 1
+
+
+def _prompt_runs(shared: int, group: int, number: int, tokens: int) -> tuple[tuple[int, int], ...]:
+    """The blocks of a text: those that its group shares, then its own."""
+    common = min(shared, tokens) // BLOCK_TOKENS
+    own = tokens // BLOCK_TOKENS - common
+    runs = [(group << 16, common), ((1 << 36) + (number << 16), own)]
+    return tuple((first, count) for first, count in runs if count)
+
+
+def _length(numbers: Mapping[str, float], name: str, rng: random.Random) -> int:
+    """A length from a log-normal distribution with this mean and this relative deviation."""
+    variance = log(1 + numbers["spread"] ** 2)
+    mean = log(numbers[name]) - variance / 2
+    return max(1, round(rng.lognormvariate(mean, sqrt(variance))))

@@ -1,0 +1,82 @@
+"""Sessions of turns: a turn starts after the former one's end and a pause.
+
+Traffic without sessions is one session of one turn for each request, so it arrives at its recorded
+times whatever the fleet does.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_ID_BITS = 44
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRuns:
+    """Which blocks a prompt consists of: runs `(first id, count)` of blocks of `block_tokens`
+    tokens. Equal ids of one `space` mean equal contents behind equal contents."""
+
+    space: int
+    block_tokens: int
+    runs: tuple[tuple[int, int], ...]
+
+    def digests(self, block_size: int) -> list[bytes]:
+        """The digests of blocks of `block_size` tokens, a divisor of `block_tokens`."""
+        each = self.block_tokens // block_size
+        base = self.space << _ID_BITS
+        found: list[bytes] = []
+        for first, count in self.runs:
+            start = base + first * each
+            raw = array("Q", range(start, start + count * each)).tobytes()
+            found += [raw[at : at + 8] for at in range(0, len(raw), 8)]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a session, `pause_s` after the end of the turn before. `blocks` covers its
+    prompt and, where they are known, the blocks of its output. `starts` are sessions that begin
+    when the turn ends, each after its `start_s`."""
+
+    pause_s: float
+    num_prompt: int
+    num_output: int
+    blocks: BlockRuns | None = None
+    starts: tuple[Session, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Turns one after the other, the first one's pause counting from `start_s`."""
+
+    name: str
+    start_s: float
+    turns: Sequence[Turn]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Traffic by the time of its start, and how it is to be called."""
+
+    name: str
+    sessions: Sequence[Session]
+
+    @property
+    def num_turns(self) -> int:
+        """Requests of all sessions."""
+        return sum(_num_turns(each) for each in self.sessions)
+
+    @property
+    def block_tokens(self) -> int | None:
+        """The size of the recorded blocks; None if none are recorded."""
+        for session in self.sessions:
+            for turn in session.turns:
+                if turn.blocks is not None:
+                    return turn.blocks.block_tokens
+        return None
+
+
+def _num_turns(session: Session) -> int:
+    return len(session.turns) + sum(_num_turns(e) for turn in session.turns for e in turn.starts)

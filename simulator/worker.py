@@ -1,0 +1,334 @@
+"""One simulated worker of either role: the real scheduler, blocks and handoffs; only steps are
+predicted.
+
+Like the loop of a worker, it handles messages between steps, plans a step, and delivers what the
+step gave. A step that only decodes is the first of a leap (`simulator.leaps`); a message ends the
+leap with the step under way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol, cast
+
+from kv_transfer.handoff.key import HandoffKey
+from protocol.messages import Role
+from scheduling.batch import Batch
+from scheduling.block_manager import BlockManager
+from scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduling.sequence import Sequence, SequenceState
+from scheduling.step_model import StepCost, StepModel
+from simulator.devices.step_times import StepTimes, chunk_work
+from simulator.event_queue import Action, EventQueue
+from simulator.handoffs import Handoffs
+from simulator.leaps import MAX_STEPS, advance, longest_leap
+from simulator.network import Network
+from simulator.requests import Request
+from simulator.sequences import SimulatedSequence, simulated_sequence
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What workers of one pool have in common. `max_leap` 1 computes every step by itself."""
+
+    role: Role
+    config: SchedulerConfig
+    num_blocks: int
+    block_bytes: float
+    max_context: int
+    times: StepTimes
+    num_cards: int = 1
+    max_leap: int = MAX_STEPS
+
+
+class Listener(Protocol):
+    """The router, as a worker sees it. Messages reach it at once; it adds the time on the way."""
+
+    def on_first_token(self, request: Request, time: float) -> None: ...
+    def on_end(self, request: Request, time: float) -> None: ...
+    def on_change(self, worker: SimulatedWorker) -> None: ...
+
+
+@dataclass(slots=True)
+class Task:
+    """A request on one worker. `num_ready` blocks of its prompt were offered to its sink, in
+    `num_chunks` chunks."""
+
+    request: Request
+    sequence: SimulatedSequence
+    has_token: bool = False
+    has_blocks: bool = False
+    num_ready: int = 0
+    num_chunks: int = 0
+
+
+@dataclass
+class Usage:
+    """What a worker has done so far; `prefill_s` are the seconds of steps with prompt chunks,
+    `decode_s` those of all other steps."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    num_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(eq=False)
+class _Leap:
+    """Steps under way that only decode, and when each ends. `seconds` is the time of the first if
+    the step model is to learn from it."""
+
+    batch: Batch
+    ends: list[float]
+    started: float
+    cost: StepCost | None
+    seconds: float
+
+
+class SimulatedWorker:
+    """One worker; events call its methods."""
+
+    def __init__(
+        self,
+        number: int,
+        spec: WorkerSpec,
+        queue: EventQueue,
+        network: Network,
+        listener: Listener,
+        message_s: float,
+    ) -> None:
+        self.number = number
+        self.name = f"{spec.role.value}-{number}"
+        self.spec = spec
+        self.block_bytes = spec.block_bytes
+        self.scheduler = Scheduler(spec.config, BlockManager(spec.num_blocks), StepModel())
+        self.handoffs = Handoffs(self, queue, network, message_s)
+        self.usage = Usage()
+        self.received: dict[str, int] = {}
+        self._queue = queue
+        self._listener = listener
+        self._tasks: dict[str, Task] = {}
+        self._inbox: list[tuple[Action, tuple[Any, ...]]] = []
+        self._is_busy = False
+        self._has_ended = False
+        self._observed_rows = -1
+        self._leap: _Leap | None = None
+
+    @property
+    def num_tasks(self) -> int:
+        """Requests that are here."""
+        return len(self._tasks)
+
+    # -- messages ---------------------------------------------------------------------------
+
+    def deliver(self, handler: Action, *arguments: Any) -> None:
+        """Handle a message before the next step."""
+        self._inbox.append((handler, arguments))
+        if not self._is_busy:
+            self._is_busy = True
+            self._queue.step_end(self._queue.now, self.number, self._turn)
+        elif self._leap is not None:
+            self._cut(self._leap)
+
+    def generate(self, request: Request) -> None:
+        """Generate tokens; if the request has a prefill worker, ask that for the prompt."""
+        sequence = self._open(request)
+        sequence.remote = request.prefill is not None
+        self.scheduler.add(sequence)
+        if request.prefill is not None:
+            self.handoffs.ask(request.key, request.prefill)
+
+    def prefill(self, request: Request) -> None:
+        """Compute a prompt for the request's decode worker."""
+        sequence = self._open(request)
+        sequence.prefill_only, sequence.target = True, request.decode
+        self.scheduler.add(sequence)
+        self.handoffs.open(request.key, sequence.blocks_for(sequence.num_tokens))
+
+    def _open(self, request: Request) -> SimulatedSequence:
+        self.received[request.router] = self.received.get(request.router, 0) + 1
+        sequence = simulated_sequence(
+            request.key.request_id,
+            request.num_prompt,
+            request.num_output,
+            request.content,
+            self.spec.config.block_size,
+            request.arrival,
+        )
+        self._tasks[sequence.request_id] = Task(request, sequence)
+        return sequence
+
+    # -- handoffs: see `HandoffOwner` ---------------------------------------------------------
+
+    def on_begun(self, key: HandoffKey) -> None:
+        """See `HandoffOwner`."""
+        if key.request_id in self._tasks:
+            self._tasks[key.request_id].sequence.source_has_begun = True
+
+    def on_complete(self, key: HandoffKey) -> None:
+        """See `HandoffOwner`."""
+        task = self._tasks[key.request_id]
+        task.has_blocks = True
+        self._try_join(task)
+
+    def on_first_token(self, key: HandoffKey) -> None:
+        """See `HandoffOwner`. A token that completes the output needs no blocks."""
+        task = self._tasks[key.request_id]
+        task.has_token = True
+        is_waiting = task.sequence.state is SequenceState.WAITING
+        if is_waiting and task.request.num_output == 1:
+            self.handoffs.abort(key)
+            self.scheduler.completed(task.sequence, 0, self._queue.now)
+            self._end(task.sequence)
+        else:
+            self._try_join(task)
+
+    def on_granted(self, key: HandoffKey, num_bytes: float) -> None:
+        """See `HandoffOwner`."""
+        task = self._tasks.get(key.request_id)
+        if task is not None:
+            task.request.sent_bytes += num_bytes
+            self.scheduler.shares.release(task.sequence)
+
+    def on_released(self, key: HandoffKey) -> None:
+        """See `HandoffOwner`."""
+        self.scheduler.release_blocks(self._tasks.pop(key.request_id).sequence)
+
+    def _try_join(self, task: Task) -> None:
+        if not (task.has_token and task.has_blocks):
+            return
+        task.request.exposed_s = self._queue.now - task.request.prompt_done
+        produced = self.scheduler.arrived(task.sequence, 0, self._queue.now)
+        if produced.finish is not None:
+            self._end(task.sequence)
+
+    # -- the loop: a turn, the steps that it begins, and their ends ---------------------------
+
+    def _turn(self) -> None:
+        """Handle what has come, plan a step, and begin it."""
+        inbox, self._inbox = self._inbox, []
+        for handler, arguments in inbox:
+            handler(*arguments)
+        batch = self.scheduler.schedule(self._queue.now)
+        self._begin(batch)
+        self._is_busy = not batch.is_empty
+        if batch.chunks:
+            self._compute(batch)
+        elif batch.decodes:
+            self._decode(batch)
+        if inbox or batch.chunks or batch.received or batch.preempted or self._has_ended:
+            self._has_ended = False
+            self._listener.on_change(self)
+
+    def _begin(self, batch: Batch) -> None:
+        """Grant blocks to the sources of admitted sequences, and tell sinks of begun prompts."""
+        for sequence in batch.preempted:
+            self.usage.num_preemptions += 1
+            self._tasks[sequence.request_id].request.num_preemptions += 1
+        for sequence in batch.received:
+            first = sequence.num_cached // sequence.block_size
+            self.handoffs.offer(HandoffKey(*sequence.key), first, sequence.block_table[first:])
+        for chunk in batch.chunks:
+            task = self._tasks[chunk.sequence.request_id]
+            if task.num_chunks == 0 and not task.has_token:
+                task.request.cached_tokens = chunk.sequence.num_cached
+                if chunk.sequence.prefill_only:
+                    self.handoffs.begin(task.request.key)
+                    self._offer(task, chunk.start // chunk.sequence.block_size)
+
+    def _compute(self, batch: Batch) -> None:
+        """Begin a step with prompt chunks."""
+        rows, context = len(batch.decodes), sum([each.num_tokens for each in batch.decodes])
+        now = self._queue.now
+        seconds = self.spec.times.seconds(rows, context, chunk_work(batch))
+        self._queue.step_end(now + seconds, self.number, self._end_step, batch, batch.cost, seconds)
+
+    def _end_step(self, batch: Batch, cost: StepCost, seconds: float) -> None:
+        now = self._queue.now
+        produced = self.scheduler.commit(batch, [0] * len(batch.sampled), now)
+        self.scheduler.model.observe(cost, seconds)
+        self._observed_rows = -1
+        self.usage.num_steps += 1
+        self.usage.prefill_s += seconds
+        self.usage.prefill_tokens += batch.num_chunk_tokens
+        self.usage.decode_tokens += len(batch.decodes)
+        for chunk in batch.chunks:
+            task = self._tasks[chunk.sequence.request_id]
+            if chunk.sequence.prefill_only:
+                whole = (chunk.start + chunk.num_tokens) // chunk.sequence.block_size
+                num_prompt = chunk.sequence.blocks_for(task.request.num_prompt)
+                self._offer(task, num_prompt if chunk.completes else whole)
+            task.num_chunks += 1
+        for each in produced:
+            if each.index == 0:
+                self._deliver_first(self._tasks[each.sequence.request_id])
+            if each.finish is not None and not each.sequence.prefill_only:
+                self._end(each.sequence)
+        self._turn()
+
+    def _deliver_first(self, task: Task) -> None:
+        """A prompt is computed: its first token goes to the router, and to the sink if there is
+        one."""
+        task.request.prompt_done = self._queue.now
+        self._listener.on_first_token(task.request, self._queue.now)
+        if task.sequence.prefill_only:
+            self.handoffs.finish(task.request.key)
+
+    def _offer(self, task: Task, num_ready: int) -> None:
+        """Offer the blocks that have become ready."""
+        first, task.num_ready = task.num_ready, num_ready
+        if num_ready > first:
+            blocks = task.sequence.block_table[first:num_ready]
+            self.handoffs.ready(task.request.key, first, blocks, task.num_chunks)
+
+    def _decode(self, batch: Batch) -> None:
+        """Begin a leap: this step, and those that follow if nothing comes between."""
+        decodes = cast("list[SimulatedSequence]", batch.decodes)
+        rows, now = len(decodes), self._queue.now
+        context = sum([len(each.tokens) for each in decodes])
+        fixed, slope = self.spec.times.decode_line(rows)
+        most = self.spec.max_leap
+        num_steps = 1 if most == 1 else min(longest_leap(self.scheduler, decodes), most)
+        contexts = range(context, context + rows * num_steps, rows)
+        ends = list(accumulate([fixed + slope * each for each in contexts], initial=now))
+        cost = StepCost(rows, context) if rows != self._observed_rows else None
+        self._leap = _Leap(batch, ends[1:], now, cost, fixed + slope * context)
+        self._queue.step_end(ends[-1], self.number, self._end_leap, self._leap, num_steps)
+
+    def _cut(self, leap: _Leap) -> None:
+        """A message waits: the leap ends with its present step."""
+        num_steps = bisect_left(leap.ends, self._queue.now) + 1
+        if num_steps < len(leap.ends):
+            del leap.ends[num_steps:]
+            self._queue.step_end(leap.ends[-1], self.number, self._end_leap, leap, num_steps)
+
+    def _end_leap(self, leap: _Leap, num_steps: int) -> None:
+        if leap is not self._leap or num_steps != len(leap.ends):
+            return  # it was cut
+        self._leap = None
+        decodes = cast("list[SimulatedSequence]", leap.batch.decodes)
+        now = self._queue.now
+        if leap.cost is not None:
+            self.scheduler.model.observe(leap.cost, leap.seconds)
+            self._observed_rows = len(decodes)
+        self.usage.num_steps += num_steps
+        self.usage.decode_s += now - leap.started
+        self.usage.decode_tokens += num_steps * len(decodes)
+        if self.spec.max_leap == 1:
+            produced = self.scheduler.commit(leap.batch, [0] * len(decodes), now)
+            finished = [each.sequence for each in produced if each.finish is not None]
+        else:
+            finished = list(advance(self.scheduler, decodes, num_steps, now))
+        for sequence in finished:
+            self._end(sequence)
+        self._turn()
+
+    def _end(self, sequence: Sequence) -> None:
+        """A request has its last token."""
+        self._has_ended = True
+        task = self._tasks.pop(sequence.request_id)
+        self._listener.on_end(task.request, self._queue.now)

@@ -1,0 +1,120 @@
+"""Sizes of models and times of steps against figures that can be computed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from checkpoint.json_keys import JsonKeys
+from protocol.errors import ConfigError, ModelLoadError
+from simulator.devices.cards import CARDS, card_named, read_card
+from simulator.devices.model_shape import model_shape, shape_of
+from simulator.devices.roofline import Precision, Roofline
+from simulator.devices.step_times import ChunkWork
+
+DEEPSEEK_V3 = {
+    "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+    "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
+    "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "max_position_embeddings": 163840,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("Llama-3-8B", 8.03), ("Llama-3-70B", 70.6), ("OPT-13B", 12.9), ("Qwen3-30B-A3B", 30.5)],
+)
+def test_the_parameters_of_known_models(name: str, billions: float) -> None:
+    assert model_shape(name).num_params / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_latent_attention_and_experts() -> None:
+    shape = shape_of(JsonKeys(DEEPSEEK_V3, "config.json"), "v3")
+    assert shape.num_params / 1e9 == pytest.approx(671, rel=0.01)
+    assert shape.kv_values == 576
+
+
+def test_a_config_file_and_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(DEEPSEEK_V3))
+    assert model_shape(str(path)) == model_shape(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "not valid JSON"), ("{}", "hidden_size"), ('{"hidden_size": "x"}', "an integer")],
+)
+def test_a_bad_config_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ModelLoadError, match=words):
+        model_shape(str(path))
+
+
+def test_a_decode_of_one_row_reads_the_weights_once() -> None:
+    card, shape = CARDS["H200"], model_shape("Llama-3-8B")
+    roofline = Roofline(card, shape, 1)
+    fixed, slope = roofline.decode_line(1)
+    read = (shape.num_params - shape.embedding_params) * 2 / (4.8e12 * card.memory_share)
+    assert fixed - card.step_s - card.layer_s * 32 == pytest.approx(read, rel=1e-6)
+    assert slope == pytest.approx(roofline.kv_bytes_per_token / (4.8e12 * card.memory_share))
+    assert roofline.kv_bytes_per_token == 131072
+
+
+def test_a_long_chunk_is_limited_by_arithmetic() -> None:
+    card, shape = CARDS["H100"], model_shape("Llama-3-8B")
+    took = Roofline(card, shape, 1).seconds(0, 0, ChunkWork(8192, 0, 0, 0))
+    params = shape.num_params - shape.embedding_params - shape.head_params
+    assert took == pytest.approx(2 * 8192 * params / (989e12 * card.matrix_share), rel=0.05)
+
+
+def test_a_step_with_chunks_and_one_without_agree() -> None:
+    roofline = Roofline(CARDS["H200"], model_shape("Llama-3-70B"), 4)
+    fixed, slope = roofline.decode_line(7)
+    assert roofline.seconds(7, 900, ChunkWork()) == fixed + slope * 900
+
+
+def test_few_tokens_touch_few_experts() -> None:
+    roofline = Roofline(CARDS["H200"], model_shape("Qwen3-30B-A3B"), 1)
+    one, many = roofline.decode_line(1)[0], roofline.decode_line(256)[0]
+    assert many > 3 * one
+
+
+def test_two_cards_are_faster_than_one_but_not_twice() -> None:
+    shape = model_shape("Llama-3-8B")
+    one, two = (Roofline(CARDS["A800"], shape, n).decode_line(8)[0] for n in (1, 2))
+    assert one / 2 < two < one
+
+
+def test_kv_takes_the_memory_beside_the_weights() -> None:
+    shape = model_shape("Llama-3-8B")
+    one = Roofline(CARDS["L40S"], shape, 1)
+    room = 48e9 * 0.92 - shape.num_params * 2
+    assert one.pool_blocks(64) == int(room / (131072 * 64))
+    half = Roofline(CARDS["L40S"], shape, 1, Precision(2.0, 1.0))
+    assert half.pool_blocks(64) == pytest.approx(2 * one.pool_blocks(64), abs=1)
+
+
+def test_a_model_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="raise --tp"):
+        Roofline(CARDS["H100"], model_shape("Llama-3-70B"), 1).pool_blocks(64)
+
+
+def test_cards_are_found_in_any_case() -> None:
+    assert card_named("h200") is CARDS["H200"]
+    with pytest.raises(ConfigError, match="there are H100, H200"):
+        card_named("B300")
+
+
+def test_a_card_file_replaces_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "ours.json"
+    path.write_text('{"like": "H100", "step_s": 0.001, "memory_share": 0.7}')
+    card = read_card(path)
+    assert (card.name, card.step_s, card.memory_share) == ("ours", 0.001, 0.7)
+    assert card.flops == CARDS["H100"].flops
+    path.write_text('{"like": "H100", "stepp_s": 0.001}')
+    with pytest.raises(ConfigError, match="'stepp_s' is no property"):
+        read_card(path)

@@ -1,0 +1,87 @@
+"""A fleet in virtual time: what is served, what is left over, when sessions go on."""
+
+from __future__ import annotations
+
+from math import isclose, isnan
+
+import pytest
+
+from simulator.traces.sessions import BlockRuns, Session, Turn
+from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet
+
+
+@pytest.mark.parametrize("prefill", [0, 1])
+def test_nothing_is_left_over(prefill: int) -> None:
+    requests = [single(number / 20, 5 + number, 1 + number % 7) for number in range(30)]
+    outcome = served(small_fleet(prefill), *requests)
+    assert [each.failure for each in outcome.requests] == [""] * 30
+    for worker in outcome.workers:
+        assert worker.scheduler.sequences == []
+        assert worker.scheduler.blocks.num_pinned == 0
+        worker.scheduler.blocks.check()
+        assert worker.handoffs.num_open == 0
+        assert worker.num_tasks == 0
+
+
+def test_a_prompt_is_computed_elsewhere_and_its_blocks_are_moved() -> None:
+    outcome = served(small_fleet(), single(0.0, 41, 5))
+    (request,) = outcome.requests
+    assert request.prefill == "prefill-0"
+    assert request.sent_bytes == 11 * 1e6
+    assert request.arrival < request.prompt_done < request.first_token < request.end
+    assert request.exposed_s > 0
+
+
+def test_an_output_of_one_token_moves_no_blocks_for_nothing() -> None:
+    outcome = served(small_fleet(), single(0.0, 41, 1))
+    (request,) = outcome.requests
+    assert request.end >= request.first_token
+    assert [each.scheduler.blocks.num_pinned for each in outcome.workers] == [0, 0, 0]
+
+
+def test_a_shared_prefix_is_found_in_the_cache() -> None:
+    first, second = single(0.0, 40, 2, ((0, 10),)), single(5.0, 44, 2, ((0, 11),))
+    outcome = served(small_fleet(prefill=0, decode=1), first, second)
+    assert [each.cached_tokens for each in outcome.requests] == [0, 40]
+
+
+def test_a_turn_finds_the_output_of_the_turn_before() -> None:
+    turns = (
+        Turn(0.0, 16, 8, BlockRuns(0, BLOCK, ((0, 6),))),
+        Turn(3.0, 32, 4, BlockRuns(0, BLOCK, ((0, 9),))),
+    )
+    outcome = served(small_fleet(), Session("talk", 1.0, turns))
+    first, second = outcome.requests
+    assert isclose(second.arrival, first.end + 3.0)
+    assert second.prefill is None
+    assert second.decode == first.decode
+    assert second.cached_tokens == 20  # the last token's KV is not computed
+
+
+def test_a_session_that_a_turn_starts_begins_at_its_end() -> None:
+    child = Session("child", 0.5, (Turn(0.25, 8, 2),))
+    outcome = served(small_fleet(), Session("s", 0.0, (Turn(0.0, 8, 2, None, (child,)),)))
+    parent, started = outcome.requests
+    assert isclose(started.arrival, parent.end + 0.75)
+
+
+def test_a_prompt_that_fits_nowhere_is_refused_and_its_session_goes_on() -> None:
+    turns = (Turn(0.0, 1000, 5), Turn(1.0, 10, 5))
+    outcome = served(small_fleet(), Session("s", 0.0, turns))
+    refused, later = outcome.requests
+    assert refused.failure == "PromptTooLong"
+    assert isnan(refused.end)
+    assert later.end > 1.0
+
+
+def test_several_routers_share_the_fleet() -> None:
+    requests = [single(number / 20, 5 + number, 4) for number in range(10)]
+    outcome = served(small_fleet(routers=2), *requests)
+    assert {each.router for each in outcome.requests} == {"router-0", "router-1"}
+    assert all(each.end > 0 for each in outcome.requests)
+
+
+def test_equal_seeds_give_equal_results() -> None:
+    requests = [single(number / 50, 5 + number, 6) for number in range(20)]
+    one, other = (served(small_fleet(decode=4), *requests) for _ in range(2))
+    assert [(e.decode, e.end) for e in one.requests] == [(e.decode, e.end) for e in other.requests]

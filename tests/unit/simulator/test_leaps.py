@@ -1,0 +1,80 @@
+"""A leap over steps in which only decodes advance leaves what as many steps leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.fleet import Fleet, Outcome
+from simulator.traces.sessions import Session
+from tests.effort import times
+from tests.unit.simulator.fleets import served, single, small_fleet
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> list[Session]:
+    """Requests at close times, some of which share blocks; the pools are small for them."""
+    found = []
+    for number in range(draw(st.integers(1, 14))):
+        at = draw(st.integers(0, 60)) / 50
+        prompt, output = draw(st.integers(1, 70)), draw(st.integers(1, 60))
+        shared = draw(st.integers(0, prompt // 4))
+        whole = (prompt + draw(st.sampled_from([0, output]))) // 4
+        runs = ((1000, shared), (2000 + 100 * number, whole - shared))
+        ids = tuple(run for run in runs if run[1])
+        found.append(single(at, prompt, output, ids if draw(st.booleans()) else ()))
+    return found
+
+
+def courses(outcome: Outcome) -> list[tuple[Any, ...]]:
+    return [
+        (
+            each.decode, each.prefill, each.prompt_done, each.first_token, each.end,
+            each.cached_tokens, each.num_preemptions, each.failure,
+        )
+        for each in outcome.requests
+    ]  # fmt: skip
+
+
+def caches(outcome: Outcome) -> list[tuple[Any, ...]]:
+    return [
+        (
+            [each.scheduler.blocks._hash_of[block] for block in each.scheduler.blocks._free],
+            each.scheduler.model.coefficients,
+            each.usage.num_steps,
+            each.usage.decode_tokens,
+        )
+        for each in outcome.workers
+    ]
+
+
+@settings(max_examples=times(60, 2000), deadline=None)
+@given(sessions(), st.integers(0, 1), st.integers(28, 40), st.sampled_from([1, 2]))
+def test_a_leap_is_as_many_steps(
+    requests: list[Session], prefill: int, num_blocks: int, decode: int
+) -> None:
+    def run(max_leap: int) -> Outcome:
+        fleet: Fleet = small_fleet(prefill, decode, num_blocks, max_leap)
+        return served(fleet, *requests)
+
+    leaping, stepping = run(4096), run(1)
+    assert str(courses(leaping)) == str(courses(stepping))  # nan is not equal to itself
+    assert caches(leaping) == caches(stepping)
+
+
+def test_leaps_are_long() -> None:
+    """Sixty steps of two requests take a handful of events."""
+    fleet = small_fleet(prefill=0, decode=1)
+    outcome = served(fleet, single(0.0, 8, 60), single(0.0, 8, 60))
+    assert outcome.workers[0].usage.num_steps >= 60
+    assert fleet.num_events < 30
+
+
+def test_requests_are_preempted_where_pools_are_tight() -> None:
+    """The comparison above sees preemptions, too."""
+    fleet = small_fleet(prefill=0, decode=1, num_blocks=30)
+    outcome = served(fleet, *(single(0.0, 40, 60) for _ in range(3)))
+    assert outcome.workers[0].usage.num_preemptions > 0
+    assert all(each.end > 0 for each in outcome.requests)

@@ -1,0 +1,80 @@
+"""`baton simulate`: the report as text, JSON and a page; the same seed, the same result."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.main import main
+
+SMALL = ["simulate", "--model", "Llama-3-8B", "--trace", "turns:requests=60,rate=20,prompt=300"]
+SPLIT = [*SMALL, "--prefill", "1", "--decode", "2"]
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_report_of_a_split_and_a_colocated_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, *SPLIT, "--colocated", "3", "--usd-per-gpu-hour", "2")
+    split, colocated = found["fleets"]
+    assert split["fleet"] == "1 prefill + 2 decode"
+    assert colocated["fleet"] == "3 colocated"
+    for each in found["fleets"]:
+        assert each["num_served"] == each["num_requests"] >= 60
+        assert 0 < each["ttft_ms"]["p50"] <= each["ttft_ms"]["p99"]
+        assert 0 <= each["goodput_share"] <= 1
+        assert each["hit_share"] > 0.1
+        assert each["usd"] == pytest.approx(2 * each["gpu_hours"])
+    assert split["split_share"] > 0
+    assert split["sent_gb"] > 0
+    assert colocated["split_share"] == colocated["sent_gb"] == 0
+    assert [each["role"] for each in split["pools"]] == ["prefill", "decode"]
+
+
+def test_the_same_seed_gives_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    one, same, other = (report(capsys, *SPLIT, "--seed", seed) for seed in ("3", "3", "4"))
+    assert json.dumps(one) == json.dumps(same)
+    assert one != other
+
+
+def test_the_table_names_the_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SPLIT, "--ttft-ms", "123", "--tpot-ms", "45"]) == 0
+    out = capsys.readouterr().out
+    assert "TTFT 123 ms, TPOT 45 ms" in out
+    assert "1 prefill + 2 decode" in out
+
+
+def test_the_page_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    assert main([*SPLIT, "--html", str(path)]) == 0
+    page = path.read_text()
+    assert page.count("<svg") == 5
+    assert not re.search(r"https?:|src=|href=|<script|nan", page)
+    assert "baton simulate --model Llama-3-8B" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name a fleet"),
+        (["--prefill", "1"], "--prefill needs --decode"),
+        (["--decode", "1", "--gpu", "abacus"], "there are H100"),
+        (["--decode", "1", "--block-size", "48"], "must be a multiple"),
+        (["--decode", "1", "--model", "Llama-3-70B", "--tp", "1"], "raise --tp"),
+        (["--decode", "1", "--html", "/nowhere/x.html"], "--html /nowhere/x.html: No such file"),
+    ],
+)
+def test_errors_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main([*SMALL, *arguments]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1

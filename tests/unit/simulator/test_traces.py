@@ -1,0 +1,172 @@
+"""Each format of recorded traffic, made-up traffic, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigError
+from simulator.traces.files import TraceOptions, read_trace
+from simulator.traces.sessions import BlockRuns, Trace
+
+MOONCAKE = {"timestamp": 3000, "input_length": 1000, "output_length": 5, "hash_ids": [0, 1]}
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+AGENT = {
+    "id": "t", "requests": [
+        {"t_s": 0.0, "in": 130, "out": 70, "think_s": 0.0, "api_s": 2.0, "blocks": [[1, 2]]},
+        {"t_s": 4.0, "in": None, "out": None, "subagent": [
+            {"t_s": 0.0, "in": 64, "out": 0, "think_s": 1.0, "blocks": [[90, 1]]}]},
+        {"t_s": 9.0, "in": 260, "out": 7, "think_s": 5.0, "blocks": [[1, 4]]},
+    ],
+}  # fmt: skip
+
+
+def trace_of(tmp_path: Path, text: str, **options: float) -> Trace:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    return read_trace(str(path), TraceOptions(**options))  # type: ignore[arg-type]
+
+
+def lines(*values: object) -> str:
+    return "".join(json.dumps(each) + "\n" for each in values)
+
+
+def test_mooncake(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, lines(MOONCAKE, {**MOONCAKE, "timestamp": 0, "hash_ids": [0, 7]}))
+    assert trace.block_tokens == 512
+    first, second = trace.sessions
+    assert 0 <= first.start_s < 3
+    assert second.start_s == 3
+    (turn,) = first.turns
+    assert (turn.num_prompt, turn.num_output) == (1000, 5)
+    assert turn.blocks == BlockRuns(0, 512, ((0, 1), (7, 1)))
+    assert second.turns[0].blocks == BlockRuns(0, 512, ((0, 2),))
+
+
+def test_equal_blocks_have_equal_digests_and_others_none() -> None:
+    one = BlockRuns(0, 512, ((0, 2),)).digests(128)
+    other = BlockRuns(0, 512, ((0, 1), (7, 1))).digests(128)
+    assert len(one) == len(other) == 8
+    assert one[:4] == other[:4]
+    assert not set(one[4:]) & set(other[4:])
+    assert not set(one) & set(BlockRuns(1, 512, ((0, 2),)).digests(128))
+
+
+def test_azure(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, AZURE + "2023-11-16 18:15:50.9951690,396,109\n", speed=2.0)
+    assert trace.block_tokens is None
+    first, second = trace.sessions
+    assert first.start_s == 0
+    assert second.start_s == pytest.approx((50.995169 - 46.68059) / 2)
+    assert second.turns[0].num_prompt == 396
+
+
+def test_agents_are_closed_loops_with_subagents(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, lines(AGENT), span_s=100)
+    (session,) = trace.sessions
+    assert 0 <= session.start_s <= 100
+    first, second = session.turns
+    assert second.pause_s == 5.0
+    assert first.blocks == BlockRuns(0, 64, ((1, 4),)), "the next prompt shows the output's blocks"
+    (child,) = first.starts
+    assert child.start_s == 2.0
+    assert child.turns[0].num_output == 1
+    assert trace.num_turns == 3
+
+
+def test_a_prompt_that_was_rewritten_shows_no_output(tmp_path: Path) -> None:
+    turns = [dict(AGENT["requests"][0]), {**AGENT["requests"][2], "blocks": [[1, 1], [50, 3]]}]  # type: ignore[index,dict-item]
+    trace = trace_of(tmp_path, lines({"id": "t", "requests": turns}))
+    assert trace.sessions[0].turns[0].blocks == BlockRuns(0, 64, ((1, 2),))
+
+
+@pytest.mark.parametrize(
+    "kind", ["poisson:shared=640", "bursts:burst=4,shared=640", "turns:turns=3"]
+)
+def test_made_up_traffic_has_its_means(kind: str) -> None:
+    text = f"{kind},requests=3000,prompt=400,output=100,rate=10"
+    trace = read_trace(text, TraceOptions())
+    assert trace.num_turns >= 3000
+    starts = [each.start_s for each in trace.sessions]
+    assert all(a <= b for a, b in pairwise(starts))
+    assert starts[-1] == pytest.approx(300, rel=0.15)
+    outputs = [turn.num_output for each in trace.sessions for turn in each.turns]
+    assert sum(outputs) / len(outputs) == pytest.approx(100, rel=0.1)
+
+
+def test_made_up_conversations_repeat_what_was_said() -> None:
+    trace = read_trace("turns:turns=5,requests=50", TraceOptions(seed=3))
+    for session in trace.sessions:
+        for turn, later in pairwise(session.turns):
+            assert turn.blocks is not None
+            assert later.blocks is not None
+            said = turn.blocks.digests(64)
+            assert said == later.blocks.digests(64)[: len(said)]
+
+
+def test_equal_seeds_make_equal_traffic() -> None:
+    one, same, other = (read_trace("poisson:", TraceOptions(seed=n)) for n in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_a_limit_takes_the_first_ones(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, lines(MOONCAKE, MOONCAKE, MOONCAKE), limit=2)
+    assert trace.num_turns == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no request"),
+        ("hello\n", "no known format"),
+        ("{}\n", "no known format"),
+        ("[1]\n", "no known format"),
+        (lines(MOONCAKE) + "[1]\n", "line 2: it must hold a JSON object"),
+        (lines(MOONCAKE) + "{\n", "line 2: no valid JSON"),
+        (lines({**MOONCAKE, "input_length": -3}), "line 1: 'input_length' must be a whole number"),
+        (lines({**MOONCAKE, "input_length": True}), "'input_length' must be a whole number"),
+        (lines({**MOONCAKE, "output_length": 1e9}), "'output_length' must be a whole number"),
+        (lines({**MOONCAKE, "timestamp": "x"}), "'timestamp' must be a number"),
+        (lines({**MOONCAKE, "hash_ids": [1]}), "one id for every 512 tokens"),
+        (lines({**MOONCAKE, "hash_ids": [-1, 2]}), "a list of whole numbers"),
+        ('{"hash_ids": [1]}\n', "'timestamp'"),
+        (AZURE + "x,1,2\n", "line 3: TIMESTAMP must be a time"),
+        (AZURE + "2023-11-16 18:15:50,0,2\n", "line 3: ContextTokens must be a positive"),
+        (AZURE + "2023-11-16 18:15:50,1\n", "line 3: there must be 3 columns, not 2"),
+        (lines({"id": 3, "requests": []}), "'id' must be a text"),
+        (lines({"id": "t", "requests": [1]}), "'requests' must be a list of objects"),
+        (lines({"id": "t", "requests": [{"in": 3}]}), "requests 0: 'blocks' is missing"),
+        (lines({"id": "t", "requests": [{"in": 3, "out": 1, "blocks": [[1]]}]}), "a list of pairs"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_says_where(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        trace_of(tmp_path, text)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("/nowhere/trace", "No such file"),
+        ("/", "it is a folder"),
+        ("poisson:rat=3", "'rat' is none"),
+        ("poisson:rate=x", "rate must be a positive number"),
+        ("turns:turns=0", "turns must be a positive number"),
+    ],
+)
+def test_a_trace_that_cannot_be_read(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_trace(name, TraceOptions())
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(b"\xff\xfe\x00" * 100)
+    with pytest.raises(ConfigError, match="no known format"):
+        read_trace(str(path), TraceOptions())
