@@ -7,6 +7,7 @@ before anything large is loaded.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,8 @@ from protocol.layout import FP8, TOKENS, KvLayout
 from scheduling.block_manager import BlockManager
 from scheduling.scheduler import Scheduler
 from scheduling.step_model import StepModel
+
+logger = logging.getLogger(__name__)
 
 Allocate = Callable[[int], memoryview | None]
 EnterPhase = Callable[[str], None]
@@ -107,6 +110,8 @@ def _load(
         weights = load_weights(
             theirs or config.folder, whole, backend.device, dtype, progress, backend.shard
         )
+        if whole.quantization is not None:
+            logger.info("quantized weights are dequantized to %s at load", backend.dtype)
     layout = _layout(config, whole, backend, fingerprint)
     scheduler = config.scheduler
     sizes = Sizes(
@@ -124,7 +129,7 @@ def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None
     """The backend for the settings' device, and for a rank if there are several; `model` is the
     rank's share. Raises ConfigError for settings that the backend does not support."""
     device = pick_device(config.device)
-    dtype = model.dtype if config.dtype == "auto" else config.dtype
+    dtype = _dtype(config, model, device)
     backend: Backend
     if device.type == "cuda":
         torch.cuda.set_device(device)  # the thread's card gets all kernels, streams and events
@@ -132,6 +137,15 @@ def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None
     else:
         backend = cpu_backend(config, model, device, dtype)
     return backend if ranks is None else RankBackend(backend, ranks)
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> str:
+    """The dtype of activations. Our kernels of a CPU multiply quantized weights by bf16 only, and
+    formats of integers usually say fp16."""
+    if config.dtype != "auto":
+        return config.dtype
+    is_quantized = model.quantization is not None and device.type == "cpu"
+    return "bfloat16" if is_quantized and model.dtype == "float16" else model.dtype
 
 
 def _context(config: EngineConfig, model: ModelConfig) -> int:

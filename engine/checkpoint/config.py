@@ -13,6 +13,7 @@ from pathlib import Path
 from checkpoint.generation_config import load_generation_config
 from checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
 from engine.checkpoint.experts_config import ExpertsConfig, parse_experts
+from engine.checkpoint.formats.quantization import Quantization, parse_quantization
 from engine.checkpoint.rope_config import RopeConfig, parse_rope
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
 from protocol.errors import ConfigError, ModelLoadError
@@ -61,6 +62,8 @@ class ModelConfig:
     qk_rows_in_pairs: bool = False
     """Whether the files hold the rows of a head of q and k in the order of rotated pairs, not of
     halves; GGUF files of llama do."""
+    quantization: Quantization | None = None
+    """How weights in safetensors may be quantized; None if they are not."""
 
     def kv_layout(self, model_fingerprint: str, block_size: int, dtype: str) -> KvLayout:
         """The layout of this model's KV blocks, unsharded; `dtype` as in `KV_DTYPE_BYTES`."""
@@ -114,11 +117,6 @@ def load_model_config(folder: Path) -> ModelConfig:
 def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> ModelConfig:
     """The checked configuration from the keys of a config.json. Raises ModelLoadError."""
     name, kind = _architecture(keys)
-    if "quantization_config" in keys:
-        raise ModelLoadError(
-            f"{keys.where}: quantized weights ('quantization_config') are not supported; "
-            f"supported are {', '.join(DTYPE_BYTES)}"
-        )
     vocab_size = _width(keys, "vocab_size")
     num_layers = keys.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads, num_kv_heads, head_dim = _heads(keys, kind)
@@ -150,6 +148,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         eos_token_ids=_end_ids(keys, generation_eos, vocab_size),
         experts=experts,
         qk_rows_in_pairs=keys.flag("qk_rows_in_pairs", False),
+        quantization=parse_quantization(keys),
     )
 
 

@@ -30,6 +30,15 @@ PLAIN_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+"""Types that hold weights as they are."""
+_STORED_DTYPES = PLAIN_DTYPES | {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 
 
 class StoredTensors(Protocol):
@@ -102,7 +111,7 @@ def stored_form(name: str, entry: TensorEntry) -> tuple[torch.dtype, tuple[int, 
     if entry.dtype in QUANTIZED_TYPES:
         kind = QUANTIZED_TYPES[entry.dtype]
         shape = (*shape[:-1], shape[-1] // kind.size * kind.num_bytes)
-    dtype = PLAIN_DTYPES.get(entry.dtype, torch.uint8)
+    dtype = _STORED_DTYPES.get(entry.dtype, torch.uint8)
     if math.prod(shape) * dtype.itemsize != entry.num_bytes:
         raise ModelLoadError(
             f"{entry.file}: tensor {name!r} has {entry.num_bytes} bytes, which do not hold "

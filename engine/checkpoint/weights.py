@@ -30,6 +30,7 @@ from engine.checkpoint.blocks import (
 )
 from engine.checkpoint.config import ModelConfig, Shard
 from engine.checkpoint.files import read_tensor_entries, weight_files
+from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Split
 from engine.checkpoint.staging import copies_to
 from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
@@ -89,8 +90,11 @@ def load_weights(
     architecture does not have is logged and ignored.
     """
     target = _Target(torch.device(device), dtype or torch_dtype(config.dtype), shard)
-    tensors = FileTensors(checkpoint) if isinstance(checkpoint, Path) else checkpoint
-    return _load(tensors, config, target, progress)
+    if isinstance(checkpoint, Path):
+        return _load(FileTensors(checkpoint), config, target, progress)
+    if config.quantization is not None:  # whose parts are not read in the order of their places
+        raise ModelLoadError(f"{checkpoint.where}: quantized weights are read from files only")
+    return _load(checkpoint, config, target, progress)
 
 
 def load_block_weights(
@@ -114,9 +118,11 @@ class _Target:
 def _load(
     tensors: StoredTensors, config: ModelConfig, target: _Target, progress: Progress | None
 ) -> Weights:
-    entries = tensors.entries
     device, dtype, shard = target.device, target.dtype, target.shard
     expected = _places(config, empty_weights(config, torch.device("meta"), dtype))
+    if config.quantization is not None:
+        tensors = QuantizedTensors(tensors, config.quantization, expected)
+    entries = tensors.entries
     _check(tensors, expected)
     part = config if shard is None else config.sharded(shard.size)
     blocks = _kept_blocks(expected, tensors) if target.keeps_blocks else {}

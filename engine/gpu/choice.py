@@ -30,6 +30,7 @@ def card_backend(
     if settings.batch_invariant:
         _check_invariant(settings)
     kv_dtype = kv_torch_dtype(_kv_dtype(settings, device, dtype))
+    _check_quantization(settings, config)
     weight_bits = _weight_bits(settings.weights, device, dtype)
     computed = torch_dtype(dtype)
     if settings.batch_invariant:
@@ -47,6 +48,15 @@ def card_backend(
                     raise ConfigError(f"{name} is {asked!r}, but {error}") from error
             logger.warning("attention by torch, much slower than FlashInfer: %s", error)
     return CardBackend(config, device, computed, kv_dtype, weight_bits)
+
+
+def _check_quantization(settings: EngineConfig, config: ModelConfig) -> None:
+    """Raises ConfigError for quantized weights that no kernel of a card multiplies as they are."""
+    if config.quantization is not None and settings.weights == "auto":
+        raise ConfigError(
+            f"weights is 'auto', but no kernel of a card multiplies {config.quantization.method} "
+            "weights; use exact16, which dequantizes them at load"
+        )
 
 
 def _check_invariant(settings: EngineConfig) -> None:

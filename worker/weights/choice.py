@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from checkpoint.gguf.folder import SUFFIX
 from checkpoint.texts_fingerprint import texts_fingerprint
+from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint, weight_files
 from engine.checkpoint.stored_tensors import OpenTensors
 from process.process_watch import machine_name
@@ -115,7 +116,7 @@ def _why_not(info: WorkerInfo, model: str, texts: str, fingerprint: str, transpo
     if fingerprint and theirs != fingerprint:
         return "has other weights than our checkpoint"
     if not info.sends_weights:
-        return "has no files of weights to send"
+        return "has no files of weights to send (quantized ones are not sent)"
     if info.transport != transport:
         return f"moves bytes by {info.transport}, not by {transport}"
     return ""
@@ -131,8 +132,9 @@ def own_fingerprint(folder: Path) -> str:
 
 def can_send(folder: Path) -> bool:
     """Whether `folder` has weights that may be sent to others: files in a format other than
-    GGUF."""
+    GGUF, whose weights are not quantized."""
     try:
-        return all(file.suffix != SUFFIX for file in weight_files(folder))
+        is_quantized = load_model_config(folder).quantization is not None
+        return not is_quantized and all(file.suffix != SUFFIX for file in weight_files(folder))
     except ModelLoadError:
         return False

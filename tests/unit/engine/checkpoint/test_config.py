@@ -336,7 +336,7 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     ({"tie_word_embeddings": "yes"}, ["'tie_word_embeddings'", "true or false"]),
     ({"eos_token_id": [1, "x"]}, ["'eos_token_id'"]),
     ({"eos_token_id": -1}, ["'eos_token_id'", "-1"]),
-    ({"quantization_config": {"bits": 4}}, ["quantized", "bfloat16"]),
+    ({"quantization_config": {"bits": 4}}, ["quantization_config", "'quant_method'"]),
     ({"rope_theta": 0}, ["'rope_theta'", "0"]),
     ({"rope_scaling": "yarn"}, ["'rope_scaling'", "an object"]),
     ({"rope_scaling": {"rope_type": "longrope"}}, ["'longrope'", *ROPE_KINDS]),

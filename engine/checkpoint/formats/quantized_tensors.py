@@ -1,0 +1,114 @@
+"""A quantized checkpoint's tensors by the names of plain weights.
+
+What is stored decides how a weight is read: a weight in bf16 is taken as it is, whatever the
+configuration's lists of modules say. Weights are checked by the headers before any is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import torch
+
+from engine.checkpoint.files import TensorEntry
+from engine.checkpoint.formats.byte_weights import DTYPES, byte_matrix
+from engine.checkpoint.formats.float4 import block_matrix, float4_matrix
+from engine.checkpoint.formats.gptq import awq_matrix, gptq_matrix
+from engine.checkpoint.formats.matrix import QuantizedMatrix
+from engine.checkpoint.formats.module_tensors import ModuleTensors
+from engine.checkpoint.formats.packed_words import packed_matrix
+from engine.checkpoint.formats.quantization import Quantization
+from engine.checkpoint.stored_tensors import StoredTensors
+from protocol.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+_Reader = Callable[[ModuleTensors, Quantization], QuantizedMatrix]
+_SUFFIX = ".weight"
+_OF_ACTIVATIONS = re.compile(r"\.(in|out)put_(global_)?(scale(_ub)?|zero_point)$")
+_OF_KV = re.compile(r"\.(q|k|v|kv|prob)_(scale|zero_point)$")
+_ORPHANS = {
+    ".qweight": (".qzeros", ".scales", ".g_idx"),
+    "_blocks": ("_scales",),
+    ".weight_packed": (".weight_shape", ".weight_global_scale"),
+    ".weight": (".weight_scale", ".weight_scale_inv"),
+}
+"""Tensors that make no sense without the key's."""
+
+
+class QuantizedTensors:
+    """`tensors`, with the quantized ones among the `wanted` weights as fp32. Raises
+    ModelLoadError."""
+
+    def __init__(
+        self, tensors: StoredTensors, quantization: Quantization, wanted: Collection[str]
+    ) -> None:
+        self._tensors = tensors
+        self.where = tensors.where
+        self.matrices: dict[str, QuantizedMatrix] = {}
+        self.entries: dict[str, TensorEntry] = dict(tensors.entries)
+        for name in wanted:
+            module = ModuleTensors(tensors, name.removesuffix(_SUFFIX))
+            reader = _reader(tensors, name, quantization)
+            if reader is None:
+                continue
+            matrix = self.matrices[name] = reader(module, quantization)
+            for each in matrix.names:
+                self.entries.pop(each)
+            main = tensors.entries[matrix.names[0]]
+            self.entries[name] = replace(main, dtype="F32", shape=matrix.shape)
+        self._say(quantization)
+
+    @property
+    def fingerprint(self) -> str:
+        """See StoredTensors; covers the configuration, hence the format."""
+        return self._tensors.fingerprint
+
+    def read(self, name: str) -> torch.Tensor:
+        """See StoredTensors; in any order."""
+        matrix = self.matrices.get(name)
+        return self._tensors.read(name) if matrix is None else matrix.values()
+
+    def finish(self) -> None:
+        """See StoredTensors."""
+        self._tensors.finish()
+
+    def _say(self, quantization: Quantization) -> None:
+        """Log what is quantized, and what is not used."""
+        for title, count in Counter(each.title for each in self.matrices.values()).items():
+            logger.info("%s: %d matrices are %s", self.where, count, title)
+        scales = [name for name in self.entries if _OF_ACTIVATIONS.search(name)]
+        of_kv = [name for name in self.entries if _OF_KV.search(name)]
+        if quantization.activations or scales:
+            logger.info(
+                "%s: activations are not quantized (the checkpoint's scheme: %s)",
+                self.where, quantization.activations or "static scales",
+            )  # fmt: skip
+        if of_kv:
+            logger.info("%s: scales of keys and values (%s) are not used", self.where, of_kv[0])
+        for name in scales + of_kv:
+            del self.entries[name]
+
+
+def _reader(tensors: StoredTensors, name: str, quantization: Quantization) -> _Reader | None:
+    """What reads the weight `name`; None if it is not quantized. Raises ModelLoadError."""
+    entries, module = tensors.entries, name.removesuffix(_SUFFIX)
+    plain = entries.get(name)
+    if plain is not None:
+        if plain.dtype in DTYPES:
+            return byte_matrix
+        return float4_matrix if plain.dtype == "U8" else None
+    if packed := entries.get(f"{module}.weight_packed"):
+        return float4_matrix if packed.dtype == "U8" else packed_matrix
+    if f"{module}.qweight" in entries:
+        return awq_matrix if quantization.method == "awq" else gptq_matrix
+    if f"{module}_blocks" in entries:
+        return block_matrix
+    for missing, others in _ORPHANS.items():
+        if any(module + other in entries for other in others):
+            raise ModelLoadError(f"{tensors.where}: tensor {module + missing!r} is missing")
+    return None

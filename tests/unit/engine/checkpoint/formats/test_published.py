@@ -1,0 +1,166 @@
+"""Checkpoints in published formats: their logits are those of the values that they stand for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from checkpoint.json_keys import JsonKeys
+from engine.checkpoint.config import Shard, load_model_config
+from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.formats.quantization import parse_quantization
+from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
+from engine.checkpoint.stored_tensors import FileTensors
+from engine.checkpoint.weights import load_weights
+from tests.effort import some
+from tests.published_formats import (
+    FORMATS,
+    change_config,
+    change_tensors,
+    compressed,
+    float4,
+    is_linear,
+    publish,
+)
+
+TOKENS = 12
+SIZES = {"hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2}
+
+
+@pytest.fixture
+def published(make_tiny):
+    """`published(name)`: a tiny checkpoint in a format, and transformers' logits of its values."""
+
+    def make(name: str, chosen=is_linear, architecture: str = "LlamaForCausalLM", **options):
+        tiny = make_tiny(architecture, **SIZES, **options)
+        values = publish(tiny.folder, FORMATS[name], chosen)
+        tiny.reference.load_state_dict(values, strict=False)
+        return tiny
+
+    return make
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_are_those_of_the_values(published, paged_model, text, name):
+    tiny = published(name)
+    model = paged_model(tiny.folder)
+    logits = model.step([(text(TOKENS), 0, range(TOKENS))])
+    torch.testing.assert_close(logits, tiny.expected_logits(text(TOKENS)), atol=1e-4, rtol=1e-4)
+
+
+def is_any_matrix(name: str) -> bool:
+    return is_linear(name) or name in ("lm_head.weight", "model.embed_tokens.weight")
+
+
+@pytest.mark.parametrize("name", some(FORMATS, 3))
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_embeddings_and_logits_may_be_quantized(published, paged_model, text, name, is_tied):
+    def is_chosen(tensor: str) -> bool:
+        return is_any_matrix(tensor) and "7" not in tensor
+
+    options = {"vocab_size": 96, "tie_word_embeddings": is_tied}
+    tiny = published(name, is_chosen, **options)
+    tokens = [token % 96 for token in text(TOKENS)]
+    logits = paged_model(tiny.folder).step([(tokens, 0, range(TOKENS))])
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_biases_norms_and_ignored_layers_stay_plain(published, paged_model, text, architecture):
+    tiny = published("packed int4", lambda name: "layers.1.mlp" in name, architecture)
+    config = dict(FORMATS["packed int4"].config) | {"ignore": ["re:.*self_attn.*", "lm_head"]}
+    change_config(tiny.folder, quantization_config=config)
+    logits = paged_model(tiny.folder).step([(text(TOKENS), 0, range(TOKENS))])
+    torch.testing.assert_close(logits, tiny.expected_logits(text(TOKENS)), atol=1e-4, rtol=1e-4)
+
+
+def test_parts_of_a_module_may_lie_in_several_files(published, paged_model, text):
+    tiny = published("awq")
+    tensors = load_file(tiny.folder / "model.safetensors")
+    files = {name: f"model-0000{index % 3}.safetensors" for index, name in enumerate(tensors)}
+    for file in set(files.values()):
+        some_tensors = {name: tensors[name] for name, place in files.items() if place == file}
+        save_file(some_tensors, tiny.folder / file)
+    (tiny.folder / "model.safetensors").unlink()
+    index_file = tiny.folder / "model.safetensors.index.json"
+    index_file.write_text(json.dumps({"weight_map": files}))
+    logits = paged_model(tiny.folder).step([(text(TOKENS), 0, range(TOKENS))])
+    torch.testing.assert_close(logits, tiny.expected_logits(text(TOKENS)), atol=1e-4, rtol=1e-4)
+
+
+def test_several_schemes_share_a_checkpoint(published, paged_model, text):
+    """A group for attention and another for feed-forward; the older key of the configuration."""
+    tiny = published("packed int4", lambda name: "mlp" in name and is_linear(name))
+    more = publish(tiny.folder, FORMATS["int8"], lambda name: name.endswith("o_proj.weight"))
+    tiny.reference.load_state_dict(more, strict=False)
+    groups = [FORMATS[name].config["config_groups"]["group_0"] for name in ("packed int4", "int8")]
+    config = compressed("mixed-precision", {}) | {"config_groups": dict(enumerate(groups))}
+    change_config(tiny.folder, quantization_config=None, compression_config=config)
+    logits = paged_model(tiny.folder).step([(text(TOKENS), 0, range(TOKENS))])
+    torch.testing.assert_close(logits, tiny.expected_logits(text(TOKENS)), atol=1e-4, rtol=1e-4)
+
+
+def test_scales_of_activations_and_kv_are_named_and_not_used(published, caplog):
+    tiny = published("fp8 per tensor")
+    at = "model.layers.0.self_attn"
+
+    def add_scales(tensors):
+        for name in (f"{at}.q_proj.input_scale", f"{at}.k_scale", f"{at}.v_proj.v_scale"):
+            tensors[name] = torch.ones(1)
+
+    change_tensors(tiny.folder, add_scales)
+    with caplog.at_level("INFO"):
+        load_weights(tiny.folder, load_model_config(tiny.folder))
+    text = caplog.text
+    assert "14 matrices are fp8, a scale per tensor" in text
+    assert "activations are not quantized (the checkpoint's scheme: fp8, static scales)" in text
+    assert f"scales of keys and values ({at}.k_scale) are not used" in text
+    assert "WARNING" not in text
+
+
+@pytest.mark.parametrize("name", some(FORMATS, 4))
+def test_ranks_load_their_parts(published, name):
+    tiny = published(name)
+    config = load_model_config(tiny.folder)
+    whole = load_weights(tiny.folder, config)
+    parts = [load_weights(tiny.folder, config, shard=Shard(rank, 2)) for rank in range(2)]
+    for index, layer in enumerate(whole.layers):
+        of_ranks = [part.layers[index] for part in parts]
+        for half, matrix in (("attention", "o"), ("feed_forward", "down")):
+            *some_inputs, expected = (
+                getattr(each, half).matrices[matrix] for each in (*of_ranks, layer)
+            )
+            assert torch.equal(torch.cat(some_inputs, dim=1), expected)
+        pairs = [each.feed_forward.matrices["gate_up"].chunk(2) for each in of_ranks]
+        gates, ups = zip(*pairs, strict=True)
+        assert torch.equal(torch.cat([*gates, *ups]), layer.feed_forward.matrices["gate_up"])
+
+
+def test_matrices_of_experts_keep_their_dimensions(tmp_path):
+    """gpt-oss stores all experts of a layer in one tensor of blocks."""
+    form = float4(32)
+    chance = torch.Generator().manual_seed(3)
+    stored, values = form.encode(3 * 8, 64, chance)
+    at = "model.layers.0.mlp.experts.down_proj"
+    save_file(
+        {
+            f"{at}_blocks": stored["weight_packed"].view(3, 8, 2, 16),
+            f"{at}_scales": stored["weight_scale"].view(3, 8, 2),
+        },
+        tmp_path / "model.safetensors",
+    )
+    keys = JsonKeys({"quantization_config": {"quant_method": "mxfp4"}}, "config.json")
+    quantization = parse_quantization(keys)
+    found = QuantizedTensors(FileTensors(tmp_path), quantization, [at])
+    assert found.entries[at].shape == (3, 8, 64)
+    assert torch.equal(found.read(at), values.view(3, 8, 64))
+
+
+def test_the_fingerprint_covers_the_format(published):
+    tiny = published("fp8 per tensor")
+    before = model_fingerprint(tiny.folder)
+    change_config(tiny.folder, quantization_config={"quant_method": "fp8"})
+    assert model_fingerprint(tiny.folder) != before
