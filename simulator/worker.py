@@ -1,16 +1,15 @@
 """One simulated worker of either role: the real scheduler, blocks and handoffs; only steps are
 predicted.
 
-Like the loop of a worker, it handles messages between steps, plans a step, and delivers what the
-step gave. A step that only decodes is the first of a leap (`simulator.leaps`); a message ends the
-leap with the step under way.
+Like the loop of a worker, it handles messages when the step under way ends, plans a step, and
+delivers what the step gave. Steps that only decode are leapt over (`simulator.leaps`) until
+something happens that the next plan depends on; then the leap ends with the step under way.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Protocol, cast
 
 from kv_transfer.handoff.key import HandoffKey
@@ -78,15 +77,33 @@ class Usage:
 
 
 @dataclass(eq=False)
-class _Leap:
-    """Steps under way that only decode, and when each ends. `seconds` is the time of the first if
-    the step model is to learn from it."""
+class _Decodes:
+    """A run of steps that only decode, from `begun` on: `num_done` are over, `num_planned` more are
+    leapt over at once. With `learns`, the step model learns from the first of all."""
 
     batch: Batch
-    ends: list[float]
-    started: float
-    cost: StepCost | None
-    seconds: float
+    begun: float
+    context: int
+    fixed_s: float
+    slope_s: float
+    learns: bool
+    num_done: int = 0
+    num_planned: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Sequences that decode."""
+        return len(self.batch.decodes)
+
+    def end(self, number: int) -> float:
+        """When so many steps from the begin of the run on are over."""
+        attended = self.context * number + self.rows * (number * (number - 1) // 2)
+        return self.begun + (self.fixed_s * number + self.slope_s * attended)
+
+    def num_over(self, now: float) -> int:
+        """How many steps are over when the one ends that is under way at `now`."""
+        numbers = range(self.num_done + 1, self.num_done + self.num_planned)
+        return self.num_done + 1 + bisect_left(numbers, now, key=self.end)
 
 
 class SimulatedWorker:
@@ -112,11 +129,11 @@ class SimulatedWorker:
         self._queue = queue
         self._listener = listener
         self._tasks: dict[str, Task] = {}
-        self._inbox: list[tuple[Action, tuple[Any, ...]]] = []
         self._is_busy = False
-        self._has_ended = False
-        self._observed_rows = -1
-        self._leap: _Leap | None = None
+        self._has_changed = self._has_woken = False
+        self._learnt_rows = -1
+        self._step_ends = 0.0  # of a step with chunks
+        self._decodes: _Decodes | None = None
 
     @property
     def num_tasks(self) -> int:
@@ -126,13 +143,24 @@ class SimulatedWorker:
     # -- messages ---------------------------------------------------------------------------
 
     def deliver(self, handler: Action, *arguments: Any) -> None:
-        """Handle a message before the next step."""
-        self._inbox.append((handler, arguments))
+        """Handle a message when the step under way ends."""
+        if not self._is_busy:
+            handler(*arguments)
+        elif self._decodes is None:
+            self._queue.at(self._step_ends, handler, *arguments)
+        else:
+            decodes = self._decodes
+            ends = decodes.end(decodes.num_over(self._queue.now))
+            self._queue.at(ends, handler, *arguments)
+
+    def _wake(self) -> None:
+        """The next plan may differ: plan when the step under way ends, which may be now."""
         if not self._is_busy:
             self._is_busy = True
+            self._step_ends = self._queue.now
             self._queue.step_end(self._queue.now, self.number, self._turn)
-        elif self._leap is not None:
-            self._cut(self._leap)
+        elif self._decodes is not None:
+            self._cut(self._decodes)
 
     def generate(self, request: Request) -> None:
         """Generate tokens; if the request has a prefill worker, ask that for the prompt."""
@@ -141,6 +169,8 @@ class SimulatedWorker:
         self.scheduler.add(sequence)
         if request.prefill is not None:
             self.handoffs.ask(request.key, request.prefill)
+        else:
+            self._wake()
 
     def prefill(self, request: Request) -> None:
         """Compute a prompt for the request's decode worker."""
@@ -148,6 +178,7 @@ class SimulatedWorker:
         sequence.prefill_only, sequence.target = True, request.decode
         self.scheduler.add(sequence)
         self.handoffs.open(request.key, sequence.blocks_for(sequence.num_tokens))
+        self._wake()
 
     def _open(self, request: Request) -> SimulatedSequence:
         self.received[request.router] = self.received.get(request.router, 0) + 1
@@ -168,6 +199,7 @@ class SimulatedWorker:
         """See `HandoffOwner`."""
         if key.request_id in self._tasks:
             self._tasks[key.request_id].sequence.source_has_begun = True
+            self._wake()
 
     def on_complete(self, key: HandoffKey) -> None:
         """See `HandoffOwner`."""
@@ -197,31 +229,40 @@ class SimulatedWorker:
     def on_released(self, key: HandoffKey) -> None:
         """See `HandoffOwner`."""
         self.scheduler.release_blocks(self._tasks.pop(key.request_id).sequence)
+        if self.scheduler.num_waiting:
+            self._wake()
+        elif not self._is_busy:
+            self._listener.on_change(self)
 
     def _try_join(self, task: Task) -> None:
         if not (task.has_token and task.has_blocks):
             return
         task.request.exposed_s = self._queue.now - task.request.prompt_done
         produced = self.scheduler.arrived(task.sequence, 0, self._queue.now)
+        self._has_changed = True
+        self._wake()
         if produced.finish is not None:
             self._end(task.sequence)
 
     # -- the loop: a turn, the steps that it begins, and their ends ---------------------------
 
-    def _turn(self) -> None:
-        """Handle what has come, plan a step, and begin it."""
-        inbox, self._inbox = self._inbox, []
-        for handler, arguments in inbox:
-            handler(*arguments)
+    def _turn(self, run: _Decodes | None = None) -> None:
+        """Plan a step, and begin it. `run` has just been leapt over; it goes on if nothing has
+        happened."""
+        goes_on = run is not None and not (self._has_woken or self._has_changed)
+        self._has_woken = False
         batch = self.scheduler.schedule(self._queue.now)
         self._begin(batch)
         self._is_busy = not batch.is_empty
         if batch.chunks:
             self._compute(batch)
+        elif goes_on and run is not None and batch.decodes == run.batch.decodes:
+            run.batch = batch
+            self._leap(run)
         elif batch.decodes:
             self._decode(batch)
-        if inbox or batch.chunks or batch.received or batch.preempted or self._has_ended:
-            self._has_ended = False
+        if batch.chunks or batch.preempted or self._has_changed:
+            self._has_changed = False
             self._listener.on_change(self)
 
     def _begin(self, batch: Batch) -> None:
@@ -245,13 +286,15 @@ class SimulatedWorker:
         rows, context = len(batch.decodes), sum([each.num_tokens for each in batch.decodes])
         now = self._queue.now
         seconds = self.spec.times.seconds(rows, context, chunk_work(batch))
-        self._queue.step_end(now + seconds, self.number, self._end_step, batch, batch.cost, seconds)
+        self._step_ends = ends = now + seconds
+        self._queue.step_end(ends, self.number, self._end_step, batch, batch.cost, seconds)
 
     def _end_step(self, batch: Batch, cost: StepCost, seconds: float) -> None:
         now = self._queue.now
         produced = self.scheduler.commit(batch, [0] * len(batch.sampled), now)
         self.scheduler.model.observe(cost, seconds)
-        self._observed_rows = -1
+        self._learnt_rows = -1
+        self._has_changed = True
         self.usage.num_steps += 1
         self.usage.prefill_s += seconds
         self.usage.prefill_tokens += batch.num_chunk_tokens
@@ -286,49 +329,54 @@ class SimulatedWorker:
             self.handoffs.ready(task.request.key, first, blocks, task.num_chunks)
 
     def _decode(self, batch: Batch) -> None:
-        """Begin a leap: this step, and those that follow if nothing comes between."""
-        decodes = cast("list[SimulatedSequence]", batch.decodes)
-        rows, now = len(decodes), self._queue.now
-        context = sum([len(each.tokens) for each in decodes])
+        """Begin a run of steps, of which as many are leapt over as can follow each other."""
+        rows, now = len(batch.decodes), self._queue.now
+        context = sum([len(each.tokens) for each in batch.decodes])
         fixed, slope = self.spec.times.decode_line(rows)
-        most = self.spec.max_leap
-        num_steps = 1 if most == 1 else min(longest_leap(self.scheduler, decodes), most)
-        contexts = range(context, context + rows * num_steps, rows)
-        ends = list(accumulate([fixed + slope * each for each in contexts], initial=now))
-        cost = StepCost(rows, context) if rows != self._observed_rows else None
-        self._leap = _Leap(batch, ends[1:], now, cost, fixed + slope * context)
-        self._queue.step_end(ends[-1], self.number, self._end_leap, self._leap, num_steps)
+        learns = rows != self._learnt_rows
+        self._leap(_Decodes(batch, now, context, fixed, slope, learns))
 
-    def _cut(self, leap: _Leap) -> None:
-        """A message waits: the leap ends with its present step."""
-        num_steps = bisect_left(leap.ends, self._queue.now) + 1
-        if num_steps < len(leap.ends):
-            del leap.ends[num_steps:]
-            self._queue.step_end(leap.ends[-1], self.number, self._end_leap, leap, num_steps)
+    def _leap(self, run: _Decodes) -> None:
+        most, decodes = self.spec.max_leap, cast("list[SimulatedSequence]", run.batch.decodes)
+        run.num_planned = 1 if most == 1 else min(longest_leap(self.scheduler, decodes), most)
+        self._decodes = run
+        self._expect_end(run)
 
-    def _end_leap(self, leap: _Leap, num_steps: int) -> None:
-        if leap is not self._leap or num_steps != len(leap.ends):
+    def _expect_end(self, run: _Decodes) -> None:
+        over = run.num_done + run.num_planned
+        self._queue.step_end(run.end(over), self.number, self._end_leap, run, over)
+
+    def _cut(self, run: _Decodes) -> None:
+        """Something has happened: the leap ends with the step under way."""
+        self._has_woken = True
+        num_planned = run.num_over(self._queue.now) - run.num_done
+        if num_planned < run.num_planned:
+            run.num_planned = num_planned
+            self._expect_end(run)
+
+    def _end_leap(self, run: _Decodes, over: int) -> None:
+        if run is not self._decodes or over != run.num_done + run.num_planned:
             return  # it was cut
-        self._leap = None
-        decodes = cast("list[SimulatedSequence]", leap.batch.decodes)
-        now = self._queue.now
-        if leap.cost is not None:
-            self.scheduler.model.observe(leap.cost, leap.seconds)
-            self._observed_rows = len(decodes)
-        self.usage.num_steps += num_steps
-        self.usage.decode_s += now - leap.started
-        self.usage.decode_tokens += num_steps * len(decodes)
+        self._decodes = None
+        decodes, now = cast("list[SimulatedSequence]", run.batch.decodes), self._queue.now
+        if run.learns and not run.num_done:
+            self.scheduler.model.observe(StepCost(run.rows, run.context), run.end(1) - run.begun)
+            self._learnt_rows = run.rows
+        self.usage.decode_s += run.end(over) - run.end(run.num_done)
+        self.usage.num_steps += run.num_planned
+        self.usage.decode_tokens += run.num_planned * run.rows
         if self.spec.max_leap == 1:
-            produced = self.scheduler.commit(leap.batch, [0] * len(decodes), now)
+            produced = self.scheduler.commit(run.batch, [0] * run.rows, now)
             finished = [each.sequence for each in produced if each.finish is not None]
         else:
-            finished = list(advance(self.scheduler, decodes, num_steps, now))
+            finished = list(advance(self.scheduler, decodes, run.num_planned, now))
+        run.num_done = over
         for sequence in finished:
             self._end(sequence)
-        self._turn()
+        self._turn(run)
 
     def _end(self, sequence: Sequence) -> None:
         """A request has its last token."""
-        self._has_ended = True
+        self._has_changed = True
         task = self._tasks.pop(sequence.request_id)
         self._listener.on_end(task.request, self._queue.now)

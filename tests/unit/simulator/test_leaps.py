@@ -50,7 +50,7 @@ def caches(outcome: Outcome) -> list[tuple[Any, ...]]:
     ]
 
 
-@settings(max_examples=times(60, 2000), deadline=None)
+@settings(max_examples=times(25, 600), deadline=None)
 @given(sessions(), st.integers(0, 1), st.integers(28, 40), st.sampled_from([1, 2]))
 def test_a_leap_is_as_many_steps(
     requests: list[Session], prefill: int, num_blocks: int, decode: int
