@@ -1,7 +1,8 @@
 """`baton doctor`: what is wrong with a fleet, by which evidence, and what to change.
 
-Prints what the dashboard's Doctor shows. Exit code 0: nothing was found; 1: there are findings;
-3: a router was not reached, or knows of no fault and has too few requests to judge speed.
+Prints what the dashboard's Doctor shows. Exit code 0: nothing was found; 1: there are findings, or
+a pool is short; 3: a router was not reached, or knows of no fault and has too few requests to judge
+speed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from protocol.addresses import shown_address
 from protocol.errors import ConfigError, ServiceError
 
 FOUND, UNKNOWN = 1, 3
+_TROUBLED = ("bad", "warn")
+_CALM = {"tone": "ok"}
+"""The headline where none is known: a recorded observation has none."""
 _STYLES = {"urgent": "bold red", "soon": "bold yellow"}
 
 
@@ -69,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(diagnosis, indent=2))
     else:
         _print(plain_console(soft_wrap=False), diagnosis)
-    if diagnosis["findings"]:
+    if diagnosis["findings"] or diagnosis.get("headline", _CALM)["tone"] == "bad":
         return FOUND
     return 0 if diagnosis["is_conclusive"] else UNKNOWN
 
@@ -93,7 +97,7 @@ def _examined(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no observation of this version: {error}") from error
-    examination = Doctor().examine(seen).as_json(seen.window_s, seen.now_us)
+    examination = Doctor(unexplained_s=0.0).examine(seen).as_json(seen.window_s, seen.now_us)
     shown: dict[str, Any] = shown_json(examination)
     return shown | {
         "num_requests": len(seen.requests),
@@ -118,6 +122,10 @@ def _get(settings: DoctorSettings, path: str) -> Any:
 def _print(console: Console, diagnosis: Mapping[str, Any]) -> None:
     minutes = diagnosis["window_s"] / 60
     findings, passed = diagnosis["findings"], diagnosis["passed"]
+    headline = diagnosis.get("headline", _CALM)
+    is_troubled = not findings and headline["tone"] in _TROUBLED
+    if is_troubled:
+        console.print(f"{headline['text']}. {headline['cause'] or ''}")
     if not diagnosis["is_conclusive"]:
         console.print(
             f"{'No fault is known' if not findings else 'Facts only'}: judgements of speed need "
@@ -125,8 +133,9 @@ def _print(console: Console, diagnosis: Mapping[str, Any]) -> None:
             f"{diagnosis['num_requests']}."
         )
     elif not findings:
-        console.print(f"The fleet is healthy: {len(passed)} checks over the last {minutes:g} "
-                      "minutes found nothing.")  # fmt: skip
+        verdict = "" if is_troubled else "The fleet is healthy: "
+        console.print(f"{verdict}{len(passed)} checks over the last {minutes:g} minutes found "
+                      "nothing.")  # fmt: skip
     else:
         plural = "" if len(findings) == 1 else "s"
         console.print(f"{len(findings)} finding{plural}, {len(passed)} checks passed, from the "

@@ -115,7 +115,7 @@ def assemble(settings: RouterSettings, stack: AsyncExitStack) -> Parts:
     requests = RequestLog(traces, report.peers)
     return Parts(
         name, registry, metrics, fleet, traces, dispatcher, report, requests, exporter,
-        Diagnosis(observer), cache, recorder, ignored, door,
+        Diagnosis(observer, report), cache, recorder, ignored, door,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Examines a fleet by all rules, and remembers since when each finding stands.
 
-The rules are pure; `Doctor` owns only the times. A finding stands from when it is found until it
-was not found for `VANISH_S`, so that it does not flicker.
+The rules are pure; `Doctor` owns only the times, and the last judgement. A finding stands from when
+it is found until it was not found for `VANISH_S`, so that it does not flicker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from console.doctor.clients import floods
 from console.doctor.finding import Finding, Passed, Rule, Urgency
-from console.doctor.observation import MIN_REQUESTS, Observation
+from console.doctor.observation import FEW_REQUESTS, MIN_REQUESTS, Observation
 from console.doctor.rules.blocks import check_few_blocks
 from console.doctor.rules.caches import check_cache_thrash, check_cold_cache, check_stale_hints
 from console.doctor.rules.decode import (
@@ -36,6 +36,8 @@ from console.doctor.rules.workers import check_faults, check_slow_link, check_sl
 
 VANISH_S = 30.0
 FACT_VANISHES_S = 3.0
+UNEXPLAINED_S = 10.0
+"""How long rules have to explain what clients miss, before a finding says that none does."""
 
 _LACKS = ("pools", "workers", "hosts")
 """What makes everything late, whatever the settings are."""
@@ -73,7 +75,7 @@ RULES = (
     ),
     Rule(
         "memory_full", "Memory full, throughput low", check_memory_full, ("queue", "stall"),
-        yields_to=(*_LACKS, "few_blocks"),
+        yields_to=_SLOW,
     ),
     Rule("slow_link", "Slow link", check_slow_link, ("transfer",), is_fact=True),
     Rule(
@@ -82,7 +84,10 @@ RULES = (
     ),
     Rule("cold_cache", "Cold cache", check_cold_cache, ("prefill",)),
     Rule("cache_thrash", "Thrashing cache", check_cache_thrash, ("prefill", "stall")),
-    Rule("targets", "Targets out of reach", check_targets, yields_to=_LACKS),
+    Rule(
+        "targets", "Targets out of reach", check_targets, yields_to=_LACKS,
+        min_requests=FEW_REQUESTS,
+    ),
     Rule("stale_hints", "Stale hints", check_stale_hints, ("prefill",)),
     Rule("faults", "Retries and faults", check_faults, ("lost_attempt",), yields_to=("pools",)),
 )  # fmt: skip
@@ -98,6 +103,11 @@ class Examination:
     passed: tuple[Passed, ...]
     is_conclusive: bool = True
 
+    def by_rule(self) -> dict[str, Finding | Passed]:
+        """The result of each rule that has one."""
+        findings = {each.rule: each for each in self.findings}
+        return findings | {each.rule: each for each in self.passed}
+
     def as_json(self, window_s: float, checked_us: int) -> dict[str, Any]:
         """The body of `GET /doctor`."""
         return {
@@ -109,27 +119,38 @@ class Examination:
         }
 
 
-def examine(seen: Observation) -> Examination:
+def examine(seen: Observation, judged: Examination | None = None) -> Examination:
     """Apply the rules. Pure; the findings have no `since_us` yet. Urgent ones come first, and
-    causes before what they cause. Too few requests allow no judgement, but facts."""
-    judged = without_floods(seen)
-    is_conclusive = len(judged.requests) >= MIN_REQUESTS
+    causes before what they cause. Too few requests allow no judgement, but facts. With `judged`,
+    facts are checked anew, and judgements are those of that examination."""
+    others = without_floods(seen)
+    former = {} if judged is None else judged.by_rule()
     found: dict[str, Finding] = {}
     passed: list[Passed] = []
     for rule in RULES:
-        if not (rule.is_fact or is_conclusive) or any(each in found for each in rule.yields_to):
+        if any(each in found for each in rule.yields_to):
             continue
-        result = rule.check(judged)
+        is_judged = judged is not None and not rule.is_fact
+        result = former.get(rule.name) if is_judged else _applied(rule, others)
         if isinstance(result, Finding):
-            found[rule.name] = msgspec.structs.replace(result, stages=rule.stages)
+            found[rule.name] = result
         elif result is not None:
-            passed.append(Passed(rule=rule.name, title=rule.title, text=result))
+            passed.append(result)
     if not found:
-        unexplained = check_missed(judged)
+        unexplained = check_missed(others)
         if unexplained is not None:
             found[unexplained.rule] = unexplained
     findings = sorted(found.values(), key=lambda each: each.urgency is not Urgency.URGENT)
-    return Examination(tuple(findings), tuple(passed), is_conclusive)
+    return Examination(tuple(findings), tuple(passed), len(others.requests) >= MIN_REQUESTS)
+
+
+def _applied(rule: Rule, seen: Observation) -> Finding | Passed | None:
+    if not rule.is_fact and len(seen.requests) < rule.min_requests:
+        return None
+    result = rule.check(seen)
+    if isinstance(result, Finding):
+        return msgspec.structs.replace(result, stages=rule.stages)
+    return None if result is None else Passed(rule=rule.name, title=rule.title, text=result)
 
 
 def without_floods(seen: Observation) -> Observation:
@@ -162,14 +183,24 @@ def _is_explained(rule: str, examination: Examination) -> bool:
 
 
 class Doctor:
-    """Examines repeatedly; owns the time since which each finding stands."""
+    """Examines repeatedly; owns the last judgement, and the time since which each finding stands.
+    Call it with observations in order. What clients miss has `unexplained_s` to be explained."""
 
-    def __init__(self) -> None:
+    def __init__(self, unexplained_s: float = UNEXPLAINED_S) -> None:
+        self._unexplained_us = unexplained_s * 1e6
         self._standing: dict[str, _Standing] = {}
+        self._judged = Examination((), (), is_conclusive=False)
 
     def examine(self, seen: Observation) -> Examination:
-        """The findings that stand at `seen.now_us`. Call it with observations in order."""
-        examination, now = examine(seen), seen.now_us
+        """The findings that stand at `seen.now_us`."""
+        self._judged = examine(seen)
+        return self._stand(self._judged, seen.now_us)
+
+    def check_facts(self, seen: Observation) -> Examination:
+        """The findings that stand at `seen.now_us`; judgements are those of the last `examine`."""
+        return self._stand(examine(seen, self._judged), seen.now_us)
+
+    def _stand(self, examination: Examination, now: int) -> Examination:
         for finding in examination.findings:
             standing = self._standing.setdefault(finding.rule, _Standing(now, now, finding))
             standing.last_us, standing.finding = now, finding
@@ -179,7 +210,9 @@ class Doctor:
                 del self._standing[rule]
         findings = [
             msgspec.structs.replace(each.finding, since_us=each.first_us)
-            for each in self._standing.values()
+            for rule, each in self._standing.items()
+            if not any(cause in self._standing for cause in _YIELDS_TO[rule])
+            and (rule != MISSED or now - each.first_us >= self._unexplained_us)
         ]
         findings.sort(key=lambda each: (each.urgency is not Urgency.URGENT, _RANK[each.rule]))
         passed = [each for each in examination.passed if each.rule not in self._standing]

@@ -10,6 +10,9 @@ import msgspec
 
 from protocol.messages import Role
 
+TAKEN = 0.7
+"""Share of a worker's places or blocks from which requests wait for one of them: large ones do not
+fit into what is left."""
 UNUSABLE = ("stalled", "silent", "not connected", "refused", "lost")
 """Conditions of workers that nobody wants (`router.fleet.conditions`)."""
 
@@ -38,9 +41,8 @@ class WorkerStanding(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether requests wait there while its batch is full."""
-        limit = self.max_batch_size
-        return self.num_waiting >= 1 and limit is not None and self.num_running >= 0.9 * limit
+        """Whether more requests are there than its batch has places."""
+        return lacks_places(self.num_running, self.num_waiting, self.max_batch_size)
 
     @property
     def is_usable(self) -> bool:
@@ -125,3 +127,11 @@ class Facts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     def missed(self, role: Role) -> list[WorkerStanding]:
         """The workers of a role that the fleet lacks."""
         return [each for each in self.pool(role) if each.is_missed]
+
+
+def lacks_places(running: int, waiting: int, places: int | None) -> bool:
+    """Whether a worker has more requests than places in its batch, and most places are taken:
+    otherwise they wait for memory, or for their prompts."""
+    if not places:
+        return False
+    return running + waiting > places and running >= TAKEN * places

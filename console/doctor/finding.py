@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from console.doctor.observation import Observation
+from console.doctor.observation import MIN_REQUESTS, Observation
 
 
 class Urgency(StrEnum):
@@ -90,6 +90,7 @@ class Rule(msgspec.Struct, frozen=True):
     - `stages`: those (`router.requests.stages`) whose time a finding explains.
     - `yields_to`: rules whose findings are the cause of what this one would find.
     - `is_fact`: it needs no number of requests, and what it finds ends when the fact does.
+    - `min_requests`: finished requests that it needs unless it is a fact.
     """
 
     name: str
@@ -98,3 +99,4 @@ class Rule(msgspec.Struct, frozen=True):
     stages: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()
     is_fact: bool = False
+    min_requests: int = MIN_REQUESTS

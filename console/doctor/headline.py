@@ -1,19 +1,19 @@
 """The one sentence at the top of the page: what clients get, and why, before what pools could take.
 
-It follows from the same facts and rules as the doctor's findings, so that the two agree. It never
-says that pools have room while a target is missed. Pure.
+It is the first of the doctor's findings, so that the two agree. Without findings it never says that
+pools have room while a target is missed. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from console.doctor.clients import Clients, clients_of
-from console.doctor.doctor import examine
 from console.doctor.facts import Facts
 from console.doctor.finding import Finding, Urgency
-from console.doctor.observation import Observation
 from process.figures import count, integer, percent
 from protocol.messages import Role
 
@@ -36,6 +36,10 @@ class Headline:
     tone: Tone
     rule: str | None = None
 
+    def as_json(self) -> dict[str, Any]:
+        """Its part of the body of `GET /doctor`."""
+        return {"text": self.text, "cause": self.cause, "tone": self.tone.value}
+
 
 @dataclass(frozen=True)
 class Sides:
@@ -49,22 +53,19 @@ class Sides:
     is_known: bool = True
 
 
-def headline(seen: Observation, sides: Sides) -> Headline:
-    """The headline for an observation without requests: it follows from facts alone."""
-    findings = examine(seen).findings
-    clients = clients_of(seen.facts)
-    urgent = next((each for each in findings if each.urgency is Urgency.URGENT), None)
-    if urgent is not None:
-        return _of(urgent, Tone.BAD)
-    waits = _not_ready(seen.facts)
-    if waits is not None:
+def headline(findings: Sequence[Finding], facts: Facts, goodput: float, sides: Sides) -> Headline:
+    """The headline over the findings that stand, in their order. `goodput` is its target."""
+    clients = clients_of(facts)
+    is_urgent = bool(findings) and findings[0].urgency is Urgency.URGENT
+    waits = _not_ready(facts)
+    if waits is not None and not is_urgent:
         return waits
-    if sides.is_short:
-        return Headline(sides.text, sides.cause, Tone.BAD, "pool_balance")
     if findings:
-        return _of(findings[0], Tone.WARN)
-    if clients.are_missed(seen.targets.goodput):
-        return _missed(clients, seen.targets.goodput)
+        return _of(findings[0], sides)
+    if sides.is_short:
+        return Headline(sides.text, sides.cause, Tone.BAD)
+    if clients.are_missed(goodput):
+        return _missed(clients, goodput)
     if sides.is_tight:
         return Headline(sides.text, sides.cause, Tone.WARN)
     if not sides.is_known and not clients.total:
@@ -79,8 +80,13 @@ def headline(seen: Observation, sides: Sides) -> Headline:
     return Headline(sides.text, sides.cause or "Neither pool is near its target.", Tone.OK)
 
 
-def _of(finding: Finding, tone: Tone) -> Headline:
-    return Headline(finding.title, " ".join(finding.text), tone, finding.rule)
+def _of(finding: Finding, sides: Sides) -> Headline:
+    """A finding as the headline; a short side that it says nothing of is told after it."""
+    is_bad = finding.urgency is Urgency.URGENT or sides.is_short
+    is_told = finding.urgency is Urgency.URGENT or finding.title == sides.text
+    rest = (f"{sides.text}.", sides.cause or "") if sides.is_short and not is_told else ()
+    cause = " ".join(filter(None, (*finding.text, *rest)))
+    return Headline(finding.title, cause, Tone.BAD if is_bad else Tone.WARN, finding.rule)
 
 
 def _not_ready(facts: Facts) -> Headline | None:
@@ -101,5 +107,5 @@ def _missed(clients: Clients, target: float) -> Headline:
     return Headline(
         f"{count(bad, 'request')} of {integer(clients.total)} {verb} a target",
         f"{percent(clients.goodput)} meet both; the target is {percent(target)}.",
-        Tone.WARN,
+        Tone.BAD if clients.suffer(target) else Tone.WARN,
     )

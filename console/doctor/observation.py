@@ -15,6 +15,8 @@ from protocol.messages import Role
 WINDOW_S = 600
 MIN_REQUESTS = 100
 """Finished requests below which percentiles say nothing."""
+FEW_REQUESTS = 20
+"""Finished requests below which a median says nothing."""
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 
-from process.figures import count, percent
+from console.doctor.facts import TAKEN, lacks_places
+from process.figures import count, integer, percent
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
@@ -28,15 +29,16 @@ _SHORTEST_QUEUES = 4
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
     """Current predictions; None where there is no data. `waits_ms` is how long requests have waited
-    for their first token so far, `waits_for` the pool before which they wait; `places_share` is the
-    share of the places in decode batches that are taken."""
+    for their first token so far, `waits_for` the pool before which they wait. `blocks_wanted` and
+    `places_wanted` are what the requests on decode workers need, those that wait included, as a
+    share of the KV blocks and of the places in batches: over 1 if they do not fit."""
 
     predicted_ttft_ms: float | None
     predicted_step_ms: float | None
-    blocks_share: float | None
+    blocks_wanted: float | None
     prefill_words: str
     decode_words: str
-    places_share: float | None = None
+    places_wanted: float | None = None
     waits_ms: float | None = None
     waits_for: Role | None = None
 
@@ -47,9 +49,9 @@ class FleetLoad:
         return max((each / ttft_target_ms for each in times if each is not None), default=None)
 
     def decode_pressure(self, ttft_target_ms: float, tpot_target_ms: float | None) -> float | None:
-        """The largest of the predicted step, the blocks in use, the places taken, and the time that
+        """The largest of the predicted step, the blocks and places wanted, and the time that
         requests have waited for a place, each as a share of its limit."""
-        shares = [self.blocks_share, self.places_share]
+        shares = [self.blocks_wanted, self.places_wanted]
         if self.predicted_step_ms is not None and tpot_target_ms is not None:
             shares.append(self.predicted_step_ms / tpot_target_ms)
         waits_ms = self._waits_for(Role.DECODE)
@@ -92,34 +94,57 @@ def fleet_load(fleet: Fleet, traces: TraceStore) -> FleetLoad:
     rows = sum(num for _, num in steps)
     queued = sum(each.queued_tokens for each in queues)
     pool = "prefill" if prefill else "decode"
-    total = sum(each.info.num_blocks for each in decode)
-    used = sum(each.stats.blocks_used for each in decode if each.stats is not None)
     step_ms = sum(step * num for step, num in steps) / rows if rows else None
-    share = used / total if total and has_load else None
-    places = _places_share(decode) if has_load else None
     waits_for = _waits_for(prefill, decode)
     return FleetLoad(
         predicted_ttft_ms=_p95([_best_ttft_ms(queues, *each) for each in prompts]),
         predicted_step_ms=step_ms,
-        blocks_share=share,
+        blocks_wanted=_blocks_wanted(decode) if has_load else None,
         prefill_words=f"{count(len(queues), f'{pool} worker')} "
         f"{'has' if len(queues) == 1 else 'have'} {count(queued, 'prompt token')} to compute",
-        decode_words=f"{count(len(decode), 'decode worker')} "
-        f"{'runs' if len(decode) == 1 else 'run'} {count(rows, 'request')}, "
-        f"{percent(share or 0.0)} of the pool's KV blocks are in use",
-        places_share=places,
+        decode_words=_decode_words(decode, rows),
+        places_wanted=_places_wanted(decode) if has_load else None,
         waits_ms=None if waits_for is None else _waits_ms(traces),
         waits_for=waits_for,
     )
 
 
-def _places_share(decode: Sequence[Worker]) -> float | None:
-    """The share of the places in batches that are taken; None where a worker does not tell."""
+def _decode_words(decode: Sequence[Worker], num_running: int) -> str:
+    """What decode workers do now."""
+    reports = [each.stats for each in decode if each.stats is not None]
+    total = sum(each.info.num_blocks for each in decode)
+    used = sum(each.blocks_used for each in reports) / total if total else 0.0
+    verb = "runs" if len(decode) == 1 else "run"
+    return (
+        f"{count(len(decode), 'decode worker')} {verb} {count(num_running, 'request')}, "
+        f"{integer(sum(each.num_waiting for each in reports))} wait, and {percent(used)} of the "
+        "pool's KV blocks are in use"
+    )
+
+
+def _places_wanted(decode: Sequence[Worker]) -> float | None:
+    """The requests for each place in the batches; None where a worker does not tell its places.
+    Those that wait count where they wait for a place."""
     places = [each.info.max_batch_size for each in decode]
     if not places or not all(places):
         return None
     running = sum(each.stats.num_running for each in decode if each.stats is not None)
-    return min(1.0, running / sum(places))
+    waiting = sum(each.stats.num_waiting for each in decode if each.stats and _is_crowded(each))
+    return (running + waiting) / sum(places)
+
+
+def _blocks_wanted(decode: Sequence[Worker]) -> float | None:
+    """The blocks wanted for each block of the pool: those in use, and where most are, as many for
+    each request that waits as a running one has."""
+    total, wanted = sum(each.info.num_blocks for each in decode), 0.0
+    for worker in decode:
+        stats = worker.stats
+        if stats is None:
+            continue
+        is_full = stats.blocks_used >= TAKEN * worker.info.num_blocks
+        waiting = stats.num_waiting / max(1, stats.num_running) if is_full else 0.0
+        wanted += stats.blocks_used * (1 + waiting)
+    return wanted / total if total else None
 
 
 def _waits_for(prefill: Sequence[Worker], decode: Sequence[Worker]) -> Role | None:
@@ -135,7 +160,7 @@ def _waits_for(prefill: Sequence[Worker], decode: Sequence[Worker]) -> Role | No
 
 def _is_crowded(worker: Worker) -> bool:
     stats, places = worker.stats, worker.info.max_batch_size
-    return stats is not None and stats.num_waiting > 0 and 0 < 0.9 * places <= stats.num_running
+    return stats is not None and lacks_places(stats.num_running, stats.num_waiting, places)
 
 
 def _waits_ms(traces: TraceStore) -> float | None:

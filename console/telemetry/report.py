@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from console.doctor.clients import clients_of, floods
 from console.doctor.facts import Facts
+from console.doctor.finding import Finding
 from console.doctor.headline import Headline, Sides, Tone, headline
 from console.doctor.observation import Observation
 from console.doctor.observation import Targets as Goals
@@ -83,8 +86,9 @@ class FleetReport:
         self.peers = PeerRouters(ignored, traces.wall_us)
         self._watch = FactWatch(fleet, traces, door or Door(time.monotonic), self.peers.presence)
         self._verdict = Verdict()
-        self._headline = Headline("No request in the last minute", None, Tone.IDLE)
+        self.headline = Headline("No request in the last minute", None, Tone.IDLE)
         self._said_us = 0
+        self._num_findings = 0
         self._load: FleetLoad | None = None
         self._steady = SteadyLoad()
         self._tpot_in_force: float | None = targets.tpot_target_ms
@@ -92,7 +96,7 @@ class FleetReport:
         traces.on_moved(self._take_moved)
 
     def sample(self) -> None:
-        """Measure pressure. Call this once per second."""
+        """Measure pressure and collect facts. Call this once per second."""
         self._traces.report_ended()
         now_us = self._traces.wall_us()
         self._measure_paths(now_us)
@@ -102,7 +106,6 @@ class FleetReport:
         self._verdict.prefill.observe(load.prefill_pressure(ttft_target), now_us)
         self._verdict.decode.observe(load.decode_pressure(ttft_target, tpot_target), now_us)
         self._watch.sample(ttft_target)
-        self._say(now_us)
 
     @property
     def facts(self) -> Facts:
@@ -114,6 +117,39 @@ class FleetReport:
         """The pools that are short by their pressure."""
         sides = ((Role.PREFILL, self._verdict.prefill), (Role.DECODE, self._verdict.decode))
         return tuple(role for role, side in sides if side.state is SideState.SHORT)
+
+    def stamped(self, seen: Observation) -> Observation:
+        """An observation with targets, pressures and facts of now."""
+        default, load = Goals(), self._load or NO_LOAD
+        ttft_target, tpot_target = self.targets.ttft_target_ms, self._tpot_target_ms
+        return msgspec.structs.replace(
+            seen,
+            now_us=self._traces.wall_us(),
+            targets=Goals(
+                ttft_ms=ttft_target,
+                tpot_ms=tpot_target or default.tpot_ms,
+                goodput=self.targets.goodput_target,
+            ),
+            pressure_prefill=load.prefill_pressure(ttft_target),
+            pressure_decode=load.decode_pressure(ttft_target, tpot_target),
+            short=self.short,
+            facts=self.facts,
+        )
+
+    def say(self, findings: Sequence[Finding]) -> None:
+        """Find the headline over the doctor's findings; it keeps its beginning while its sentence
+        stays the same."""
+        load, sides = self._load or NO_LOAD, self._verdict
+        states = (sides.prefill.state, sides.decode.state)
+        said = Sides(
+            sides.sentence, _cause(sides, load), SideState.SHORT in states,
+            SideState.TIGHT in states, any(each is not None for each in states),
+        )  # fmt: skip
+        found = headline(findings, self.facts, self.targets.goodput_target, said)
+        self._num_findings = len(findings)
+        if found.text != self.headline.text:
+            self._said_us = self._traces.wall_us()
+        self.headline = found
 
     def gauges(self) -> FleetGauges:
         """The numbers that Prometheus reads."""
@@ -143,10 +179,7 @@ class FleetReport:
         return {
             "workers": workers_json(self._fleet),
             **facts_json(self.facts, self.peers.presence.serving(), self._fleet.store_notice),
-            "pairs": merged_pairs(
-                [self.pairs.as_json(self._paths_of)]
-                + [each.pairs for each in self.peers.summaries.values()]
-            ),
+            "pairs": self.pairs_json(),
             "pressure": self._pressure_json(),
             "totals": self._totals_json(),
             "targets": {
@@ -165,6 +198,11 @@ class FleetReport:
                 for each in self._fleet.history.events()
             ],
         }
+
+    def pairs_json(self) -> list[dict[str, Any]]:
+        """The pairs of workers between which blocks moved, of all routers."""
+        own = self.pairs.as_json(self._paths_of)
+        return merged_pairs([own, *(each.pairs for each in self.peers.summaries.values())])
 
     @property
     def _tpot_target_ms(self) -> float | None:
@@ -250,41 +288,13 @@ class FleetReport:
             "predicted_step_ms": load.predicted_step_ms,
             "prefill_state": verdict.prefill.state and verdict.prefill.state.value,
             "decode_state": verdict.decode.state and verdict.decode.state.value,
-            "verdict": self._headline.text,
-            "cause": self._headline.cause,
-            "tone": self._headline.tone.value,
-            "rule": self._headline.rule,
+            "verdict": self.headline.text,
+            "cause": self.headline.cause,
+            "tone": self.headline.tone.value,
+            "rule": self.headline.rule,
+            "findings": self._num_findings,
             "since_us": self._said_us or None,
         }
-
-    def _say(self, now_us: int) -> None:
-        """Find the headline; it keeps its beginning while its sentence stays the same."""
-        default = Goals()
-        load, sides = self._load or NO_LOAD, self._verdict
-        goals = Goals(
-            ttft_ms=self.targets.ttft_target_ms,
-            tpot_ms=self._tpot_target_ms or default.tpot_ms,
-            goodput=self.targets.goodput_target,
-        )
-        seen = Observation(
-            now_us=now_us,
-            targets=goals,
-            pressure_prefill=load.prefill_pressure(goals.ttft_ms),
-            pressure_decode=load.decode_pressure(goals.ttft_ms, self._tpot_target_ms),
-            short=self.short,
-            facts=self.facts,
-        )
-        states = (sides.prefill.state, sides.decode.state)
-        found = headline(
-            seen,
-            Sides(
-                sides.sentence, _cause(sides, load), SideState.SHORT in states,
-                SideState.TIGHT in states, any(each is not None for each in states),
-            ),
-        )  # fmt: skip
-        if found.text != self._headline.text:
-            self._said_us = now_us
-        self._headline = found
 
     def _totals_json(self) -> dict[str, Any]:
         others = list(self.peers.summaries.values())

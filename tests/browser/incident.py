@@ -59,6 +59,7 @@ def fleet(now_us: int) -> dict[str, Any]:
             "prefill_state": "short", "decode_state": "has room", "verdict": "Prefill is short",
             "cause": "A prompt that arrives now gets its first token after 1.42 s (p95).",
             "since_us": at(LOST_S), "tone": "bad", "rule": "pool_balance",
+            "findings": 2,
         },
         "totals": {
             "goodput": 0.714, "requests_per_s": 18.5, "good_requests_per_s": 13.2,
@@ -152,32 +153,11 @@ def _clock(now_us: int) -> Callable[[int], int]:
 
 
 def doctor(now_us: int) -> dict[str, Any]:
-    """The event `doctor`, with the findings in no useful order."""
+    """The event `doctor`, with the findings in the router's order."""
     return {
         "window_s": 600,
         "checked_us": now_us,
         "findings": [
-            {
-                "rule": "slow_link", "urgency": "soon", "since_us": now_us - 2_400_000_000,
-                "stages": ["transfer"],
-                "title": "Blocks for decode-3 go over TCP instead of RDMA",
-                "text": ["Each request on decode-3 waits 418 ms (p95) for blocks."],
-                "evidence": {
-                    "kind": "rate of a transfer while it runs, median", "unit": "GB/s",
-                    "bars": [
-                        {"name": "→ decode-1", "value": 38.1, "is_flagged": False},
-                        {"name": "→ decode-3", "value": 2.2, "is_flagged": True},
-                    ],
-                    "numbers": [{"name": "not hidden, p95", "value": "418 ms"}],
-                },
-                "changes": [
-                    {
-                        "setting": "UCX_TLS", "scope": "decode-3", "old": "tcp,cuda_copy",
-                        "new": "rc,cuda_copy,cuda_ipc,tcp", "live": False, "predicted": None,
-                        "text": "In the environment of decode-3. Drain it first.",
-                    }
-                ],
-            },
             {
                 "rule": "pool_balance", "urgency": "urgent",
                 "since_us": now_us - LOST_S * 1_000_000, "stages": ["queue"],
@@ -199,6 +179,27 @@ def doctor(now_us: int) -> dict[str, Any]:
                         "setting": "chunk_max_tokens", "scope": "prefill", "old": 512,
                         "new": 1024, "live": True, "text": "If prefill-4 does not come up.",
                         "predicted": {"prefill": 1.19, "decode": 0.83},
+                    }
+                ],
+            },
+            {
+                "rule": "slow_link", "urgency": "soon", "since_us": now_us - 2_400_000_000,
+                "stages": ["transfer"],
+                "title": "Blocks for decode-3 go over TCP instead of RDMA",
+                "text": ["Each request on decode-3 waits 418 ms (p95) for blocks."],
+                "evidence": {
+                    "kind": "rate of a transfer while it runs, median", "unit": "GB/s",
+                    "bars": [
+                        {"name": "→ decode-1", "value": 38.1, "is_flagged": False},
+                        {"name": "→ decode-3", "value": 2.2, "is_flagged": True},
+                    ],
+                    "numbers": [{"name": "not hidden, p95", "value": "418 ms"}],
+                },
+                "changes": [
+                    {
+                        "setting": "UCX_TLS", "scope": "decode-3", "old": "tcp,cuda_copy",
+                        "new": "rc,cuda_copy,cuda_ipc,tcp", "live": False, "predicted": None,
+                        "text": "In the environment of decode-3. Drain it first.",
                     }
                 ],
             },

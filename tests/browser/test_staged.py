@@ -17,7 +17,8 @@ from tests.browser.staged import StagedRouter, staged
 
 NO_NUMBERS = {
     "cluster": "prod", "offers": ["fleet"], "workers": [], "pairs": [], "totals": {},
-    "pressure": {"verdict": "No request in the last minute"}, "targets": {}, "events": [],
+    "pressure": {"verdict": "No request in the last minute", "tone": "idle"}, "targets": {},
+    "events": [],
     "history": {
         "start_us": None, "step_ms": 30_000, "goodput": [], "ttft_p50_ms": [], "ttft_p95_ms": [],
         "tpot_p50_ms": [], "tpot_p95_ms": [], "queue_p95_ms": [],
@@ -90,7 +91,7 @@ def test_an_incident_in_words(pages: Watched) -> None:
         )
 
 
-def test_findings_come_by_urgency_and_are_text(pages: Watched) -> None:
+def test_findings_keep_the_routers_order_and_are_text(pages: Watched) -> None:
     with pages.page("doctor") as page:
         expect(page.locator("main h1")).to_have_text("2 findings, 2 checks passed")
         first, last = page.locator(".dx h2").all_inner_texts()

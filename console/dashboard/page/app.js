@@ -6,9 +6,9 @@ import { Controls } from "./controls.js";
 import { isDialogOpen, KeysDialog } from "./dialog.js";
 import { Doctor } from "./doctor.js";
 import { Fleet } from "./fleet.js";
-import { getJson, Live } from "./live.js";
+import { Live } from "./live.js";
 import { age, clock, count } from "./numbers.js";
-import { copy, Empty, html, Icon, isTyping, KeyForm, shortcuts, State, toast, useEffect, useLayoutEffect, useLoaded, useShortcuts, useState } from "./parts.js";
+import { copy, Empty, html, Icon, isTyping, KeyForm, shortcuts, State, toast, useEffect, useLayoutEffect, useShortcuts, useState } from "./parts.js";
 import { Requests } from "./requests.js";
 
 const VIEWS = {
@@ -20,7 +20,6 @@ const VIEWS = {
 };
 const THEME = "baton-theme";
 const THEMES = ["", "light", "dark"];
-const FINDINGS_EVERY_MS = 10_000;
 
 const route = () => {
 	const [, view, id] = location.hash.split("?")[0].split("/");
@@ -131,7 +130,7 @@ function Banner() {
 }
 
 function Header({ view, onKeys }) {
-	const { cluster, workers, offers } = live.data.fleet ?? {};
+	const { cluster, workers, pressure } = live.data.fleet ?? {};
 	const model = workers?.find((each) => each.model)?.model;
 	return html`<header class="top">
 		<div class="top-in">
@@ -147,7 +146,7 @@ function Header({ view, onKeys }) {
 						([name, [title]]) =>
 							html`<li>
 								<a href="#/${name}" aria-current=${name === view ? "page" : null}>
-									${title}${name === "doctor" && offers?.includes(name) && html`<${Findings} />`}
+									${title}${name === "doctor" && pressure?.findings > 0 && html`<${Findings} number=${pressure.findings} />`}
 								</a>
 							</li>`,
 					)}
@@ -185,16 +184,8 @@ function Connection() {
 		<span class="sr" role="status">${said}</span>`;
 }
 
-/** The number of the doctor's findings. */
-function Findings() {
-	const load = async (signal) => {
-		if (document.hidden || live.pausedMs || live.state !== "live") throw new Error("not now"); // the former number stays
-		return getJson("doctor", signal);
-	};
-	const { value } = useLoaded(load, [], () => FINDINGS_EVERY_MS);
-	const number = value?.findings.length;
-	return number > 0 && html`<span class="count" role="img" aria-label=${count(number, "finding")}>${number}</span>`;
-}
+const Findings = ({ number }) =>
+	html`<span class="count" role="img" aria-label=${count(number, "finding")}>${number}</span>`;
 
 setTheme(localStorage.getItem(THEME) ?? "");
 render(html`<${App} />`, document.getElementById("app"));

@@ -1,9 +1,10 @@
 // How to change the fleet, and who changed what. Each change asks once and is logged.
 
 import { Dialog } from "./dialog.js";
+import { notOffered } from "./doctor.js";
 import { getJson, postJson, setKey } from "./live.js";
 import { clock, count, DASH, int, known, ms, times } from "./numbers.js";
-import { Card, Empty, html, KeyForm, Named, PlainTable, State, Table, Tag, toast, useLoaded, useState } from "./parts.js";
+import { Card, html, KeyForm, Named, PlainTable, State, Table, Tag, toast, useLoaded, useState } from "./parts.js";
 import { isOver, linkTo } from "./requests.js";
 import { hasNumbers, requestsOf, shownState } from "./workers.js";
 
@@ -22,7 +23,7 @@ export function Controls({ live, fleet }) {
 	};
 	const { value, error } = useLoaded(load, [version, live.mayControl]);
 	const [question, ask] = useState(null);
-	if (!isOffered) return html`<${Empty} title="No controls">This router does not offer controls.<//>`;
+	if (!isOffered) return notOffered("controls", "controls");
 	if (!live.mayControl || error?.status === 401) {
 		const onKey = () => {
 			live.mayControl = true;

@@ -10,8 +10,10 @@ export function Doctor({ live, fleet }) {
 	const { doctor } = live.data;
 	if (!doctor) return html`<${Empty} title="Reading the diagnosis" />`;
 	const { findings, passed } = doctor;
+	const { tone, verdict } = fleet.pressure;
+	const isCalm = ["ok", "idle"].includes(tone);
 	if (!findings.length && !doctor.is_conclusive) {
-		return html`<${Empty} title="No fault is known">
+		return html`<${Empty} title=${isCalm ? "No fault is known" : verdict}>
 			To judge speed, the doctor needs ${count(doctor.min_requests, "request")} within ten minutes. It has
 			${" "}${doctor.num_requests}.
 		<//>`;
@@ -20,19 +22,18 @@ export function Doctor({ live, fleet }) {
 	if (!findings.length) {
 		return html`<div class="grid">
 			<section class="card calm">
-				<${Icon} name="check" />
-				<div><h1>The fleet is healthy</h1><p>${count(passed.length, "check")} over ${minutes} found nothing.</p></div>
+				${isCalm && html`<${Icon} name="check" />`}
+				<div><h1>${isCalm ? "The fleet is healthy" : verdict}</h1><p>${count(passed.length, "check")} over ${minutes} found nothing.</p></div>
 			</section>
 			<${Passed} title="What was checked" passed=${passed} />
 		</div>`;
 	}
-	const order = findings.toSorted((a, b) => isUrgent(b) - isUrgent(a) || a.since_us - b.since_us);
 	return html`<div class="page-h">
 			<h1>${count(findings.length, "finding")}, ${count(passed.length, "check")} passed</h1>
 			<p>From ${minutes}, newest data ${clock(doctor.checked_us)}. <code>baton doctor</code> prints the same.</p>
 		</div>
 		<div class="grid">
-			${order.map((each, i) => html`<${Finding} key="${each.rule} ${each.title}" finding=${each} id="f${i}" />`)}
+			${findings.map((each, i) => html`<${Finding} key="${each.rule} ${each.title}" finding=${each} id="f${i}" />`)}
 			<${Passed} title="Checks that found nothing" passed=${passed} />
 		</div>`;
 }

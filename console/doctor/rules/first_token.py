@@ -59,15 +59,15 @@ def check_pool_balance(seen: Observation) -> Finding | str | None:
 
 
 def _short_now(seen: Observation) -> Role | None:
-    """The pool before which requests wait for longer than their target now."""
+    """The pool before which requests wait now: for longer than their target, or, where they have
+    their first token already, for longer than its pressure takes to make it short."""
     clients = clients_of(seen.facts)
-    if clients.late < MIN_BAD:
-        return None
     decode = seen.facts.usable(Role.DECODE)
     crowded = [each for each in decode if each.is_crowded]
-    if decode and 2 * len(crowded) > len(decode):
+    is_late = clients.late >= MIN_BAD
+    if 2 * len(crowded) > len(decode) and (is_late or Role.DECODE in seen.short):
         return Role.DECODE
-    if is_memory_full(seen) or not seen.short:
+    if not is_late or is_memory_full(seen):
         return None
     prefill = seen.facts.usable(Role.PREFILL)
     waits = sum(each.num_waiting for each in prefill)
@@ -144,11 +144,13 @@ def _common_size(pool: list[WorkerFacts]) -> str | None:
 
 
 def _missed_text(seen: Observation) -> str:
-    clients = clients_of(seen.facts)
-    if len(seen.requests) < MIN_REQUESTS:
-        return f"{count(clients.late, 'request')} wait longer than the target for the first token."
-    late = len(late_requests(seen)) / len(seen.requests)
-    return f"{percent(late)} of requests miss the target for the first token."
+    waiting = clients_of(seen.facts).late
+    if waiting and len(seen.requests) < MIN_REQUESTS:
+        return f"{count(waiting, 'request')} wait longer than the target for the first token."
+    late = len(late_requests(seen))
+    if not late:
+        return ""
+    return f"{percent(late / len(seen.requests))} of requests miss the target for the first token."
 
 
 def check_prefill_slow(seen: Observation) -> Finding | str | None:

@@ -6,7 +6,7 @@ from console.doctor.clients import clients_of
 from console.doctor.finding import Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import MIN_REQUESTS, Observation, RequestFacts
 from console.doctor.symptoms import goodput, is_ttft_high, late_requests
-from process.figures import integer, percent
+from process.figures import count, integer, percent
 
 MISSED = "missed"
 
@@ -25,7 +25,7 @@ def check_missed(seen: Observation) -> Finding | None:
         rule=MISSED,
         title=f"{percent(share)} of requests meet their targets",
         text=(
-            f"The target is {percent(target)}. No rule names a cause.",
+            f"The target is {percent(target)}. {_why_unknown(seen)}",
             *([f"Requests that miss lose most time in the stage `{stage}`."] if stage else []),
         ),
         urgency=Urgency.URGENT,
@@ -46,6 +46,16 @@ def check_missed(seen: Observation) -> Finding | None:
         ),
         stages=(stage,) if stage else (),
     )  # fmt: skip
+
+
+def _why_unknown(seen: Observation) -> str:
+    """Why no other finding explains it."""
+    if len(seen.requests) >= MIN_REQUESTS:
+        return "No rule names a cause."
+    return (
+        f"No fact explains it, and judging what is slow needs {count(MIN_REQUESTS, 'request')} "
+        f"within ten minutes; {integer(len(seen.requests))} have finished."
+    )
 
 
 def _longest_stage(seen: Observation) -> str | None:

@@ -1,4 +1,4 @@
-"""Runs the doctor: samples the fleet each second, and examines it every few seconds.
+"""Runs the doctor: samples the fleet and checks facts each second, and judges every few seconds.
 
 Examinations run in a thread, so that the event loop goes on; observations are immutable.
 """
@@ -13,16 +13,17 @@ import msgspec
 from console.doctor.doctor import Doctor, Examination
 from console.doctor.observation import MIN_REQUESTS, WINDOW_S, Observation
 from console.telemetry.examination.observer import FleetObserver
+from console.telemetry.report import FleetReport
 
 EXAMINE_S = 3
-"""Seconds from one examination to the next."""
+"""Seconds from one judgement to the next."""
 
 
 class Diagnosis:
-    """The newest examination; `run` updates it."""
+    """The newest examination, of which the report's headline speaks; `run` updates both."""
 
-    def __init__(self, observer: FleetObserver) -> None:
-        self._observer = observer
+    def __init__(self, observer: FleetObserver, report: FleetReport) -> None:
+        self._observer, self._report = observer, report
         self._doctor = Doctor()
         self._seen: Observation | None = None
         self._newest = Examination((), (), is_conclusive=False)
@@ -33,15 +34,23 @@ class Diagnosis:
         while True:
             await asyncio.sleep(1.0)
             await self._observer.sample()
+            await (self.check_facts() if second % EXAMINE_S else self.examine())
             second += 1
-            if second % EXAMINE_S == 0:
-                await self.examine()
 
     async def examine(self) -> None:
         """Examine the fleet now."""
-        seen = self._observer.observe()
-        self._newest = await asyncio.to_thread(self._doctor.examine, seen)
-        self._seen = seen
+        self._seen = seen = self._observer.observe()
+        self._take(await asyncio.to_thread(self._doctor.examine, seen))
+
+    async def check_facts(self) -> None:
+        """Check the facts of now; judgements stay. `examine` must have run."""
+        assert self._seen is not None
+        self._seen = seen = self._observer.with_new_facts(self._seen)
+        self._take(await asyncio.to_thread(self._doctor.check_facts, seen))
+
+    def _take(self, examination: Examination) -> None:
+        self._newest = examination
+        self._report.say(examination.findings)
 
     def observation_json(self) -> dict[str, Any] | None:
         """The body of `GET /doctor/observation`: the input of the newest examination; None before
@@ -56,6 +65,7 @@ class Diagnosis:
         """The body of `GET /doctor`."""
         seen = self._seen
         return {
+            "headline": self._report.headline.as_json(),
             **self._newest.as_json(WINDOW_S, seen.now_us if seen else 0),
             "num_requests": len(seen.requests) if seen else 0,
             "min_requests": MIN_REQUESTS,

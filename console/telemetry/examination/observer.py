@@ -19,7 +19,6 @@ from console.doctor.observation import (
     Observation,
     PairFacts,
     RequestFacts,
-    Targets,
     WorkerFacts,
 )
 from console.telemetry.caches.cache_report import CacheReport, known_workers
@@ -72,7 +71,7 @@ class FleetObserver:
         now_us = self._traces.wall_us()
         since_us = now_us - WINDOW_S * 1e6
         requests = tuple(each for each in self._requests if each.received_us >= since_us)
-        fleet, curve = self._report.as_json(), self._cache.curve_json()
+        pairs, curve = self._report.pairs_json(), self._cache.curve_json()
         lost = [
             each.worker_id
             for each in self._fleet.history.events()
@@ -80,7 +79,7 @@ class FleetObserver:
         ]
         lengths = [each.num_prompt_tokens for each in requests]
         mean_prompt = sum(lengths) / len(lengths) if lengths else 0.0
-        return Observation(
+        seen = Observation(
             now_us=now_us,
             workers=tuple(
                 self._workers.facts(
@@ -89,20 +88,20 @@ class FleetObserver:
                 for each in self._known()
             )
             + self._away(lost),
-            pairs=tuple(_pair(each) for each in fleet["pairs"]),
+            pairs=tuple(map(_pair, pairs)),
             requests=requests,
-            targets=_targets(fleet["targets"]),
-            pressure_prefill=fleet["pressure"]["prefill"],
-            pressure_decode=fleet["pressure"]["decode"],
             cache_blocks=curve["blocks_now"] or None,
             miss_curve=tuple(
                 MissPoint(blocks=each["blocks"], miss_ratio=each["miss_ratio"])
                 for each in curve["points"]
             ),
-            short=self._report.short,
             settings=_chosen(self._known()),
-            facts=self._report.facts,
         )
+        return self._report.stamped(seen)
+
+    def with_new_facts(self, seen: Observation) -> Observation:
+        """An earlier observation with the facts of now."""
+        return self._report.stamped(seen)
 
     def _known(self) -> list[Worker]:
         return known_workers(self._fleet)
@@ -159,15 +158,6 @@ def _hits(worker_id: str, requests: tuple[RequestFacts, ...]) -> tuple[int, int]
             own = each.cached_tokens if each.prefill is None else each.decode_cached_tokens
             cached, total = cached + own, total + each.num_prompt_tokens
     return cached, total
-
-
-def _targets(shown: dict[str, Any]) -> Targets:
-    default = Targets()
-    return Targets(
-        ttft_ms=shown["ttft_target_ms"] or default.ttft_ms,
-        tpot_ms=shown["tpot_target_ms"] or default.tpot_ms,
-        goodput=shown["goodput_target"] or default.goodput,
-    )
 
 
 def _pair(shown: dict[str, Any]) -> PairFacts:

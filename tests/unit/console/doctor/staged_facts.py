@@ -98,6 +98,14 @@ TROUBLE = {
         ),
         "Decode is short", "pool_balance",
     ),
+    "80 clients for 4 places, who have their first tokens": (
+        seen(
+            worker("prefill-1"),
+            worker("decode-1", max_batch_size=4, num_running=3, num_waiting=77),
+            pressure_decode=20.0, short=(Role.DECODE,),
+        ),
+        "Decode is short", "pool_balance",
+    ),
     "80 clients for 4 places on a busy machine": (
         seen(
             worker("prefill-1"),

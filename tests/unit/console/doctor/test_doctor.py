@@ -9,11 +9,13 @@ from console.doctor.doctor import FACT_VANISHES_S, RULES, VANISH_S, Doctor, exam
 from console.doctor.facts import Facts, KeyFacts, StoreFacts, WorkerStanding
 from console.doctor.finding import Finding, Urgency
 from console.doctor.observation import (
+    FEW_REQUESTS,
     MIN_REQUESTS,
     MissPoint,
     Observation,
     PairFacts,
     RequestFacts,
+    StepModelFacts,
     Targets,
     WorkerFacts,
 )
@@ -53,6 +55,41 @@ def test_a_finding_keeps_its_begin_until_it_was_not_found_for_a_while() -> None:
     assert again.since_us == 100 * SECOND
 
 
+def test_facts_are_checked_between_judgements_which_stay() -> None:
+    doctor, store = Doctor(), StoreFacts(trouble="timeout")
+    (judged,) = doctor.examine(seen(10, failed=50)).findings
+    assert judged.rule == "faults"
+    both = doctor.check_facts(seen(11, facts=Facts(store=store)))
+    assert {each.rule for each in both.findings} == {"faults", "store"}
+    later = doctor.check_facts(seen(12 + FACT_VANISHES_S))
+    assert [each.rule for each in later.findings] == ["faults"]
+    passed = {each.rule for each in later.passed}
+    assert {"store", "decode_slow"} <= passed, "facts of now, and judgements of before"
+
+
+def test_what_is_missed_has_time_to_be_explained() -> None:
+    missing = Facts(keys=(KeyFacts(accepted=60, ended=60, good=12),))
+    doctor = Doctor()
+    assert doctor.examine(Observation(now_us=SECOND, facts=missing)).findings == ()
+    before = doctor.check_facts(Observation(now_us=10 * SECOND, facts=missing))
+    assert before.findings == ()
+    (found,) = doctor.check_facts(Observation(now_us=11 * SECOND, facts=missing)).findings
+    assert (found.rule, found.since_us) == ("missed", SECOND)
+    assert "judging what is slow needs 100 requests" in found.text[0].replace("\u00a0", " ")
+    explained = msgspec.structs.replace(missing, store=StoreFacts(trouble="timeout"))
+    (cause,) = doctor.check_facts(Observation(now_us=12 * SECOND, facts=explained)).findings
+    assert cause.rule == "store"
+
+
+def test_a_target_out_of_reach_is_seen_after_few_requests() -> None:
+    model = StepModelFacts(fixed_us=9_000, per_token_us=100, per_attended_us=0.0)
+    worker = WorkerFacts(worker_id="d", role=Role.DECODE, step_model=model)
+    few = Observation(
+        now_us=1, requests=(GOOD,) * FEW_REQUESTS, workers=(worker,), targets=Targets(tpot_ms=0.1)
+    )
+    assert [each.rule for each in examine(few).findings] == ["targets"]
+
+
 def test_urgent_findings_come_first() -> None:
     doctor = Doctor()
     link = PairFacts(
@@ -70,7 +107,7 @@ def test_urgent_findings_come_first() -> None:
 
 
 def test_too_few_requests_give_no_conclusion() -> None:
-    few = Observation(now_us=1, requests=(FAILED,) * (MIN_REQUESTS - 1))
+    few = Observation(now_us=1, requests=(FAILED,) * (FEW_REQUESTS - 1))
     examination = examine(few)
     assert not examination.is_conclusive
     assert examination.findings == ()

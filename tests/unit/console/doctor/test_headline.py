@@ -11,7 +11,7 @@ from console.doctor.clients import clients_of
 from console.doctor.doctor import examine
 from console.doctor.facts import Facts, KeyFacts
 from console.doctor.finding import Urgency
-from console.doctor.headline import Sides, Tone, headline
+from console.doctor.headline import Headline, Sides, Tone, headline
 from console.doctor.observation import Observation
 from tests.unit.console.doctor.staged_facts import FLEET, HEALTHY, TROUBLE, seen, worker
 
@@ -19,10 +19,15 @@ ROOM = Sides("Both pools have room")
 REMOVING = ("drain", "stop ", "remove")
 
 
+def said_of(staged: Observation, sides: Sides) -> Headline:
+    """The headline over all that is found."""
+    return headline(examine(staged).findings, staged.facts, staged.targets.goodput, sides)
+
+
 @pytest.mark.parametrize("name", TROUBLE)
 def test_trouble_is_the_headline_and_the_first_finding(name: str) -> None:
     staged, text, rule = TROUBLE[name]
-    said = headline(staged, ROOM)
+    said = said_of(staged, ROOM)
     assert said.text == text
     assert said.tone in (Tone.BAD, Tone.WARN)
     assert said.cause
@@ -46,7 +51,7 @@ def test_no_advice_changes_nothing_or_touches_a_healthy_worker(name: str) -> Non
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_fleet_has_no_finding(name: str) -> None:
     assert examine(HEALTHY[name]).findings == ()
-    assert headline(HEALTHY[name], ROOM).tone in (Tone.OK, Tone.IDLE)
+    assert said_of(HEALTHY[name], ROOM).tone in (Tone.OK, Tone.IDLE)
 
 
 @pytest.mark.parametrize("name", TROUBLE)
@@ -64,7 +69,7 @@ def test_a_check_passes_only_beside_findings_that_it_does_not_contradict(name: s
 )
 def test_nothing_has_room_while_a_target_is_missed(good: int, refused: int, late: int) -> None:
     key = KeyFacts(accepted=94, ended=94, good=good, refused=refused, waiting=late, late=late)
-    said = headline(seen(keys=(key,)), ROOM)
+    said = said_of(seen(keys=(key,)), ROOM)
     assert (said.text == ROOM.text) is (good / (94 + refused + late) >= 0.95)
 
 
@@ -77,18 +82,18 @@ def test_nothing_has_room_while_a_target_is_missed(good: int, refused: int, late
     ],
 )
 def test_pressures_speak_where_no_fact_does(sides: Sides, text: str, tone: Tone) -> None:
-    said = headline(seen(), sides)
+    said = said_of(seen(), sides)
     assert (said.text, said.tone) == (text, tone)
 
 
 def test_a_fleet_without_workers_or_requests_says_so() -> None:
     unknown = Sides("?", is_known=False)
     empty = msgspec.structs.replace(seen(), facts=Facts())
-    assert headline(empty, unknown).text == "No worker has joined"
+    assert said_of(empty, unknown).text == "No worker has joined"
     starting = seen(worker("decode-1", condition="starting"), keys=())
-    said = headline(starting, unknown)
+    said = said_of(starting, unknown)
     assert (said.text, said.cause) == ("No decode worker is ready", "decode-1 is starting.")
-    assert headline(seen(keys=()), unknown).text == "No request in the last minute"
+    assert said_of(seen(keys=()), unknown).text == "No request in the last minute"
 
 
 def test_the_reason_of_each_missing_worker_is_told_with_its_time() -> None:

@@ -24,7 +24,7 @@ def test_one_unlucky_moment_moves_no_prediction() -> None:
     ]
     assert max(each.predicted_ttft_ms or 0.0 for each in seen) <= 83.0
     assert {each.predicted_step_ms for each in seen} == {9.0}
-    assert {each.blocks_share for each in seen} == {0.25}
+    assert {each.blocks_wanted for each in seen} == {0.25}
 
 
 def test_a_lasting_change_shows_within_three_samples() -> None:
@@ -46,7 +46,8 @@ def test_what_is_not_predicted_is_not_known_and_forgotten() -> None:
 def test_requests_that_wait_and_places_that_are_taken_are_pressure() -> None:
     calm = load(100.0, 10.0)
     assert calm.decode_pressure(1000.0, 50.0) == 0.25, "the share of blocks"
-    full = replace(calm, places_share=1.0)
+    full = replace(calm, places_wanted=1.0)
+    assert replace(calm, places_wanted=10.0).decode_pressure(1000.0, 50.0) == 10.0
     assert full.decode_pressure(1000.0, 50.0) == 1.0
     crowded = replace(full, waits_ms=3800.0, waits_for=Role.DECODE)
     assert crowded.decode_pressure(1000.0, 50.0) == 3.8
@@ -75,8 +76,9 @@ async def test_the_pool_before_which_requests_wait() -> None:
 
         assert await waits_for(running=2, in_decode=0, in_prefill=0) is None
         assert await waits_for(running=4, in_decode=5, in_prefill=0) is Role.DECODE
-        assert fleet_load(harness.fleet, harness.traces).places_share == 1.0
+        assert fleet_load(harness.fleet, harness.traces).places_wanted == 9 / 4
         assert await waits_for(running=2, in_decode=1, in_prefill=3) is Role.PREFILL
+        assert fleet_load(harness.fleet, harness.traces).places_wanted == 2 / 4
         assert fleet_load(harness.fleet, harness.traces).waits_ms > 0
         await consumer.cancel()
     finally:

@@ -162,7 +162,7 @@ async def test_a_worker_that_is_down_is_seen_with_its_losses(
 async def test_the_diagnosis_says_what_it_lacks_and_then_what_it_found(
     harness: Harness, observer: FleetObserver
 ) -> None:
-    diagnosis = Diagnosis(observer)
+    diagnosis = Diagnosis(observer, harness.report)
     assert diagnosis.as_json()["is_conclusive"] is False
     assert diagnosis.observation_json() is None
     (worker,) = await harness.join("d1")
