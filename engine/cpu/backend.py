@@ -19,6 +19,8 @@ from engine.cpu.block_panels import BlockEmbedding
 from engine.cpu.fused_pass import KernelPass, fused
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.linear import cpu_linear
+from engine.cpu.native_experts import ExpertsMemory, NativeExperts, can_pack_experts
+from engine.cpu.native_linear import NativeLinear
 from engine.cpu.native_ops import NativeOps
 from engine.device import torch_dtype
 from engine.engine_config import EngineConfig
@@ -73,6 +75,7 @@ class CpuBackend:
         self._config = config
         self._kernels = kernels
         self._memory = HugePages()
+        self._experts_memory: ExpertsMemory | None = None
 
     def orders(self, layout: KvLayout) -> Sequence[str]:
         """See Backend."""
@@ -89,8 +92,19 @@ class CpuBackend:
         return self.linear(weight, bias)
 
     def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
-        """See LayerFactory."""
-        return TorchExperts(config, weights, self.linear)
+        """See LayerFactory; the kernels compute experts with SiLU, torch all others."""
+        kernels = self._kernels
+        if kernels is None or self._config.hidden_act != "silu":
+            return TorchExperts(config, weights, self.linear)
+        if not can_pack_experts(kernels, weights):
+            return TorchExperts(config, weights, self.linear)
+        if self._experts_memory is None:
+            self._experts_memory = ExpertsMemory(config, self._config.hidden_size)
+
+        def pack(matrix: torch.Tensor | BlockMatrix) -> NativeLinear:
+            return NativeLinear(matrix, None, kernels, self.weight_bits, self._memory)
+
+        return NativeExperts(config, weights, pack, self._experts_memory, kernels)
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
         """See Backend."""

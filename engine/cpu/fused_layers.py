@@ -15,6 +15,7 @@ import torch
 
 from engine.attention.cpu_backend import KernelAttention
 from engine.cpu.huge_pages import HugePages
+from engine.cpu.native_experts import MemoryAddresses, NativeExperts
 from engine.cpu.native_linear import NativeLinear, Weight
 
 
@@ -23,6 +24,7 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, Weight) for name in ("qkv", "o", "gate_up", "down")),
+        ("experts", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "qk_norm")),
         ("attention", ctypes.c_int64),
     )
@@ -34,6 +36,7 @@ class Forward(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("layers", "attention", "last", "wanted")),
         *((name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "heads", "gate_up", "gated")),
+        ("experts", MemoryAddresses),
         *((name, ctypes.c_void_p) for name in ("positions", "cos", "sin")),
         *((name, ctypes.c_int64) for name in ("tokens", "num_wanted")),
         *((name, ctypes.c_int64) for name in ("num_layers", "layer_bytes")),
@@ -44,12 +47,12 @@ class Forward(ctypes.Structure):
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """One layer's packed linear layers and norm weights; `qk_norm` as in `GroupedAttention`."""
+    """One layer's packed linear layers and norm weights; `qk_norm` as in `GroupedAttention`. The
+    feed-forward layer is one of gate and up and one of down, or a mixture of experts."""
 
     qkv: NativeLinear
     o: NativeLinear
-    gate_up: NativeLinear
-    down: NativeLinear
+    feed_forward: tuple[NativeLinear, NativeLinear] | NativeExperts
     input_norm: torch.Tensor
     post_norm: torch.Tensor
     qk_norm: torch.Tensor | None
@@ -69,28 +72,23 @@ class FusedLayers:
         self._windows = sorted(set(windows), key=lambda window: window or 0)
         self._structs = (_Layer * len(layers))(
             *(
-                _Layer(
-                    layer.qkv.weight,
-                    layer.o.weight,
-                    layer.gate_up.weight,
-                    layer.down.weight,
-                    _address(layer.input_norm),
-                    _address(layer.post_norm),
-                    None if layer.qk_norm is None else _address(layer.qk_norm),
-                    self._windows.index(window),
-                )
+                _struct(layer, self._windows.index(window))
                 for layer, window in zip(layers, windows, strict=True)
             )
         )
+        halves = [layer.feed_forward for layer in layers]
+        dense = [half for half in halves if not isinstance(half, NativeExperts)]
+        mixtures = [half for half in halves if isinstance(half, NativeExperts)]
         first = layers[0]
         self._widths = (
             first.qkv.weight.inputs,  # x, then normed
             first.qkv.weight.inputs,
             first.qkv.weight.outputs,
             first.o.weight.inputs,
-            first.gate_up.weight.outputs,
-            first.down.weight.inputs,
+            dense[0][0].weight.outputs if dense else 0,
+            dense[0][1].weight.inputs if dense else 0,
         )
+        self._experts_memory = mixtures[0].memory if mixtures else None
         self._eps = eps
         self._run = kernels.baton_layers
         self._between: list[torch.Tensor] = []
@@ -156,6 +154,9 @@ class FusedLayers:
             address,
             own if x is None else x,
             *between,
+            MemoryAddresses()
+            if self._experts_memory is None
+            else self._experts_memory.of(num_tokens),
             positions,
             cos.data_ptr(),
             sin.data_ptr(),
@@ -180,6 +181,23 @@ class FusedLayers:
             self._most_tokens = num_tokens
             self._addresses = [tensor.data_ptr() for tensor in self._between]
         return self._addresses
+
+
+def _struct(layer: FusedLayer, window: int) -> _Layer:
+    struct = _Layer(
+        layer.qkv.weight,
+        layer.o.weight,
+        input_norm=_address(layer.input_norm),
+        post_norm=_address(layer.post_norm),
+        qk_norm=None if layer.qk_norm is None else _address(layer.qk_norm),
+        attention=window,
+    )
+    if isinstance(layer.feed_forward, NativeExperts):
+        struct.experts = ctypes.addressof(layer.feed_forward.weights)
+    else:
+        gate_up, down = layer.feed_forward
+        struct.gate_up, struct.down = gate_up.weight, down.weight
+    return struct
 
 
 def _address(weight: torch.Tensor) -> int:

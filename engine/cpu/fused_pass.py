@@ -11,11 +11,14 @@ from engine.attention.cpu_backend import KernelAttention
 from engine.cpu.block_panels import BlockEmbedding
 from engine.cpu.fused_layers import FusedLayer, FusedLayers
 from engine.cpu.fused_step import Ends, FusedStep
+from engine.cpu.native_experts import NativeExperts
 from engine.cpu.native_linear import NativeLinear
 from engine.layers.embedding import TorchEmbedding
+from engine.layers.experts_feed_forward import ExpertsFeedForward
 from engine.layers.gated_feed_forward import GatedFeedForward
 from engine.layers.grouped_attention import GroupedAttention
-from engine.models.parts import ModelParts
+from engine.layers.kinds import FeedForwardLayer
+from engine.models.parts import Layer, ModelParts
 
 
 class KernelPass:
@@ -57,21 +60,41 @@ def fused(parts: ModelParts, kernels: ctypes.CDLL) -> KernelPass | None:
         return None
     layers = []
     for layer in parts.layers:
-        attention, feed_forward = layer.attention, layer.feed_forward
-        if not isinstance(attention, GroupedAttention):
+        fused_layer = _fused_layer(layer)
+        if fused_layer is None:
             return None
-        if not isinstance(feed_forward, GatedFeedForward):
-            return None
-        products = (attention.qkv, attention.o, feed_forward.gate_up, feed_forward.down)
-        native = [product for product in products if isinstance(product, NativeLinear)]
-        if len(native) < len(products):
-            return None
-        qkv, o, gate_up, down = native
-        norms = (layer.input_norm, layer.post_norm, attention.qk_norm)
-        layers.append(FusedLayer(qkv, o, gate_up, down, *norms))
+        layers.append(fused_layer)
     assert isinstance(parts.lm_head, NativeLinear)
     assert isinstance(parts.embed, TorchEmbedding | BlockEmbedding)
     embed = parts.embed.weight if isinstance(parts.embed, TorchEmbedding) else parts.embed
     in_one_call = FusedLayers(layers, config.sliding_windows, config.rms_norm_eps, kernels)
     ends = Ends(embed, parts.final_norm, parts.lm_head)
     return KernelPass(parts, ends, in_one_call, kernels)
+
+
+def _fused_layer(layer: Layer) -> FusedLayer | None:
+    """None if the kernels do not compute all of its parts."""
+    attention = layer.attention
+    if not isinstance(attention, GroupedAttention):
+        return None
+    feed_forward = _fused_feed_forward(layer.feed_forward)
+    qkv, o = attention.qkv, attention.o
+    if feed_forward is None or not isinstance(qkv, NativeLinear):
+        return None
+    if not isinstance(o, NativeLinear):
+        return None
+    norms = (layer.input_norm, layer.post_norm, attention.qk_norm)
+    return FusedLayer(qkv, o, feed_forward, *norms)
+
+
+def _fused_feed_forward(
+    half: FeedForwardLayer,
+) -> tuple[NativeLinear, NativeLinear] | NativeExperts | None:
+    if isinstance(half, ExpertsFeedForward):
+        return half.experts if isinstance(half.experts, NativeExperts) else None
+    if not isinstance(half, GatedFeedForward):
+        return None
+    gate_up, down = half.gate_up, half.down
+    if isinstance(gate_up, NativeLinear) and isinstance(down, NativeLinear):
+        return gate_up, down
+    return None

@@ -1,13 +1,15 @@
 // A decoder's layers in one call: no memory is taken and nobody else is asked between two products.
 //
 // One parallel region; its threads share every stage and meet at the end of each. The stages are
-// those of model.py: norm, qkv, rotation, attention, o, norm, gate and up, gate, down. In the last
-// layer tokens of which nothing is wanted but their keys and values stop there.
+// those of decoder.py: norm, qkv, rotation, attention, o, norm, then gate and up, gate, down, or a
+// mixture of experts. In the last layer tokens of which nothing is wanted but their keys and values stop
+// there.
 
 #pragma once
 
 #include "attention.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "linear.h"
 
 #if defined(BATON_PAIRS)
@@ -18,8 +20,9 @@ namespace baton {
 struct LayerWeights {
   LinearWeight qkv;
   LinearWeight o;
-  LinearWeight gate_up;
+  LinearWeight gate_up;           // without outputs: `experts`
   LinearWeight down;
+  const ExpertsWeights* experts;
   const Bf16* input_norm;  // [hidden]
   const Bf16* post_norm;   // [hidden]
   const Bf16* qk_norm;     // [heads + kv_heads, head_dim], or null
@@ -38,6 +41,7 @@ struct ForwardCall {
   Bf16* heads;                            // [tokens, heads, head_dim]
   Bf16* gate_up;                          // [tokens, 2 * intermediate]
   Bf16* gated;                            // [tokens, intermediate]
+  ExpertsMemory experts;
   const int64_t* positions;               // [tokens]
   const float* cos;                       // of every position, head_dim / 2 each
   const float* sin;
@@ -105,13 +109,10 @@ inline void finish_layer(const ForwardCall& call, const LayerWeights& layer, int
   const int hidden = layer.qkv.inputs, threads = call.num_threads;
   linear({layer.o, call.heads, call.x, call.x, nullptr, rows, threads});
   normalize(call, layer.post_norm, hidden, rows);
+  if (layer.experts != nullptr)
+    return run_experts({layer.experts, call.experts, call.normed, call.x, call.x, rows, threads});
   linear({layer.gate_up, call.normed, nullptr, call.gate_up, nullptr, rows, threads});
-  const int size = layer.down.inputs;
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) {
-    const Bf16* gate = call.gate_up + 2 * row * size;
-    gate_row(gate, gate + size, size, call.gated + row * size);
-  }
+  gate_rows(call.gate_up, rows, layer.down.inputs, call.gated);
   linear({layer.down, call.gated, call.x, call.x, nullptr, rows, threads});
 }
 

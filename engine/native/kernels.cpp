@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "block_linear.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "largest.h"
 #include "linear.h"
 #include "plan.h"
@@ -134,6 +135,11 @@ BATON_EXPORT void baton_block_rows(const FileRows* rows, const int64_t* ids, int
 BATON_EXPORT void baton_linear(const LinearCall* call) {
 #pragma omp parallel num_threads(call->num_threads)
   linear(*call);
+}
+
+BATON_EXPORT void baton_experts(const ExpertsCall* call) {
+#pragma omp parallel num_threads(call->num_threads)
+  run_experts(*call);
 }
 
 BATON_EXPORT void baton_layers(const ForwardCall* call) {

@@ -161,7 +161,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     names = ["baton_attention", "baton_plan", "baton_rms_norm", "baton_rotate", "baton_gate"]
     names.append("baton_largest")
     if library.baton_has_linear():
-        names += ["baton_linear", "baton_layers", "baton_step"]
+        names += ["baton_linear", "baton_experts", "baton_layers", "baton_step"]
     for name in names:
         function = getattr(library, name)
         function.argtypes = (ctypes.c_void_p,)

@@ -1,4 +1,4 @@
-// How a linear layer's panels and rows are shared out among threads.
+// How panels and rows of linear layers are shared out among threads.
 
 #include <omp.h>
 
@@ -12,9 +12,13 @@ namespace baton {
 
 #if defined(__AMX_BF16__)
 using LinearWorker = TiledWorker;
+constexpr int64_t kRowsByBytes = kTileRows;  // so few rows take as long as their panel's bytes
+static_assert(kGroupAlignment == kTileRows);
 #else
 using LinearWorker = VectorWorker;
+constexpr int64_t kRowsByBytes = kMaxRows;
 #endif
+constexpr int64_t kSharesPerThread = 8;  // of a grouped product: costs are estimates
 
 // All rows in as many parts, none empty, by groups that share what is loaded of a panel.
 class Parts {
@@ -85,6 +89,65 @@ void linear_part(const LinearCall& call, int first, int end) {
   const int64_t rows_per_block = LinearWorker::rows_per_block(call);
   if (rows_per_block > 0) linear_by_blocks(call, first, end, rows_per_block, worker);
   else linear_by_items(call, first, end, worker);
+}
+
+// The work of a grouped product, which is divided by what it costs: groups of few rows cost their
+// panels' bytes, others their products.
+class GroupedWork {
+ public:
+  explicit GroupedWork(const GroupedCall& call) : call_(call), panels_(num_panels(call.weights[0])) {
+    for (int group = 0; group < call.groups; ++group) cost_ += cost_of(group);
+  }
+
+  // Share `share` of `shares` equal ones.
+  void run(int64_t share, int64_t shares, LinearWorker& worker) const {
+    const int64_t begin = cost_ * share / shares, end = cost_ * (share + 1) / shares;
+    int64_t before = 0;  // the cost of earlier groups
+    for (int group = 0; group < call_.groups && before < end; ++group) {
+      const int64_t cost = cost_of(group);
+      if (cost > 0 && before + cost > begin)
+        run_items(group, begin - before, end - before, cost, worker);
+      before += cost;
+    }
+  }
+
+ private:
+  const GroupedCall& call_;
+  int panels_;
+  int64_t cost_ = 0;
+
+  int64_t cost_of(int group) const {
+    const int64_t rows = call_.counts[group];
+    if (rows == 0) return 0;
+    return panels_ * (rows < kRowsByBytes ? kRowsByBytes : rows);
+  }
+
+  // A group's items (some rows of one panel) that begin between two points of its cost.
+  void run_items(int group, int64_t begin, int64_t end, int64_t cost, LinearWorker& worker) const {
+    const int64_t rows = call_.counts[group], row = call_.begins[group];
+    const Parts parts(rows, kRowsPerItem);
+    const int64_t chunks = parts.count(), items = panels_ * chunks;
+    const auto item_at = [&](int64_t point) {
+      if (point <= 0) return (int64_t)0;
+      return point >= cost ? items : (point * items + cost - 1) / cost;
+    };
+    const LinearCall call{call_.weights[group], call_.x, nullptr, call_.out, nullptr, rows,
+                          call_.num_threads};
+    for (int64_t item = item_at(begin); item < item_at(end); ++item) {
+      const int64_t chunk = item % chunks, first = parts.begin_of(chunk);
+      worker.work(call, {(int)(item / chunks), row + first, (int)(parts.begin_of(chunk + 1) - first),
+                         (int)chunk, (int)chunks});
+    }
+  }
+};
+
+void grouped_linear(const GroupedCall& call) {
+  LinearWorker worker({call.weights[0], call.x, nullptr, call.out, nullptr, call.rows,
+                       call.num_threads});
+  const GroupedWork work(call);
+  const int64_t shares = kSharesPerThread * omp_get_num_threads();
+#pragma omp for schedule(dynamic)
+  for (int64_t share = 0; share < shares; ++share) work.run(share, shares, worker);
 }
 
 }  // namespace baton

@@ -19,6 +19,27 @@ void linear_part(const LinearCall& call, int first, int end);
 
 inline void linear(const LinearCall& call) { linear_part(call, 0, num_panels(call.weight)); }
 
+// Groups of rows, each multiplied by a weight of its own.
+struct GroupedCall {
+  const LinearWeight* weights;  // [groups], all of the same shape
+  const int32_t* begins;        // [groups]: a multiple of kGroupAlignment
+  const int32_t* counts;        // [groups]: of rows; other weights than those with rows are not read
+  const Bf16* x;                // [rows, inputs]
+  Bf16* out;                    // [rows, outputs]; rows of no group keep what they hold
+  int64_t rows;
+  int32_t groups;
+  int32_t num_threads;
+};
+
+#if defined(__AMX_BF16__)
+constexpr int kGroupAlignment = 16;  // rows of a tile
+#else
+constexpr int kGroupAlignment = 1;
+#endif
+
+// Like `linear`.
+void grouped_linear(const GroupedCall& call);
+
 }  // namespace baton
 
 #endif

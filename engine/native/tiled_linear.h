@@ -165,8 +165,8 @@ inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftT
 // A copy of the panel that a thread has multiplied last within a call.
 class PanelCopy {
  public:
-  // Where the panel's is, or is to be written.
-  char* of(int panel, int64_t bytes) {
+  // Where the copy of the panel that lies at `panel` is, or is to be written.
+  char* of(const char* panel, int64_t bytes) {
     static thread_local Arena arena;
     arena.reserve((size_t)bytes);
     if (panel != panel_) is_made_ = false;
@@ -177,7 +177,7 @@ class PanelCopy {
   void made() { is_made_ = true; }
 
  private:
-  int panel_ = -1;
+  const char* panel_ = nullptr;
   bool is_made_ = false;
 };
 
@@ -189,7 +189,7 @@ inline void many_tiled_rows(const LinearCall& call, const Item& item, const Left
   constexpr int kLag = 2, kBytes = kWordBytes<kNarrow>;
   const LinearWeight& weight = call.weight;
   const int words = weight.inputs / 2, steps = left.steps();
-  char* copy = copied.of(item.panel, (int64_t)steps * kTileWords * kPlainBytes);
+  char* copy = copied.of(panel_at(weight, item.panel), (int64_t)steps * kTileWords * kPlainBytes);
   const RightTiles right = RightTiles::copied(copy, steps);
   const auto at = [&](int step, int i, int j) BATON_INLINE { return right.place(step, i, j); };
   Coming next = Coming::none();

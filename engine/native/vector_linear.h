@@ -357,8 +357,8 @@ void block_rows(const LinearCall& call, const LeftRows& left, const InputSums& i
 // Words of a panel that a thread has unpacked last within a call, for the rows to come.
 class Unpacked {
  public:
-  // Where `count` words of a panel from `first` on are, or are to be written.
-  char* at(int panel, int first, int count) {
+  // Where `count` words of the panel that lies at `panel` are, from `first` on, or are to be written.
+  char* at(const char* panel, int first, int count) {
     static thread_local Arena arena;
     arena.reserve((size_t)count * kUnpackedBytes);
     has_ = panel == panel_ && first == first_;
@@ -369,7 +369,7 @@ class Unpacked {
   bool has() const { return has_; }
 
  private:
-  int panel_ = -1;
+  const char* panel_ = nullptr;
   int first_ = 0;
   bool has_ = false;
 };
@@ -431,11 +431,12 @@ inline void shared_rows(const LinearCall& call, const Item& item, const LeftRows
   const int groups = (rows + kMaxRows - 1) / kMaxRows;
   const int most = groups <= kGroupsByPiece ? kWordsPerPiece : kWordsPerBlock;
   const bool is_unpacked = kMayUnpack && groups >= kGroupsToUnpack;
+  const char* at = panel_at(weight, item.panel);
   for (int w = 0; w < words; w += most) {
     const int count = words - w < most ? words - w : most;
     const char* next = word_at(weight, item.panel, w + count);
     const auto piece = panel_from<kNarrow>(weight, item.panel, w);
-    char* shared = is_unpacked ? unpacked.at(item.panel, w, count) : nullptr;
+    char* shared = is_unpacked ? unpacked.at(at, w, count) : nullptr;
     for (int group = 0; group < groups; ++group) {
       const int begin = rows * group / groups, end = rows * (group + 1) / groups;
       const PairType* x = left.at(item.first_row + begin, w);

@@ -8,6 +8,12 @@ import torch
 
 from protocol.layout import FP8
 
+EXPERTS = {
+    "num_experts": 12,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 80,
+    "shared_expert_intermediate_size": 40,
+}
 FIRST, SECOND = list(range(60, 30, -1)), list(range(30))
 
 
@@ -19,6 +25,8 @@ FIRST, SECOND = list(range(60, 30, -1)), list(range(30))
         ("Qwen2ForCausalLM", {}, None),
         ("Qwen3ForCausalLM", {}, None),
         ("Qwen3ForCausalLM", {}, FP8),
+        ("MixtralForCausalLM", {}, None),
+        ("Qwen2MoeForCausalLM", {**EXPERTS, "mlp_only_layers": [1]}, None),
     ],
 )
 def test_as_layer_by_layer(make_tiny, paged_model, text, kernels, told):

@@ -156,3 +156,20 @@ def test_the_sizes_that_torch_does_not_multiply_are_named(make_tiny, paged_model
     tiny = make_tiny("Qwen3MoeForCausalLM", **(QWEN | {"moe_intermediate_size": 18}))
     with pytest.raises(Exception, match="multiples of 8, not matrices of 36 x 48"):
         paged_model(tiny.folder)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2", "qwen3 some dense", "qwen3 gelu"])
+def test_the_kernels_are_as_close_in_bf16_and_in_fp32(make_tiny, paged_model, text, kernels, name):
+    tokens = text(45)
+    tiny = make(make_tiny, name)
+    for chunk in (45, 7, 1):
+        logits = paged_model(tiny.folder, kernels=kernels).in_chunks(tokens, chunk, TABLE)
+        torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+    tiny = make(make_tiny, name, torch.bfloat16)
+    theirs = tiny.expected_logits(tokens)
+    tiny.reference.float()
+    exact = tiny.expected_logits(tokens)
+    for chunk in (45, 7, 1):
+        paged = paged_model(tiny.folder, kernels=kernels)
+        assert (paged.model._fused is None) == (name == "qwen3 gelu")
+        assert_as_close(paged.in_chunks(tokens, chunk, TABLE), theirs, exact)

@@ -28,7 +28,10 @@ def build() -> ctypes.CDLL:
     return library.load_library.__wrapped__("generic")
 
 
-FUNCTIONS = ("attention", "plan", "rms_norm", "rotate", "gate", "largest", "linear", "layers")
+FUNCTIONS = (
+    *("attention", "plan", "rms_norm", "rotate", "gate"),
+    *("largest", "linear", "experts", "layers"),
+)
 
 
 @pytest.fixture
