@@ -117,8 +117,7 @@ class DecodeRole:
             cached_tokens=message.cached_tokens,
         )
         self.tasks.add(task)
-        if message.prefill is None:
-            self._fetches.hint(sequence, message.holders)
+        self._fetches.hint(sequence, [] if message.prefill else message.holders)
         self._arrivals.expect(task)
 
     def refuse(self, key: HandoffKey, reason: str) -> None:

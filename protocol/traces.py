@@ -65,7 +65,8 @@ class GapSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A fetch of leading blocks from a worker that had them in its cache.
+    """A fetch of leading blocks from a worker that had them in its cache, or from a tier of the
+    worker's own: then `tier` says which, and there is no `holder`.
 
     Of `asked` blocks from `first_block` on, `found` arrived. `outcome` says why not all; "" if they
     did. `fetch_us` and `compute_us` were expected for fetching and for computing them.
@@ -80,13 +81,14 @@ class FetchSpan(msgspec.Struct, frozen=True, array_like=True):
     outcome: Text
     fetch_us: Signed
     compute_us: Signed
+    tier: Text = ""
 
 
 class PrefillTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a prefill worker spent its time on an attempt. `waits` are gaps between chunks.
 
     Of the prompt, `cached_tokens` were in the worker's own cache and `fetched_tokens` came from
-    others'.
+    others' or from a tier.
     """
 
     worker_id: Text
@@ -113,7 +115,7 @@ class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     `steps` are packed by `pack_steps`; the first one begins at or after `steps_since_us`. `stalls`
     are gaps between them. `cached_tokens` were cached when the attempt was admitted, and
-    `fetched_tokens` came from other workers' caches.
+    `fetched_tokens` came from other workers' caches or from a tier.
     """
 
     worker_id: Text

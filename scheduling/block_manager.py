@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,18 @@ class CacheDelta:
     removed: list[bytes]
 
 
+class ColdBlock(NamedTuple):
+    """An unpinned cached block. `num_uses` counts how often it was allocated until now."""
+
+    block: int
+    digest: bytes
+    num_uses: int
+
+
 class BlockManager:
     """Owner of the block numbers `0 .. num_blocks - 1`. Calls `on_allocate` with newly allocated
-    blocks, whose old contents are invalid."""
+    blocks, whose old contents are invalid, and `on_withdraw` with the hashes of blocks whose
+    contents turned out to be wrong."""
 
     def __init__(
         self, num_blocks: int, on_allocate: Callable[[list[int]], None] = lambda _: None
@@ -31,16 +42,21 @@ class BlockManager:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         self.num_blocks = num_blocks
         self._on_allocate = on_allocate
+        self.on_withdraw: Callable[[list[bytes]], None] = lambda _: None
         self._free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
         self._pins = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._parent_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
+        self._num_uses = [0] * num_blocks
+        self._stays_here: set[int] = set()  # cached blocks that `coldest` leaves out
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
         self._num_cached_free = 0
         self.num_moves = 0
         """Calls so far that pinned or unpinned blocks."""
+        self.num_allocated = 0
+        """Blocks that were allocated so far, each as often as it was."""
 
     @property
     def num_free(self) -> int:
@@ -95,10 +111,12 @@ class BlockManager:
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
         self.num_moves += 1
+        self.num_allocated += count
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._forget(block)
             self._pins[block] = 1
+            self._num_uses[block] += 1
         self._on_allocate(blocks)
         return blocks
 
@@ -117,16 +135,26 @@ class BlockManager:
 
     def withdraw(self, blocks: Iterable[int]) -> None:
         """Forget the hashes of pinned blocks whose contents cannot be trusted."""
+        hashes: list[bytes] = []
         for block in blocks:
             assert self._pins[block] > 0, f"block {block} withdrawn while free"
+            digest = self._hash_of[block]
+            if digest is not None:
+                hashes.append(digest)
             self._forget(block)
+        self.on_withdraw(hashes)
 
-    def publish(self, block: int, digest: bytes, parent: bytes | None = None) -> None:
+    def publish(
+        self, block: int, digest: bytes, parent: bytes | None = None, stays_here: bool = False
+    ) -> None:
         """Cache a pinned, complete block under its hash; an earlier block with this hash stays.
-        `parent` is the hash of the block before it, None for a prompt's first block."""
+        `parent` is the hash of the block before it, None for a prompt's first block. With
+        `stays_here` it may not be kept anywhere else: `coldest` leaves it out."""
         assert self._pins[block] > 0, f"block {block} published while free"
         if digest in self._block_of or self._hash_of[block] is not None:
             return
+        if stays_here:
+            self._stays_here.add(block)
         self._hash_of[block] = digest
         self._parent_of[block] = parent
         self._block_of[digest] = block
@@ -134,6 +162,19 @@ class BlockManager:
             del self._removed[digest]
         else:
             self._stored[digest] = None
+
+    def coldest(self, count: int) -> list[ColdBlock]:
+        """The cached ones of the `count` blocks that `allocate` hands out next, in this order."""
+        return [
+            ColdBlock(block, digest, self._num_uses[block])
+            for block in islice(self._free, count)
+            if (digest := self._hash_of[block]) is not None and block not in self._stays_here
+        ]
+
+    def is_unchanged(self, cold: ColdBlock) -> bool:
+        """Whether the block still holds what it held when `coldest` returned it."""
+        block, digest, num_uses = cold
+        return self._num_uses[block] == num_uses and self._hash_of[block] == digest
 
     def drain_events(self) -> CacheDelta:
         """The changes to the cache since the last call."""
@@ -191,6 +232,7 @@ class BlockManager:
         if digest is None:
             return
         self._hash_of[block] = None
+        self._stays_here.discard(block)
         self._num_cached_free -= self._pins[block] == 0
         del self._block_of[digest]
         if digest in self._stored:

@@ -560,7 +560,8 @@ class Scheduler:
     def _publish_block(self, sequence: Sequence, index: int) -> None:
         hashes = sequence.hashes
         parent = hashes[index - 1] if index else None
-        self.blocks.publish(sequence.block_table[index], hashes[index], parent)
+        block = sequence.block_table[index]
+        self.blocks.publish(block, hashes[index], parent, sequence.stays_in_pool)
 
     def _append(self, sequence: Sequence, token_id: int, now: float) -> Produced:
         """Add a token. Ends a finished sequence and releases its blocks unless a peer reads
@@ -603,7 +604,7 @@ def _may_begin(sequence: Sequence, budget_left: bool) -> bool:
     """Whether a waiting sequence needs only blocks. Without budget it may receive or fetch."""
     if sequence.remote:
         return sequence.source_has_begun
-    return sequence.is_ready and (budget_left or sequence.holders is not None)
+    return sequence.is_ready and (budget_left or sequence.is_hinted)
 
 
 def _lacks_room(sequence: Sequence) -> bool:

@@ -42,7 +42,7 @@ class SequenceState(StrEnum):
 
     WAITING -> RECEIVING (blocks come from a peer) -> RUNNING
     WAITING -> PREFILLING (computed here) -> RUNNING
-    WAITING -> FETCHING (leading blocks come from a peer's cache) -> PREFILLING
+    WAITING -> FETCHING (leading blocks come from a peer's cache or a tier) -> PREFILLING
     FETCHING -> WAITING (the peer does not answer)
     PREFILLING | RUNNING -> WAITING (preempted)
     any -> FINISHED
@@ -89,10 +89,12 @@ class Sequence:
       `source_has_begun`.
     - `prefill_only`: the sequence ends on this worker with its first token, and the worker `target`
       continues it.
-    - `holders`: the owner's notes about workers that hold leading blocks of the prompt; None if
-      there are none. Of the tokens that are computed, `num_cached` were cached here at the
-      admission, and `num_fetched` came from a peer's cache. `num_expected` more blocks are being
-      fetched.
+    - `holders`: the owner's notes about workers and tiers that may hold leading blocks of the
+      prompt; None if there are none. Of the tokens that are computed, `num_cached` were cached here
+      at the admission, and `num_fetched` came from a peer's cache or a tier. `num_expected` more
+      blocks are being fetched.
+    - `is_hinted`: probably somebody does hold some.
+    - `stays_in_pool`: its blocks may not be kept in the worker's tiers.
     - `grammar`: follows the output if `sampling` has a grammar. While the sequence `is_held`, steps
       leave it out, because its grammar awaits a mask.
     - `last_token_at`: the time of the last token, or of the last step that left the sequence out.
@@ -122,6 +124,8 @@ class Sequence:
     source_has_begun: bool = False
     target: str = ""
     holders: Any = None
+    is_hinted: bool = False
+    stays_in_pool: bool = False
     grammar: OutputGrammar | None = None
     is_held: bool = False
     history: Any = None

@@ -24,6 +24,7 @@ from engine.gpu.share import limit_to_share
 from engine.loader import LoadedEngine
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
+from kv_transfer.tiers.kv_tiers import KvTiers
 from kv_transfer.transports.interface import PoolMemory, Transport
 from kv_transfer.transports.registry import chosen_transport, create_transport
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
@@ -62,6 +63,7 @@ from worker.startup.addresses import advertised, advertised_address, checked
 from worker.startup.model_loading import ModelLoading, fetched, served_name, transfer_means
 from worker.startup.start_phases import PhaseTimes, StartPhases, since_process_began
 from worker.tasks import AnyTask
+from worker.tiers.assembly import open_tiers
 from worker.weights.choice import FINGERPRINT_DIGITS, can_send
 from worker.weights.server import ServedModel, WeightsServer
 
@@ -153,6 +155,7 @@ class _Local:
     paths: tuple[str, ...]  # the paths of KV blocks to peers
     folder: Path  # of the model's files
     texts: str  # the fingerprint of configuration and tokenizer
+    tiers: KvTiers | None
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,8 @@ def _prepare(start: _Start, wakeup: Wakeup, phases: StartPhases, stack: ExitStac
     descriptor = _register_pool(settings, loaded, transfers)
     paths = usable_paths(transfers.paths, loaded.pool.why_not_shareable())
     texts = texts_fingerprint(folder)
-    return _Local(wakeup, phases.stop, transfers, loaded, descriptor, paths, folder, texts)
+    tiers = open_tiers(settings, loaded, wakeup.wake, stack)
+    return _Local(wakeup, phases.stop, transfers, loaded, descriptor, paths, folder, texts, tiers)
 
 
 def _connect(
@@ -274,6 +278,7 @@ def _connect(
         stop=local.stop,
         clock=Clock(),
         announce=lease.update,
+        tiers=local.tiers,
     )
     around = Surroundings(
         network=network,

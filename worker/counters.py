@@ -34,6 +34,16 @@ class Count(StrEnum):
     SERVED_BLOCKS = "served_blocks"
     UNSERVED_BLOCKS = "unserved_blocks"
     TAKEN_BLOCKS = "taken_blocks"
+    LOADED_TOKENS = "loaded_tokens"
+    HOST_TIER_LOADED_BYTES = "host_tier_loaded_bytes"
+    HOST_TIER_STORED_BYTES = "host_tier_stored_bytes"
+    HOST_TIER_MISSED_BLOCKS = "host_tier_missed_blocks"
+    HOST_TIER_EVICTED_BLOCKS = "host_tier_evicted_blocks"
+    HOST_TIER_FAILURES = "host_tier_failures"
+    DISK_TIER_LOADED_BYTES = "disk_tier_loaded_bytes"
+    DISK_TIER_STORED_BYTES = "disk_tier_stored_bytes"
+    DISK_TIER_EVICTED_BLOCKS = "disk_tier_evicted_blocks"
+    DISK_TIER_FAILURES = "disk_tier_failures"
     DECODE_TOKENS = "decode_tokens"
     PREEMPTIONS = "preemptions"
     HANDOFFS = "handoffs"
@@ -96,6 +106,28 @@ MEANINGS: dict[Count, str] = {
     Count.SERVED_BLOCKS: "KV blocks of this worker's cache that other workers asked for and got",
     Count.UNSERVED_BLOCKS: "KV blocks that other workers asked for and did not get from here",
     Count.TAKEN_BLOCKS: "KV blocks taken over from the caches of workers that drained",
+    Count.LOADED_TOKENS: (
+        "Prompt tokens that were not computed here, because a tier of this worker had their blocks"
+    ),
+    Count.HOST_TIER_LOADED_BYTES: "Bytes of KV blocks copied from host memory back into the pool",
+    Count.HOST_TIER_STORED_BYTES: "Bytes of KV blocks copied from the pool to host memory",
+    Count.HOST_TIER_MISSED_BLOCKS: (
+        "KV blocks that were evicted from the pool before their copy to host memory was complete"
+    ),
+    Count.HOST_TIER_EVICTED_BLOCKS: (
+        "KV blocks that left host memory, for lack of room or after `tier_max_age_s`"
+    ),
+    Count.HOST_TIER_FAILURES: (
+        "KV blocks that could not be kept in host memory or had changed there"
+    ),
+    Count.DISK_TIER_LOADED_BYTES: "Bytes of KV blocks read from disk into host memory",
+    Count.DISK_TIER_STORED_BYTES: "Bytes of KV blocks written to disk",
+    Count.DISK_TIER_EVICTED_BLOCKS: (
+        "KV blocks that left the disk, for lack of room or after `tier_max_age_s`"
+    ),
+    Count.DISK_TIER_FAILURES: (
+        "KV blocks that could not be written to disk, or were not there as they had been written"
+    ),
     Count.DECODE_TOKENS: "Tokens that a decode worker sent to routers",
     Count.PREEMPTIONS: "Times that a sequence lost its blocks to a more senior one",
     Count.HANDOFFS: "Sequences that a decode worker took over from a prefill worker",

@@ -18,6 +18,7 @@ from engine.engine import Engine
 from engine.kv_pool import KvPool
 from kv_transfer.handoff.key import Named
 from kv_transfer.service import TransferService
+from kv_transfer.tiers.kv_tiers import KvTiers
 from kv_transfer.transfer_loop import ServiceFailed, TransferEvent
 from process.clock import Clock
 from process.flight_recorder import FlightRecorder
@@ -50,6 +51,7 @@ from worker.reporter import HandoffLoad, Reporter
 from worker.settings import WorkerSettings
 from worker.stall_watch import StallAlarm
 from worker.step_runner import StepRunner
+from worker.tiers.loads import TierLoads
 from worker.transfer_peers import TransferPeers
 from worker.weights.server import WeightsServer
 
@@ -74,6 +76,7 @@ class WorkerParts:
     stop: StopSignal
     clock: Clock
     announce: Callable[[WorkerState], None]
+    tiers: KvTiers | None = None
 
 
 class WorkerHost:
@@ -102,6 +105,7 @@ class WorkerHost:
         self.stall_alarm = StallAlarm(
             scheduler, self.counters, self.lifecycle, settings.stall_alarm_s
         )
+        self.tiers = TierLoads(parts.tiers, scheduler, self.counters, parts.clock)
         self._reporter = parts.reporter
         self._dumps = CacheDumps(parts.reporter.dump)
         self._wakeup = parts.wakeup

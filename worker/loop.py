@@ -187,6 +187,7 @@ class WorkerLoop(Generic[AnyTask]):
         role.sweep()
         role.outbound.sweep()
         role.caches.sweep(is_busy=len(role.tasks) > 0)
+        host.tiers.turn()
 
     def _try_handle(self, peer: Peer, message: ControlMessage) -> None:
         """Handle a peer's message. A message that cannot be handled ends the peer's connection and

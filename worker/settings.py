@@ -117,6 +117,30 @@ class WorkerSettings(SharedSettings):
         minimum=0.01,
         maximum=0.95,
     )
+    host_tier_bytes: int = setting(
+        0,
+        help="host memory for KV blocks that the pool evicts, besides the pool itself; pinned if "
+        "the device is a card; 0: none",
+        unit="bytes",
+        minimum=0,
+    )
+    disk_tier_bytes: int = setting(
+        0,
+        help="most that disk_tier_dir may take for KV blocks that leave host memory; 0: none",
+        unit="bytes",
+        minimum=0,
+    )
+    disk_tier_dir: str | None = setting(
+        None,
+        help="folder of a local disk for KV blocks, encrypted by a key from the cluster's secret; "
+        "each worker has a folder of its own in it, and finds its blocks again after a restart",
+    )
+    tier_max_age_s: float = setting(
+        3600.0,
+        help="KV blocks in host memory and on disk are erased when they were not used for so long",
+        unit="s",
+        minimum=1.0,
+    )
     sm_fraction: float | None = setting(
         None,
         help="part of the card's multiprocessors that this process may use, by CUDA's MPS, whose "
@@ -302,6 +326,12 @@ class WorkerSettings(SharedSettings):
         return {name: str(value) for name, value in values.items() if value is not None}
 
     def __post_init__(self) -> None:
+        if bool(self.disk_tier_bytes) != bool(self.disk_tier_dir):
+            raise ConfigError("disk_tier_bytes and disk_tier_dir need each other")
+        if self.disk_tier_bytes and not self.host_tier_bytes:
+            raise ConfigError(
+                "disk_tier_bytes needs host_tier_bytes: blocks reach the disk through host memory"
+            )
         if self.kv_ports is not None:
             first, last = map(int, self.kv_ports.split("-"))
             if not 0 < first <= last < 65536:

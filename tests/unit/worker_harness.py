@@ -23,7 +23,11 @@ from engine.sampling.grammar import Grammars
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
+from kv_transfer.tiers.copies import HostCopies
+from kv_transfer.tiers.host_tier import HostTier
+from kv_transfer.tiers.kv_tiers import KvTiers
 from kv_transfer.transfer_loop import NotificationArrived, WriteFinished
+from kv_transfer.transports.interface import PoolMemory
 from prefill_worker.role import PrefillRole
 from process.clock import Clock as ProcessClock
 from process.host_load import HostLoad
@@ -40,6 +44,7 @@ from tests.paths import DEMO_MODEL
 from tests.sequences import greedy
 from tests.unit.fake_model import BLOCK, VOCAB, FakeModel, continuation
 from tests.unit.fake_peers import FakePeers, FakeServer, FakeTransfers, Write
+from tests.unit.held_thread import HeldThread
 from worker.admissions import Admissions
 from worker.counters import Count
 from worker.host import WorkerHost, WorkerParts
@@ -148,6 +153,7 @@ class Bench:
     one_step_ahead: bool = False
     role_name: ClassVar[Role]
     scheduler_fields: dict[str, Any] = field(default_factory=dict)
+    host_slots: int = 0  # of a tier below the pool
 
     def __post_init__(self) -> None:
         self.memory = torch.full((self.num_blocks, BLOCK), -1, dtype=torch.int64)
@@ -175,6 +181,7 @@ class Bench:
             drain_grace_s=5.0,
             stall_alarm_s=20.0,
         )
+        self.tier_thread = HeldThread()
         parts = WorkerParts(
             engine=self.engine,
             pool=CardPool(self.model, self.memory),  # type: ignore[arg-type]
@@ -187,6 +194,7 @@ class Bench:
             stop=self.stop,
             clock=ProcessClock(self.clock),
             announce=self.announced.append,
+            tiers=self.tiers(self.host_slots) if self.host_slots else None,
         )
         self.host = PatientHost(settings, self.name, parts)
         self.sink = HandoffSink(self.transfers.agent, TTL_S, LANDING_S, self.kv_checksum)
@@ -195,6 +203,14 @@ class Bench:
         self.steps = CountedSteps(self.engine, self.host.counters, self.host.flight)
         self.host.steps = self.steps
         self.as_peer = Peer(self.name.encode(), self.name, self.role_name)  # as sources know it
+
+    def tiers(self, num_slots: int) -> KvTiers:
+        """Host memory below the pool."""
+        size = BLOCK * self.memory.element_size()
+        pool = PoolMemory(self.memory.data_ptr(), size, self.num_blocks, "cpu")
+        thread: Any = self.tier_thread
+        host = HostTier(HostCopies(pool, num_slots), thread, size, max_age_s=1e6)
+        return KvTiers(self.scheduler.blocks, host)
 
     @property
     def descriptor(self) -> PeerDescriptor:
@@ -264,11 +280,12 @@ class DecodeBench(Bench):
 
 
 def pinned_for_peers(bench: Bench) -> list[int]:
-    """Blocks of no sequence: those that a peer may still write to, or reads, and those of prefixes
-    that are taken over."""
+    """Blocks of no sequence: those that a peer or a tier may still write to, or a peer reads, and
+    those of prefixes that are taken over."""
     role: Any = bench.role  # type: ignore[attr-defined]
     fenced, served = role._inbound.fenced.blocks, role.outbound.blocks_serving
-    return [*fenced, *served, *role.caches.taken.blocks]
+    abandoned = bench.host.tiers.blocks_abandoned
+    return [*fenced, *served, *role.caches.taken.blocks, *abandoned]
 
 
 def land(write: Write, source: Bench, target: Bench) -> None:

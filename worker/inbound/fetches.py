@@ -68,6 +68,8 @@ class Fetches:
         self._arrived: dict[HandoffKey, tuple[_Fetch, int, float]] = {}  # over, not closed yet
         self._scheduler.choose_fetch = self._choose_blocks
         inbound.fetch_owners.append(self)
+        self._tiers = host.tiers
+        self._tiers.resume = self.begin
 
     @property
     def num_open(self) -> int:
@@ -77,15 +79,22 @@ class Fetches:
     # -- calls by the role ------------------------------------------------------------------
 
     def hint(self, sequence: Sequence, holders: list[KvHolder]) -> None:
-        """These workers probably have leading blocks of a new sequence: connect to them."""
-        if not holders or sequence.needs_prompt_logits:
+        """These workers probably have leading blocks of a new sequence: connect to them. Our own
+        tiers may have some, too."""
+        may_load = self._tiers.is_on and not sequence.stays_in_pool
+        if sequence.needs_prompt_logits or not (holders or may_load):
             return
-        sequence.holders = Holders(list(holders), self._clock.now() + CONNECT_WAIT_S)
+        connect_by = self._clock.now() + CONNECT_WAIT_S
+        sequence.holders = notes = Holders(list(holders), connect_by, may_load=may_load)
+        sequence.is_hinted = bool(holders)
+        self._tiers.prepare(sequence, notes)
         for holder in holders:
             self._peers.connect(holder.peer)
 
     def begin(self, sequence: Sequence) -> None:
-        """Fetch for a sequence that was admitted for it, or fetch more, or compute the rest."""
+        """Load or fetch for a sequence that was admitted for it, or more, or compute the rest."""
+        if self._tiers.try_begin(sequence):
+            return
         found = self._choose(sequence, sequence.num_computed // self._layout.block_size)
         if found is None:
             self._scheduler.fetch_over(sequence)
@@ -95,6 +104,7 @@ class Fetches:
 
     def drop(self, sequence: Sequence) -> None:
         """A sequence is about to end: its granted blocks stay fenced until the holder closes."""
+        self._tiers.drop(sequence)
         holders = holders_of(sequence)
         if holders is None:
             return
@@ -159,7 +169,10 @@ class Fetches:
         self._inbound.fenced.keep(key, fetch.blocks)
 
     def _choose_blocks(self, sequence: Sequence, num_cached: int) -> int | None:
-        """See `scheduling.scheduler.FetchChooser`."""
+        """See `scheduling.scheduler.FetchChooser`. What is in our own tiers comes first."""
+        number = self._tiers.choose(sequence, num_cached)
+        if number != 0:
+            return number
         found = self._choose(sequence, num_cached)
         if found is not None:
             return found[1].num_blocks

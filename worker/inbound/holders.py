@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kv_transfer.handoff.key import HandoffKey
+from kv_transfer.tiers.host_tier import Load
 from protocol.messages import KvHolder
 from protocol.traces import FetchSpan
 from scheduling.sequence import Sequence
@@ -15,7 +16,8 @@ class Holders:
     """Workers that may be asked, the best first, and the fetch that is `running`.
 
     Until `connect_by` the sequence waits for workers that have not answered yet. `spans` are the
-    fetches that are over.
+    fetches that are over. With `may_load`, blocks may also come from this worker's own tiers:
+    `load` is the one under way, and `from_disk` what is read from the disk for it.
     """
 
     left: list[KvHolder]
@@ -23,6 +25,23 @@ class Holders:
     num_fetches: int = 0
     running: HandoffKey | None = None
     spans: list[FetchSpan] = field(default_factory=list)
+    may_load: bool = False
+    load: Load | None = None
+    from_disk: DiskRead | None = None
+
+
+@dataclass
+class DiskRead:
+    """Blocks that are read from the disk into host memory while a request waits. It waits for them
+    until `wait_until`. `seconds` is what each block took that has arrived."""
+
+    began_us: int
+    wait_until: float
+    seconds: dict[bytes, float] = field(default_factory=dict)
+
+    def note(self, digest: bytes, seconds: float) -> None:
+        """A block has arrived in host memory."""
+        self.seconds[digest] = seconds
 
 
 def holders_of(sequence: Sequence) -> Holders | None:

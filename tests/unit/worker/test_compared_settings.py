@@ -46,6 +46,8 @@ MAY_DIFFER = {
     "torch_threads",
     # a peer's weights have the fingerprint of its checkpoint
     "weights_from",
+    # what a worker keeps of its own blocks: files carry the layout's fingerprint
+    "disk_tier_bytes", "disk_tier_dir", "host_tier_bytes", "tier_max_age_s",
     # each worker's limits: placement knows them, or they shape its own schedule only
     "chunk_max_tokens", "chunk_min_tokens", "itl_target_ms", "max_batch_size", "max_context",
     "mask_limit_s", "mask_wait_ms", "memory_fraction", "num_blocks", "request_deadline_s",

@@ -57,6 +57,7 @@ def host(wakeup: Wakeup) -> Iterator[WorkerHost]:
         stop=None,
         clock=Clock(),
         announce=None,
+        tiers=None,
     )
     settings: Any = SimpleNamespace(
         stall_alarm_s=60.0, drain_grace_s=1.0, cluster_secret="a secret of sixteen"

@@ -1,0 +1,130 @@
+"""A file of encrypted KV blocks, in slots of equal size.
+
+The head names the file's salt and the id of its key, each slot's head the hash of its block, the
+time of writing and the nonce. A slot that is half written, was changed, or belongs to another block
+cannot be decrypted. The file grows as slots are used. One thread calls `read`, `write` and `erase`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kv_transfer.tiers.disk_key import (
+    ID_BYTES,
+    NONCE_BYTES,
+    SALT_BYTES,
+    TAG_BYTES,
+    DiskKey,
+    DiskScope,
+    ForgedBlock,
+)
+from protocol.hashing import HASH_BYTES
+
+PAGE = 4096
+_MAGIC = b"BATONKV1"
+_FILE_HEAD = struct.Struct(f"<8s{SALT_BYTES}s{ID_BYTES}sQ")
+_SLOT_HEAD = struct.Struct(f"<{HASH_BYTES}sQ{NONCE_BYTES}s")
+_ABOUT = struct.Struct(f"<{HASH_BYTES}sQ")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A block that an earlier process wrote, by its slot's head, which may lie."""
+
+    slot: int
+    digest: bytes
+    written_s: int
+
+
+class BlockFile:
+    """Owner of an open file. `wall_s` is the time of the day in seconds."""
+
+    def __init__(
+        self, fd: int, scope: DiskScope, block_bytes: int, max_bytes: int,
+        wall_s: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._fd = fd
+        self._wall_s = wall_s
+        self._slot_bytes = -(-(_SLOT_HEAD.size + block_bytes + TAG_BYTES) // PAGE) * PAGE
+        self._sealed_bytes = block_bytes + TAG_BYTES
+        self.num_slots = max(0, (max_bytes - PAGE) // self._slot_bytes)
+        self._key, self.is_foreign = self._open_key(scope)
+        self._buffer = memoryview(bytearray(_SLOT_HEAD.size + self._sealed_bytes))
+
+    def found(self) -> list[Found]:
+        """The blocks that are there; one for each hash."""
+        blocks: dict[bytes, Found] = {}
+        for slot in range(self.num_slots):
+            head = os.pread(self._fd, _SLOT_HEAD.size, self._offset(slot))
+            if len(head) < _SLOT_HEAD.size:
+                break
+            digest, written_s, _ = _SLOT_HEAD.unpack(head)
+            if any(digest):
+                blocks.setdefault(digest, Found(slot, digest, written_s))
+        return list(blocks.values())
+
+    def write(self, slot: int, digest: bytes, block: memoryview) -> None:
+        """Write a block. Raises OSError; the slot then holds nothing that can be read."""
+        written_s = int(self._wall_s())
+        sealed = self._buffer[_SLOT_HEAD.size :]
+        nonce = self._key.seal(block, _ABOUT.pack(digest, written_s), sealed)
+        _SLOT_HEAD.pack_into(self._buffer, 0, digest, written_s, nonce)
+        self._write(self._offset(slot), self._buffer)
+
+    def read(self, slot: int, digest: bytes, into: memoryview) -> None:
+        """Read the block of this hash. Raises OSError and ForgedBlock."""
+        number = os.preadv(self._fd, [self._buffer], self._offset(slot))
+        found, written_s, nonce = _SLOT_HEAD.unpack_from(self._buffer)
+        if number < len(self._buffer) or found != digest:
+            raise ForgedBlock("the slot does not hold this block")
+        sealed = self._buffer[_SLOT_HEAD.size :]
+        self._key.open(nonce, sealed, _ABOUT.pack(digest, written_s), into)
+
+    def erase(self, slot: int) -> None:
+        """Overwrite the head of a slot: without its nonce, the block cannot be decrypted. Raises
+        OSError."""
+        self._write(self._offset(slot), memoryview(bytes(_SLOT_HEAD.size)))
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open_key(self, scope: DiskScope) -> tuple[DiskKey, bool]:
+        """The file's key, and whether the file had another one: then it is emptied."""
+        head = os.pread(self._fd, _FILE_HEAD.size, 0)
+        if len(head) == _FILE_HEAD.size:
+            magic, salt, key_id, slot_bytes = _FILE_HEAD.unpack(head)
+            key = scope.key(salt)
+            if magic == _MAGIC and key.has_id(key_id) and slot_bytes == self._slot_bytes:
+                limit = self._offset(self.num_slots)
+                if os.fstat(self._fd).st_size > limit:
+                    os.ftruncate(self._fd, limit)
+                return key, False
+        os.ftruncate(self._fd, 0)
+        salt = os.urandom(SALT_BYTES)
+        key = scope.key(salt)
+        packed = _FILE_HEAD.pack(_MAGIC, salt, key.key_id, self._slot_bytes)
+        self._write(0, memoryview(packed.ljust(PAGE, b"\0")))
+        return key, bool(head)
+
+    def _offset(self, slot: int) -> int:
+        return PAGE + slot * self._slot_bytes
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        while data:
+            number = os.pwrite(self._fd, data, offset)
+            data, offset = data[number:], offset + number
+
+
+def is_of(fd: int, scope: DiskScope) -> bool:
+    """Whether the file's key is that of `scope`."""
+    head = os.pread(fd, _FILE_HEAD.size, 0)
+    if len(head) < _FILE_HEAD.size:
+        return False
+    _, salt, key_id, _ = _FILE_HEAD.unpack(head)
+    return scope.key(salt).has_id(key_id)

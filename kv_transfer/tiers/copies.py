@@ -1,0 +1,73 @@
+"""Copies between the KV pool and the slots of host memory below it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import zlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from kv_transfer.transports.interface import PoolMemory
+
+
+class BlockCopies(Protocol):
+    """Slots of host memory, of the size of a block each, beside a pool. A thread of the tier calls
+    `save` and `load`, which return when the copies are complete."""
+
+    @property
+    def num_slots(self) -> int:
+        """How many blocks the host memory holds."""
+
+    def slot(self, number: int) -> memoryview:
+        """The bytes of a slot."""
+
+    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy blocks of the pool into slots, pairwise. The pool may change meanwhile."""
+
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy slots into blocks of the pool, pairwise."""
+
+
+class HostCopies:
+    """Slots beside a pool that lies in this process's memory, too. Pages that were never used take
+    no memory."""
+
+    def __init__(self, pool: PoolMemory, num_slots: int) -> None:
+        self._pool = pool
+        self._size = pool.block_bytes
+        self._num_slots = num_slots
+        self._arena = mmap.mmap(-1, num_slots * self._size)
+        self._bytes = memoryview(self._arena)
+        self._anchor = ctypes.c_char.from_buffer(self._arena)
+        self._address = ctypes.addressof(self._anchor)
+
+    @property
+    def num_slots(self) -> int:
+        """See BlockCopies."""
+        return self._num_slots
+
+    def slot(self, number: int) -> memoryview:
+        """See BlockCopies."""
+        return self._bytes[number * self._size : (number + 1) * self._size]
+
+    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """See BlockCopies. `memmove` lets other threads run."""
+        for block, slot in zip(blocks, slots, strict=True):
+            ctypes.memmove(self._of_slot(slot), self._of_block(block), self._size)
+
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """See BlockCopies."""
+        for slot, block in zip(slots, blocks, strict=True):
+            ctypes.memmove(self._of_block(block), self._of_slot(slot), self._size)
+
+    def _of_slot(self, slot: int) -> int:
+        return self._address + slot * self._size
+
+    def _of_block(self, block: int) -> int:
+        return self._pool.address + block * self._size
+
+
+def checksum(data: memoryview) -> int:
+    """Tells whether memory has changed by accident."""
+    return zlib.crc32(data)

@@ -1,0 +1,179 @@
+"""The second tier: encrypted blocks in a file, below host memory.
+
+The coldest blocks of host memory are written behind, and read back into host memory for requests
+that will need them. A block that cannot be read, or was not written by us, is forgotten and
+computed again. All methods belong to the thread that steps; the tier's thread reads and writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from kv_transfer.tiers.block_file import BlockFile
+from kv_transfer.tiers.disk_key import ForgedBlock
+from kv_transfer.tiers.host_tier import HostTier
+from kv_transfer.tiers.io_thread import IoThread, Job
+from kv_transfer.tiers.slot_index import SlotIndex
+from kv_transfer.tiers.tier_counts import TierCounts
+
+log = logging.getLogger(__name__)
+
+MAX_WRITING = 16
+USUAL_BYTES_PER_S = 1e9
+NoteRead = Callable[[bytes, float], None]
+"""Told the hash of a block that has arrived in host memory, and the seconds that it took."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskTier:
+    """Blocks in the slots of `file`, by hash."""
+
+    def __init__(
+        self, file: BlockFile, host: HostTier, thread: IoThread, block_bytes: int, max_age_s: float
+    ) -> None:
+        self.index = SlotIndex(file.num_slots, max_age_s)
+        self.counts = TierCounts(block_bytes, USUAL_BYTES_PER_S)
+        self.reading: set[bytes] = set()
+        self._writing: set[bytes] = set()
+        self._file = file
+        self._host = host
+        self._thread = thread
+        self._now = 0.0
+
+    def restore(self, now: float, wall_s: float) -> int:
+        """Find the blocks again that an earlier process wrote. Returns their number."""
+        entries = [
+            (each.slot, each.digest, now - max(0.0, wall_s - each.written_s))
+            for each in self._file.found()
+        ]
+        self.index.restore(entries)
+        self.expire(now)
+        return len(self.index)
+
+    def save_coldest(self, now: float) -> bool:
+        """Write the blocks that host memory gives up next and that are not here yet, as many as the
+        thread may have to do. Returns whether that is all of them."""
+        self._now = now
+        for digest in self._host.index.coldest(self._host.num_window):
+            if digest not in self.index and digest not in self._writing:
+                if len(self._writing) >= MAX_WRITING:
+                    return False
+                self._save(digest)
+        return True
+
+    def raise_blocks(self, hashes: Sequence[bytes], note: NoteRead, now: float) -> int:
+        """Read the blocks of a chain that are here and not in host memory, up to the first that is
+        in neither, or for which host memory has no room; `note` is called for each that has
+        arrived. Returns how many reads were begun."""
+        self._now = now
+        number = 0
+        self.index.touch(hashes, now)
+        for digest in hashes:
+            if digest in self._host.index or digest in self.reading:
+                continue
+            if digest not in self.index or len(self.reading) >= self._host.num_window:
+                break
+            slot = self._host.index.try_reserve()
+            if slot is None:
+                break
+            self._raise(digest, slot, note)
+            number += 1
+        return number
+
+    def drop(self, digest: bytes) -> None:
+        """Forget a block, and make it unreadable."""
+        slot = self.index.find(digest)
+        if slot is not None:
+            self.index.drop(digest)
+            self._erase(slot)
+
+    def expire(self, now: float) -> None:
+        """Forget the blocks that were not used for too long, and make them unreadable."""
+        for _, slot in self.index.expire(now):
+            self._erase(slot)
+
+    def finish(self) -> None:
+        """Take note of reads and writes that are over."""
+        self._thread.finish()
+
+    def close(self) -> None:
+        """End the thread and close the file."""
+        self._thread.close()
+        self._file.close()
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def _save(self, digest: bytes) -> None:
+        slot = self.index.try_reserve()
+        if slot is None:
+            return
+        self._writing.add(digest)
+        host_slot, block = self._host.read(digest)
+
+        def run() -> None:
+            if not self._host.is_whole(host_slot):
+                raise ForgedBlock("a block in host memory has changed by itself")
+            self._file.write(slot, digest, block)
+
+        def over(error: Exception | None) -> None:
+            self._writing.discard(digest)
+            is_kept = self._host.index.find(digest) == host_slot
+            self._host.index.unpin(host_slot, digest)
+            if error is None and is_kept:
+                self.index.fill(slot, digest, self._now)
+                self.counts.num_stored += 1
+                return
+            self.index.cancel(slot)
+            if error is not None:
+                self._note_failed_write(error)
+
+        self._thread.submit(Job(run, over), is_urgent=False)
+
+    def _raise(self, digest: bytes, host_slot: int, note: NoteRead) -> None:
+        slot = self.index.find(digest)
+        assert slot is not None, "it was found a moment ago"
+        self.reading.add(digest)
+        self.index.pin(slot)
+        target = self._host.slot(host_slot)
+        took: list[float] = []
+
+        def run() -> None:
+            started = time.perf_counter()
+            self._file.read(slot, digest, target)
+            self._host.seal(host_slot)
+            took.append(time.perf_counter() - started)
+
+        def over(error: Exception | None) -> None:
+            self.reading.discard(digest)
+            is_kept = self.index.find(digest) == slot
+            self.index.unpin(slot, digest)
+            if error is None and is_kept:
+                self._host.index.fill(host_slot, digest, self._now)
+                self.counts.note_loaded(1, took[0])
+                note(digest, took[0])
+                return
+            self._host.index.cancel(host_slot)
+            if error is not None:
+                self.drop(digest)
+                self.counts.fail("blocks on disk could not be read", error)
+
+        self._thread.submit(Job(run, over), is_urgent=True)
+
+    def _erase(self, slot: int) -> None:
+        """Later writes to the slot come after this one."""
+
+        def over(error: Exception | None) -> None:
+            if error is not None:
+                self.counts.fail("blocks on disk could not be erased", error)
+
+        self._thread.submit(Job(lambda: self._file.erase(slot), over), is_urgent=False)
+
+    def _note_failed_write(self, error: Exception) -> None:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            self.index.retire_free()
+            self.counts.fail("the disk is full, so its tier grows no more", error)
+        else:
+            self.counts.fail("blocks could not be written to disk", error)

@@ -1,0 +1,147 @@
+"""Which slot of a tier holds which block, and which slot is given up next.
+
+Pure bookkeeping over slot numbers and hashes; the time is passed in. A slot is free, reserved (it
+is being filled), or holds the block of a hash. Pinned slots, which are being read, are neither
+given up nor reused. Entries leave the index when the tier is full, the ones used least recently
+first, when they were not used for `max_age_s`, or when `drop` says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+
+class SlotIndex:
+    """Owner of the slot numbers `0 .. num_slots - 1`."""
+
+    def __init__(self, num_slots: int, max_age_s: float) -> None:
+        self._num_slots = num_slots
+        self._max_age_s = max_age_s
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
+        self._used_at: dict[bytes, float] = {}
+        self._reserved: set[int] = set()
+        self._pins: Counter[int] = Counter()
+        self.num_evicted = 0
+        """Entries so far that left because of their age or because the tier was full."""
+
+    def __len__(self) -> int:
+        """The number of entries."""
+        return len(self._slot_of)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._slot_of
+
+    @property
+    def num_slots(self) -> int:
+        """The number of slots, used or not."""
+        return self._num_slots
+
+    def find(self, digest: bytes) -> int | None:
+        """The slot that holds a block; None if there is none."""
+        return self._slot_of.get(digest)
+
+    def hashes(self) -> list[bytes]:
+        """The hashes of all entries, least recently used first."""
+        return list(self._slot_of)
+
+    def coldest(self, count: int) -> list[bytes]:
+        """The hashes of entries that are given up if `count` more blocks come."""
+        number = count - len(self._free)
+        return [digest for digest, _ in zip(self._slot_of, range(number), strict=False)]
+
+    def try_reserve(self) -> int | None:
+        """A slot to fill, at the cost of the entry used least recently if none is free. None if
+        every slot is reserved or pinned."""
+        if not self._free:
+            victim = next((d for d, slot in self._slot_of.items() if not self._pins[slot]), None)
+            if victim is None:
+                return None
+            self._evict(victim)
+        slot = self._free.pop()
+        self._reserved.add(slot)
+        return slot
+
+    def restore(self, entries: Sequence[tuple[int, bytes, float]]) -> None:
+        """Take over entries (slot, hash, last use) that outlived the former index. This one must be
+        unused."""
+        assert not self._slot_of
+        assert not self._reserved
+        for slot, digest, used_at in sorted(entries, key=lambda entry: entry[2]):
+            self._slot_of[digest] = slot
+            self._used_at[digest] = used_at
+        held = set(self._slot_of.values())
+        self._free = [slot for slot in self._free if slot not in held]
+
+    def fill(self, slot: int, digest: bytes, now: float) -> None:
+        """A reserved slot holds this block now. If another slot does already, this one is free."""
+        self._reserved.remove(slot)
+        if digest in self._slot_of:
+            self._free.append(slot)
+            return
+        self._slot_of[digest] = slot
+        self._used_at[digest] = now
+
+    def cancel(self, slot: int) -> None:
+        """A reserved slot was not filled."""
+        self._reserved.remove(slot)
+        self._free.append(slot)
+
+    def retire_free(self) -> None:
+        """Do without the free slots from now on: there is no room behind them."""
+        self._num_slots -= len(self._free)
+        self._free.clear()
+
+    def touch(self, hashes: Sequence[bytes], now: float) -> None:
+        """These entries, in chain order, are used now. The tail is given up before the head."""
+        for digest in reversed(hashes):
+            if digest in self._slot_of:
+                self._slot_of.move_to_end(digest)
+                self._used_at[digest] = now
+
+    def pin(self, slot: int) -> None:
+        """The slot of an entry is being read."""
+        self._pins[slot] += 1
+
+    def unpin(self, slot: int, digest: bytes) -> None:
+        """The slot of this entry is read by one reader less. If the entry was dropped meanwhile,
+        the slot is free after its last reader."""
+        self._pins[slot] -= 1
+        if not self._pins[slot]:
+            del self._pins[slot]
+            if self._slot_of.get(digest) != slot:
+                self._free.append(slot)
+
+    def drop(self, digest: bytes) -> None:
+        """Forget an entry, if there is one."""
+        slot = self._slot_of.pop(digest, None)
+        if slot is None:
+            return
+        del self._used_at[digest]
+        if not self._pins[slot]:
+            self._free.append(slot)
+
+    def expire(self, now: float) -> list[tuple[bytes, int]]:
+        """Forget the entries that were not used for too long. Returns their hashes and slots."""
+        expired = []
+        for digest, slot in self._slot_of.items():
+            if now - self._used_at[digest] < self._max_age_s:
+                break
+            expired.append((digest, slot))
+        for digest, _ in expired:
+            self._evict(digest)
+        return expired
+
+    def check(self) -> None:
+        """Raise AssertionError unless every invariant holds; for tests."""
+        held = set(self._slot_of.values())
+        doomed = set(self._pins) - held
+        parts = (set(self._free), held, self._reserved, doomed)
+        assert len(self._free) == len(set(self._free)), "a slot is free twice"
+        assert sum(map(len, parts)) == len(set().union(*parts)) == self._num_slots
+        assert self._used_at.keys() == self._slot_of.keys()
+
+    def _evict(self, digest: bytes) -> None:
+        self.num_evicted += 1
+        self.drop(digest)

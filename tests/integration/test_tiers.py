@@ -1,0 +1,84 @@
+"""A fleet whose pools hold two prompts, and whose tiers hold them all, gives the tokens of a worker
+without tiers, also split in two and after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cli.fleet import Fleet
+from tests.effort import some
+from tests.integration.fleets import (
+    all_counters,
+    assert_as_expected,
+    complete_all,
+    running_fleet,
+    wait_for,
+)
+from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
+
+POOL = 160  # blocks
+BLOCK_BYTES = 16 << 10
+ENOUGH = 100 * BLOCK_BYTES
+SECRET = "the secret of a fleet that is started twice"
+
+
+@pytest.fixture(scope="module")
+def long(references: list[Reference]) -> list[Reference]:
+    """Three times as many as fit into a pool."""
+    chosen = [each for each in references if len(each.prompt) >= 1000]
+    assert sum(len(each.prompt) for each in chosen) > 3 * POOL * BLOCK
+    return chosen
+
+
+@contextmanager
+def fleet_with(prefill: int, host_blocks: int, folder: Path | None = None) -> Iterator[Fleet]:
+    environment = {"BATON_HOST_TIER_BYTES": str(host_blocks * BLOCK_BYTES)}
+    if folder is not None:
+        environment |= {
+            "BATON_DISK_TIER_DIR": str(folder),
+            "BATON_DISK_TIER_BYTES": str(2000 * (BLOCK_BYTES + 4096)),
+        }
+    sizes = {"prefill": prefill, "decode": 1, "num_blocks": POOL}
+    with running_fleet(environment, cluster_secret=SECRET, **sizes) as fleet:
+        yield fleet
+
+
+def total(fleet: Fleet, name: str) -> int:
+    """A counter of all workers."""
+    return sum(each[name] for each in all_counters(fleet).values())
+
+
+def grown(fleet: Fleet, long: list[Reference], name: str) -> int:
+    """How much a counter of all workers grows while the prompts are answered, correctly."""
+    before = total(fleet, name)
+    assert_as_expected(long, complete_all(fleet, long, NUM_TOKENS, at_once=2))
+    return total(fleet, name) - before
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("prefill", [1, 0])
+def test_blocks_come_back_from_host_memory(long: list[Reference], prefill: int) -> None:
+    with fleet_with(prefill, host_blocks=2000) as fleet:
+        assert grown(fleet, long, "loaded_tokens") == 0
+        lengths = sum(len(each.prompt) for each in long)
+        assert grown(fleet, long, "loaded_tokens") > lengths / 4
+        assert grown(fleet, long, "prefill_tokens") < lengths / 2
+        assert total(fleet, "host_tier_failures") == 0
+
+
+@pytest.mark.parametrize("prefill", some([1, 0], 1))
+def test_blocks_come_back_from_disk_also_after_a_restart(
+    long: list[Reference], prefill: int, tmp_path: Path
+) -> None:
+    with fleet_with(prefill, host_blocks=2 * POOL, folder=tmp_path) as fleet:
+        assert grown(fleet, long, "loaded_tokens") == 0
+        wait_for("blocks on disk", lambda: total(fleet, "disk_tier_stored_bytes") > ENOUGH)
+        assert grown(fleet, long, "loaded_tokens") > 0
+        wait_for("blocks read from disk", lambda: total(fleet, "disk_tier_loaded_bytes"))
+    with fleet_with(prefill, host_blocks=2 * POOL, folder=tmp_path) as fleet:
+        assert grown(fleet, long, "disk_tier_loaded_bytes") > 0
+        assert total(fleet, "disk_tier_failures") == 0

@@ -1,0 +1,89 @@
+"""Opens the tiers that a worker's settings ask for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from engine.device import bind_thread
+from engine.gpu.pinned_copies import PinnedCopies
+from engine.host_memory import available_memory
+from engine.kv_pool import KvPool
+from engine.loader import LoadedEngine
+from kv_transfer.tiers.block_file import BlockFile
+from kv_transfer.tiers.copies import BlockCopies, HostCopies
+from kv_transfer.tiers.disk_folder import claim_file
+from kv_transfer.tiers.disk_key import DiskScope
+from kv_transfer.tiers.disk_tier import DiskTier
+from kv_transfer.tiers.host_tier import HostTier
+from kv_transfer.tiers.io_thread import IoThread
+from kv_transfer.tiers.kv_tiers import KvTiers
+from kv_transfer.transports.interface import PoolMemory
+from protocol.errors import ConfigError
+from worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+def open_tiers(
+    settings: WorkerSettings, loaded: LoadedEngine, wake: Callable[[], None], stack: ExitStack
+) -> KvTiers | None:
+    """The tiers below a worker's pool; None if it has none. Raises ConfigError."""
+    if not settings.host_tier_bytes:
+        return None
+    pool = loaded.pool
+    copies = _copies(pool, settings.host_tier_bytes)
+    thread = IoThread("kv-host-tier", wake, lambda: bind_thread(pool.device))
+    host = HostTier(copies, thread, pool.block_bytes, settings.tier_max_age_s)
+    stack.callback(host.close)
+    disk = _disk_tier(settings, pool, host, wake)
+    if disk is not None:
+        stack.callback(disk.close)
+    log.info("%d KV blocks fit into host memory below the pool", copies.num_slots)
+    return KvTiers(loaded.engine.scheduler.blocks, host, disk)
+
+
+def _copies(pool: KvPool, num_bytes: int) -> BlockCopies:
+    num_slots, free = num_bytes // pool.block_bytes, available_memory()
+    if num_slots < 1:
+        raise ConfigError(
+            f"host_tier_bytes {num_bytes} hold no KV block, which has {pool.block_bytes} bytes"
+        )
+    if num_bytes > free:
+        raise ConfigError(
+            f"host_tier_bytes {num_bytes} are more than the {free} bytes that are free here "
+            "(the machine's memory, or the container's limit)"
+        )
+    if pool.device.type == "cuda":
+        return PinnedCopies(pool, num_slots)
+    memory = PoolMemory(pool.base_address, pool.block_bytes, pool.num_blocks, "cpu")
+    return HostCopies(memory, num_slots)
+
+
+def _disk_tier(
+    settings: WorkerSettings, pool: KvPool, host: HostTier, wake: Callable[[], None]
+) -> DiskTier | None:
+    if settings.disk_tier_dir is None:
+        return None
+    scope = DiskScope(settings.cluster_secret, pool.layout.fingerprint)
+    fd = claim_file(Path(settings.disk_tier_dir), scope)
+    file = BlockFile(fd, scope, pool.block_bytes, settings.disk_tier_bytes, time.time)
+    if not file.num_slots:
+        file.close()
+        raise ConfigError(
+            f"disk_tier_bytes {settings.disk_tier_bytes} hold no KV block, which has "
+            f"{pool.block_bytes} bytes"
+        )
+    if file.is_foreign:
+        log.warning(
+            "%s held KV blocks of another model, layout or secret: they are erased",
+            settings.disk_tier_dir,
+        )
+    thread = IoThread("kv-disk-tier", wake)
+    disk = DiskTier(file, host, thread, pool.block_bytes, settings.tier_max_age_s)
+    found = disk.restore(time.monotonic(), time.time())
+    log.info("%d of %d KV blocks were found again on disk", found, file.num_slots)
+    return disk
