@@ -14,6 +14,7 @@ from typing import Any
 from cli.http_json import RouterAccess, RouterUnreachable, get_json
 from cli.output.tables import complaint, print_workers
 from cli.output.terminal_text import plain_console, shown_json
+from console.telemetry.facts.facts_json import lost_log
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.fleet_watcher import read_fleet
 from process.store.store_url import store_url
@@ -77,23 +78,26 @@ def main(argv: Sequence[str]) -> int:
     workers = fleet["workers"]
     if not workers:
         print("no worker is registered")
-        _print_store(fleet)
+        _print_troubles(fleet)
         return 0
     print_workers(plain_console(), workers, has_load)
     for line in filter(None, map(complaint, workers)):
         print(line)
-    _print_store(fleet)
+    _print_troubles(fleet)
     return 0
 
 
-def _print_store(fleet: Mapping[str, Any]) -> None:
-    """Say what is wrong with the store, or will be soon, if the router knows."""
+def _print_troubles(fleet: Mapping[str, Any]) -> None:
+    """Say what is wrong with the store, or will be soon, and which logs are lost, if the router
+    knows."""
     store = fleet.get("store")
     said = store if isinstance(store, dict) else {}
     if trouble := said.get("trouble"):
         print(f"{trouble}; requests go on with the workers last known")
     if notice := said.get("notice"):
         print(notice)
+    for each in fleet.get("logs", ()):
+        print(lost_log(each))
 
 
 def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:

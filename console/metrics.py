@@ -118,6 +118,7 @@ def fact_gauges(facts: Facts) -> Iterator[GaugeMetricFamily]:
          sum(each.late for each in facts.keys)),
         ("silent_routers", "Other routers that were killed or hang, and whose place none has taken",
          len(facts.routers)),
+        ("lost_logs", "Processes that cannot write their logs", len(facts.logs)),
     ):  # fmt: skip
         gauge = GaugeMetricFamily(f"baton_fleet_{name}", text)
         gauge.add_metric([], value)

@@ -1,4 +1,7 @@
-"""Logging of a process to stderr: lines for people, or one JSON object per line."""
+"""Logging of a process to stderr: lines for people, or one JSON object per line.
+
+A line that cannot be written, as on a full disk, is lost and counted; the process goes on.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from process.trace_context import CURRENT_TRACE
 
@@ -27,12 +30,49 @@ def setup_logs(
     `level` is a key of LEVELS, `format` "text" or "json", `who` the role or worker that each line
     names. Another call replaces the former set-up.
     """
-    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler = CountingHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter(who) if format == "json" else TextFormatter(who))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])
     logging.captureWarnings(True)
+
+
+class LogCounts(NamedTuple):
+    """The lines of this process's log since its start: those that were written, and lost ones."""
+
+    written: int = 0
+    lost: int = 0
+
+
+def log_counts() -> LogCounts:
+    """The counts of this process; zero before `setup_logs`."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, CountingHandler):
+            return handler.counts
+    return LogCounts()
+
+
+class CountingHandler(logging.StreamHandler[TextIO | io.TextIOBase]):
+    """Writes lines to a stream and counts them; one that the stream refuses is lost."""
+
+    def __init__(self, stream: TextIO | io.TextIOBase) -> None:
+        super().__init__(stream)
+        self.counts = LogCounts()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        lost = self.counts.lost
+        super().emit(record)
+        if self.counts.lost == lost:
+            self.counts = self.counts._replace(written=self.counts.written + 1)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Count a line that could not be written; our own faults are shown as usual."""
+        if isinstance(sys.exception(), OSError):
+            self.counts = self.counts._replace(lost=self.counts.lost + 1)
+        else:
+            super().handleError(record)
 
 
 def about(request_id: str, trace_id: str = "") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections import Counter
 from enum import StrEnum
 
 from process.host_load import CpuTotals
+from process.logs import LogCounts
 
 
 class Count(StrEnum):
@@ -65,6 +66,8 @@ class Count(StrEnum):
     CPU_THROTTLED_US = "cpu_throttled_us"
     HOST_CPU_US = "host_cpu_us"
     HOST_PRESSURE_US = "host_pressure_us"
+    LOG_LINES = "log_lines"
+    LOG_LINES_LOST = "log_lines_lost"
 
 
 MEANINGS: dict[Count, str] = {
@@ -169,6 +172,8 @@ MEANINGS: dict[Count, str] = {
     Count.CPU_THROTTLED_US: "Time that the CPU limit of its control group held it up",
     Count.HOST_CPU_US: "CPU time of all processes of the machine",
     Count.HOST_PRESSURE_US: "Time that some process of the machine waited for a core",
+    Count.LOG_LINES: "Lines of its log that were written",
+    Count.LOG_LINES_LOST: "Lines of its log that could not be written",
 }
 """What each counter counts."""
 
@@ -187,6 +192,11 @@ class Counters:
         self.values[Count.CPU_THROTTLED_US] = cpu.throttled_us
         self.values[Count.HOST_CPU_US] = cpu.busy_us
         self.values[Count.HOST_PRESSURE_US] = cpu.pressed_us
+
+    def set_log(self, lines: LogCounts) -> None:
+        """Take the counts of this process's log."""
+        self.values[Count.LOG_LINES] = lines.written
+        self.values[Count.LOG_LINES_LOST] = lines.lost
 
     def __getitem__(self, name: Count) -> int:
         return self.values[name]

@@ -14,6 +14,7 @@ import msgspec
 from engine.engine import Engine
 from process.clock import wall_us
 from process.host_load import HostLoad
+from process.logs import log_counts
 from process.sockets.events import EventPublisher
 from protocol.events import CacheEvents, WorkerStats
 from protocol.messages import CacheDump
@@ -85,6 +86,7 @@ class Reporter:
         if now - self._last_at < self._interval_s:
             return
         self.counters.set_cpu(self.host_load.totals(now))
+        self.counters.set_log(log_counts())
         stats = self.stats(load)
         if stats == self._last and now - self._last_at < self._idle_s:
             return

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from console.telemetry.facts.facts_json import lost_log
 from console.telemetry.paths import is_off_way
 from console.telemetry.window import NUM_POINTS
 from process.figures import age, count
@@ -30,7 +31,7 @@ _UNUSED = frozenset(
         "prefill_unreachable", "connected", "lost_us", "lost_reason", "loading_since_us",
     )
 )  # fmt: skip
-_UNUSED_PARTS = frozenset(("hosts", "keys", "pools", "routers", "store"))
+_UNUSED_PARTS = frozenset(("hosts", "keys", "logs", "pools", "routers", "store"))
 _ONLY_ON_CARDS = frozenset(("blocks_cached", "queued_tokens", "step_ms"))
 _OF_PAIRS = ("path", "expected_path", "bytes_per_s", "exposed_p95_ms", "failures")
 
@@ -94,7 +95,7 @@ def _door(keys: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 def _outages(report: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """The parts that the fleet runs without: for each a title, a sentence, and since when."""
+    """What the fleet runs without: for each a title, a sentence, and since when."""
     store = report.get("store") or {}
     found = []
     if store.get("trouble"):
@@ -104,6 +105,8 @@ def _outages(report: Mapping[str, Any]) -> list[tuple[str, str, int]]:
         if each["state"] == "silent":
             text = f"{each['name']} is silent: it was killed, or it hangs."
             found.append(("Router", text, each["since_us"]))
+    for each in report.get("logs", ()):
+        found.append(("Log", lost_log(each), each["since_us"]))
     return found
 
 

@@ -28,6 +28,7 @@ from console.doctor.rules.pools import check_pools, check_workers
 from console.doctor.rules.surroundings import (
     check_flood,
     check_hosts,
+    check_logs,
     check_routers,
     check_store,
 )
@@ -52,6 +53,7 @@ RULES = (
     ),
     Rule("store", "The store", check_store, is_fact=True),
     Rule("routers", "Other routers", check_routers, is_fact=True),
+    Rule("logs", "Logs", check_logs, is_fact=True),
     Rule("flood", "Keys within their limits", check_flood, is_fact=True),
     Rule("few_blocks", "KV memory alike", check_few_blocks, ("queue", "stall"), is_fact=True),
     Rule(

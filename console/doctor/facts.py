@@ -107,6 +107,14 @@ class HostFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     since_us: int = 0
 
 
+class LogFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """A process, `router` or a worker's id, that cannot write its log now; `lost` lines so far."""
+
+    process: str
+    lost: int
+    since_us: int = 0
+
+
 class Facts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """The facts of one moment."""
 
@@ -115,6 +123,7 @@ class Facts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     store: StoreFacts | None = None
     routers: tuple[RouterFacts, ...] = ()
     hosts: tuple[HostFacts, ...] = ()
+    logs: tuple[LogFacts, ...] = ()
 
     def pool(self, role: Role) -> list[WorkerStanding]:
         """The workers of a role, usable or not."""

@@ -1,4 +1,4 @@
-"""What surrounds the fleet: the store, other routers, the machines' CPU, and clients that flood.
+"""What surrounds the fleet: the store, other routers, logs, the machines' CPU, clients that flood.
 
 Facts: no number of requests needed.
 """
@@ -66,6 +66,35 @@ def check_routers(seen: Observation) -> Finding | str:
                 setting="logs", scope=names,
                 text="Look at its log and its host, and start it again. Take it out of the load "
                 "balancer while it hangs.",
+            ),
+        ),
+    )  # fmt: skip
+
+
+def check_logs(seen: Observation) -> Finding | str:
+    """Whether processes can write their logs."""
+    losing = seen.facts.logs
+    if not losing:
+        return "all are written"
+    names = ", ".join(each.process for each in losing)
+    lost = sum(each.lost for each in losing)
+    return Finding(
+        rule="logs",
+        title=f"The {'log' if len(losing) == 1 else 'logs'} of {names} cannot be written",
+        text=(
+            f"{count(lost, 'line')} {'is' if lost == 1 else 'are'} lost. Requests go on; what "
+            "happens there now is told by no log.",
+        ),
+        evidence=Evidence(
+            kind="lines lost",
+            unit="lines",
+            bars=tuple(Bar(each.process, each.lost, is_flagged=True) for each in losing[:8]),
+        ),
+        changes=(
+            Change(
+                setting="disk", scope=names,
+                text="Free the disk to which its standard error goes (of `baton up`, the folder "
+                "log_dir), or raise its limit on the size of files. The log goes on by itself.",
             ),
         ),
     )  # fmt: skip

@@ -11,9 +11,11 @@ import time
 from console.doctor.facts import Facts, StoreFacts, WorkerStanding
 from console.telemetry.facts.hosts import HostWatch
 from console.telemetry.facts.keys import KeyWindow, key_facts
+from console.telemetry.facts.lost_logs import LogWatch
 from console.telemetry.facts.router_presence import RouterPresence
 from http_kit.door import Door
 from process.host_load import HostLoad
+from process.logs import log_counts
 from protocol.registration import WorkerInfo
 from router.fleet.conditions import Condition
 from router.fleet.fleet import Fleet
@@ -30,7 +32,7 @@ class FactWatch:
         self.keys = KeyWindow(traces.wall_us)
         self.latest = Facts()
         self._fleet, self._traces, self._door, self._routers = fleet, traces, door, routers
-        self._hosts = HostWatch()
+        self._hosts, self._logs = HostWatch(), LogWatch()
         self._host_load = HostLoad()
         self._store_since_us = 0
 
@@ -39,12 +41,14 @@ class FactWatch:
         now_us = self._traces.wall_us()
         cpu = self._host_load.totals(time.monotonic())
         self._hosts.sample(self._fleet.workers(), cpu, now_us)
+        self._logs.sample(self._fleet.workers(), log_counts(), now_us)
         self.latest = Facts(
             workers=self._standings(),
             keys=key_facts(self.keys, self._door, self._traces, ttft_target_ms),
             store=self._store(now_us),
             routers=self._routers.missed(),
             hosts=self._hosts.facts(),
+            logs=self._logs.facts(),
         )
         return self.latest
 

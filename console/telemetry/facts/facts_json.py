@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from console.doctor.facts import Facts
+from process.figures import count
 from protocol.messages import Role
 
 
 def facts_json(facts: Facts, serving: Sequence[str], store_notice: str | None) -> dict[str, Any]:
-    """The parts `pools`, `keys`, `store`, `routers` and `hosts`; `serving` names the other routers
-    that tell of themselves, `store_notice` is what operators should know of the store."""
+    """The parts `pools`, `keys`, `store`, `routers`, `hosts` and `logs`; `serving` names the other
+    routers that tell of themselves, `store_notice` is what operators should know of the store."""
     store = facts.store
     routers: list[dict[str, Any]] = [
         {"name": each, "state": "serving", "since_us": None} for each in serving
@@ -31,7 +32,14 @@ def facts_json(facts: Facts, serving: Sequence[str], store_notice: str | None) -
         },
         "routers": routers,
         "hosts": [_all_fields(each) for each in facts.hosts],
+        "logs": [_all_fields(each) for each in facts.logs],
     }
+
+
+def lost_log(log: Mapping[str, Any]) -> str:
+    """A process of `logs` in words."""
+    lost = count(log["lost"], "line")
+    return f"{log['process']} cannot write its log: {lost} lost; it serves on."
 
 
 def _pool_json(facts: Facts, role: Role) -> dict[str, Any]:

@@ -113,16 +113,18 @@ def test_a_worker_that_another_has_replaced_is_no_complaint(
     assert complaints == ["missed is lost since 00:01:01 UTC: its lease ended"]
 
 
-def test_trouble_with_the_store_is_told_and_that_serving_goes_on(
+def test_trouble_with_store_and_logs_is_told_and_that_serving_goes_on(
     router: Answering, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notice = "the certificate of redis://x expires in 3 days"
     store = {"trouble": "redis://x cannot be reached: refused", "since_us": 1, "notice": notice}
-    router.body = json.dumps({"workers": [WORKER], "store": store}).encode()
+    logs = [{"process": "router", "lost": 1, "since_us": 1}]
+    router.body = json.dumps({"workers": [WORKER], "store": store, "logs": logs}).encode()
     assert main([f"--router-url={router.url}"]) == 0
-    trouble, last = capsys.readouterr().out.splitlines()[-2:]
+    trouble, shown_notice, last = capsys.readouterr().out.splitlines()[-3:]
     assert trouble.startswith("redis://x cannot be reached: refused; requests go on")
-    assert last == notice
+    assert shown_notice == notice
+    assert last == "router cannot write its log: 1 line lost; it serves on."
 
 
 def test_json_is_the_router_s_own(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
 import re
 
-from process.logs import about, setup_logs
+import pytest
+
+from process.logs import LogCounts, about, log_counts, setup_logs
 from process.trace_context import CURRENT_TRACE, TraceContext
 
 
@@ -44,6 +47,38 @@ def test_json() -> None:
         "message": "hello wörld",
     }
     assert "ValueError: broken" in lines[1]["error"]
+
+
+class Disk(io.StringIO):
+    """A stream on a disk that may be full."""
+
+    is_full = False
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_lines_that_a_full_disk_refuses_are_lost_and_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    disk = Disk()
+    setup_logs("info", "text", "router", disk)
+    log = logging.getLogger("some.module")
+    log.info("before")
+    disk.is_full = True
+    for _ in range(3):
+        log.info("lost")
+    assert log_counts() == LogCounts(written=1, lost=3)
+    disk.is_full = False
+    log.info("after")
+    assert log_counts() == LogCounts(written=2, lost=3)
+    assert "lost" not in disk.getvalue()
+    assert capsys.readouterr().err == "", "no traceback, which the disk would not take either"
+    log.info("one value too few: %s %s", 1)
+    assert "not enough arguments" in capsys.readouterr().err
+    assert log_counts().lost == 3
 
 
 def test_level() -> None:

@@ -103,15 +103,17 @@ def test_the_keys_with_the_most_trouble_come_first() -> None:
     assert part("door", keys=[key("", 7)]) == [["", "without a key", 7, 0, 0, 0, 0, 0]]
 
 
-def test_a_store_and_a_router_that_are_away_are_told() -> None:
+def test_a_store_a_router_and_a_log_that_are_away_are_told() -> None:
     routers = [
         {"name": "router a", "state": "serving", "since_us": None},
         {"name": "router b", "state": "silent", "since_us": 5},
     ]
     store = {"trouble": "the store does not answer", "since_us": 4}
-    assert part("outages", store=store, routers=routers) == [
+    logs = [{"process": "decode-1", "lost": 12, "since_us": 6}]
+    assert part("outages", store=store, routers=routers, logs=logs) == [
         ("Store", "the store does not answer; requests go on with the workers last known.", 4),
         ("Router", "router b is silent: it was killed, or it hangs.", 5),
+        ("Log", "decode-1 cannot write its log: 12 lines lost; it serves on.", 6),
     ]
     assert part("outages", store={"trouble": None, "since_us": None}, routers=routers[:1]) == []
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import msgspec
 
-from console.doctor.facts import Facts, HostFacts, KeyFacts, RouterFacts, StoreFacts, WorkerStanding
+from console.doctor.facts import (
+    Facts,
+    HostFacts,
+    KeyFacts,
+    LogFacts,
+    RouterFacts,
+    StoreFacts,
+    WorkerStanding,
+)
 from console.doctor.observation import Observation, Targets
 from protocol.messages import Role
 
@@ -44,7 +52,8 @@ def seen(
     *workers: WorkerStanding, keys: tuple[KeyFacts, ...] = (GOOD,), **fields: Any
 ) -> Observation:
     """An observation of facts alone: no request has been judged."""
-    facts = {name: fields.pop(name) for name in ("store", "routers", "hosts") if name in fields}
+    names = ("store", "routers", "hosts", "logs")
+    facts = {name: fields.pop(name) for name in names if name in fields}
     whole = Observation(
         now_us=NOW_US,
         targets=Targets(ttft_ms=1000, tpot_ms=50),
@@ -165,6 +174,10 @@ TROUBLE = {
     "the store killed": (seen(store=STORE), "The store does not answer", "store"),
     "a router killed": (seen(routers=ROUTERS), "router-b (host, pid 7) has fallen silent",
                         "routers"),
+    "a log on a full disk": (
+        seen(logs=(LogFacts(process="decode-1", lost=12, since_us=SINCE_US),)),
+        "The log of decode-1 cannot be written", "logs",
+    ),
     "a starved host": (
         seen(keys=(BAD,), hosts=(STARVED,), short=(Role.PREFILL,), pressure_prefill=1.4),
         "host-7 is starved of CPU", "hosts",
