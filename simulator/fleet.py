@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from simulator.event_queue import EventQueue
 from simulator.network import Network
+from simulator.policies.choices import Policy
 from simulator.requests import Request
-from simulator.router import Policy, Reports, SimulatedRouter
+from simulator.router import Reports, SimulatedRouter
 from simulator.traces.sessions import Session, Trace
 from simulator.worker import SimulatedWorker, WorkerSpec
 
@@ -18,12 +19,13 @@ from simulator.worker import SimulatedWorker, WorkerSpec
 class FleetSpec:
     """A fleet: its pools, each as `(specification, number of workers)`, and what joins them.
 
+    - `policy` makes the policy of a router.
     - `link_bytes_per_s`, `link_s`: bandwidth of a worker's network card in one direction, and the
       latency of a transfer; `message_s`: the time of a control message.
     """
 
     pools: tuple[tuple[WorkerSpec, int], ...]
-    policy: Policy
+    policy: Callable[[], Policy]
     link_bytes_per_s: float
     link_s: float = 2e-5
     message_s: float = 2e-4
@@ -61,7 +63,7 @@ class Fleet:
         for number in range(spec.num_routers):
             rng = random.Random(f"{seed}/{number}")
             router = SimulatedRouter(
-                f"router-{number}", self._queue, spec.policy, rng, spec.message_s
+                f"router-{number}", self._queue, spec.policy(), rng, spec.message_s
             )
             router.on_end = self._on_end
             self._reports.routers[router.name] = router

@@ -18,14 +18,12 @@ from router.routing.decision import Decision, Query, apply
 from router.routing.fleet_view import FleetView
 from router.routing.worker_view import Liveness, Reservation, WorkerView
 from simulator.event_queue import EventQueue
+from simulator.policies.choices import Policy
 from simulator.requests import Request
 from simulator.worker import SimulatedWorker
 
 EXPECTED_S = 10.0
 """How long blocks of a routed prompt are expected on its worker."""
-
-Policy = Callable[[FleetView, Query, float, random.Random], Decision]
-"""Chooses workers as `router.routing.decision.decide` does."""
 
 
 class SimulatedRouter:

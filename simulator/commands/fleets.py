@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from simulator.devices.cards import Card, card_named, read_card
 from simulator.devices.model_shape import ModelShape, model_shape
 from simulator.devices.roofline import Precision, Roofline
 from simulator.fleet import FleetSpec
-from simulator.router import Policy
+from simulator.policies.choices import Policy
 from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Trace
 from simulator.worker import WorkerSpec
@@ -73,7 +74,7 @@ class Devices:
             count *= 2
         return count
 
-    def fleet(self, size: Size, policy: Policy, max_leap: int) -> FleetSpec:
+    def fleet(self, size: Size, policy: Callable[[], Policy]) -> FleetSpec:
         """A fleet of so many workers. Raises ConfigError if the model does not fit."""
         settings = self._settings
         pools = ((Role.PREFILL, size.prefill), (Role.DECODE, size.decode))
@@ -81,7 +82,7 @@ class Devices:
         if settings.link_gbps is not None:
             link = settings.link_gbps * 1e9 / 8
         return FleetSpec(
-            tuple((self._worker(role, max_leap), count) for role, count in pools if count),
+            tuple((self._worker(role), count) for role, count in pools if count),
             policy,
             link,
             settings.link_latency_us / 1e6,
@@ -89,7 +90,7 @@ class Devices:
             settings.routers,
         )
 
-    def _worker(self, role: Role, max_leap: int) -> WorkerSpec:
+    def _worker(self, role: Role) -> WorkerSpec:
         settings = self._settings
         roofline = Roofline(self._card, self._shape, self.num_cards, self._precision)
         size = settings.block_size
@@ -112,5 +113,4 @@ class Devices:
             min(settings.max_context or self._shape.max_positions, num_blocks * size),
             roofline,
             self.num_cards,
-            max_leap,
         )

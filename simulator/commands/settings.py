@@ -98,6 +98,13 @@ class SimulateSettings(SimulationSettings):
         unit="workers",
         minimum=0,
     )
+    policies: tuple[str, ...] = setting(
+        ("baton",),
+        help="how requests are placed: baton, random, round-robin, least-loaded, power-of-two, "
+        "prefix-affinity, lmetric, llm-d, aibrix, sglang, dynamo, threshold-2048, always-split, "
+        "never-split, or all; several are compared",
+    )
+    jobs: int = setting(1, help="simulations at once, each on a core", unit="processes", minimum=1)
     usd_per_gpu_hour: float | None = setting(
         None, help="price of a GPU, for the cost", unit="USD", minimum=0
     )

@@ -9,19 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from process.settings import settings_or_exit
 from protocol.errors import ConfigError
-from router.routing.decision import decide
-from simulator.commands.fleets import Devices, Size, load_trace
+from simulator.commands.fleets import Devices, Size
+from simulator.commands.runs import Run, simulate_all, trace_of
 from simulator.commands.settings import SimulateSettings
-from simulator.fleet import Fleet, Outcome
-from simulator.leaps import MAX_STEPS
+from simulator.policies.names import policy_names
 from simulator.report.page import report_page
-from simulator.report.summary import Summary, Targets, summarize
-from simulator.report.text import report_table
-from simulator.traces.sessions import Trace
+from simulator.report.summary import Targets
+from simulator.report.text import comparison_table, report_table
 
 _WIDE = 200
 
@@ -35,24 +32,34 @@ def main(argv: Sequence[str]) -> int:
         description="Run a trace through a fleet in virtual time: latencies, goodput, load, cost.",
         section="simulate",
     )
-    sizes = _sizes(settings)
-    devices, trace = Devices(settings), load_trace(settings)
+    runs, devices = _runs(settings), Devices(settings)
+    results = simulate_all(settings, runs, settings.jobs, settings.usd_per_gpu_hour)
     targets = Targets(settings.ttft_ms, settings.tpot_ms)
-    runs: list[tuple[Summary, Outcome]] = []
-    for size in sizes:
-        fleet = Fleet(devices.fleet(size, decide, MAX_STEPS), settings.seed)
-        outcome = run_with_progress(fleet, trace, size.name)
-        runs.append((summarize(size.name, outcome, targets, settings.usd_per_gpu_hour), outcome))
-    title = f"{trace.name}: {devices.title}"
+    title = f"{trace_of(settings).name}: {devices.title}"
     if settings.html is not None:
         command = shlex.join(["baton", "simulate", *argv])
-        write_page(settings.html, report_page(title, command, runs, targets))
-    summaries = [summary for summary, _ in runs]
+        served = [(each.summary, each.requests) for each in results]
+        write_page(settings.html, report_page(title, command, served, targets))
+    summaries = [each.summary for each in results]
     if settings.json:
         print(json.dumps({"title": title, "fleets": [e.as_json() for e in summaries]}, indent=2))
+    elif len(set(settings.policies)) > 1 or "all" in settings.policies:
+        print_wide(comparison_table(title, summaries, targets))
     else:
         print_wide(report_table(title, summaries, targets))
     return 0
+
+
+def _runs(settings: SimulateSettings) -> list[Run]:
+    """Every fleet with every policy."""
+    policies = policy_names(settings.policies)
+    if len(policies) == 1:
+        return [Run(size.name, size, policies[0]) for size in _sizes(settings)]
+    return [
+        Run(f"{size.name}, {policy}", size, policy)
+        for size in _sizes(settings)
+        for policy in policies
+    ]
 
 
 def _sizes(settings: SimulateSettings) -> list[Size]:
@@ -67,15 +74,6 @@ def _sizes(settings: SimulateSettings) -> list[Size]:
     if not sizes:
         raise ConfigError("name a fleet: --prefill 8 --decode 8, or --colocated 16, or both")
     return sizes
-
-
-def run_with_progress(fleet: Fleet, trace: Trace, name: str) -> Outcome:
-    """Run a trace; a terminal shows how far it is."""
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(name, total=trace.num_turns)
-        return fleet.run(trace, lambda done: progress.update(task, completed=done))
 
 
 def write_page(path: str, text: str) -> None:

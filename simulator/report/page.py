@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from simulator.fleet import Outcome
 from simulator.report.charts import COLOURS, Chart, Line, svg
 from simulator.report.summary import Summary, Targets
 from simulator.report.text import rows
@@ -29,7 +28,7 @@ th,td{border-color:#374151}svg text{fill:#9ca3af}.grid{stroke:#374151}.mark{stro
 
 
 def report_page(
-    title: str, command: str, runs: Sequence[tuple[Summary, Outcome]], targets: Targets
+    title: str, command: str, runs: Sequence[tuple[Summary, Sequence[Request]]], targets: Targets
 ) -> str:
     """The page about fleets that served the same trace; `command` made it."""
     summaries = [summary for summary, _ in runs]
@@ -63,10 +62,10 @@ def _table(summaries: Sequence[Summary], targets: Targets) -> str:
     return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def _charts(runs: Sequence[tuple[Summary, Outcome]], targets: Targets) -> list[Chart]:
+def _charts(runs: Sequence[tuple[Summary, Sequence[Request]]], targets: Targets) -> list[Chart]:
     served = [
-        (summary.fleet, [each for each in outcome.requests if not each.failure])
-        for summary, outcome in runs
+        (summary.fleet, [each for each in requests if not each.failure])
+        for summary, requests in runs
     ]
     ttft = [Line(n, _shares([e.ttft_s * 1000 for e in each])) for n, each in served]
     tpot = [

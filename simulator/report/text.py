@@ -51,6 +51,36 @@ def report_table(title: str, summaries: Sequence[Summary], targets: Targets) -> 
     return table
 
 
+_COMPARED: tuple[Row, ...] = (
+    ("good", lambda e: f"{e.goodput_share:.1%}"),
+    ("good per second", lambda e: significant(e.goodput_per_s)),
+    ("TTFT mean", lambda e: _part(e.ttft_ms, "mean")),
+    ("p50", lambda e: _part(e.ttft_ms, "p50")),
+    ("p99", lambda e: _part(e.ttft_ms, "p99")),
+    ("TPOT mean", lambda e: _part(e.tpot_ms, "mean")),
+    ("p99", lambda e: _part(e.tpot_ms, "p99")),
+    ("from caches", lambda e: f"{e.hit_share:.1%}"),
+    ("split", lambda e: f"{e.split_share:.1%}"),
+    ("served", lambda e: integer(e.num_served)),
+)
+
+
+def comparison_table(title: str, summaries: Sequence[Summary], targets: Targets) -> Table:
+    """Fleets or policies that served the same trace, one row for each."""
+    caption = f"good: TTFT at most {targets.ttft_ms:g} ms, TPOT at most {targets.tpot_ms:g} ms"
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    table.add_column("")
+    for name, _ in _COMPARED:
+        table.add_column(name, justify="right")
+    for each in summaries:
+        table.add_row(each.fleet, *(write(each) for _, write in _COMPARED))
+    return table
+
+
+def _part(spread: Spread | None, name: str) -> str:
+    return "" if spread is None else ms(getattr(spread, name))
+
+
 def _served(summary: Summary) -> str:
     refused = "".join(f", {count:,} {why}" for why, count in summary.refused.items())
     return f"{integer(summary.num_served)} of {integer(summary.num_requests)}{refused}"

@@ -10,7 +10,7 @@ from scheduling.scheduler import SchedulerConfig
 from simulator.devices.step_times import ChunkWork
 from simulator.fleet import Fleet, FleetSpec, Outcome
 from simulator.leaps import MAX_STEPS
-from simulator.router import Policy
+from simulator.policies.choices import Policy
 from simulator.traces.sessions import BlockRuns, Session, Trace, Turn
 from simulator.worker import WorkerSpec
 
@@ -53,7 +53,9 @@ def small_fleet(
         for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode))
         if count
     )
-    return Fleet(FleetSpec(pools, policy, link_bytes_per_s=1e9, num_routers=routers), seed=7)
+    return Fleet(
+        FleetSpec(pools, lambda: policy, link_bytes_per_s=1e9, num_routers=routers), seed=7
+    )
 
 
 def single(at: float, prompt: int, output: int, ids: tuple[tuple[int, int], ...] = ()) -> Session:

@@ -51,6 +51,16 @@ def test_the_table_names_the_targets(capsys: pytest.CaptureFixture[str]) -> None
     assert "1 prefill + 2 decode" in out
 
 
+def test_policies_are_compared_on_several_cores(capsys: pytest.CaptureFixture[str]) -> None:
+    policies = ("--policies", "baton,random")
+    assert main([*SPLIT, *policies]) == 0
+    out = capsys.readouterr().out
+    assert "1 prefill + 2 decode, random" in out
+    assert "TTFT at most 2000 ms" in out
+    one, two = (report(capsys, *SPLIT, *policies, "--jobs", jobs) for jobs in ("1", "2"))
+    assert one == two
+
+
 def test_the_page_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert main([*SPLIT, "--html", str(path)]) == 0
@@ -68,6 +78,7 @@ def test_the_page_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
         (["--decode", "1", "--gpu", "abacus"], "there are H100"),
         (["--decode", "1", "--block-size", "48"], "must be a multiple"),
         (["--decode", "1", "--model", "Llama-3-70B", "--tp", "1"], "raise --tp"),
+        (["--decode", "1", "--policies", "bato"], "there are baton, random"),
         (["--decode", "1", "--html", "/nowhere/x.html"], "--html /nowhere/x.html: No such file"),
     ],
 )

@@ -1,0 +1,98 @@
+"""Simulations of one trace, one after the other or on several cores at once.
+
+Each process reads the trace once. Results do not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from simulator.commands.fleets import Devices, Size, load_trace
+from simulator.commands.settings import SimulationSettings
+from simulator.fleet import Fleet
+from simulator.policies.names import POLICIES
+from simulator.report.summary import Summary, Targets, summarize
+from simulator.requests import Request
+from simulator.traces.sessions import Trace
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulation: a fleet of some size with a policy."""
+
+    name: str
+    size: Size
+    policy: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    summary: Summary
+    requests: list[Request]
+
+
+@lru_cache(maxsize=1)
+def trace_of(settings: SimulationSettings) -> Trace:
+    """The trace of the settings; a process reads it once."""
+    return load_trace(settings)
+
+
+def simulate(
+    settings: SimulationSettings,
+    run: Run,
+    usd_per_gpu_hour: float | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Result:
+    """Run the trace through one fleet."""
+    fleet = Fleet(Devices(settings).fleet(run.size, POLICIES[run.policy]), settings.seed)
+    outcome = fleet.run(trace_of(settings), on_progress)
+    targets = Targets(settings.ttft_ms, settings.tpot_ms)
+    return Result(summarize(run.name, outcome, targets, usd_per_gpu_hour), outcome.requests)
+
+
+def simulate_all(
+    settings: SimulationSettings,
+    runs: Sequence[Run],
+    jobs: int,
+    usd_per_gpu_hour: float | None = None,
+) -> list[Result]:
+    """Every run's result, in their order. A terminal shows how far they are."""
+    num_turns = trace_of(settings).num_turns
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=num_turns * len(runs))
+
+        def note(before: int, done: int) -> None:
+            progress.update(task, completed=before * num_turns + done)
+
+        if jobs > 1 and len(runs) > 1:
+            return list(_in_processes(settings, runs, jobs, usd_per_gpu_hour, note))
+        return [
+            simulate(settings, run, usd_per_gpu_hour, partial(note, number))
+            for number, run in enumerate(runs)
+        ]
+
+
+def _in_processes(
+    settings: SimulationSettings,
+    runs: Sequence[Run],
+    jobs: int,
+    usd_per_gpu_hour: float | None,
+    note: Callable[[int, int], None],
+) -> Iterator[Result]:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(runs)), context) as pool:
+        futures = [pool.submit(simulate, settings, run, usd_per_gpu_hour) for run in runs]
+        for done, _ in enumerate(as_completed(futures)):
+            note(done + 1, 0)
+        yield from (each.result() for each in futures)

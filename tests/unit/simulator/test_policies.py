@@ -1,0 +1,91 @@
+"""Other rules of placement: whom each chooses, and that a fleet can be run by every one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from protocol.errors import ConfigError
+from router.routing.prediction import WorkerSpeed
+from router.routing.view import PlacementQuery, WorkerLoad
+from simulator.policies import pools
+from simulator.policies.names import POLICIES, policy_names
+from simulator.policies.pools import Rule
+from tests.unit.simulator.fleets import served, single, small_fleet
+
+QUERY = PlacementQuery(1000, 1100, 10)
+
+
+def load(name: str, **changes: Any) -> WorkerLoad:
+    numbers: dict[str, Any] = {
+        "num_requests": 0, "queued_tokens": 0, "blocks_total": 1000, "blocks_claimed": 0,
+        "blocks_stuck": 0, "held_blocks": 0, "expected_blocks": 0, "max_context": 10_000,
+    }  # fmt: skip
+    return WorkerLoad(name, **(numbers | changes))
+
+
+def slow(step_ms: float) -> WorkerSpeed:
+    return WorkerSpeed(1000 * step_ms, 1.0, 0.0, 512, 50.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "loser", "winner"),
+    [
+        (pools.least_loaded, {"num_requests": 2}, {"num_requests": 1, "queued_tokens": 900}),
+        (pools.power_of_two, {"num_requests": 2}, {"num_requests": 1}),
+        (pools.prefix_affinity, {}, {"held_blocks": 1, "expected_blocks": 1, "num_requests": 99}),
+        (pools.lmetric, {"num_requests": 3}, {"num_requests": 5, "expected_blocks": 60}),
+        (pools.aibrix, {"num_requests": 1}, {"queued_tokens": 3000}),
+        (pools.aibrix, {"blocks_claimed": 900}, {"queued_tokens": 2000}),
+        (pools.dynamo, {"blocks_claimed": 200}, {"queued_tokens": 1500}),
+        (pools.dynamo, {}, {"expected_blocks": 50, "blocks_claimed": 40}),
+        (pools.sglang, {}, {"expected_blocks": 60, "num_requests": 60}),
+        (pools.sglang, {"expected_blocks": 60, "num_requests": 99}, {"num_requests": 2}),
+        (pools.sglang, {"expected_blocks": 40, "blocks_claimed": 9}, {"blocks_claimed": 3}),
+        (pools.llm_d, {}, {"expected_blocks": 85, "queued_tokens": 4000}),
+        (pools.llm_d, {"expected_blocks": 70, "queued_tokens": 10}, {}),
+        (
+            pools.llm_d,
+            {"expected_blocks": 85, "queued_tokens": 9000, "speed": slow(300)},
+            {"speed": slow(10)},
+        ),
+    ],
+)
+def test_whom_a_rule_prefers(rule: Rule, loser: dict[str, Any], winner: dict[str, Any]) -> None:
+    for seed in range(5):
+        loads = [load("loser", **loser), load("winner", **winner)]
+        assert rule(QUERY, loads, random.Random(seed)).worker_id == "winner"
+        assert rule(QUERY, loads[::-1], random.Random(seed)).worker_id == "winner"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("prefill", [0, 2])
+def test_a_fleet_runs_by_every_policy(name: str, prefill: int) -> None:
+    requests = [
+        single(number / 20, 20 + number, 5, ((0, 3), (100 * number + 100, 2)))
+        for number in range(12)
+    ]
+    fleet = small_fleet(prefill, 2, policy=POLICIES[name]())
+    outcome = served(fleet, *requests, single(1.0, 9999, 1))
+    assert [each.failure for each in outcome.requests] == [""] * 12 + ["PromptTooLong"]
+    if name == "always-split":
+        assert all(each.prefill for each in outcome.requests[:12]) == bool(prefill)
+    if name == "never-split":
+        assert not any(each.prefill for each in outcome.requests)
+
+
+def test_round_robin_takes_turns() -> None:
+    fleet = small_fleet(0, 3, policy=POLICIES["round-robin"]())
+    outcome = served(fleet, *(single(float(number), 8, 2) for number in range(6)))
+    names = [each.decode for each in outcome.requests]
+    assert names[:3] == names[3:]
+    assert len(set(names)) == 3
+
+
+def test_names() -> None:
+    assert policy_names(["all"]) == list(POLICIES)
+    assert policy_names(["lmetric", "baton", "lmetric"]) == ["lmetric", "baton"]
+    with pytest.raises(ConfigError, match="there are baton, random"):
+        policy_names(["bato"])
