@@ -62,6 +62,10 @@ class KeysSettings:
         pattern=NAME_PATTERN,
     )
 
+    tiers: bool = setting(
+        True, help="let workers keep the KV of this key's requests in host memory and on disk, too"
+    )
+
     def __post_init__(self) -> None:
         if self.terms.priority < self.max_priority:
             raise ConfigError("priority is more urgent than max_priority; lower is more urgent")
@@ -70,7 +74,8 @@ class KeysSettings:
     def terms(self) -> KeyTerms:
         """What the key will allow."""
         priority = max(0, self.max_priority) if self.priority is None else self.priority
-        return KeyTerms(self.name or "", priority, self.max_priority, self.inflight, self.cache)
+        limits = (priority, self.max_priority, self.inflight)
+        return KeyTerms(self.name or "", *limits, self.cache, self.tiers)
 
 
 def main(argv: Sequence[str]) -> int:

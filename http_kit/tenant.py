@@ -25,6 +25,7 @@ class KeyTerms:
     - `inflight`: the most sequences in flight (None: the router's default).
     - `cache`: keys with the same value share cached prefixes; a key without one shares with no
       other key.
+    - `tiers`: workers may keep the KV of its requests in host memory and on disk, too.
     """
 
     name: str
@@ -32,6 +33,7 @@ class KeyTerms:
     max_priority: int | None = 0
     inflight: int | None = None
     cache: str | None = None
+    tiers: bool = True
 
 
 @dataclass(frozen=True, slots=True)

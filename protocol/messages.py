@@ -157,6 +157,7 @@ class NewAttempt(Message, frozen=True, kw_only=True):
     - `share`: workers give each share, one for each owner of a key, equal turns.
     - `cache_salt`: separates its blocks in caches from those of others, except for the blocks that
       the first `shared_tokens` tokens fill.
+    - `stays_in_pool`: no worker keeps its KV in host memory or on disk below its pool.
     - `holders`: workers from which the worker that computes the prompt may fetch blocks; the best
       is first.
     """
@@ -171,6 +172,7 @@ class NewAttempt(Message, frozen=True, kw_only=True):
     cache_salt: Text = ""
     shared_tokens: Count = 0
     share: Text = ""
+    stays_in_pool: bool = False
     is_resumable: bool = False
     trace_id: Text = ""
     holders: Annotated[list[KvHolder], Meta(max_length=1024)] = []
@@ -536,9 +538,11 @@ class CacheAsk(Message, frozen=True, kw_only=True):
 
 class CachedPrefix(Message, frozen=True, kw_only=True):
     """The answer to a CacheAsk: the hashes of a prefix in my cache, from a prompt's first block on.
-    Nobody else is told of it. KvFetch gets the blocks. No hashes: there are no more prefixes."""
+    Nobody else is told of it. KvFetch gets the blocks. No hashes: there are no more prefixes. With
+    `stays_in_pool`, some of it may be kept in pools only."""
 
     hashes: Hashes
+    stays_in_pool: bool = False
 
 
 # -- weights from worker to worker ------------------------------------------------------------

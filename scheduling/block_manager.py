@@ -171,6 +171,10 @@ class BlockManager:
             if (digest := self._hash_of[block]) is not None and block not in self._stays_here
         ]
 
+    def stay_here(self, hashes: Iterable[bytes]) -> bool:
+        """Whether one of these cached blocks may not be kept anywhere else."""
+        return any(self._block_of.get(digest) in self._stays_here for digest in hashes)
+
     def is_unchanged(self, cold: ColdBlock) -> bool:
         """Whether the block still holds what it held when `coldest` returned it."""
         block, digest, num_uses = cold

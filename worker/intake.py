@@ -82,6 +82,7 @@ class Intake:
             target=message.target if isinstance(message, Prefill) else "",
             grammar=grammar,
             trace_id=message.trace_id,
+            stays_in_pool=message.stays_in_pool,
         )
 
     def _check(self, message: NewAttempt) -> None:

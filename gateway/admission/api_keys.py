@@ -69,10 +69,10 @@ def key_line(hashed: str, terms: KeyTerms) -> str:
     """The line of a key file for a hash and its terms. Default terms are left out."""
     usual = KeyTerms(terms.name)
     fields = [("name", terms.name)] if terms.name else []
-    for name in ("priority", "max_priority", "inflight", "cache"):
+    for name in ("priority", "max_priority", "inflight", "cache", "tiers"):
         value = getattr(terms, name)
         if value != getattr(usual, name):
-            fields.append((name, value))
+            fields.append((name, "off" if value is False else value))
     return " ".join([hashed, *(f"{name}={value}" for name, value in fields)])
 
 
@@ -262,12 +262,19 @@ def _count(field: str, value: str) -> int:
     return number
 
 
+def _switch(field: str, value: str) -> bool:
+    if value not in ("on", "off"):
+        raise ValueError(f"{field} is on or off")
+    return value == "on"
+
+
 _FIELDS = {
     "name": _word,
     "priority": _number,
     "max_priority": _number,
     "inflight": _count,
     "cache": _word,
+    "tiers": _switch,
 }
 
 

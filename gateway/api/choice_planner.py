@@ -276,6 +276,7 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
                 share=self.identity.terms.tenant.share,
                 shared_tokens=shared.num_shared,
                 session=self.identity.terms.session,
+                stays_in_pool=not self.identity.terms.tenant.terms.tiers,
                 # prompt log-probabilities are not kept with the tokens
                 is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,
                 life=self.identity.life,

@@ -68,6 +68,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     - `session`: requests of one session go to the same workers if that costs no more.
     - `shared_tokens`: leading tokens declared as shared by everybody; the blocks that they fill
       have no salt.
+    - `stays_in_pool`: workers may keep its KV nowhere but in their pools.
     """
 
     request_id: str
@@ -84,6 +85,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     share: str = ""
     shared_tokens: int = 0
     session: str = ""
+    stays_in_pool: bool = False
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):

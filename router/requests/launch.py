@@ -218,6 +218,7 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
         "cache_salt": request.cache_salt,
         "shared_tokens": request.shared_tokens,
         "share": request.share,
+        "stays_in_pool": request.stays_in_pool,
         "is_resumable": request.is_resumable,
         "trace_id": generation.trace.trace_id or "",
     }

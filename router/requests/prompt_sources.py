@@ -1,4 +1,5 @@
-"""Where the KV of a prompt came from: the worker's own cache, other workers' caches, computing."""
+"""Where the KV of a prompt came from: the worker's own cache, its tiers below that, other workers'
+caches, computing."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def prompt_sources(trace: PrefillTrace | DecodeTrace | None) -> list[dict[str, A
     for each in trace.fetches:
         if each.found:
             ms = (each.done_us - each.sent_us) / 1000
-            parts.append(_part("peer", each.holder, each.found * per_block, ms))
+            source, owner = each.tier or "peer", each.holder or trace.worker_id
+            parts.append(_part(source, owner, each.found * per_block, ms))
     computed = sum(each.num_tokens for each in trace.chunks)
     if computed:
         ms = sum(each.end_us - each.start_us for each in trace.chunks) / 1000

@@ -206,8 +206,7 @@ def _prefill_spans(attempt: AttemptTimes, times: RequestTimes) -> list[Span]:
         f"{count(computed, 'token')} in {count(len(chunks), 'chunk')}; "
         f"{integer(trace.cached_tokens)} from the cache"
     )
-    if trace.fetched_tokens:
-        text += f", {integer(trace.fetched_tokens)} from other workers' caches"
+    text += _fetched_text(trace)
     spans += [Span(each.start_us, each.end_us, Stage.PREFILL, where, text) for each in chunks]
     spans += _between(scheduled, chunks, attempt)
     if times.first_token_received_us:
@@ -216,6 +215,22 @@ def _prefill_spans(attempt: AttemptTimes, times: RequestTimes) -> list[Span]:
         )
         spans.append(report)
     return spans
+
+
+_PEERS = "other workers' caches"
+
+
+def _fetched_text(trace: PrefillTrace | DecodeTrace) -> str:
+    """How many tokens came from other workers' caches, and how many from each tier."""
+    blocks: dict[str, int] = {}
+    for each in trace.fetches:
+        blocks[each.tier] = blocks.get(each.tier, 0) + each.found
+    per_block = trace.fetched_tokens // max(1, sum(blocks.values()))
+    return "".join(
+        f", {integer(number * per_block)} from {tier or _PEERS}"
+        for tier, number in blocks.items()
+        if number and per_block
+    )
 
 
 def _between(scheduled_us: int, chunks: tuple[ChunkSpan, ...], attempt: AttemptTimes) -> list[Span]:

@@ -90,6 +90,17 @@ def test_the_next_turn_computes_only_what_is_new(fleet: WorkerFleet, name: str) 
     assert computes(fleet, "d3", [*prompt, 7]) == 2
 
 
+def test_what_may_be_kept_in_pools_only_stays_so(fleet: WorkerFleet) -> None:
+    prompt = prompt_of(1, 5)
+    talk(fleet, "one", prompt)
+    blocks = fleet.workers["d2"].scheduler.blocks
+    blocks._stays_here.add(next(iter(blocks._block_of.values())))
+    run_until_ended(fleet, drain(fleet, "d2", "d3"))
+    taken = fleet.workers["d3"].scheduler.blocks
+    assert taken.num_cached == 5
+    assert taken.coldest(POOL) == []
+
+
 def test_each_conversation_goes_to_one_worker_the_newest_first(fleet: WorkerFleet) -> None:
     prompts = [prompt_of(first, 3) for first in range(1, 7)]
     for first, prompt in enumerate(prompts):

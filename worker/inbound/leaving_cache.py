@@ -104,7 +104,9 @@ class LeavingCache:
         prefix = self._next_prefix(is_busy)
         if prefix is not None:
             del self._asking[peer]
-            self._host.send(peer, CachedPrefix(hashes=prefix[:num_blocks]))
+            stays = self._blocks.stay_here(prefix)
+            answer = CachedPrefix(hashes=prefix[:num_blocks], stays_in_pool=stays)
+            self._host.send(peer, answer)
         elif not is_busy:
             self._host.send(peer, CachedPrefix(hashes=[]))
             self._finish(peer)

@@ -44,6 +44,7 @@ class _Offer:
     num_left: int | None = None  # None before the first question
     is_asked: bool = False
     prefix: list[bytes] = field(default_factory=list)
+    stays_in_pool: bool = False
     held: list[int] = field(default_factory=list)
     granted: list[int] = field(default_factory=list)
     num_parts: int = 0
@@ -92,7 +93,7 @@ class TakenCaches:
             return
         offer.is_asked = False
         if answer.hashes:
-            offer.prefix = answer.hashes
+            offer.prefix, offer.stays_in_pool = answer.hashes, answer.stays_in_pool
         else:
             self._finish(offer)
 
@@ -186,7 +187,7 @@ class TakenCaches:
         """Cache blocks that have arrived, behind those that are held."""
         for index, block in enumerate(blocks, len(offer.held)):
             parent = offer.prefix[index - 1] if index else None
-            self._blocks.publish(block, offer.prefix[index], parent)
+            self._blocks.publish(block, offer.prefix[index], parent, offer.stays_in_pool)
         offer.num_taken += len(blocks)
         self._host.counters.add(Count.TAKEN_BLOCKS, len(blocks))
 

@@ -78,6 +78,7 @@ def test_a_line_says_what_its_key_allows(fields: str, terms: KeyTerms) -> None:
         ("priority=high", "priority must be a whole number"),
         ("priority=1e3", "priority must be a whole number"),
         ("inflight=0", "inflight must be at least 1"),
+        ("tiers=never", "tiers is on or off"),
         ("inflight=-1", "inflight must be at least 1"),
         ("priority=1 priority=2", "priority is given twice"),
         ("weight=3", "a field is none of name, priority, max_priority, inflight, cache"),
@@ -104,6 +105,7 @@ def test_a_line_that_was_written_reads_the_same() -> None:
         KeyTerms("a"),
         KeyTerms("b", 2, -3, 5, "group"),
         KeyTerms("c", max_priority=-1),
+        KeyTerms("d", tiers=False),
     ):
         assert parse_line(key_line(hash_key(make_key()), terms)).terms == terms
 

@@ -34,7 +34,7 @@ def running_api(checkpoint: Path, tokenizer: Tokenizer) -> Iterator[LiveApi]:
             f"{hash_key(OTHER)} name=other",
             f"{hash_key(URGENT)} name=urgent priority=-1 max_priority=-5 cache=team",
             f"{hash_key(BATCH)} name=batch max_priority=3 cache=team",
-            f"{hash_key(SMALL)} name=small inflight=1",
+            f"{hash_key(SMALL)} name=small inflight=1 tiers=off",
         ]
     )
     gate = Gate(MAX_INFLIGHT, time.monotonic, lambda: len(ring))
@@ -75,6 +75,11 @@ def test_a_salt_in_the_body_is_added_and_never_a_replacement(api: LiveApi) -> No
     assert len(found) == 3
     assert not found & {foreign, own}
     assert all(each.startswith(own) for each in found)
+
+
+def test_a_key_may_forbid_tiers(api: LiveApi) -> None:
+    assert asked_by(api, SMALL).stays_in_pool
+    assert not asked_by(api, PLAIN).stays_in_pool
 
 
 def test_tenants_are_told_apart_towards_workers(api: LiveApi) -> None:

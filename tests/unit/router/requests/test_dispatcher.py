@@ -262,12 +262,15 @@ async def test_long_prompts_that_wait_for_their_hashes_start_one_in_a_turn(
         await consumer.cancel()
 
 
-async def test_both_legs_hear_how_much_of_a_prompt_everybody_shares(harness: Harness) -> None:
+async def test_both_legs_hear_how_much_of_a_prompt_everybody_shares_and_where_it_stays(
+    harness: Harness,
+) -> None:
     decode, prefill = await harness.join("d1", "p1")
-    asked = msgspec.structs.replace(request(), cache_salt="a", shared_tokens=10)
+    fields = {"cache_salt": "a", "shared_tokens": 10, "stays_in_pool": True}
+    asked = msgspec.structs.replace(request(), **fields)
     consumer = Consumer(harness.dispatcher, asked)
     legs = await decode.received.next(Generate), await prefill.received.next(Prefill)
-    assert [(each.cache_salt, each.shared_tokens) for each in legs] == [("a", 10)] * 2
+    assert [{name: getattr(each, name) for name in fields} for each in legs] == [fields] * 2
     seed = seed_of(SECRET)
     for salt, num_blocks in (("a", 25), ("b", 2)):
         start = chain_start("weights", salt, seed, 10, 4)
