@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -101,6 +101,7 @@ class TransferService:
         self._ended: str | None = "the transfer service is not started"
         self._thread: threading.Thread | None = None
         self._is_expecting = False
+        self._transport: Transport | None = None
         self.transport_name = ""
         self.paths: tuple[str, ...] = ()
         self.agent = ""
@@ -117,6 +118,7 @@ class TransferService:
         transport = _wait_for(opened)
         self.transport_name, self.agent = transport.name, transport.agent
         self.paths = transport.paths
+        self._transport = transport
 
     def allocate(self, num_bytes: int) -> memoryview | None:
         """The memory in which the pool must live; None if any memory will do. Blocks; for
@@ -155,6 +157,11 @@ class TransferService:
         if data != self._is_expecting:
             self._is_expecting = data
             self._submit(_Expect(data))
+
+    def disconnect(self, kept: Collection[str]) -> int:
+        """Break the connections over which peers may write here, except those with the addresses
+        in `kept`, before this call returns; see `Transport.disconnect`."""
+        return 0 if self._transport is None else self._transport.disconnect(kept)
 
     def hold(self, until: Callable[[], float]) -> None:
         """Post no write at or after `until()`, which is called before each write."""

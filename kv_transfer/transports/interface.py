@@ -7,7 +7,7 @@ know no handoffs: their caller decides who may write where, and when.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -138,6 +138,12 @@ class Transport(Protocol):
 
     def poll(self) -> list[TransportEvent]:
         """Make progress without blocking; return the events since the last call."""
+
+    def disconnect(self, kept: Collection[str]) -> int:
+        """Break the connections over which peers on other machines may write here, except those
+        with the addresses in `kept`: what a stopped peer has begun to write does not land when it
+        goes on. Peers that live must add us again. Any thread may call it, before `close`. Returns
+        the number of broken connections."""
 
     def close(self) -> None:
         """Release all resources. Peers must have stopped writing. A second call does nothing."""

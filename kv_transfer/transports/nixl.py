@@ -14,7 +14,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -33,6 +33,7 @@ from kv_transfer.transports.interface import (
     check_blocks,
     fit_shares,
 )
+from kv_transfer.transports.tcp_sockets import listening_ports, shut_down
 from kv_transfer.transports.ucx_paths import ucx_paths
 from protocol.errors import ConfigError, TransferError
 
@@ -43,12 +44,13 @@ _log = logging.getLogger(__name__)
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The data that a peer needs to write here; `metadata` is NIXL's own, `parts` are address and
-    device of each rank's part."""
+    device of each rank's part, `ports` those on which UCX listens."""
 
     metadata: bytes
     parts: list[tuple[int, str]]
     block_bytes: int
     num_blocks: int
+    ports: tuple[int, ...] = ()
 
     @property
     def pool(self) -> PoolMemory:
@@ -97,12 +99,15 @@ class NixlTransport:
             backends=["UCX"],
             sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
         )
+        others = listening_ports()
         try:
             self._nixl: Any = nixl.nixl_agent(agent, config)
         except self._errors as error:
             raise ConfigError(f"NIXL cannot start its UCX backend: {error!r}") from error
         if "UCX" not in self._nixl.backends:
             raise ConfigError("this installation of NIXL has no UCX backend")
+        self._ports = listening_ports() - others
+        self._peer_ports: set[int] = set()
         self._pool: PoolMemory | None = None
         self._registration: Any = None
         self._own_blocks: dict[_Places, Any] = {}  # prepared descriptor lists of our pool
@@ -151,6 +156,7 @@ class NixlTransport:
                 parts=list(pool.parts),
                 block_bytes=pool.block_bytes,
                 num_blocks=pool.num_blocks,
+                ports=tuple(sorted(self._ports)),
             )
         )
 
@@ -177,6 +183,7 @@ class NixlTransport:
                 self._own_blocks[source] = self._prepare("NIXL_INIT_AGENT", own, source)
             target = tuple((share.target, share.slices.target) for share in shares)
             blocks = self._prepare(agent, theirs.pool, target)
+            self._peer_ports.update(theirs.ports)
             self._nixl.make_connection(agent, ["UCX"])
         except self._errors as error:
             self._forget_remote(agent)
@@ -251,6 +258,11 @@ class NixlTransport:
         for agent, payloads in arrived.items():
             events += [Notification(agent, payload) for payload in payloads]
         return events
+
+    def disconnect(self, kept: Collection[str]) -> int:
+        """Shut down UCX's TCP connections. Over RDMA, what a process has posted lands in time,
+        whether it is stopped or not."""
+        return shut_down(self._ports, set(self._peer_ports), kept)
 
     def close(self) -> None:
         """Cancel, disconnect, deregister and destroy the agent."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import selectors
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -189,6 +189,10 @@ class ShmTransport:
             key.data()
         events, self._events = self._events, []
         return [*events, *self._server.take_notifications()]
+
+    def disconnect(self, kept: Collection[str]) -> int:
+        """Do nothing: no peer is on another machine."""
+        return 0
 
     def close(self) -> None:
         """Close everything. The pool's mapping lives until its last view is dropped."""

@@ -68,6 +68,7 @@ class FakeTransfers:
         self.writes: list[Write] = []
         self.fences: list[Any] = []  # of all writes so far
         self.events: list[TransferEvent] = []
+        self.disconnected: list[set[str]] = []  # whom each call spared
 
     def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
         self.peers.add(agent)
@@ -95,6 +96,10 @@ class FakeTransfers:
     def expect(self, data: bool) -> None:
         pass
 
+    def disconnect(self, kept: set[str]) -> int:
+        self.disconnected.append(kept)
+        return 1
+
     def drain(self) -> list[TransferEvent]:
         events, self.events = self.events, []
         return events
@@ -114,6 +119,7 @@ class FakePeers:
         self.dead: list[str] = []
         self.forgotten: list[str] = []
         self.mute: list[str] = []
+        self.lapsed: set[str] = set()  # lost on other machines
         self.others: list[KvPeer] = []  # workers that can use our blocks, and we theirs
 
     def connect_new(self, now: float) -> None:
@@ -156,6 +162,9 @@ class FakePeers:
     def take_lost(self, now: float) -> list[str]:
         dead, self.dead = self.dead, []
         return dead
+
+    def neighbours_of_lapsed(self, incarnation: str) -> set[str] | None:
+        return {"10.0.0.2"} if incarnation in self.lapsed else None
 
     def reset(self) -> list[str]:
         forgotten, self.forgotten = self.forgotten, []

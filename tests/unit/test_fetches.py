@@ -200,3 +200,32 @@ def test_a_worker_that_drains_serves_and_does_not_fetch(fleet: Fleet) -> None:
     run(fleet, ask(fleet, "r", "p1", "d3", holder="d2", last=1))
     assert fleet.workers["p1"].counter(Count.FETCHED_TOKENS) == 5 * BLOCK
     assert fleet.workers["p1"].as_peer.role is Role.PREFILL
+
+
+@pytest.mark.parametrize("is_afar", [True, False])
+def test_the_connections_of_a_holder_that_may_only_be_stopped_are_closed(
+    fleet: Fleet, is_afar: bool
+) -> None:
+    """On another machine, what is silent and has no lease may go on later, in the middle of a
+    write."""
+    warm(fleet, "d2")
+    ask(fleet, "r", "p1", "d3", holder="d2", last=1)
+    until(fleet, "p1", KvFetch)
+    p = fleet.workers["p1"]
+    p.peers.lapsed = {"d2-i"} if is_afar else set()
+    fleet.kill("d2")
+    fleet.turn("p1")
+    assert p.transfers.disconnected == ([{"10.0.0.2"}] if is_afar else [])
+    assert p.scheduler.blocks.num_pinned > 0, "its fence still stands"
+    fleet.clock.now += LANDING_S
+    run(fleet, fleet.requests["r"])
+
+
+def test_a_holder_that_lapses_without_a_grant_costs_no_connection(fleet: Fleet) -> None:
+    warm(fleet, "d2")
+    run(fleet, ask(fleet, "r", "p1", "d3", holder="d2", last=1))
+    p = fleet.workers["p1"]
+    p.peers.lapsed = {"d2-i"}
+    fleet.kill("d2")
+    fleet.turn("p1")
+    assert p.transfers.disconnected == []

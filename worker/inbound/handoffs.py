@@ -156,8 +156,17 @@ class InboundHandoffs:
         """Drop the sources that are gone, and return their incarnations."""
         lost = self._peers.take_lost(self._clock.now())
         for incarnation in lost:
+            self._stop_writes_of(incarnation)
             self._carry_out(self._sink.agent_gone(incarnation, self._clock.now()))
         return lost
+
+    def _stop_writes_of(self, incarnation: str) -> None:
+        """A peer on another machine counts as gone, but may only be stopped, in the middle of a
+        write. Its connection must not deliver the rest once the fence has fallen."""
+        neighbours = self._peers.neighbours_of_lapsed(incarnation)
+        if neighbours is not None and self._sink.fenced_by([incarnation]):
+            number = self._host.transfers.disconnect(neighbours)
+            log.info("%d connections of KV blocks are closed: %s is gone", number, incarnation)
 
     def update_silent(self) -> None:
         """Bring `silent` and `stuck` up to date. Call it after `receive`."""

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
 _MEET_S = 0.1
+_LAPSED = "it is silent and its lease has ended"
 
 
 @dataclass
@@ -63,6 +64,7 @@ class SourcePeers:
         self._why_gone: dict[str, str] = {}
         self._next_meeting = 0.0
         self._unreachable: list[str] = []
+        self._neighbours: dict[str, set[str]] = {}  # of peers that were lost on other machines
         self._reset: list[str] = []
         self.refused = 0
         """Frames from sources that were foreign or corrupt."""
@@ -231,7 +233,23 @@ class SourcePeers:
                 self._why_gone[incarnation] = reason
                 self._close(incarnation)
                 gone.append(incarnation)
+                if reason == _LAPSED:
+                    self._neighbours[incarnation] = self._others_than(link, now)
         return gone
+
+    def neighbours_of_lapsed(self, incarnation: str) -> set[str] | None:
+        """Once, for a peer that `take_lost` reported: None if its process has ended or never held a
+        grant of ours. Otherwise the peer may only be stopped, on another machine: the addresses of
+        the peers that answer."""
+        return self._neighbours.pop(incarnation, None)
+
+    def _others_than(self, lost: _Link, now: float) -> set[str]:
+        answering = [
+            link.control.endpoint
+            for link in self._links.values()
+            if link.control.silent_s(now) < self._silence_s
+        ]
+        return {_host(each) for each in answering} - {_host(lost.control.endpoint)}
 
     def silent(self, now: float) -> list[str]:
         """Incarnations that have sent nothing for `silence_s`. Call it after `receive`, so that
@@ -264,7 +282,7 @@ class SourcePeers:
             link.next_look = now + _LOOK_S
             return "its process has ended" if link.process.has_ended() else None
         if is_silent and not self._around.is_alive(link.worker_id, incarnation):
-            return "it is silent and its lease has ended"
+            return _LAPSED
         return None
 
     def _process_at(self, machine: str, pid: int) -> WatchedProcess | None:
@@ -275,6 +293,10 @@ class SourcePeers:
         link = self._links.pop(incarnation)
         self._poller.unregister(link.control.socket)
         link.control.close()
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
 def _peer_of(info: WorkerInfo) -> KvPeer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kv_transfer.head_slices import Share
 from kv_transfer.transports.interface import PeerReady, PoolMemory, TransportEvent, WriteDone
@@ -24,6 +24,7 @@ class FakeTransport:
         self.reports: deque[TransportEvent] = deque()  # tests append from their thread
         self.poll_error: Exception | None = None
         self.is_closed = False
+        self.disconnected: list[set[str]] = []
         self.pool: PoolMemory | None = None
         self.num_posted = 0
         self.num_polls = 0
@@ -81,6 +82,10 @@ class FakeTransport:
         if self.poll_error is not None:
             raise self.poll_error
         return [self.reports.popleft() for _ in range(len(self.reports))]
+
+    def disconnect(self, kept: Collection[str]) -> int:
+        self.disconnected.append(set(kept))
+        return 1
 
     def close(self) -> None:
         self.is_closed = True

@@ -200,6 +200,8 @@ def test_silence_alone_is_not_death(pair: Pair) -> None:
     assert pair.peers.silent(far) == ["p-i"], "but nobody need wait for it"
     pair.alive = False
     assert pair.peers.take_lost(far) == ["p-i"]
+    assert pair.peers.neighbours_of_lapsed("p-i") == set(), "it may go on, on another machine"
+    assert pair.peers.neighbours_of_lapsed("p-i") is None
     assert pair.peers.num_links == 0
     pair.peers.send("p-i", ABORT)  # dropped: its receiver hears that the peer is gone
 
@@ -298,6 +300,7 @@ def test_a_neighbour_is_gone_when_its_process_has_ended_and_not_before(
     assert pair.peers.take_lost(1e9) == []
     end(process)
     assert pair.peers.take_lost(2e9) == ["p-i"]
+    assert pair.peers.neighbours_of_lapsed("p-i") is None, "it writes nothing any more"
 
 
 def test_a_neighbour_says_itself_where_it_runs(process: subprocess.Popen[bytes]) -> None:
