@@ -144,7 +144,11 @@ class WorkerHost:
 
     def publish(self, load: HandoffLoad) -> None:
         """Report load and cache if due."""
-        self.counters.add_up_to(Count.FRAMES_REFUSED, "server", sum(self.server.refused.values()))
+        self.counters.add_up_to(
+            Count.FRAMES_REFUSED,
+            "server",
+            sum(self.server.refused.values()) + self.server.num_ended,
+        )
         self.counters.add_up_to(Count.STALE_MESSAGES, "handoffs", load.num_ignored)
         self.counters.add_up_to(Count.PEERS_TURNED_AWAY, "handshakes", self.server.num_turned_away)
         self._reporter.publish(self.clock.now(), load)

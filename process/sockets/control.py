@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import zmq
 
 from process.clock import wall_us
+from process.sockets.inflow import DESCRIPTOR, Inflow, wire_bytes
 from process.sockets.network import Network
 from protocol import wire
 from protocol.errors import ProtocolError
@@ -40,6 +41,9 @@ log = logging.getLogger(__name__)
 MAX_DRAIN = 4096
 MAX_RECEIVE_S = 0.05
 """After this time the remaining messages wait for the next turn, so that the worker can step."""
+MAX_UNREAD_BYTES = 512 * 1024 * 1024
+"""Of all peers of a server together. A worker reads nothing while it computes a long step."""
+MAX_UNREAD_OF_LINK = 128 * 1024 * 1024
 NO_HELLO = HelloRefused(what="hello", ours="required first", theirs="none")
 Clock = Callable[[], float]
 
@@ -107,7 +111,8 @@ class ControlServer:
     ) -> None:
         """Binds to `endpoint` (`tcp://host:*` for any free port). Raises ConfigError."""
         self.socket: zmq.Socket[bytes]
-        self.socket, self.endpoint = network.listening(zmq.ROUTER, endpoint)
+        self._inflow = Inflow(MAX_UNREAD_BYTES)
+        self.socket, self.endpoint = network.listening(zmq.ROUTER, endpoint, self._inflow)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.refused: Counter[str] = Counter()
         self.undeliverable = 0
@@ -132,6 +137,11 @@ class ControlServer:
         return {self._peers[each].session: count for each, count in self._num_legs.items()}
 
     @property
+    def num_ended(self) -> int:
+        """Connections that were ended because their peers sent more than could be read."""
+        return self._inflow.num_ended
+
+    @property
     def num_turned_away(self) -> int:
         """Connections to any socket of the process that did not prove the cluster's secret."""
         return self._network.num_turned_away
@@ -143,11 +153,10 @@ class ControlServer:
         end = time.perf_counter() + MAX_RECEIVE_S
         for _ in range(MAX_DRAIN):
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                taken = self._take(self._next_frames())
             except zmq.Again:
                 self._drained = True
                 break
-            taken = self._take(frames)
             if taken is not None:
                 received.append(taken)
             if time.perf_counter() >= end:
@@ -194,6 +203,18 @@ class ControlServer:
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket; queued messages have `linger_ms` to leave."""
         self.socket.close(linger=linger_ms)
+
+    def _next_frames(self) -> list[bytes]:
+        """The sender's identity and the frames of the next message. Raises Again."""
+        frame = self.socket.recv(zmq.NOBLOCK, copy=False)
+        descriptor = int(frame.get(DESCRIPTOR))
+        frames, num_bytes = [frame.bytes], 0
+        while frame.more:
+            frame = self.socket.recv(zmq.NOBLOCK, copy=False)
+            frames.append(frame.bytes)
+            num_bytes += wire_bytes(len(frame))
+        self._inflow.took(descriptor, num_bytes)
+        return frames
 
     def _take(self, frames: list[bytes]) -> tuple[Peer, ControlMessage] | None:
         identity, *parts = frames
@@ -296,7 +317,9 @@ class ControlLink:
         self._held: deque[Message] = deque()
         self._next_tick = clock() + ping_interval_s
         self._nonce = 0
-        self.socket: zmq.Socket[bytes] = network.connecting(zmq.DEALER)
+        self._inflow = Inflow(MAX_UNREAD_OF_LINK)
+        self._bytes_taken = 0
+        self.socket: zmq.Socket[bytes] = network.connecting(zmq.DEALER, self._inflow)
         try:
             self.socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -325,9 +348,11 @@ class ControlLink:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
+            self._bytes_taken += sum(wire_bytes(len(each)) for each in frames)
             message = self._take(frames)
             if message is not None:
                 received.append(message)
+        self._inflow.took_in_all(self._bytes_taken)
         return received
 
     def tick(self, now: float) -> None:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import zmq
 
+from process.sockets.inflow import Inflow
 from process.sockets.network import Network
 from protocol import wire
 from protocol.events import EventMessage
+
+MAX_UNREAD_BYTES = 1024 * 1024
+"""Subscribers send nothing but their subscriptions."""
 
 
 class EventPublisher:
@@ -22,7 +26,8 @@ class EventPublisher:
     def __init__(self, network: Network, endpoint: str) -> None:
         """Binds to `endpoint` (`tcp://host:*` for any free port). Raises ConfigError."""
         self._socket: zmq.Socket[bytes]
-        self._socket, self.endpoint = network.listening(zmq.PUB, endpoint)
+        inflow = Inflow(MAX_UNREAD_BYTES)
+        self._socket, self.endpoint = network.listening(zmq.PUB, endpoint, inflow)
 
     def publish(self, message: EventMessage) -> None:
         """Send to every subscriber. A subscriber that is too slow misses the event and detects the

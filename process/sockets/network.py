@@ -16,6 +16,7 @@ import zmq
 from zmq.utils import z85
 
 from process.sockets.authenticator import DOMAIN, Gatekeeper
+from process.sockets.inflow import Inflow
 from process.sockets.options import bind, open_socket
 from protocol.errors import ConfigError
 
@@ -55,28 +56,34 @@ class Network:
         self._context: zmq.Context[Any] = zmq.Context() if context is None else context
         self._gatekeeper: Gatekeeper | None = None
 
-    def connecting(self, kind: int) -> Any:
-        """A connecting socket of the context's socket class. The caller closes it."""
+    def connecting(self, kind: int, inflow: Inflow | None = None) -> Any:
+        """A connecting socket of the context's socket class. The caller closes it. `inflow` is
+        checked in a thread; without one, the caller bounds what peers send."""
         socket = open_socket(self._context, kind)
         socket.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server.public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.client.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.client.secret)
+        if inflow is not None:
+            self._watch(socket, inflow)
         return socket
 
-    def listening(self, kind: int, endpoint: str) -> tuple[Any, str]:
+    def listening(self, kind: int, endpoint: str, inflow: Inflow | None = None) -> tuple[Any, str]:
         """A socket bound to `endpoint`, and the actual endpoint. The caller closes the socket.
-
-        Raises ConfigError.
+        `inflow` is checked in a thread; without one, the caller bounds what peers send. Raises
+        ConfigError.
         """
-        if self._gatekeeper is None:
-            self._gatekeeper = Gatekeeper(self._context, self._keys.client.public)
         socket = open_socket(self._context, kind)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.server.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gatekeeper no client is admitted
-        self._gatekeeper.watch(socket)
+        self._watch(socket, inflow)
         return socket, bind(socket, endpoint)
+
+    def _watch(self, socket: zmq.Socket[Any], inflow: Inflow | None) -> None:
+        if self._gatekeeper is None:
+            self._gatekeeper = Gatekeeper(self._context, self._keys.client.public)
+        self._gatekeeper.watch(socket, Inflow() if inflow is None else inflow)
 
     @property
     def num_turned_away(self) -> int:

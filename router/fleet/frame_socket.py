@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import zmq
 
+from process.sockets.inflow import wire_bytes
+
 MAX_AT_ONCE = 64
 MAX_TURN_S = 0.005
 RETRY_S = 0.01
@@ -56,6 +58,8 @@ class FrameSocket:
     ) -> None:
         """Serve `socket`, which is connected or about to be. At most `max_queued` messages wait to
         be sent."""
+        self.bytes_taken = 0
+        """The bytes that all taken messages had on the wire."""
         self._socket = socket
         self._take = take
         self._fail = fail
@@ -164,9 +168,11 @@ class FrameSocket:
         as receiving."""
         frame = self._socket.recv(_NOWAIT, copy=False)
         frames = [frame.bytes]
+        self.bytes_taken += wire_bytes(len(frame))
         while frame.more:
             frame = self._socket.recv(_NOWAIT, copy=False)
             frames.append(frame.bytes)
+            self.bytes_taken += wire_bytes(len(frame))
         return frames
 
     def _flush(self) -> None:

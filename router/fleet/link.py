@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -23,6 +24,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from process.sockets.authenticator import HANDSHAKE_FAILURES
 from process.sockets.control import NO_HELLO
+from process.sockets.inflow import CONNECTION_EVENTS, OPENED, Inflow
 from process.sockets.network import Network
 from process.sockets.options import QUEUE_FRAMES
 from protocol.errors import ProtocolError
@@ -49,6 +51,7 @@ from router.fleet.conditions import (
     unreachable,
 )
 from router.fleet.frame_socket import FrameSocket
+from router.fleet.inflow_checks import InflowChecks
 from router.fleet.pings import Pings
 from router.fleet.step_parts import in_parts
 from router.metrics import FleetMetrics
@@ -208,10 +211,19 @@ class WorkerLink:
         self._ended = asyncio.get_running_loop().create_future()
         connection: zmq.Socket[bytes] = self._network.connecting(zmq.DEALER)
         published: zmq.Socket[bytes] = self._network.connecting(zmq.SUB)
-        watched = connection.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILURES)
         control = self._serve(connection, self._reader(decode_control, self._take_control))
         events = self._serve(published, self._reader(decode_event, self._take_event))
-        monitor = self._serve(watched, self._on_monitor)
+        checks = InflowChecks(self._end_session)
+        monitors = [
+            self._serve(
+                socket.get_monitor_socket(CONNECTION_EVENTS | HANDSHAKE_FAILURES),
+                partial(take_event, checks.add(served)),
+            )
+            for socket, served, take_event in (
+                (connection, control, self._on_monitor),
+                (published, events, self._on_events_monitor),
+            )
+        ]
         try:
             published.subscribe(b"")
             published.connect(self._info.events)
@@ -224,8 +236,11 @@ class WorkerLink:
         finally:
             self._control = None
             self._stop_pinging()
+            checks.close()
             connection.disable_monitor()
-            monitor.close()
+            published.disable_monitor()
+            for each in monitors:
+                each.close()
             events.close()
             control.close(CLOSE_LINGER_MS)
 
@@ -283,13 +298,19 @@ class WorkerLink:
             self._pinging.cancel()
             self._pinging = None
 
-    def _on_monitor(self, frames: list[bytes]) -> None:
+    def _on_events_monitor(self, inflow: Inflow, frames: list[bytes]) -> None:
+        event = parse_monitor_message(frames)
+        inflow.note(event["event"], event["value"])
+
+    def _on_monitor(self, inflow: Inflow, frames: list[bytes]) -> None:
         """The control connection has ended, or the keys of the two ends did not match. ZeroMQ
         connects again by itself; the session that ends takes no notice."""
+        event = parse_monitor_message(frames)
+        inflow.note(event["event"], event["value"])
         control = self._control
-        if not self._lasts or control is None:
+        if not self._lasts or control is None or event["event"] & OPENED:
             return
-        if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
+        if event["event"] == zmq.EVENT_DISCONNECTED:
             self._control = None  # so that nothing more is sent
             control.finish(self._end_session)  # messages that arrived before the end
             return

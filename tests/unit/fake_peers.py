@@ -17,7 +17,7 @@ class FakeServer:
     def __init__(self, fileno: int) -> None:
         self.socket = fileno
         self.refused: dict[str, int] = {}
-        self.num_turned_away = 0
+        self.num_turned_away = self.num_ended = 0
         self.inbox: list[tuple[Peer, Any]] = []
         self.sent: list[tuple[Peer, Message]] = []
         self.gone: list[Peer] = []

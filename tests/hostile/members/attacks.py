@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import msgspec
+import zmq
 
+from process.sockets.network import Network
 from process.store.fleet_watcher import read_fleet
 from protocol.events import EventMessage
 from protocol.messages import (
@@ -24,6 +26,9 @@ from tests.hostile.members.lies import lies
 from tests.hostile.members.rogue_worker import RogueWorker
 
 _CONNECTIONS = 200
+_BLOCK = b"x" * 64_000
+_ENDLESS = 32_000
+_ENDLESS_MS = 20_000
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\x00") + bytes(32)
 _BEGINNINGS = (
     b"",
@@ -71,6 +76,31 @@ def _large_messages(insider: Insider) -> None:
         rogue.lie([frame] * 20, [])
 
 
+def _endless_messages(insider: Insider) -> None:
+    """Messages whose last frame does not come, at every port of the workers, and from a worker to
+    the router, until they are cut off or 2 GB were sent."""
+    network = Network(insider.secret)
+    try:
+        for role in (Role.PREFILL, Role.DECODE):
+            info = insider.worker(role)
+            for kind, address in ((zmq.DEALER, info.control), (zmq.XSUB, info.events)):
+                with network.connecting(kind) as rogue:
+                    monitor = rogue.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                    rogue.connect(address)
+                    for _ in range(_ENDLESS):
+                        rogue.send(_BLOCK, zmq.SNDMORE, copy=False)
+                    rogue.send(b"the end")
+                    monitor.poll(_ENDLESS_MS)
+                    rogue.disable_monitor()
+                    monitor.close()
+    finally:
+        network.close()
+    honest = insider.worker(Role.DECODE)
+    with closing(RogueWorker(insider.secret, insider.redis_url, honest)) as rogue_worker:
+        rogue_worker.lie([_BLOCK * 2], [])  # it is connected
+        rogue_worker.send_without_end([_BLOCK] * _ENDLESS)
+
+
 def _half_handshakes(insider: Insider) -> None:
     """On the control and event ports of both roles, held until all are open."""
     with ExitStack() as stack:
@@ -91,5 +121,6 @@ MEMBER_ATTACKS: dict[str, Callable[[Insider], None]] = {
     "a rogue prefill worker's lies": _lie_as(Role.PREFILL),
     "a rogue decode worker's lies": _lie_as(Role.DECODE),
     "a rogue worker's large messages": _large_messages,
+    "messages without an end": _endless_messages,
     "half handshakes at the workers' ports": _half_handshakes,
 }

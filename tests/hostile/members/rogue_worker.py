@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 
@@ -45,6 +46,18 @@ class RogueWorker:
                 pass
         for event in events:
             self._publisher._socket.send_multipart(wire.parts(event))
+
+    def send_without_end(self, frames: list[bytes]) -> None:
+        """Send one message of very many frames, and wait until the router has ended the
+        connection and comes back."""
+        identity = self._server.peers[-1].identity
+        with contextlib.suppress(zmq.ZMQError):
+            self._server.socket.send_multipart([identity, *frames], copy=False)
+        deadline = time.monotonic() + _WAIT_S
+        while self._server.peers[-1].identity == identity:
+            assert time.monotonic() < deadline, "the router reads on"
+            self._server.socket.poll(50)
+            self._server.receive()
 
     def _try_send(self, frame: bytes) -> bool:
         deadline = time.monotonic() + _WAIT_S

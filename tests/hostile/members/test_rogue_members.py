@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
+import psutil
 import pytest
 
 from cli.fleet import Fleet
+from process.sockets.control import MAX_UNREAD_BYTES
 from process.sockets.network import Network
 from protocol import wire
 from protocol.events import EventMessage
@@ -20,6 +22,7 @@ from protocol.messages import ControlMessage, KvPeer, Ping, Pong, Role
 from protocol.registration import WorkerInfo
 from protocol.sampling import SamplingParams
 from tests.effort import in_turn, some, times
+from tests.hostile.bystander import MemoryWatch
 from tests.hostile.members.attacks import MEMBER_ATTACKS, Insider
 from tests.hostile.members.lies import lies
 from tests.hostile.members.rogue_worker import RogueWorker
@@ -131,6 +134,21 @@ def test_a_rogue_worker_harms_neither_the_router_nor_another_s_answer(
         for path in PATHS:
             assert HTTP.get(f"{fleet.url}{path}").status_code == 200, path
     assert answers == [list(reference.output)] * times(5, 40)
+    wait_for("the rogue to be gone", lambda: "rogue" not in workers(fleet))
+
+
+@pytest.mark.nightly
+def test_no_message_without_an_end_fills_a_process(fleet: Fleet, reference: Reference) -> None:
+    """Two gigabytes are sent to each port; libzmq alone would keep them all."""
+    processes = [psutil.Process(each.pid) for each in fleet.processes.values()]
+    before = [each.memory_info().rss for each in processes]
+    with ExitStack() as stack:
+        watches = [stack.enter_context(MemoryWatch(each.pid)) for each in processes]
+        MEMBER_ATTACKS["messages without an end"](Insider(SECRET, fleet.redis_url))
+        grown = [each.take_peak() - rss for each, rss in zip(watches, before, strict=True)]
+    assert max(grown) < MAX_UNREAD_BYTES + 400_000_000
+    answer = complete(fleet, list(reference.prompt), max_tokens=NUM_TOKENS)
+    assert answer["choices"][0]["token_ids"] == list(reference.output)
     wait_for("the rogue to be gone", lambda: "rogue" not in workers(fleet))
 
 

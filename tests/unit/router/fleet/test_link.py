@@ -29,6 +29,7 @@ from protocol.messages import (
 )
 from protocol.sampling import SamplingParams, TokenLogprobs
 from protocol.wire import encode
+from router.fleet import inflow_checks
 from router.fleet.conditions import Cause, State
 from router.fleet.frame_socket import MAX_AT_ONCE
 from router.fleet.link import WorkerLink
@@ -302,6 +303,26 @@ async def test_the_next_connection_to_an_address_is_another_session(harness: Har
     assert hello.session not in (first.session, "")
     await until(lambda: link.is_ready)
     assert heard == [*map(str, range(3000)), "lost"]
+
+
+@pytest.mark.parametrize("plane", ["control", "events"])
+async def test_a_worker_whose_message_has_no_end_is_disconnected(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, plane: str
+) -> None:
+    """ZeroMQ would gather its frames for ever."""
+    monkeypatch.setattr(inflow_checks, "MAX_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr(inflow_checks, "CHECK_S", 0.01)
+    rogue, _ = await harness.join("d1", "d2")
+    await rogue.subscribed()
+    endless = [b"x" * 60_000] * 4000
+    if plane == "control":
+        assert rogue.router is not None
+        rogue.control.send_multipart([rogue.router, *endless], zmq.DONTWAIT, copy=False)
+    else:
+        rogue.events.send_multipart(endless, zmq.DONTWAIT, copy=False)
+    await until(lambda: harness.metric("refused_frames_total", reason="impossible") == 1)
+    assert harness.metric("refused_frames_total", reason="undecodable") == 0, "it never came"
+    assert harness.is_usable("d2")
 
 
 class Eavesdropper:

@@ -1,0 +1,183 @@
+"""What the peers of one ZeroMQ socket have sent and nobody has read; ends the one that sent most.
+
+ZeroMQ bounds how many messages wait, not how many bytes, and a message counts only when its last
+frame has come. So the kernel's count of the bytes that came over each connection is compared with
+the bytes that the reader took. Any thread may call any method. On systems whose kernel does not
+count (other than Linux), no connection is ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import zmq
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 0.25
+DESCRIPTOR = "__fd"
+"""The name under which a received frame tells its connection's file descriptor."""
+OPENED = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
+CONNECTION_EVENTS = OPENED | zmq.EVENT_DISCONNECTED
+"""The events of a monitor that `Inflow.note` takes."""
+_RECEIVED_AT = 128
+"""Where `struct tcp_info` has `tcpi_bytes_received`, a 64-bit number."""
+_HANDSHAKE_BYTES = 1024
+_HEARTBEAT_BYTES_PER_S = 128
+"""A ping and a pong in a second have 82 bytes on the wire."""
+_CURVE_BYTES = 33
+_SHORT_FRAME = 255
+_Name = tuple[str, int]
+
+
+def wire_bytes(num_bytes: int) -> int:
+    """The bytes on the wire of a frame of `num_bytes`: encrypted by CURVE, behind ZMTP's header."""
+    encrypted = num_bytes + _CURVE_BYTES
+    return encrypted + (2 if encrypted <= _SHORT_FRAME else 9)
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    name: _Name
+    opened_at: float
+    taken: int = 0
+
+
+class Inflow:
+    """The connections of one socket, by file descriptor. All together they may have `max_bytes`
+    (None: any number) that nobody has read; `num_ended` counts the connections that were ended for
+    that."""
+
+    def __init__(
+        self, max_bytes: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.num_ended = 0
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._connections: dict[int, _Connection] = {}
+        self._total_taken = 0
+
+    @property
+    def num_open(self) -> int:
+        """Open connections, as far as they are bounded."""
+        return 0 if self._max_bytes is None else len(self._connections)
+
+    def note(self, event: int, descriptor: int) -> None:
+        """Take a monitor's event: a connection was opened or closed."""
+        if event == zmq.EVENT_DISCONNECTED:
+            self._connections.pop(descriptor, None)
+        elif event & OPENED:
+            self._open(descriptor)
+
+    def _open(self, descriptor: int) -> None:
+        name = _name_of(descriptor)
+        known = self._connections.get(descriptor)
+        if name is not None and (known is None or known.name != name):
+            self._connections[descriptor] = _Connection(name, self._clock())
+
+    def took(self, descriptor: int, num_bytes: int) -> None:
+        """The reader took a message of so many bytes, see `wire_bytes`, from a connection."""
+        known = self._connections.get(descriptor)
+        if known is None:
+            self._open(descriptor)
+            known = self._connections.get(descriptor)
+        if known is not None:
+            known.taken += num_bytes
+
+    def took_in_all(self, num_bytes: int) -> None:
+        """The reader of a socket with one connection at a time has taken so many bytes so far."""
+        if self._connections:
+            latest = next(reversed(self._connections.values()))
+            latest.taken += num_bytes - self._total_taken
+        self._total_taken = num_bytes
+
+    def check(self) -> bool:
+        """End the connections with the most unread bytes until the others have few enough. Returns
+        whether one was ended. Call it every `CHECK_S`."""
+        if self._max_bytes is None:
+            return False
+        unread = self.unread()
+        num_before = self.num_ended
+        while sum(unread.values()) > self._max_bytes:
+            worst = max(unread, key=unread.__getitem__)
+            self._end(worst, unread.pop(worst))
+        return self.num_ended > num_before
+
+    def unread(self) -> dict[int, int]:
+        """The bytes that came over each open connection and were not taken."""
+        unread: dict[int, int] = {}
+        for descriptor, each in list(self._connections.items()):
+            received = _received(descriptor, each.name)
+            if received is None:
+                self._connections.pop(descriptor, None)
+                continue
+            age_s = self._clock() - each.opened_at
+            left_out = each.taken + _HANDSHAKE_BYTES + _HEARTBEAT_BYTES_PER_S * age_s
+            unread[descriptor] = max(0, received - int(left_out))
+        return unread
+
+    def _end(self, descriptor: int, num_bytes: int) -> None:
+        connection = self._connections.pop(descriptor, None)
+        if connection is None or not _shut(descriptor, connection.name):
+            return
+        self.num_ended += 1
+        if self.num_ended.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...: bounded logs
+            log.warning(
+                "ended a connection with %s:%d, which sent %d bytes that are no whole message or "
+                "could not be read in time (%d so far)",
+                *connection.name, num_bytes, self.num_ended,
+            )  # fmt: skip
+
+
+def _name_of(descriptor: int) -> _Name | None:
+    """The peer's address and port; None if there is no such connection any more."""
+    try:
+        with _borrowed(descriptor) as peer:
+            host, port, *_ = peer.getpeername()
+    except (OSError, ValueError):
+        return None
+    return host, port
+
+
+def _received(descriptor: int, name: _Name) -> int | None:
+    """The bytes that came over a connection; None if the descriptor is another one's by now."""
+    if _name_of(descriptor) != name:
+        return None
+    if sys.platform != "linux":
+        return 0
+    try:
+        with _borrowed(descriptor) as peer:
+            info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
+    except OSError:
+        return None
+    return struct.unpack_from("Q", info, _RECEIVED_AT)[0] if len(info) == _RECEIVED_AT + 8 else 0
+
+
+def _shut(descriptor: int, name: _Name) -> bool:
+    """Shut a connection down, which ZeroMQ then closes. The copy of the descriptor makes sure that
+    it is still the same connection."""
+    try:
+        with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as copy:
+            if _name_of(copy.fileno()) != name:
+                return False
+            copy.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """ZeroMQ's own descriptor as a socket, which also reads addresses of IPv6. Raises OSError."""
+    peer = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+    try:
+        yield peer
+    finally:
+        peer.detach()

@@ -1,0 +1,44 @@
+"""Checks regularly, on the event loop, what a worker has sent over a session and nobody has taken.
+
+The session ends if that is more than any honest worker has under way, so that a message without an
+end does not fill the router's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from process.sockets.inflow import CHECK_S, Inflow
+from protocol.errors import ProtocolError
+from router.fleet.frame_socket import FrameSocket
+
+MAX_UNREAD_BYTES = 128 * 1024 * 1024
+"""Twice the longest message."""
+
+
+class InflowChecks:
+    """The inflows of a session's sockets; `fail` gets the error that ends the session."""
+
+    def __init__(self, fail: Callable[[Exception], object]) -> None:
+        self._fail = fail
+        self._inflows: list[tuple[FrameSocket, Inflow]] = []
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(CHECK_S, self._check)
+
+    def add(self, socket: FrameSocket) -> Inflow:
+        """The inflow of a socket, which the caller tells what the socket's monitor says."""
+        inflow = Inflow(MAX_UNREAD_BYTES)
+        self._inflows.append((socket, inflow))
+        return inflow
+
+    def close(self) -> None:
+        """Check no more."""
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        for socket, inflow in self._inflows:
+            inflow.took_in_all(socket.bytes_taken)
+            if inflow.check():
+                self._fail(ProtocolError("it sends more than is read, or a message without an end"))
+        self._timer = self._loop.call_later(CHECK_S, self._check)

@@ -1,0 +1,174 @@
+"""What peers send and nobody reads is counted on real connections, and bounded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from process.sockets import authenticator
+from process.sockets.control import ControlServer, HelloPolicy
+from process.sockets.inflow import DESCRIPTOR, Inflow, wire_bytes
+from process.sockets.network import Network
+
+ANY_PORT = "tcp://127.0.0.1:*"
+WAIT_MS = 20_000
+BLOCK = b"x" * 60_000
+ENDLESS = 4000
+"""Frames of a message that takes seconds to send."""
+LIMIT = 1 << 20
+PAUSE = threading.Event()
+
+
+@pytest.fixture
+def networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Network, Network]]:
+    """Two processes of one cluster; the first one checks often."""
+    monkeypatch.setattr(authenticator, "CHECK_S", 0.01)
+    ours, theirs = Network("the secret"), Network("the secret")
+    yield ours, theirs
+    theirs.close()
+    ours.close()
+
+
+def send_without_end(socket: zmq.Socket[bytes], *to: bytes) -> None:
+    """A message of which libzmq's peer sees no last frame for seconds."""
+    for each in to:
+        socket.send(each, zmq.SNDMORE)
+    for _ in range(ENDLESS):
+        socket.send(BLOCK, zmq.SNDMORE, copy=False)
+    socket.send(b"the end")
+
+
+def wait_ended(inflow: Inflow) -> None:
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not inflow.num_ended:
+        assert time.monotonic() < deadline, "the connection lives on"
+        PAUSE.wait(0.005)
+
+
+@pytest.mark.parametrize(("listening", "sending"), [(zmq.ROUTER, zmq.DEALER), (zmq.PUB, zmq.XSUB)])
+def test_a_message_without_an_end_ends_its_connection(
+    networks: tuple[Network, Network], listening: int, sending: int
+) -> None:
+    ours, theirs = networks
+    inflow = Inflow(LIMIT)
+    socket, endpoint = ours.listening(listening, ANY_PORT, inflow)
+    rogue = theirs.connecting(sending)
+    rogue.connect(endpoint)
+    send_without_end(rogue)
+    wait_ended(inflow)
+    assert not socket.poll(0)
+    rogue.close()
+    socket.close()
+
+
+@pytest.mark.parametrize(("connecting", "sending"), [(zmq.DEALER, zmq.ROUTER), (zmq.SUB, zmq.XPUB)])
+def test_a_server_s_message_without_an_end_ends_the_connection(
+    networks: tuple[Network, Network], connecting: int, sending: int
+) -> None:
+    ours, theirs = networks
+    inflow = Inflow(LIMIT)
+    rogue, endpoint = theirs.listening(sending, ANY_PORT)
+    socket = ours.connecting(connecting, inflow)
+    socket.connect(endpoint)
+    if connecting == zmq.SUB:
+        socket.subscribe(b"")
+        assert rogue.poll(WAIT_MS)
+        send_without_end(rogue)
+    else:
+        socket.send(b"hello")
+        send_without_end(rogue, rogue.recv_multipart()[0])
+    wait_ended(inflow)
+    assert not socket.poll(0)
+    socket.close()
+    rogue.close()
+
+
+def test_the_connection_that_sends_too_much_ends_and_no_other(
+    networks: tuple[Network, Network],
+) -> None:
+    ours, theirs = networks
+    server = ControlServer(ours, ANY_PORT, HelloPolicy("w", "1", "", ""), silence_s=60.0)
+    server._inflow._max_bytes = LIMIT
+    honest, rogue = (theirs.connecting(zmq.DEALER) for _ in range(2))
+    for each in (honest, rogue):
+        each.connect(server.endpoint)
+    honest.send(b"no message of ours, but a whole one")
+    send_without_end(rogue)
+    wait_ended(server._inflow)
+    before = server.refused["undecodable"]
+    honest.send(b"another")
+    while server.refused["undecodable"] < 2:
+        assert server.socket.poll(WAIT_MS)
+        server.receive()
+    assert before <= 1
+    assert server.num_ended == 1
+    for each in (honest, rogue):
+        each.close()
+    server.close()
+
+
+@pytest.mark.parametrize("num_frames", [1, 3])
+def test_what_was_read_is_counted_to_the_byte(
+    networks: tuple[Network, Network], num_frames: int
+) -> None:
+    """Otherwise an honest connection would end after some gigabytes."""
+    ours, theirs = networks
+    inflow = Inflow(LIMIT)
+    socket, endpoint = ours.listening(zmq.ROUTER, ANY_PORT, inflow)
+    peer = theirs.connecting(zmq.DEALER)
+    peer.connect(endpoint)
+    for size in (0, 1, 221, 222, 223, 224, 60_000):
+        for _ in range(20):
+            peer.send_multipart([bytes(size)] * num_frames)
+            assert socket.poll(WAIT_MS)
+            first, *frames = socket.recv_multipart(copy=False)
+            taken = sum(wire_bytes(len(each)) for each in frames)
+            inflow.took(int(first.get(DESCRIPTOR)), taken)
+    assert list(inflow.unread().values()) == [0], "the handshake has less than is allowed for"
+    peer.send(bytes(50_000))
+    assert socket.poll(WAIT_MS)
+    [unread] = inflow.unread().values()
+    assert 49_000 < unread < 51_000
+    peer.close()
+    socket.close()
+
+
+def test_heartbeats_are_no_messages_that_wait(networks: tuple[Network, Network]) -> None:
+    """As many as come in a day, by a clock of the test's own."""
+    ours, theirs = networks
+    now = 0.0
+    inflow = Inflow(LIMIT, lambda: now)
+    socket, endpoint = ours.listening(zmq.ROUTER, ANY_PORT, inflow)
+    peer = theirs.connecting(zmq.DEALER)
+    peer.connect(endpoint)
+    peer.send(BLOCK)
+    assert socket.poll(WAIT_MS)
+    assert sum(inflow.unread().values()) > 50_000
+    now = len(BLOCK) / 100
+    assert sum(inflow.unread().values()) == 0
+    peer.close()
+    socket.close()
+
+
+def test_a_descriptor_that_belongs_to_another_one_by_now_is_forgotten(
+    networks: tuple[Network, Network],
+) -> None:
+    ours, theirs = networks
+    inflow = Inflow(LIMIT)
+    socket, endpoint = ours.listening(zmq.ROUTER, ANY_PORT, inflow)
+    peer = theirs.connecting(zmq.DEALER)
+    peer.connect(endpoint)
+    peer.send(b"x")
+    assert socket.poll(WAIT_MS)
+    [descriptor] = inflow.unread()
+    known = inflow._connections[descriptor]
+    known.name = ("192.0.2.1", 1)
+    assert inflow.unread() == {}
+    inflow.took(descriptor, 1)
+    assert list(inflow.unread()) == [descriptor], "the connection that is there now"
+    peer.close()
+    socket.close()
