@@ -15,6 +15,7 @@ from cli.http_json import RouterAccess, RouterUnreachable, get_json
 from cli.output.tables import complaint, print_workers
 from cli.output.terminal_text import plain_console, shown_json
 from console.telemetry.facts.facts_json import lost_log
+from console.telemetry.tier_texts import failing_tier
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.fleet_watcher import read_fleet
 from process.store.store_url import store_url
@@ -88,8 +89,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_troubles(fleet: Mapping[str, Any]) -> None:
-    """Say what is wrong with the store, or will be soon, and which logs are lost, if the router
-    knows."""
+    """Say what is wrong with the store, or will be soon, which logs are lost, and which tiers fail,
+    if the router knows."""
     store = fleet.get("store")
     said = store if isinstance(store, dict) else {}
     if trouble := said.get("trouble"):
@@ -98,6 +99,8 @@ def _print_troubles(fleet: Mapping[str, Any]) -> None:
         print(notice)
     for each in fleet.get("logs", ()):
         print(lost_log(each))
+    for each in fleet.get("tiers", ()):
+        print(failing_tier(each))
 
 
 def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:

@@ -119,6 +119,8 @@ def fact_gauges(facts: Facts) -> Iterator[GaugeMetricFamily]:
         ("silent_routers", "Other routers that were killed or hang, and whose place none has taken",
          len(facts.routers)),
         ("lost_logs", "Processes that cannot write their logs", len(facts.logs)),
+        ("failing_tiers", "Tiers of workers in which blocks failed in the last minute",
+         len(facts.tiers)),
     ):  # fmt: skip
         gauge = GaugeMetricFamily(f"baton_fleet_{name}", text)
         gauge.add_metric([], value)

@@ -20,6 +20,8 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     - `blocks_serving`: blocks of the cache that other workers read now.
     - `blocks_stuck`: fenced blocks whose peer has fallen silent; they do not come back until the
       peer answers or its process has ended.
+    - `host_tier_bytes`, `disk_tier_bytes`: what the tiers below the pool may hold, and of that
+      `host_tier_used_bytes` and `disk_tier_used_bytes` are used.
     - `blocks_cached`: blocks that are free to reuse but hold a prefix.
     - `blocks_waiting`: blocks that waiting requests will need.
     - `prefill_unreachable`: 1 while a decode worker reaches no prefill worker and computes prompts
@@ -46,6 +48,10 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     blocks_granted: Count = 0
     blocks_fenced: Count = 0
     blocks_serving: Count = 0
+    host_tier_bytes: Count = 0
+    host_tier_used_bytes: Count = 0
+    disk_tier_bytes: Count = 0
+    disk_tier_used_bytes: Count = 0
     num_handoffs: Count = 0
     prefill_unreachable: Dimension = 0
     reported_us: Count = 0

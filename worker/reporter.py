@@ -57,6 +57,7 @@ class Reporter:
         self._idle_s = idle_s
         self._links: Callable[[], dict[str, int]] = dict
         self._received: Callable[[], dict[str, int]] = dict
+        self._tiers: Callable[[], dict[str, int]] = dict
         self._is_prefill_lost: Callable[[], bool] = lambda: False
         self._seq = 0
         self.host_load = HostLoad()
@@ -71,6 +72,11 @@ class Reporter:
         """Include in reports the number of requests from each router's session, as `received`
         returns it."""
         self._received = received
+
+    def watch_tiers(self, tiers: Callable[[], dict[str, int]]) -> None:
+        """Include in reports the sizes of the tiers, as `tiers` returns them by the report's
+        field."""
+        self._tiers = tiers
 
     def watch_prefill(self, is_lost: Callable[[], bool]) -> None:
         """Include in reports whether no prefill worker can be reached, as `is_lost` returns it."""
@@ -124,6 +130,7 @@ class Reporter:
             step_per_attended_us=per_attended * 1e6,
             received=self._received(),
             links=self._links(),
+            **self._tiers(),
             counters={name.value: number for name, number in counters.items()},
         )
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from console.telemetry.tier_texts import tiers_text
 from process.figures import integer
 
 WIDEST = 500
@@ -34,6 +35,7 @@ _LOAD: tuple[_Column, ...] = (
     ("WAITING", "num_waiting"),
     ("QUEUED TOKENS", "queued_tokens"),
 )
+_TIERS: tuple[_Column, ...] = (("TIERS", "tiers"),)
 _WHERE: tuple[_Column, ...] = (("HOST", "host"), ("PID", "pid"))
 
 
@@ -53,7 +55,7 @@ def print_workers(console: Console, workers: Iterable[Mapping[str, Any]], with_l
     rows = list(workers)
     tables = [workers_table(rows, with_load)]
     if console.is_terminal and _natural_width(console, tables[0]) > console.width:
-        load = _LOAD if with_load else _LOAD[:1]
+        load = _load_columns(rows, with_load)
         tables = [_table(rows, columns) for columns in (_WHO + _WHERE, _WHO[:1] + load)]
     for number, table in enumerate(tables):
         if number:
@@ -63,7 +65,15 @@ def print_workers(console: Console, workers: Iterable[Mapping[str, Any]], with_l
 
 def workers_table(workers: Iterable[Mapping[str, Any]], with_load: bool) -> Table:
     """A table of workers as `GET /fleet` lists them; without load, only registration data."""
-    return _table(workers, _WHO + (_LOAD if with_load else _LOAD[:1]) + _WHERE)
+    rows = list(workers)
+    return _table(rows, _WHO + _load_columns(rows, with_load) + _WHERE)
+
+
+def _load_columns(workers: Sequence[Mapping[str, Any]], with_load: bool) -> tuple[_Column, ...]:
+    """The columns of load, with one for tiers where a worker has some."""
+    if not with_load:
+        return _LOAD[:1]
+    return _LOAD + (_TIERS if any(map(tiers_text, workers)) else ())
 
 
 def state_of(worker: Mapping[str, Any]) -> str:
@@ -108,6 +118,8 @@ def _table(workers: Iterable[Mapping[str, Any]], columns: Sequence[_Column]) -> 
 
 
 def _cell(worker: Mapping[str, Any], key: str) -> str:
+    if key == "tiers":
+        return tiers_text(worker)
     value = worker[key]
     if key == "transport":  # with its best path; an older router reports no paths
         return ": ".join([value, *worker.get("transport_paths", ())[:1]])

@@ -13,6 +13,7 @@ from typing import Any
 
 from console.telemetry.facts.facts_json import lost_log
 from console.telemetry.paths import is_off_way
+from console.telemetry.tier_texts import failing_tier, tiers_text
 from console.telemetry.window import NUM_POINTS
 from process.figures import age, count
 
@@ -27,11 +28,12 @@ _DIGITS = 4  # the page shows three
 _UNUSED = frozenset(
     (
         "counters", "control", "transport", "transport_paths", "host", "pid", "incarnation",
-        "start_ms", "blocks_waiting", "blocks_stuck", "num_handoffs",
+        "start_ms", "host_tier_bytes", "host_tier_used_bytes", "disk_tier_bytes",
+        "disk_tier_used_bytes", "blocks_waiting", "blocks_stuck", "num_handoffs",
         "prefill_unreachable", "connected", "lost_us", "lost_reason", "loading_since_us",
     )
 )  # fmt: skip
-_UNUSED_PARTS = frozenset(("hosts", "keys", "logs", "pools", "routers", "store"))
+_UNUSED_PARTS = frozenset(("hosts", "keys", "logs", "pools", "routers", "store", "tiers"))
 _ONLY_ON_CARDS = frozenset(("blocks_cached", "queued_tokens", "step_ms"))
 _OF_PAIRS = ("path", "expected_path", "bytes_per_s", "exposed_p95_ms", "failures")
 
@@ -107,6 +109,8 @@ def _outages(report: Mapping[str, Any]) -> list[tuple[str, str, int]]:
             found.append(("Router", text, each["since_us"]))
     for each in report.get("logs", ()):
         found.append(("Log", lost_log(each), each["since_us"]))
+    for each in report.get("tiers", ()):
+        found.append(("Tier", failing_tier(each), each["since_us"]))
     return found
 
 
@@ -117,6 +121,8 @@ def _shown_worker(
     if now_us - (shown.get("reported_us") or now_us) <= OLD_AFTER_US:
         shown["reported_us"] = None
     shown["started"] = _started(worker.get("start_ms") or {})
+    if tiers := tiers_text(worker):
+        shown["tiers"] = tiers
     return shown
 
 

@@ -31,6 +31,7 @@ from console.doctor.rules.surroundings import (
     check_logs,
     check_routers,
     check_store,
+    check_tiers,
 )
 from console.doctor.rules.targets import check_targets
 from console.doctor.rules.workers import check_faults, check_slow_link, check_slow_worker
@@ -54,6 +55,7 @@ RULES = (
     Rule("store", "The store", check_store, is_fact=True),
     Rule("routers", "Other routers", check_routers, is_fact=True),
     Rule("logs", "Logs", check_logs, is_fact=True),
+    Rule("tiers", "Tiers below the KV pools", check_tiers, is_fact=True),
     Rule("flood", "Keys within their limits", check_flood, is_fact=True),
     Rule("few_blocks", "KV memory alike", check_few_blocks, ("queue", "stall"), is_fact=True),
     Rule(

@@ -115,6 +115,16 @@ class LogFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     since_us: int = 0
 
 
+class TierFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """A tier of a worker, `host memory` or `disk`, in which blocks failed in the last minute:
+    `failures` since they began to."""
+
+    worker_id: str
+    tier: str
+    failures: int
+    since_us: int = 0
+
+
 class Facts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """The facts of one moment."""
 
@@ -124,6 +134,7 @@ class Facts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     routers: tuple[RouterFacts, ...] = ()
     hosts: tuple[HostFacts, ...] = ()
     logs: tuple[LogFacts, ...] = ()
+    tiers: tuple[TierFacts, ...] = ()
 
     def pool(self, role: Role) -> list[WorkerStanding]:
         """The workers of a role, usable or not."""

@@ -129,6 +129,9 @@ def registered(info: WorkerInfo) -> dict[str, Any]:
     }
 
 
+_TIERS = ("host_tier_bytes", "host_tier_used_bytes", "disk_tier_bytes", "disk_tier_used_bytes")
+
+
 def describe(info: WorkerInfo, stats: WorkerStats | None, is_connected: bool) -> dict[str, Any]:
     """A worker as `/fleet` shows it; loads are 0 until the first stats arrive."""
     return {
@@ -141,6 +144,7 @@ def describe(info: WorkerInfo, stats: WorkerStats | None, is_connected: bool) ->
         "blocks_waiting": stats.blocks_waiting if stats else 0,
         "blocks_stuck": stats.blocks_stuck if stats else 0,
         "num_handoffs": stats.num_handoffs if stats else 0,
+        **{name: getattr(stats, name) if stats else 0 for name in _TIERS},
         "prefill_unreachable": bool(stats and stats.prefill_unreachable),
         "reported_us": stats.reported_us if stats else 0,
         "counters": stats.counters if stats else {},

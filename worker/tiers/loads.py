@@ -49,6 +49,15 @@ class TierLoads:
         """Blocks of requests that ended while the blocks were being loaded."""
         return [block for load in self._abandoned for block in load.blocks]
 
+    def sizes(self) -> dict[str, int]:
+        """What the tiers may hold and what they hold, by the fields of `WorkerStats`."""
+        sizes: dict[str, int] = {}
+        for name, tier in self._tiers.by_name.items() if self._tiers is not None else ():
+            block_bytes = tier.counts.block_bytes
+            sizes[f"{name}_tier_bytes"] = tier.index.num_slots * block_bytes
+            sizes[f"{name}_tier_used_bytes"] = len(tier.index) * block_bytes
+        return sizes
+
     def turn(self) -> None:
         """Take note of what is over, and keep what the pool will evict."""
         if self._tiers is not None:

@@ -35,7 +35,7 @@ export const requestsOf = (worker) => (worker.num_waiting ?? 0) + (worker.num_ru
 
 export function WorkerCard({ worker, now }) {
 	const shown = shownState(worker, now);
-	const { role, worker_id: id, blocks_used: used, blocks_cached: cached, blocks_total: total } = worker;
+	const { role, worker_id: id, blocks_used: used, blocks_cached: cached, blocks_total: total, tiers } = worker;
 	const head = html`<div class="l1">
 		<b title=${worker.started}>${id}</b><${State} ...${shown} />
 	</div>`;
@@ -48,7 +48,7 @@ export function WorkerCard({ worker, now }) {
 	];
 	return html`<li class="w ${shown.state === "stale" ? "old" : ""}" data-worker=${id}>
 		${head}
-		<div class="kv" title="KV blocks: ${int(used)} in use, ${int(cached)} cached, ${int(total)} in all">
+		<div class="kv" title="KV blocks: ${int(used)} in use, ${int(cached)} cached, ${int(total)} in all${tiers ? `; below: ${tiers}` : ""}">
 			<span>KV</span><${Bar} parts=${parts} /><span class="num">${share(used / total)}</span>
 		</div>
 		<div class="l3">${worker.state === "draining" ? draining(worker, now) : load(worker)}</div>

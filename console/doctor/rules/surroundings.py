@@ -1,4 +1,5 @@
-"""What surrounds the fleet: the store, other routers, logs, the machines' CPU, clients that flood.
+"""What surrounds the fleet: the store, other routers, logs, tiers, the machines' CPU, clients that
+flood.
 
 Facts: no number of requests needed.
 """
@@ -97,6 +98,44 @@ def check_logs(seen: Observation) -> Finding | str:
                 "log_dir), or raise its limit on the size of files. The log goes on by itself.",
             ),
         ),
+    )  # fmt: skip
+
+
+def check_tiers(seen: Observation) -> Finding | str:
+    """Whether blocks can be kept below the KV pools, and read from there."""
+    failing = seen.facts.tiers
+    if not failing:
+        return "no block failed in the last minute"
+    names = ", ".join(f"{each.worker_id} ({each.tier})" for each in failing)
+    return Finding(
+        rule="tiers",
+        title=f"Blocks below the KV {'pool' if len(failing) == 1 else 'pools'} of {names} fail",
+        text=(
+            "They cannot be written, or are not what was written. Their tokens are computed again, "
+            "and requests go on; the worker's log has the first error of each kind.",
+        ),
+        evidence=Evidence(
+            kind="blocks that failed",
+            unit="blocks",
+            bars=tuple(
+                Bar(f"{each.worker_id}, {each.tier}", each.failures, is_flagged=True)
+                for each in failing[:8]
+            ),
+        ),
+        changes=(_tier_change(names, any(each.tier == "disk" for each in failing)),),
+    )
+
+
+def _tier_change(names: str, is_disk: bool) -> Change:
+    if is_disk:
+        return Change(
+            setting="disk_tier_dir", scope=names,
+            text="Free the disk, set disk_tier_bytes lower, or use another one if it is broken. "
+            "After a full disk the tier grows again once the worker has restarted.",
+        )  # fmt: skip
+    return Change(
+        setting="host_tier_bytes", scope=names,
+        text="Host memory that changes by itself is broken: move the worker to another machine.",
     )  # fmt: skip
 
 

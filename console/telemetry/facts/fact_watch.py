@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from console.doctor.facts import Facts, StoreFacts, WorkerStanding
+from console.telemetry.facts.failing_tiers import TierWatch
 from console.telemetry.facts.hosts import HostWatch
 from console.telemetry.facts.keys import KeyWindow, key_facts
 from console.telemetry.facts.lost_logs import LogWatch
@@ -32,7 +33,7 @@ class FactWatch:
         self.keys = KeyWindow(traces.wall_us)
         self.latest = Facts()
         self._fleet, self._traces, self._door, self._routers = fleet, traces, door, routers
-        self._hosts, self._logs = HostWatch(), LogWatch()
+        self._hosts, self._logs, self._tiers = HostWatch(), LogWatch(), TierWatch()
         self._host_load = HostLoad()
         self._store_since_us = 0
 
@@ -42,6 +43,7 @@ class FactWatch:
         cpu = self._host_load.totals(time.monotonic())
         self._hosts.sample(self._fleet.workers(), cpu, now_us)
         self._logs.sample(self._fleet.workers(), log_counts(), now_us)
+        self._tiers.sample(self._fleet.workers(), now_us)
         self.latest = Facts(
             workers=self._standings(),
             keys=key_facts(self.keys, self._door, self._traces, ttft_target_ms),
@@ -49,6 +51,7 @@ class FactWatch:
             routers=self._routers.missed(),
             hosts=self._hosts.facts(),
             logs=self._logs.facts(),
+            tiers=self._tiers.facts(),
         )
         return self.latest
 

@@ -13,8 +13,9 @@ from protocol.messages import Role
 
 
 def facts_json(facts: Facts, serving: Sequence[str], store_notice: str | None) -> dict[str, Any]:
-    """The parts `pools`, `keys`, `store`, `routers`, `hosts` and `logs`; `serving` names the other
-    routers that tell of themselves, `store_notice` is what operators should know of the store."""
+    """The parts `pools`, `keys`, `store`, `routers`, `hosts`, `logs` and `tiers`; `serving` names
+    the other routers that tell of themselves, `store_notice` is what operators should know of the
+    store."""
     store = facts.store
     routers: list[dict[str, Any]] = [
         {"name": each, "state": "serving", "since_us": None} for each in serving
@@ -33,6 +34,7 @@ def facts_json(facts: Facts, serving: Sequence[str], store_notice: str | None) -
         "routers": routers,
         "hosts": [_all_fields(each) for each in facts.hosts],
         "logs": [_all_fields(each) for each in facts.logs],
+        "tiers": [_all_fields(each) for each in facts.tiers],
     }
 
 

@@ -70,6 +70,22 @@ def router() -> Iterator[Answering]:
     server.server_close()
 
 
+def test_tiers_have_a_column_where_a_worker_has_some(
+    router: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = WORKER | {"worker_id": "decode-2"}
+    tiers = {"host_tier_bytes": 4 << 30, "host_tier_used_bytes": 1 << 30, "disk_tier_bytes": 0}
+    failing = [{"worker_id": "decode-1", "tier": "disk", "failures": 2, "since_us": 5}]
+    fleet = {"workers": [WORKER | tiers, other], "tiers": failing}
+    router.body = json.dumps(fleet).encode()
+    assert main([f"--router-url={router.url}/"]) == 0
+    heading, first, second, said = capsys.readouterr().out.splitlines()
+    assert "TIERS" in heading
+    assert "host memory 1.00 GiB of 4.00 GiB" in first.replace("\xa0", " ")
+    assert "GiB" not in second
+    assert said == "decode-1: 2 blocks failed in its disk tier; it serves on."
+
+
 def test_a_table_with_load(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:
     away = WORKER | {"condition": USABLE | {"state": "not connected"}}
     router.body = json.dumps({"workers": [away]}).encode()

@@ -13,6 +13,7 @@ from console.doctor.facts import (
     LogFacts,
     RouterFacts,
     StoreFacts,
+    TierFacts,
     WorkerStanding,
 )
 from console.doctor.observation import Observation, Targets
@@ -52,7 +53,7 @@ def seen(
     *workers: WorkerStanding, keys: tuple[KeyFacts, ...] = (GOOD,), **fields: Any
 ) -> Observation:
     """An observation of facts alone: no request has been judged."""
-    names = ("store", "routers", "hosts", "logs")
+    names = ("store", "routers", "hosts", "logs", "tiers")
     facts = {name: fields.pop(name) for name in names if name in fields}
     whole = Observation(
         now_us=NOW_US,
@@ -174,6 +175,10 @@ TROUBLE = {
     "the store killed": (seen(store=STORE), "The store does not answer", "store"),
     "a router killed": (seen(routers=ROUTERS), "router-b (host, pid 7) has fallen silent",
                         "routers"),
+    "a tier on a full disk": (
+        seen(tiers=(TierFacts(worker_id="decode-1", tier="disk", failures=4, since_us=SINCE_US),)),
+        "Blocks below the KV pool of decode-1 (disk) fail", "tiers",
+    ),
     "a log on a full disk": (
         seen(logs=(LogFacts(process="decode-1", lost=12, since_us=SINCE_US),)),
         "The log of decode-1 cannot be written", "logs",

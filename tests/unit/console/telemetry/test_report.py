@@ -15,7 +15,7 @@ from tests.unit.router.fake_worker import prefill_trace
 from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
 
 PARTS = {
-    "workers", "pools", "keys", "store", "routers", "hosts", "logs", "pairs", "pressure",
+    "workers", "pools", "keys", "store", "routers", "hosts", "logs", "tiers", "pairs", "pressure",
     "totals", "targets", "history", "events",
 }  # fmt: skip
 

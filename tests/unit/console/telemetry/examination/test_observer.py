@@ -174,7 +174,7 @@ async def test_the_diagnosis_says_what_it_lacks_and_then_what_it_found(
     shown = diagnosis.as_json()
     assert shown["is_conclusive"] is True
     assert shown["num_requests"] == MIN_REQUESTS
-    assert len(shown["findings"]) + len(shown["passed"]) == 13
+    assert len(shown["findings"]) + len(shown["passed"]) == 15
     assert shown["checked_us"] > 0
     body = json.dumps(diagnosis.observation_json())
     again = examine(msgspec.json.decode(body, type=Observation))
