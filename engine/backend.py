@@ -44,6 +44,7 @@ class Sizes:
     num_blocks: int | None = None  # None: as many as fit
     memory_fraction: float | None = None  # None: the device's default
     captures: bool = False  # whether decodes are captured as graphs, where a device has them
+    sharing: int = 1  # engines and ranks that share the device's memory equally
 
     def most_blocks(self, layout: KvLayout) -> int:
         """The blocks of a full batch at full context: no more can be used."""

@@ -30,6 +30,9 @@ class KvPool:
     With `buffer` the pool uses memory that the caller allocated (a transport's shared memory). The
     buffer must be writable, on the CPU, have at least `num_blocks * block_bytes` bytes, and live as
     long as the pool.
+
+    If several ranks share the blocks, this is rank 0's part of each, and `others` are those of the
+    other ranks; only transfers and digests read them here.
     """
 
     def __init__(
@@ -38,11 +41,13 @@ class KvPool:
         num_blocks: int,
         device: torch.device | str = "cpu",
         buffer: memoryview | None = None,
+        others: Sequence[KvPool] = (),
     ) -> None:
         if num_blocks < 1:
             raise ConfigError(f"the KV pool needs at least 1 block, not {num_blocks}")
         self.layout = layout
         self.num_blocks = num_blocks
+        self.others = others
         self.device = torch.device(device)
         self.block_bytes = layout.block_bytes
         shape = (num_blocks, *layout.block_shape)
@@ -63,6 +68,16 @@ class KvPool:
         """Address of block 0 in the device's memory."""
         return self.tensor.data_ptr()
 
+    @property
+    def other_parts(self) -> tuple[tuple[int, str], ...]:
+        """Address of block 0, and device, of the other ranks' parts."""
+        return tuple((each.base_address, str(each.device)) for each in self.others)
+
+    def digest(self, block: int) -> bytes:
+        """The digest of a block's keys and values of all heads, whatever ranks hold them."""
+        parts = [each.tensor[block] for each in (self, *self.others)]
+        return block_digest(torch.cat(parts, dim=2) if self.others else parts[0])
+
     def forget(self, blocks: Sequence[int]) -> None:
         """Mark the spans of `blocks` as unknown. Call this before anything but an attention backend
         writes to the blocks."""
@@ -77,15 +92,6 @@ class KvPool:
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer: `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, strided."""
         return self.tensor[:, index]
-
-    def part(self, block: int, heads: range) -> torch.Tensor:
-        """View of `heads` in a block: `[num_layers, 2, len(heads), block_size, head_dim]`, strided.
-
-        `heads` are numbered over all ranks, and this rank must hold them. Not for split pools.
-        """
-        assert self.layout.order != SPLIT
-        first = self.layout.heads.start
-        return self.tensor[block, :, :, heads.start - first : heads.stop - first]
 
 
 def block_digest(block: torch.Tensor) -> bytes:

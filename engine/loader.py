@@ -61,7 +61,8 @@ def load_engine(
     ranks: Ranks | None = None,
     enter: EnterPhase = lambda phase: None,
 ) -> LoadedEngine:
-    """Load a checkpoint. `allocate` may provide the KV pool's memory.
+    """Load a checkpoint. `allocate` may provide the KV pool's memory, for all ranks one after the
+    other.
 
     On a card, the thread that loads the engine has to run it. With `ranks` the engine holds rank
     0's shard of weights and pool, and leads the others, which call `load_follower` meanwhile.
@@ -80,7 +81,7 @@ def load_follower(
 ) -> tuple[Follower, KvPool]:
     """The follower on another rank of rank 0's engine, loaded with the same `config`, and its pool.
 
-    Only tests use this function until workers of several cards use it. Raises the same errors as
+    `allocate` provides this rank's part of the pool's memory. Raises the same errors as
     `load_engine`.
     """
     loaded = _load(config, progress, ranks)
@@ -192,11 +193,23 @@ class _Loaded:
     sizes: Sizes
 
     def pool(self, allocate: Allocate) -> KvPool:
-        """The KV pool, with the same number of blocks on every rank."""
-        num_blocks = self.backend.num_blocks(self.model, self.layout, self.sizes)
-        check_room(self.layout, num_blocks, self.model.device)
-        buffer = allocate(num_blocks * self.layout.block_bytes)
-        return KvPool(self.layout, num_blocks, self.model.device, buffer)
+        """The KV pool, with the same number of blocks on every rank. Rank 0 allocates for all."""
+        layout, device, shard = self.layout, self.model.device, self.backend.shard
+        num_blocks = self.backend.num_blocks(self.model, layout, self.sizes)
+        if shard.rank:
+            return KvPool(layout, num_blocks, device, allocate(num_blocks * layout.block_bytes))
+        whole = layout.unsharded
+        check_room(whole, num_blocks, device)
+        size = num_blocks * layout.block_bytes
+        memory = allocate(num_blocks * whole.block_bytes)
+        if memory is None:
+            return KvPool(layout, num_blocks, device)
+        buffers = [memory[rank * size : (rank + 1) * size] for rank in range(shard.size)]
+        others = [
+            KvPool(whole.shard(rank, shard.size), num_blocks, device, buffers[rank])
+            for rank in range(1, shard.size)
+        ]
+        return KvPool(layout, num_blocks, device, buffers[0], others)
 
     def assembled(
         self, clock: Callable[[], float], allocate: Allocate, enter: EnterPhase

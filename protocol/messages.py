@@ -393,7 +393,7 @@ class PeerDescriptor(Message, frozen=True, kw_only=True):
     """Sink to source, after Hello: how to reach my pool by this transport.
 
     `descriptor` is in the transport's own format; `digest` authenticates it (keyed BLAKE2b).
-    `layout` is the layout of one rank of a sharded pool and says which heads to write there.
+    `layout` is that of rank 0 if several ranks share the pool: it says which heads each rank gets.
     `wants_digests`: notifications of writes there carry one digest per block.
     """
 
@@ -507,9 +507,7 @@ class KvWritten(Message, frozen=True, kw_only=True):
     """Notification of a transport, arriving after its data: these blocks are in place.
 
     `first_block` is the index in the prompt of the first of `num_blocks` blocks. `digests` is
-    empty unless the reader's descriptor wants digests: then it holds one digest per block. For a
-    sharded pool, the notification covers the heads that rank `tp_rank` of the writer shares with
-    the reader.
+    empty unless the reader's descriptor wants digests: then it holds one digest per block.
     """
 
     request_id: RequestId
@@ -518,7 +516,6 @@ class KvWritten(Message, frozen=True, kw_only=True):
     first_block: Count
     num_blocks: Dimension
     digests: Hashes = []
-    tp_rank: Dimension = 0
 
 
 # -- the cache of a worker that drains ----------------------------------------------------------

@@ -1,12 +1,21 @@
-"""Processes that are ranks of one torch.distributed group, as a test sees them."""
+"""Processes that are ranks of one engine: how they meet, and how a test sees them."""
 
 from __future__ import annotations
 
+import mmap
+import os
+import socket
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.config import Shard
+from engine.native.library import load_library
+from engine.parallel.link_watch import LinkWatch
+from engine.parallel.ranks import Ranks
+from engine.parallel.sums import HostSums, stop_sums
 from tests.forked import fork_context
 
 RankMain = Callable[[Connection, str, int, int], None]
@@ -53,3 +62,33 @@ class RankGroup:
             process.join(deadline_s)
             connection.close()
             assert not lives or process.exitcode == 0
+
+
+def meet(store: str, rank: int, size: int, limit_s: float) -> Ranks:
+    """The first `size` ranks of a group, once they are connected. Call it in the order of sizes."""
+    place, memory = f"{store}-{size}", f"{store}-{size}.sums"
+    num_bytes = HostSums.bytes_for(size)
+    links = []
+    if rank == 0:
+        Path(memory).write_bytes(bytes(num_bytes))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{place}.new")
+            listener.listen(size)
+            os.rename(f"{place}.new", place)
+            found = [listener.accept()[0] for _ in range(1, size)]
+        links = sorted(found, key=lambda link: link.recv(1))
+    else:
+        deadline = time.monotonic() + limit_s
+        while not os.path.exists(place):
+            assert time.monotonic() < deadline, "rank 0 does not come"
+            time.sleep(0.001)
+        links = [socket.socket(socket.AF_UNIX)]
+        links[0].connect(place)
+        links[0].send(bytes([rank]))
+    with open(memory, "r+b") as file:
+        shared = memoryview(mmap.mmap(file.fileno(), num_bytes))
+    kernels = load_library()
+    sums = HostSums(kernels, shared, rank, size, limit_s)
+    if rank == 0:
+        LinkWatch(links, lambda lost: stop_sums(kernels, shared))
+    return Ranks(Shard(rank, size), links, sums)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 
-from engine.kv_pool import KvPool, block_digest
+from engine.kv_pool import KvPool
 from kv_transfer.authentication import verify_descriptor
+from kv_transfer.head_slices import Share, plan_shares
 from kv_transfer.service import TransferService
-from protocol.errors import ProtocolError
+from protocol.errors import ConfigError, ProtocolError
 from protocol.messages import PeerDescriptor
 from worker.counters import Count, Counters
 
@@ -29,7 +30,7 @@ class TransferPeers:
         self._pool = pool
         self._secret = secret
         self._counters = counters
-        self._descriptors: dict[str, PeerDescriptor] = {}  # verified ones
+        self._descriptors: dict[str, tuple[PeerDescriptor, tuple[Share, ...]]] = {}  # verified ones
         self._added: set[str] = set()  # agents that the transport knows
 
     def try_add(self, message: PeerDescriptor) -> bool:
@@ -40,29 +41,40 @@ class TransferPeers:
                     f"transport differs: ours is {self._transfers.transport_name}, "
                     f"the peer's is {message.transport}"
                 )
-            if message.layout is not None:
-                raise ProtocolError("its pool is sharded over ranks, ours is not")
-            agent, num_blocks = message.agent, message.num_blocks
-            verify_descriptor(self._secret, agent, message.descriptor, num_blocks, message.digest)
-        except ProtocolError as error:
+            verify_descriptor(
+                self._secret,
+                message.agent,
+                message.descriptor,
+                message.num_blocks,
+                message.digest,
+                message.layout,
+            )
+            shares = self._shares(message)
+        except (ConfigError, ProtocolError) as error:
             log.warning("refused the pool of agent %s: %s", message.agent, error)
             self._counters.add(Count.DESCRIPTORS_REFUSED)
             return False
-        self._descriptors[message.agent] = message
+        self._descriptors[message.agent] = message, shares
         self.restore(message.agent)
         return True
+
+    def _shares(self, message: PeerDescriptor) -> tuple[Share, ...]:
+        """The pieces of each of our blocks that the peer's ranks get. Raises ConfigError if its
+        blocks are of another shape than ours."""
+        own = self._pool.layout
+        return plan_shares(own, own.unsharded if message.layout is None else message.layout)
 
     def restore(self, agent: str) -> None:
         """Add a verified peer to the transport, unless the transport has it."""
         if agent not in self._added:
-            message = self._descriptors[agent]
+            message, shares = self._descriptors[agent]
             self._added.add(agent)
-            self._transfers.add_peer(agent, message.descriptor, message.num_blocks)
+            self._transfers.add_peer(agent, message.descriptor, message.num_blocks, shares)
 
     def wants_digests(self, agent: str) -> bool:
         """Whether a verified peer compares digests of the blocks that it gets."""
-        message = self._descriptors.get(agent)
-        return message is not None and message.wants_digests
+        found = self._descriptors.get(agent)
+        return found is not None and found[0].wants_digests
 
     def note_dropped(self, agent: str) -> None:
         """The transport has dropped this peer after a failure; `restore` may follow."""
@@ -77,4 +89,4 @@ class TransferPeers:
 
     def digests(self, blocks: Seq[int]) -> list[bytes]:
         """One digest per block of our pool."""
-        return [block_digest(self._pool.tensor[block]) for block in blocks]
+        return [self._pool.digest(block) for block in blocks]

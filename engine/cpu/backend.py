@@ -156,7 +156,8 @@ class CpuBackend:
         if sizes.num_blocks:
             return sizes.num_blocks
         fraction = sizes.memory_fraction or _DEFAULT_FRACTION
-        return min(blocks_for_fraction(layout, self.device, fraction), sizes.most_blocks(layout))
+        fitting = blocks_for_fraction(layout, self.device, fraction / sizes.sharing)
+        return min(fitting, sizes.most_blocks(layout))
 
     def report(self, pool: KvPool) -> None:
         """See Backend; a CPU's memory is not counted."""

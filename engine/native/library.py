@@ -166,6 +166,10 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = (ctypes.c_void_p,)
         function.restype = None
+    library.baton_rank_sum.argtypes = (ctypes.c_void_p,)
+    library.baton_rank_sum.restype = ctypes.c_int32
+    library.baton_stop_ranks.argtypes = (ctypes.c_void_p,)
+    library.baton_stop_ranks.restype = None
     return library
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 
 from engine.attention.base import AttentionBackend
 from engine.backend import Backend, Sizes
@@ -90,9 +89,12 @@ class RankBackend:
 
     def num_blocks(self, model: RunnableModel, layout: KvLayout, sizes: Sizes) -> int:
         """See Backend; the same on every rank."""
-        return self._ranks.least(
-            self._own.num_blocks(model, layout, replace(sizes, captures=False))
-        )
+        return self._ranks.least(self._own.num_blocks(model, layout, self._shared(sizes)))
+
+    def _shared(self, sizes: Sizes) -> Sizes:
+        """On a CPU's host the ranks share its memory; each card has its own."""
+        sharing = self.shard.size if self.device.type == "cpu" else 1
+        return replace(sizes, captures=False, sharing=sharing)
 
     def report(self, pool: KvPool) -> None:
         """See Backend."""
@@ -135,5 +137,5 @@ class SummedExperts:
 
 
 def _summed(y: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    dist.all_reduce(y, group=ranks.data)
+    ranks.sums.add_up(y)
     return y

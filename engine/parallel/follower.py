@@ -23,9 +23,10 @@ class Follower:
     def run(self) -> None:
         """Run until the leader announces the end. Raises RuntimeError when a rank is lost."""
         while (step := self._ranks.next_step()) is not None:
-            self._attention.plan(step.segments)
+            segments = step.planned()
+            self._attention.plan(segments)
             tokens, positions = self._on_device(step.tokens), self._on_device(step.positions)
-            wanted = wanted_rows(step.segments)
+            wanted = wanted_rows(segments)
             rows = None if wanted is None else self._on_device(wanted)
             self._model.hidden(tokens, positions, self._attention, rows)
 

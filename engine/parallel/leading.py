@@ -47,7 +47,7 @@ class LeadingModel:
     ) -> torch.Tensor:
         """See RunnableModel; `attention` is a LeadingAttention."""
         assert isinstance(attention, LeadingAttention)
-        self._ranks.announce(Step(attention.segments, token_ids.tolist()))
+        self._ranks.announce(Step.of(attention.segments, token_ids.tolist()))
         return self._model.hidden(token_ids, positions, attention.backend, rows)
 
     def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

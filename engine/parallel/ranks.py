@@ -1,60 +1,61 @@
-"""The group of an engine's ranks, and the steps that rank 0 announces to the others."""
+"""The ranks of an engine, seen from one of them, and the steps that rank 0 announces."""
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
+import msgspec
 
 from engine.attention.base import Segment
 from engine.checkpoint.config import Shard
+from engine.parallel.sums import RankLost, Sums
+
+_SIZE = struct.Struct("<I")
+_NUMBER = struct.Struct("<q")
 
 
-@dataclass(frozen=True)
-class Step:
-    """The next step of all ranks: segments and their N tokens."""
+class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The next step of all ranks: N tokens, and for each segment how many of them it has, the
+    length of its context, how many rows it wants, and its block table."""
 
-    segments: Sequence[Segment]
-    tokens: Sequence[int]
+    tokens: list[int]
+    segments: list[tuple[int, int, int, list[int]]]
+
+    @staticmethod
+    def of(segments: Sequence[Segment], tokens: list[int]) -> Step:
+        """The step that computes these segments."""
+        parts = [(s.query_len, s.context_len, s.wanted_len, list(s.block_table)) for s in segments]
+        return Step(tokens, parts)
+
+    def planned(self) -> list[Segment]:
+        """The segments."""
+        return [Segment(query, context, table, num) for query, context, num, table in self.segments]
 
     @property
     def positions(self) -> list[int]:
         """Positions of the tokens, [N]."""
-        spans = [(s.context_len - s.query_len, s.context_len) for s in self.segments]
+        spans = [(context - query, context) for query, context, _, _ in self.segments]
         return [position for start, end in spans for position in range(start, end)]
 
-    def encode(self) -> torch.Tensor:
-        """The step as one row of int64."""
-        sizes = [
-            (s.query_len, s.context_len, s.wanted_len, len(s.block_table)) for s in self.segments
-        ]
-        tables = [block for segment in self.segments for block in segment.block_table]
-        flat = [number for size in sizes for number in size]
-        return torch.tensor([len(sizes), *flat, *tables, *self.tokens], dtype=torch.int64)
 
-    @staticmethod
-    def decode(row: torch.Tensor) -> Step:
-        """The inverse of `encode`."""
-        numbers = row.tolist()
-        segments, at = [], 1 + 4 * numbers[0]
-        for index in range(1, at, 4):
-            query_len, context_len, num_wanted, size = numbers[index : index + 4]
-            table = numbers[at : at + size]
-            segments.append(Segment(query_len, context_len, table, num_wanted))
-            at += size
-        return Step(segments, numbers[at:])
+_END = b""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of one engine, seen from one of them. `control` broadcasts steps from host memory;
-    `data` sums on the ranks' devices: an NCCL group on cards, the same as `control` on CPUs."""
+    """The ranks of one engine, seen from one of them.
+
+    `links` are stream sockets: of the leader one to each follower, in the order of ranks, of a
+    follower the one to the leader. They carry steps; `sums` carry what a step adds up. The methods
+    raise RankLost when the other end of a link is gone.
+    """
 
     shard: Shard
-    control: dist.ProcessGroup
-    data: dist.ProcessGroup
+    links: Sequence[socket.socket]
+    sums: Sums
 
     @property
     def leads(self) -> bool:
@@ -62,24 +63,50 @@ class Ranks:
         return self.shard.rank == 0
 
     def announce(self, step: Step | None) -> None:
-        """Broadcast the next step to the followers; None ends their loop."""
-        row = torch.empty(0, dtype=torch.int64) if step is None else step.encode()
-        dist.broadcast(torch.tensor([len(row)]), group=self.control, group_src=0)
-        if len(row):
-            dist.broadcast(row, group=self.control, group_src=0)
+        """Tell the followers the next step; None ends their loop."""
+        data = _END if step is None else msgspec.msgpack.encode(step)
+        framed = _SIZE.pack(len(data)) + data
+        for rank, link in enumerate(self.links, start=1):
+            try:
+                link.sendall(framed)
+            except OSError as error:
+                raise RankLost(f"rank {rank} takes no more steps: {error}") from error
 
     def next_step(self) -> Step | None:
         """Wait for the step that the leader announces; None if there are no more."""
-        size = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(size, group=self.control, group_src=0)
-        if not size.item():
+        (size,) = _SIZE.unpack(_read(self.links[0], _SIZE.size))
+        if not size:
             return None
-        row = torch.empty(int(size.item()), dtype=torch.int64)
-        dist.broadcast(row, group=self.control, group_src=0)
-        return Step.decode(row)
+        return msgspec.msgpack.decode(_read(self.links[0], size), type=Step)
 
     def least(self, number: int) -> int:
         """The minimum of the ranks' numbers; all ranks have to call this."""
-        least = torch.tensor([number])
-        dist.all_reduce(least, dist.ReduceOp.MIN, self.control)
-        return int(least.item())
+        if not self.leads:
+            _send(self.links[0], _NUMBER.pack(number))
+            (least,) = _NUMBER.unpack(_read(self.links[0], _NUMBER.size))
+            return int(least)
+        numbers = [_NUMBER.unpack(_read(link, _NUMBER.size))[0] for link in self.links]
+        least = min(number, *numbers)
+        for link in self.links:
+            _send(link, _NUMBER.pack(least))
+        return int(least)
+
+
+def _send(link: socket.socket, data: bytes) -> None:
+    try:
+        link.sendall(data)
+    except OSError as error:
+        raise RankLost(f"a rank is gone: {error}") from error
+
+
+def _read(link: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            part = link.recv(size - len(data))
+        except OSError as error:
+            raise RankLost(f"a rank is gone: {error}") from error
+        if not part:
+            raise RankLost("a rank is gone")
+        data += part
+    return bytes(data)

@@ -30,7 +30,7 @@ class PostWrite:
     chunk: int
     post_before: float
 
-    def notification(self, digests: Sequence[bytes] = (), tp_rank: int = 0) -> KvWritten:
+    def notification(self, digests: Sequence[bytes] = ()) -> KvWritten:
         """The notification that follows the data: one digest per block if checked, our rank."""
         return KvWritten(
             request_id=self.key.request_id,
@@ -39,7 +39,6 @@ class PostWrite:
             first_block=self.first_block,
             num_blocks=len(self.source_blocks),
             digests=list(digests),
-            tp_rank=tp_rank,
         )
 
 

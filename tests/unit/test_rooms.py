@@ -21,8 +21,6 @@ PURE = [
     "router.routing.policy",
     "kv_transfer.handoff.sink",
     "kv_transfer.handoff.source",
-    "kv_transfer.handoff.sharded_receiver",
-    "kv_transfer.handoff.sharded_sender",
 ]
 UNIMPORTABLE = ["torch", "transformers", "zmq", "asyncio", "socket", "threading", "llguidance"]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from kv_transfer.authentication import authenticate_descriptor, verify_descriptor
-from kv_transfer.handoff.shard_peer import admit_shard, describe_shard
-from kv_transfer.head_slices import plan_head_slices
 from protocol.errors import ConfigError, ProtocolError
 from protocol.layout import KvLayout
-from protocol.messages import PeerDescriptor
 
 GENUINE = (b"secret", "agent", b"descriptor", 12)
 
@@ -54,29 +50,12 @@ RANK = KvLayout(
 ).shard(1, 2)
 
 
-def shard(layout: KvLayout, secret: bytes = b"secret") -> PeerDescriptor:
-    return describe_shard(secret, "nixl", "agent", b"descriptor", (12, layout))
-
-
-def test_a_shard_is_taken_for_the_heads_that_it_has() -> None:
-    slices = admit_shard(b"secret", RANK.unsharded, "nixl", shard(RANK))
-    assert slices == plan_head_slices(RANK.unsharded, RANK)
-
-
-@pytest.mark.parametrize(
-    ("forged", "reason"),
-    [
-        (shard(RANK, b"other"), "not authentic"),
-        (msgspec.structs.replace(shard(RANK), layout=RANK.unsharded.shard(0, 2)), "not authentic"),
-        (msgspec.structs.replace(shard(RANK), layout=None), "not authentic"),
-        (msgspec.structs.replace(shard(RANK), transport="shm"), "transport differs"),
-        (shard(msgspec.structs.replace(RANK, dtype="float16")), "differ in more"),
-        (shard(RANK.unsharded.shard(3, 4)), "shares no head"),
-    ],
-)
-def test_a_shard_that_is_not_one_of_ours_is_refused(forged: PeerDescriptor, reason: str) -> None:
-    with pytest.raises(ProtocolError, match=reason):
-        admit_shard(b"secret", RANK.unsharded.shard(0, 2), "nixl", forged)
+def test_the_layout_of_ranks_is_authentic_or_refused() -> None:
+    digest = authenticate_descriptor(*GENUINE, RANK)
+    verify_descriptor(*GENUINE, digest, RANK)
+    for forged in (None, RANK.unsharded, RANK.unsharded.shard(0, 4)):
+        with pytest.raises(ProtocolError, match="not authentic"):
+            verify_descriptor(*GENUINE, digest, forged)
 
 
 def test_the_number_of_ranks_divides_that_of_the_heads() -> None:

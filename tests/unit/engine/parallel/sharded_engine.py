@@ -1,23 +1,21 @@
-"""Processes of a gloo group that run one engine together, for tests of its tokens and its KV."""
+"""Processes that run one engine together, for tests of its tokens and its KV."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from engine.checkpoint.config import Shard
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
 from engine.loader import load_engine, load_follower
 from engine.parallel.ranks import Ranks
 from scheduling.scheduler import SchedulerConfig
+from tests.rank_group import meet
 from tests.sequences import greedy, sequence_of
 
 DEADLINE_S = 120.0
@@ -65,18 +63,14 @@ def generate(engine: Engine, prompts: tuple[tuple[int, ...], ...]) -> list[list[
 def rank_main(conn: Connection, store: str, rank: int, size: int) -> None:
     """Join the group, then do one job after the other, as they come by the pipe."""
     torch.set_num_threads(1)
-    patience = timedelta(seconds=DEADLINE_S)
-    dist.init_process_group("gloo", f"file://{store}", patience, size, rank)
-    groups = {n: dist.new_group(list(range(n)), patience) for n in range(1, size + 1)}
+    groups = {n: meet(store, rank, n, DEADLINE_S) for n in range(2, size + 1) if rank < n}
     while (job := conn.recv()) is not None:
-        group = groups[job.size]
-        conn.send(_work(job, rank, group) if rank < job.size else None)
-    os._exit(0)  # the group may have lost a rank, and would wait for it
+        conn.send(_work(job, groups[job.size]) if rank < job.size else None)
 
 
-def _work(job: Job, rank: int, group: Any) -> Any:
+def _work(job: Job, ranks: Ranks) -> Any:
     """A follower's KV pool; the leader's, and the tokens."""
-    ranks = Ranks(Shard(rank, job.size), group, group)
+    rank = ranks.shard.rank
     config = engine_config(job.folder, job.attention)
     if rank:
         follower, pool = load_follower(config, ranks)

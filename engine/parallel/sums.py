@@ -1,0 +1,103 @@
+"""Sums over the ranks of a model: through shared memory on one host's CPUs, by NCCL on cards."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+_LINE_BYTES = 64
+_BUFFER_BYTES = 1 << 20
+_DONE, _STOPPED = -1, -2
+
+
+class RankLost(RuntimeError):
+    """A rank has ended, or does not answer: no step of this model can be computed any more."""
+
+
+class Sums(Protocol):
+    """Adds up what the ranks of a model computed."""
+
+    def add_up(self, part: torch.Tensor) -> None:
+        """Replace a rank's part, contiguous, by the sum of all ranks' parts. All ranks call it for
+        the same sums in the same order. Raises RuntimeError if that is impossible."""
+
+
+class CardSums:
+    """Sums by torch's process group of the cards (NCCL)."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def add_up(self, part: torch.Tensor) -> None:
+        """See Sums."""
+        dist.all_reduce(part, group=self._group)
+
+
+class _Call(ctypes.Structure):
+    """Mirrors `SumCall` in engine/native/rank_sums.cpp."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("is_bf16", ctypes.c_int64),
+        ("memory", ctypes.c_void_p),
+        ("buffer_bytes", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("num_ranks", ctypes.c_int64),
+        ("round", ctypes.c_int64),
+        ("limit_ns", ctypes.c_int64),
+    )
+
+
+class HostSums:
+    """Sums in fp32, in the order of ranks, through `memory` that all ranks of one host map: equal
+    bits on every rank and in every run. `limit_s`: how long a rank waits for another."""
+
+    def __init__(
+        self,
+        kernels: ctypes.CDLL,
+        memory: memoryview,
+        rank: int,
+        num_ranks: int,
+        limit_s: float,
+    ) -> None:
+        """`memory` is zeroed before the first rank begins, and has `bytes_for(num_ranks)`."""
+        if memory.nbytes < self.bytes_for(num_ranks):
+            raise ValueError(f"{memory.nbytes} bytes are too few for {num_ranks} ranks")
+        self._memory = memory  # mapped as long as this lives
+        self._function = kernels.baton_rank_sum
+        self._limit_s = limit_s
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._call = _Call(
+            memory=address,
+            buffer_bytes=_BUFFER_BYTES,
+            rank=rank,
+            num_ranks=num_ranks,
+            limit_ns=int(limit_s * 1e9),
+        )
+
+    @staticmethod
+    def bytes_for(num_ranks: int) -> int:
+        """The memory that `num_ranks` share."""
+        return (1 + num_ranks) * _LINE_BYTES + 2 * num_ranks * _BUFFER_BYTES
+
+    def add_up(self, part: torch.Tensor) -> None:
+        """See Sums; raises RankLost."""
+        assert part.is_contiguous()
+        assert part.dtype in (torch.float32, torch.bfloat16)
+        call = self._call
+        call.data, call.size = part.data_ptr(), part.numel()
+        call.is_bf16 = part.dtype == torch.bfloat16
+        answer = self._function(ctypes.byref(call))
+        if answer == _STOPPED:
+            raise RankLost("a rank of this worker has ended")
+        if answer != _DONE:
+            raise RankLost(f"rank {answer} has not answered for {self._limit_s:g} s")
+
+
+def stop_sums(kernels: ctypes.CDLL, memory: memoryview) -> None:
+    """End all waits of HostSums in this memory, now and from now on: each raises RankLost."""
+    kernels.baton_stop_ranks(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory))))
