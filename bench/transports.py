@@ -71,7 +71,7 @@ class End:
         if memory is None:
             pool = huge_pages.zeros((num_bytes // 4,), torch_dtype("float32")).numpy()
         else:
-            pool = np.frombuffer(memory, np.float32)
+            pool = np.frombuffer(memory.view, np.float32)
         pool[:] = 1.0
         self._pool = pool
         place = PoolMemory(pool.ctypes.data, block_bytes, _NUM_BLOCKS, "cpu")

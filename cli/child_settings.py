@@ -19,6 +19,7 @@ from process.core_shares import by_neighbourhood, core_shares
 from process.cores import can_keep_to_cores, ranges_of, usable_cores
 from process.settings.loader import CONFIG_ENV
 from process.settings.spec import ENV_PREFIX, specs_of
+from protocol.layout import PAIRS
 from protocol.messages import Role
 
 WORKER_HOST = "127.0.0.1"
@@ -90,6 +91,8 @@ class ChildSettings:
             "host": WORKER_HOST,
             "torch_threads": self.torch_threads,
         }
+        if self._has_ranks:
+            own |= {"tensor_parallel": self._ranks_of(role), "kv_order": self._shared_order}
         if cores:
             own["cores"] = ranges_of(cores)
         fraction = self._memory_fraction()
@@ -152,6 +155,21 @@ class ChildSettings:
     def _is_on_gpu(self) -> bool:
         device = self._settings.device
         return device.startswith("cuda") or (device == "auto" and _GPU_DEVICE.exists())
+
+    @property
+    def _has_ranks(self) -> bool:
+        settings = self._settings
+        return max(settings.prefill_tensor_parallel, settings.decode_tensor_parallel) > 1
+
+    def _ranks_of(self, role: Role) -> int:
+        settings = self._settings
+        is_prefill = role is Role.PREFILL
+        return settings.prefill_tensor_parallel if is_prefill else settings.decode_tensor_parallel
+
+    @property
+    def _shared_order(self) -> str:
+        """An order of KV blocks that workers of any number of ranks have."""
+        return PAIRS if self._settings.kv_order == "auto" else self._settings.kv_order
 
     @property
     def _num_workers(self) -> int:

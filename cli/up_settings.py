@@ -32,6 +32,16 @@ class UpSettings:
     decode: int = setting(
         1, help="decode workers (in a file: in the [up] table)", unit="workers", minimum=1
     )
+    prefill_tensor_parallel: int = setting_of(
+        WorkerSettings,
+        "tensor_parallel",
+        help="ranks that each prefill worker splits the model over (in a file: in the [up] table)",
+    )
+    decode_tensor_parallel: int = setting_of(
+        WorkerSettings,
+        "tensor_parallel",
+        help="ranks that each decode worker splits the model over (in a file: in the [up] table)",
+    )
 
     tool_parser: str = setting_of(RouterSettings, "tool_parser")
     reasoning_parser: str = setting_of(RouterSettings, "reasoning_parser")

@@ -158,5 +158,5 @@ class Departures:
             writes=tuple(sorted(departure.writes, key=lambda write: write.post_us)),
             transport=self._host.transfers.transport_name,
             blocks_moved=blocks_moved,
-            bytes_moved=blocks_moved * self._host.engine.layout.block_bytes,
+            bytes_moved=blocks_moved * self._host.engine.layout.worker_block_bytes,
         )

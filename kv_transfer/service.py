@@ -27,6 +27,7 @@ from kv_transfer.transfer_loop import (
     WriteFinished,
 )
 from kv_transfer.transports.interface import PoolMemory, Transport
+from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import TransferError
 
 EAGER_PERIOD_S = 100e-6
@@ -120,7 +121,7 @@ class TransferService:
         self.paths = transport.paths
         self._transport = transport
 
-    def allocate(self, num_bytes: int) -> memoryview | None:
+    def allocate(self, num_bytes: int) -> SharedMemory | None:
         """The memory in which the pool must live; None if any memory will do. Blocks; for
         start-up."""
         return self._call(lambda transport: transport.allocate(num_bytes), ALLOCATE_TIMEOUT_S)

@@ -29,9 +29,8 @@ class StagingPool:
             raise TransferError(str(error)) from error
         try:
             memory = self.transport.allocate(block_bytes * num_blocks)
-            if memory is None:
-                memory = memoryview(mmap.mmap(-1, block_bytes * num_blocks))
-            self._memory = memory
+            view = mmap.mmap(-1, block_bytes * num_blocks) if memory is None else memory.view
+            self._memory = memoryview(view)
             address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
             self.transport.register(PoolMemory(address, block_bytes, num_blocks, "cpu"))
         except ConfigError as error:

@@ -312,5 +312,5 @@ class PrefillRole:
         return task.trace(
             self._host.worker_id,
             self._host.transfers.transport_name,
-            self._engine.layout.block_bytes,
+            self._engine.layout.worker_block_bytes,
         )

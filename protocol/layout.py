@@ -57,6 +57,11 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.block_shape) * KV_DTYPE_BYTES[self.dtype]
 
     @property
+    def worker_block_bytes(self) -> int:
+        """Bytes of one block on all ranks."""
+        return self.block_bytes * self.tp_size
+
+    @property
     def heads(self) -> range:
         """The indices of this rank's heads among all KV heads of the cache."""
         first = self.tp_rank * self.num_kv_heads

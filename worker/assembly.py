@@ -22,6 +22,7 @@ from checkpoint.trial import start_trial
 from engine.device import bind_thread, pick_device
 from engine.gpu.share import limit_to_share
 from engine.loader import LoadedEngine
+from engine.parallel.sums import RankLost
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
 from kv_transfer.tiers.kv_tiers import KvTiers
@@ -115,6 +116,9 @@ def run_worker(
             _serve(_Start(settings, folder, role, times), build, stack)
     except Stopped:
         log.info("stopped while it started")
+    except RankLost as error:
+        log.error("the worker ends: %s", error)
+        return 1
     except (ConfigError, ModelLoadError) as error:
         print(f"baton {role.value}: {one_line(error)}", file=sys.stderr)
         return 2
@@ -243,7 +247,7 @@ def _connect(
         worker_id,
         uuid.uuid4().hex,
         layout.model_fingerprint,
-        layout.fingerprint,
+        layout.unsharded.fingerprint,
         machine=machine_name(),
         pid=os.getpid(),
     )
@@ -346,15 +350,19 @@ def _register_pool(
     settings: WorkerSettings, loaded: LoadedEngine, transfers: TransferService
 ) -> PeerDescriptor:
     pool = loaded.pool
-    memory = PoolMemory(pool.base_address, pool.block_bytes, pool.num_blocks, str(pool.device))
+    device, layout = str(pool.device), pool.layout if pool.others else None
+    memory = PoolMemory(
+        pool.base_address, pool.block_bytes, pool.num_blocks, device, pool.other_parts
+    )
     descriptor = transfers.register(memory)
-    secret = settings.cluster_secret.encode()
+    secret, agent = settings.cluster_secret.encode(), transfers.agent
     return PeerDescriptor(
         transport=transfers.transport_name,
-        agent=transfers.agent,
+        agent=agent,
         descriptor=descriptor,
-        digest=authenticate_descriptor(secret, transfers.agent, descriptor, pool.num_blocks),
+        digest=authenticate_descriptor(secret, agent, descriptor, pool.num_blocks, layout),
         num_blocks=pool.num_blocks,
+        layout=layout,
         wants_digests=settings.kv_checksum,
     )
 

@@ -65,9 +65,17 @@ class WorkerSettings(SharedSettings):
         help="device to run on: auto, cpu, cuda or cuda:N; auto: cuda where there is one",
         pattern=r"auto|cpu|cuda(:\d+)?",
     )
+    tensor_parallel: int = setting(
+        1,
+        help="ranks that the model is split over: each has a part of every layer's heads and of "
+        "its inner width, and a process of its own; on cpu only",
+        unit="ranks",
+        minimum=1,
+        maximum=64,
+    )
     torch_threads: int | None = setting(
         None,
-        help="CPU threads of torch; none: one for each of `cores`, if any, else torch's own choice",
+        help="CPU threads of torch, shared out to the ranks; none: one for each of `cores`, if any, else torch's own choice",
         unit="threads",
         minimum=1,
     )
@@ -332,6 +340,8 @@ class WorkerSettings(SharedSettings):
             raise ConfigError(
                 "disk_tier_bytes needs host_tier_bytes: blocks reach the disk through host memory"
             )
+        if self.tensor_parallel > 1:
+            self._check_ranks()
         if self.kv_ports is not None:
             first, last = map(int, self.kv_ports.split("-"))
             if not 0 < first <= last < 65536:
@@ -344,6 +354,18 @@ class WorkerSettings(SharedSettings):
             raise ConfigError(
                 f"chunk_min_tokens ({self.chunk_min_tokens}) must not exceed "
                 f"chunk_max_tokens ({self.chunk_max_tokens})"
+            )
+
+    def _check_ranks(self) -> None:
+        """Raises ConfigError for settings that several ranks do not have."""
+        if self.weights_from == PEER:
+            raise ConfigError(
+                "weights_from peer: a worker of several ranks (tensor_parallel) loads checkpoints"
+            )
+        if self.batch_invariant:
+            raise ConfigError(
+                "batch_invariant: sums over several ranks (tensor_parallel) have other bits than "
+                "those of one rank"
             )
 
 

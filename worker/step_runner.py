@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.engine import Engine
+from engine.parallel.sums import RankLost
 from engine.runner import TOO_SLOW
 from engine.step_result import StepResult
 from process.flight_recorder import FlightRecorder
@@ -42,7 +43,7 @@ class StepRunner:
         self._flight = flight
 
     def run(self, batch: Batch) -> StepOutcome:
-        """Run a planned batch. If it raises, run its members one by one, so that only a sequence at
+        """Run a planned batch. Raises RankLost: the worker cannot go on. If it raises, run its members one by one, so that only a sequence at
         fault fails. If all fail, or there was only one, the worker may be to blame. With one step
         ahead, either of two steps may be to blame: both are withdrawn, and the next plan runs by
         itself."""
@@ -71,6 +72,8 @@ class StepRunner:
         """The result, or None and the reason; errors are logged."""
         try:
             result = run(batch)
+        except RankLost:
+            raise
         except Exception as error:  # the top of a task: an engine error must not end the worker
             log.exception("a step failed: %s", [sequence.key for sequence in batch.sequences])
             self._counters.add(Count.FAILED_STEPS)

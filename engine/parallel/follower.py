@@ -29,6 +29,8 @@ class Follower:
             wanted = wanted_rows(segments)
             rows = None if wanted is None else self._on_device(wanted)
             self._model.hidden(tokens, positions, self._attention, rows)
+            if wanted is not None and not len(wanted):
+                self._ranks.sums.meet()
 
     def _on_device(self, numbers: Sequence[int]) -> torch.Tensor:
         return to_device(torch.tensor(numbers, dtype=torch.int64), self._model.device)

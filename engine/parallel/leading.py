@@ -45,10 +45,17 @@ class LeadingModel:
         attention: AttentionBackend,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See RunnableModel; `attention` is a LeadingAttention."""
+        """See RunnableModel; `attention` is a LeadingAttention.
+
+        After it all ranks have stored the keys and values: they came before the last layer's sums,
+        and where no row is wanted, the last layer has none.
+        """
         assert isinstance(attention, LeadingAttention)
         self._ranks.announce(Step.of(attention.segments, token_ids.tolist()))
-        return self._model.hidden(token_ids, positions, attention.backend, rows)
+        hidden = self._model.hidden(token_ids, positions, attention.backend, rows)
+        if rows is not None and not len(rows):
+            self._ranks.sums.meet()
+        return hidden
 
     def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """See RunnableModel; needs no other rank."""

@@ -24,6 +24,10 @@ class Sums(Protocol):
         """Replace a rank's part, contiguous, by the sum of all ranks' parts. All ranks call it for
         the same sums in the same order. Raises RuntimeError if that is impossible."""
 
+    def meet(self) -> None:
+        """Go on when all ranks have come here, and done what they began before. Raises as
+        `add_up`."""
+
 
 class CardSums:
     """Sums by torch's process group of the cards (NCCL)."""
@@ -34,6 +38,10 @@ class CardSums:
     def add_up(self, part: torch.Tensor) -> None:
         """See Sums."""
         dist.all_reduce(part, group=self._group)
+
+    def meet(self) -> None:
+        """See Sums; the host waits for nothing, and the card's later work for all cards."""
+        self.add_up(torch.zeros(1, device="cuda"))
 
 
 class _Call(ctypes.Structure):
@@ -96,6 +104,10 @@ class HostSums:
             raise RankLost("a rank of this worker has ended")
         if answer != _DONE:
             raise RankLost(f"rank {answer} has not answered for {self._limit_s:g} s")
+
+    def meet(self) -> None:
+        """See Sums; raises RankLost."""
+        self.add_up(torch.zeros(1))
 
 
 def stop_sums(kernels: ctypes.CDLL, memory: memoryview) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kv_transfer.head_slices import Share, whole_shares
+from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import TransferError
 
 
@@ -94,8 +95,9 @@ class Transport(Protocol):
         """The paths that data may take to peers, by names for operators, best first; empty if the
         transport's name already says it."""
 
-    def allocate(self, num_bytes: int) -> memoryview | None:
-        """Zeroed memory in which the pool must live; None if any memory will do.
+    def allocate(self, num_bytes: int) -> SharedMemory | None:
+        """Zeroed memory in which the pool must live, and which the transport owns; None if any
+        memory will do.
 
         Raises ConfigError if the host has not enough memory.
         """

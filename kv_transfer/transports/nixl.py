@@ -33,6 +33,7 @@ from kv_transfer.transports.interface import (
     check_blocks,
     fit_shares,
 )
+from kv_transfer.transports.shared_memory import SharedMemory
 from kv_transfer.transports.tcp_sockets import listening_ports, shut_down
 from kv_transfer.transports.ucx_paths import ucx_paths
 from protocol.errors import ConfigError, TransferError
@@ -125,7 +126,7 @@ class NixlTransport:
             return str(error)
         return ""
 
-    def allocate(self, num_bytes: int) -> memoryview | None:
+    def allocate(self, num_bytes: int) -> SharedMemory | None:
         """None: any memory of the device can be registered."""
         return None
 

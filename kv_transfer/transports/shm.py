@@ -94,12 +94,12 @@ class ShmTransport:
         """Number of connections to our memory that did not come from peers."""
         return self._server.num_refused
 
-    def allocate(self, num_bytes: int) -> memoryview | None:
+    def allocate(self, num_bytes: int) -> SharedMemory | None:
         """The shared memory that the pool must live in; call it once."""
         if self._memory is not None:
             raise ValueError("the memory is allocated already")
         self._memory = SharedMemory(num_bytes)
-        return memoryview(self._memory.view)
+        return self._memory
 
     def register(self, pool: PoolMemory) -> None:
         """Record where in the allocated memory the pool lies; peers may map it from now on."""

@@ -73,7 +73,8 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
         yield fleet
         assert_idle(fleet)
         segments = segments_of(fleet)
-        is_shared = chosen.transport in ("auto", "shm")
+        num_ranks = max(chosen.prefill_tensor_parallel, chosen.decode_tensor_parallel)
+        is_shared = chosen.transport in ("auto", "shm") or num_ranks > 1
         assert shares_memory(fleet) == is_shared, "whether pools lie in memory without a name"
         exits = fleet.processes
         fleet.stop()

@@ -45,9 +45,9 @@ class End:
         size = self.layout.block_bytes * NUM_BLOCKS
         memory = self.transport.allocate(num_ranks * size)
         if memory is None:
-            memory = memoryview(SharedMemory(num_ranks * size).view)
+            memory = SharedMemory(num_ranks * size)
         shape = (num_ranks, NUM_BLOCKS, *self.layout.block_shape)
-        self.parts = np.frombuffer(memory, np.uint16, np.prod(shape)).reshape(shape)
+        self.parts = np.frombuffer(memory.view, np.uint16, np.prod(shape)).reshape(shape)
         first = self.parts.ctypes.data
         others = tuple((first + rank * size, "cpu") for rank in range(1, num_ranks))
         pool = PoolMemory(first, self.layout.block_bytes, NUM_BLOCKS, "cpu", others)

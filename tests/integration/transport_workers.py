@@ -34,6 +34,7 @@ from kv_transfer.transports.interface import (
     WriteDone,
 )
 from kv_transfer.transports.registry import create_transport
+from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import TransferError
 from tests.forked import fork_context
 
@@ -58,10 +59,10 @@ class Pool:
     """Blocks of bytes, in memory of the transport if it asks for that."""
 
     def __init__(
-        self, allocate: Callable[[int], memoryview | None], num_blocks: int, block_bytes: int
+        self, allocate: Callable[[int], SharedMemory | None], num_blocks: int, block_bytes: int
     ) -> None:
         memory = allocate(num_blocks * block_bytes)
-        flat = np.zeros(num_blocks * block_bytes, np.uint8) if memory is None else memory
+        flat = np.zeros(num_blocks * block_bytes, np.uint8) if memory is None else memory.view
         self.blocks = np.frombuffer(flat, np.uint8).reshape(num_blocks, block_bytes)
         self.blocks[:] = EMPTY
         self.place = PoolMemory(self.blocks.ctypes.data, block_bytes, num_blocks, "cpu")

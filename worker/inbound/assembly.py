@@ -18,7 +18,7 @@ def make_source(host: WorkerHost) -> HandoffSource:
     return HandoffSource(
         margin_s=settings.grant_margin_ms / 1e3,
         unasked_s=settings.peer_silence_s,
-        max_fetch_blocks=max(1, FETCH_WRITE_BYTES // host.engine.layout.block_bytes),
+        max_fetch_blocks=max(1, FETCH_WRITE_BYTES // host.engine.layout.worker_block_bytes),
     )
 
 

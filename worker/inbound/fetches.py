@@ -210,7 +210,7 @@ class Fetches:
         chunk = self._scheduler.config.chunk_max_tokens
         peer = holder.peer.incarnation
         return weigh_fetch(
-            Run(number, num_cached, size, self._layout.block_bytes),
+            Run(number, num_cached, size, self._layout.worker_block_bytes),
             self._num_granted(peer),
             ComputeCost(fixed, per_token, per_attended, chunk),
             self._pairs.cost(peer, now),
@@ -252,7 +252,7 @@ class Fetches:
         self._pairs.note_found(fetch.peer, num_blocks, len(fetch.blocks), now)
         self._pairs.note_turn(fetch.peer, seconds - write_s, now)
         if num_blocks and write_s:
-            num_bytes = num_blocks * self._layout.block_bytes
+            num_bytes = num_blocks * self._layout.worker_block_bytes
             self._pairs.note_speed(fetch.peer, num_bytes, write_s, now)
 
     def _record(self, fetch: _Fetch, num_blocks: int, outcome: str) -> None:

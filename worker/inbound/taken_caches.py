@@ -66,7 +66,7 @@ class TakenCaches:
         self._clock = host.clock
         self._scheduler = host.engine.scheduler
         self._blocks = host.engine.scheduler.blocks
-        self._block_bytes = host.engine.layout.block_bytes
+        self._block_bytes = host.engine.layout.worker_block_bytes
         self._inbound = inbound
         self._peers = peers
         self._offers: dict[str, _Offer] = {}  # by incarnation

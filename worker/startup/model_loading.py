@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 
 from checkpoint.model_source import HUB_PATTERNS, TEXT_PATTERNS, model_name, resolve_model
+from engine.checkpoint.config import load_model_config
 from engine.checkpoint.stored_tensors import OpenTensors
 from engine.device import pick_device
 from engine.engine_config import EngineConfig
@@ -18,10 +20,12 @@ from engine.loader import LoadedEngine, load_engine
 from engine.sampling.grammar_matcher import GrammarLimits
 from kv_transfer.service import TransferService
 from kv_transfer.transports.registry import create_transport
-from process.cores import cores_in
+from process.cores import cores_in, usable_cores
 from process.store.store_url import store_url
+from protocol.errors import ConfigError
 from protocol.messages import Role
 from scheduling.scheduler import SchedulerConfig
+from worker.ranks.head import Hands, HandSettings
 from worker.settings import PEER, WorkerSettings, choose_worker_id
 from worker.startup.start_phases import StartPhases
 from worker.startup.step_limits import card_bytes, step_limits
@@ -60,11 +64,14 @@ class ModelLoading:
         self._role = role
         self._transfers = transfers
         self._phases = phases
+        self._hands: Hands | None = None
 
     def load(self, stack: ExitStack) -> LoadedEngine:
         """The engine, ready to run. Raises ModelLoadError, ConfigError and Stopped."""
         settings, started = self._settings, time.monotonic()
         threads = settings.torch_threads or len(cores_in(settings.cores))
+        if settings.tensor_parallel > 1:
+            threads = self._start_hands(stack, threads or len(usable_cores()))
         if threads:
             torch.set_num_threads(threads)
         loaded = None
@@ -82,7 +89,7 @@ class ModelLoading:
             layout.block_size,
             layout.dtype,
             layout.order,
-            layout.fingerprint,
+            layout.unsharded.fingerprint,
         )
         self._phases.enter("warm_up")
         loaded.engine.warm_up()
@@ -103,8 +110,47 @@ class ModelLoading:
         phases = self._phases
         config = replace(engine_config(self._settings, self.folder), open_tensors=open_tensors)
         progress = phases.weights(served_name(self._settings))
-        allocate = self._transfers.allocate
-        return load_engine(config, time.monotonic, allocate, progress, enter=phases.enter)
+        ranks = None if self._hands is None else self._hands.ranks
+        return load_engine(
+            config, time.monotonic, self._allocate, progress, ranks, enter=phases.enter
+        )
+
+    def _start_hands(self, stack: ExitStack, num_threads: int) -> int:
+        """Start the worker's other ranks; returns the CPU threads of each. Raises ConfigError."""
+        settings = self._settings
+        device = pick_device(settings.device)
+        if device.type != "cpu":
+            raise ConfigError(f"tensor_parallel {settings.tensor_parallel}: on cpu, not {device}")
+        threads = max(1, num_threads // settings.tensor_parallel)
+        config = engine_config(settings, self.folder)
+        load_model_config(self.folder).sharded(settings.tensor_parallel)  # or one line, not many
+        self._hands = Hands(
+            HandSettings(
+                config,
+                settings.tensor_parallel,
+                threads,
+                settings.log_level,
+                settings.log_format,
+                settings.worker_id or self._role.value,
+            ),
+            os.environ,
+            end_process,
+        )
+        stack.callback(self._hands.close)
+        return threads
+
+    def _allocate(self, num_bytes: int) -> memoryview | None:
+        if self._hands is not None:
+            return self._hands.allocate(num_bytes, self._transfers.allocate)
+        memory = self._transfers.allocate(num_bytes)
+        return None if memory is None else memoryview(memory.view)
+
+
+def end_process(reason: str) -> None:
+    """End this process at once, as a crash would: a rank of its model is gone."""
+    log.error("the worker ends: %s", reason)
+    logging.shutdown()
+    os._exit(1)
 
 
 def transfer_means(settings: WorkerSettings, transfers: TransferService) -> TransferMeans:

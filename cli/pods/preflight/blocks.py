@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -34,8 +33,12 @@ class BlockMover:
         self.num_blocks = num_blocks * (1 + num_processes)
         self._share = num_blocks
         num_bytes = self.num_blocks * BLOCK_BYTES
-        memory: Any = transport.allocate(num_bytes)
-        flat = np.zeros(num_bytes, np.uint8) if memory is None else np.asarray(memory)
+        memory = transport.allocate(num_bytes)
+        flat = (
+            np.zeros(num_bytes, np.uint8)
+            if memory is None
+            else np.frombuffer(memory.view, np.uint8, num_bytes)
+        )
         self._blocks = flat.reshape(self.num_blocks, BLOCK_BYTES)
         transport.register(PoolMemory(flat.ctypes.data, BLOCK_BYTES, self.num_blocks, "cpu"))
         self._arrived: set[int] = set()

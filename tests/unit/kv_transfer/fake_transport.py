@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from kv_transfer.head_slices import Share
 from kv_transfer.transports.interface import PeerReady, PoolMemory, TransportEvent, WriteDone
+from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import TransferError
 
 
@@ -29,8 +30,8 @@ class FakeTransport:
         self.num_posted = 0
         self.num_polls = 0
 
-    def allocate(self, num_bytes: int) -> memoryview | None:
-        return memoryview(bytearray(num_bytes))
+    def allocate(self, num_bytes: int) -> SharedMemory | None:
+        return None
 
     def register(self, pool: PoolMemory) -> None:
         if self.pool is not None:

@@ -76,9 +76,7 @@ def test_the_thread_opens_the_transport(rig: Rig) -> None:
 
 
 def test_start_up_calls_return_results_and_errors(rig: Rig) -> None:
-    memory = rig.service.allocate(64)
-    assert memory is not None
-    assert len(memory) == 64
+    assert rig.service.allocate(64) is None
     pool = PoolMemory(1, 8, 8, "cpu")
     assert rig.service.register(pool) == b"fake descriptor"
     assert rig.transport.pool == pool

@@ -41,7 +41,7 @@ class End:
         self.transport = ShmTransport(agent, "cpu")
         memory = self.transport.allocate(block_bytes * NUM_BLOCKS)
         assert memory is not None
-        self.blocks = np.frombuffer(memory, np.uint8).reshape(NUM_BLOCKS, block_bytes)
+        self.blocks = np.frombuffer(memory.view, np.uint8).reshape(NUM_BLOCKS, block_bytes)
         self.transport.register(PoolMemory(self.blocks.ctypes.data, block_bytes, NUM_BLOCKS, "cpu"))
         self.events: list[TransportEvent] = []
 

@@ -20,6 +20,7 @@ from engine.checkpoint.stored_tensors import FileTensors
 from engine.checkpoint.weights import load_weights
 from kv_transfer.transports.interface import Transport, WriteDone
 from kv_transfer.transports.registry import create_transport
+from kv_transfer.transports.shared_memory import SharedMemory
 from kv_transfer.transports.shm import ShmTransport
 from protocol.errors import ModelLoadError, TransferError
 from protocol.messages import Role, StoredTensor, WeightsAsk, WeightsGrant, WeightsOffer
@@ -139,7 +140,7 @@ class SpoilingTransport(ShmTransport):
 
     num_written = 0
 
-    def allocate(self, num_bytes: int) -> memoryview | None:
+    def allocate(self, num_bytes: int) -> SharedMemory | None:
         self.memory = super().allocate(num_bytes)
         return self.memory
 
@@ -147,7 +148,7 @@ class SpoilingTransport(ShmTransport):
         self.num_written += 1
         if self.num_written == 3:
             assert self.memory is not None
-            self.memory[source[0] * BLOCK_BYTES + 5] ^= 1
+            self.memory.view[source[0] * BLOCK_BYTES + 5] ^= 1
         return super().post_write(agent, source, target, notification)
 
 

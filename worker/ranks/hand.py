@@ -1,0 +1,85 @@
+"""The process of one rank of a worker that is not its head: `python -m worker.ranks.hand FD PID`.
+
+Loads its shard of the weights, maps its part of the KV pool, and computes the steps that the head
+announces on the socket FD. It schedules nothing, talks to nobody else, and ends with the head, whose
+process id is PID: by the head's word, when the socket closes, or by the kernel's signal when the
+head is killed. Signals to the worker's group are the head's to answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from engine.checkpoint.config import Shard
+from engine.loader import load_follower
+from engine.native.library import load_library
+from engine.parallel.ranks import Ranks
+from engine.parallel.sums import HostSums, RankLost
+from process.logs import setup_logs
+from process.memory import spare_the_collector
+from protocol.error_line import one_line
+from protocol.errors import ConfigError, ModelLoadError
+from worker.ranks.link import Orders, Place, mapped, receive
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run until the head ends it; returns the exit status."""
+    link, head = socket.socket(fileno=int(argv[0])), int(argv[1])
+    _end_with(head)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        orders, file = receive(link)
+        assert isinstance(orders, Orders)
+        setup_logs(orders.log_level, orders.log_format, f"{orders.worker} rank {orders.rank}")
+        torch.set_num_threads(orders.threads)
+        _work(orders, link, mapped(file, orders.sums))
+    except (ConfigError, ModelLoadError) as error:
+        print(f"rank {argv}: {one_line(error)}", file=sys.stderr)
+        return 2
+    except RankLost as error:
+        log.info("ends: %s", error)
+        return 1
+    return 0
+
+
+def _work(orders: Orders, link: socket.socket, shared: memoryview) -> None:
+    kernels = load_library(prebuilt=orders.config.kernels_dir)
+    sums = HostSums(kernels, shared, orders.rank, orders.size, orders.limit_s)
+    ranks = Ranks(Shard(orders.rank, orders.size), [link], sums)
+
+    def allocate(num_bytes: int) -> memoryview:
+        place, file = receive(link)
+        assert isinstance(place, Place)
+        assert place.num_bytes == num_bytes
+        return mapped(file, place)
+
+    follower, _ = load_follower(orders.config, ranks, allocate)
+    spare_the_collector()
+    follower.run()
+
+
+def _end_with(head: int) -> None:
+    """Let the kernel kill this process when the head ends, however it ends."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != head:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,151 @@
+"""The head's side of a worker's ranks: starts a process for each other rank, and ends the worker
+when one of them ends.
+
+The head is rank 0: it schedules, samples and moves blocks. Its hands compute the steps that it
+announces, each on its shard of weights and KV blocks. They share three things with it: a socket
+each, the memory through which sums go, and the KV pool, which the head allocates for all. The group
+lives and dies as one: a hand that ends takes the worker with it at once, and a hand that stands
+still fails the step that waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from engine.checkpoint.config import Shard
+from engine.engine_config import EngineConfig
+from engine.native.library import KernelsUnavailable, load_library
+from engine.parallel.link_watch import LinkWatch
+from engine.parallel.ranks import Ranks
+from engine.parallel.sums import HostSums, RankLost, stop_sums
+from kv_transfer.transports.shared_memory import SharedMemory
+from protocol.errors import ConfigError
+from worker.ranks.link import Orders, Place, send
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 30.0
+"""How long a step waits for a rank."""
+_END_S = 5.0
+
+
+@dataclass(frozen=True)
+class HandSettings:
+    """What hands need of their worker's settings."""
+
+    config: EngineConfig
+    size: int
+    threads: int
+    log_level: str
+    log_format: str
+    worker: str
+
+
+class Hands:
+    """The other ranks of a worker; `ranks` is the head's end. Belongs to the thread that starts
+    it, which has to live on: hands end with it."""
+
+    def __init__(
+        self,
+        settings: HandSettings,
+        environ: Mapping[str, str],
+        lost: Callable[[str], None],
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        """Start the hands, which load their shards at once. `lost` is called from another thread,
+        with the reason, when one has ended. Raises ConfigError without our kernels."""
+        try:
+            kernels = load_library(prebuilt=settings.config.kernels_dir)
+        except KernelsUnavailable as error:
+            raise ConfigError(f"tensor_parallel on a CPU needs our own kernels: {error}") from error
+        self._lost = lost
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._links: list[socket.socket] = []
+        self._pool: SharedMemory | None = None
+        self._sums = SharedMemory(HostSums.bytes_for(settings.size))
+        self._shared = memoryview(self._sums.view)
+        self._stop_sums = lambda: stop_sums(kernels, self._shared)
+        for rank in range(1, settings.size):
+            self._start(rank, settings, environ, silence_s)
+        sums = HostSums(kernels, self._shared, 0, settings.size, silence_s)
+        self.ranks = Ranks(Shard(0, settings.size), self._links, sums)
+        self._watch = LinkWatch(self._links, self._end_group)
+
+    def allocate(
+        self, num_bytes: int, by_transport: Callable[[int], SharedMemory | None]
+    ) -> memoryview:
+        """The memory of all ranks' pools, of which each hand gets its part: the transport's, or our
+        own if the transport takes any. Raises ConfigError and RankLost."""
+        memory = by_transport(num_bytes)
+        if memory is None:
+            memory = self._pool = SharedMemory(num_bytes)
+        size = num_bytes // self.ranks.shard.size
+        for rank, link in enumerate(self._links, start=1):
+            send(link, Place(memory.offset + rank * size, size), memory.file)
+        return memoryview(memory.view)
+
+    def close(self) -> None:
+        """End the hands, in order if they answer, and see them gone."""
+        self._watch.close()
+        with contextlib.suppress(RankLost):
+            self.ranks.announce(None)
+        self._stop_sums()
+        for link in self._links:
+            link.close()
+        for process in self._processes:
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                log.warning("rank process %d does not end: it is killed", process.pid)
+                process.kill()
+                process.wait()
+        self._sums.close()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _start(
+        self, rank: int, settings: HandSettings, environ: Mapping[str, str], silence_s: float
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        self._links.append(ours)
+        with theirs:
+            command = [sys.executable, "-m", "worker.ranks.hand", str(theirs.fileno())]
+            process = subprocess.Popen(
+                [*command, str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+            )
+        self._processes.append(process)
+        orders = Orders(
+            rank,
+            settings.size,
+            settings.config,
+            settings.threads,
+            Place.of(self._sums),
+            silence_s,
+            settings.log_level,
+            settings.log_format,
+            settings.worker,
+        )
+        send(ours, orders, self._sums.file)
+
+    def _end_group(self, rank: int) -> None:
+        """A hand has ended: nobody waits for it, and the worker is told."""
+        self._stop_sums()
+        process = self._processes[rank - 1]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        how = f"with status {process.returncode}"
+        if process.returncode is None:
+            how = "its connection"
+        elif process.returncode < 0:
+            how = f"by signal {-process.returncode}"
+        self._lost(f"rank {rank} of {self.ranks.shard.size} has ended {how}")

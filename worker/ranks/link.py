@@ -1,0 +1,87 @@
+"""What the head tells a hand on their socket before the first step: its orders, then its memory.
+
+Both messages carry an open file: of the memory for sums, and of the KV pool. Afterwards the socket
+carries what `engine.parallel.ranks` sends. Only the two processes have the socket, so its messages
+are trusted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from engine.engine_config import EngineConfig
+from engine.parallel.sums import RankLost
+from kv_transfer.transports.shared_memory import SharedMemory
+
+_SIZE = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where memory lies in its open file, in bytes."""
+
+    offset: int
+    num_bytes: int
+
+    @staticmethod
+    def of(memory: SharedMemory) -> Place:
+        """The place of the whole memory."""
+        return Place(memory.offset, len(memory.view))
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a hand does: it is rank `rank` of `size` of this engine, and has so many CPU threads.
+    `sums` is the place of the memory for sums, which wait `limit_s` for another rank."""
+
+    rank: int
+    size: int
+    config: EngineConfig
+    threads: int
+    sums: Place
+    limit_s: float
+    log_level: str
+    log_format: str
+    worker: str
+
+
+def send(link: socket.socket, message: Orders | Place, file: int) -> None:
+    """Send a message with an open file. Raises RankLost."""
+    data = pickle.dumps(message)
+    try:
+        socket.send_fds(link, [_SIZE.pack(len(data))], [file])
+        link.sendall(data)
+    except OSError as error:
+        raise RankLost(f"a rank is gone: {error}") from error
+
+
+def receive(link: socket.socket) -> tuple[Any, int]:
+    """A message and its open file. Raises RankLost."""
+    try:
+        head, files, _, _ = socket.recv_fds(link, _SIZE.size, 1)
+        if len(head) < _SIZE.size or not files:
+            raise RankLost("the head is gone")
+        (size,) = _SIZE.unpack(head)
+        data = bytearray()
+        while len(data) < size:
+            part = link.recv(size - len(data))
+            if not part:
+                raise RankLost("the head is gone")
+            data += part
+    except OSError as error:
+        raise RankLost(f"the head is gone: {error}") from error
+    return pickle.loads(data), files[0]
+
+
+def mapped(file: int, place: Place) -> memoryview:
+    """Map this part of an open file, and close the file."""
+    try:
+        return memoryview(mmap.mmap(file, place.num_bytes, offset=place.offset))
+    finally:
+        os.close(file)
