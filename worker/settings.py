@@ -75,7 +75,8 @@ class WorkerSettings(SharedSettings):
     )
     torch_threads: int | None = setting(
         None,
-        help="CPU threads of torch, shared out to the ranks; none: one for each of `cores`, if any, else torch's own choice",
+        help="CPU threads of torch, shared out to the ranks; none: one for each of `cores`, if "
+        "any, else torch's own choice",
         unit="threads",
         minimum=1,
     )

@@ -43,10 +43,10 @@ class StepRunner:
         self._flight = flight
 
     def run(self, batch: Batch) -> StepOutcome:
-        """Run a planned batch. Raises RankLost: the worker cannot go on. If it raises, run its members one by one, so that only a sequence at
+        """Run a planned batch. If it raises, run its members one by one, so that only a sequence at
         fault fails. If all fail, or there was only one, the worker may be to blame. With one step
         ahead, either of two steps may be to blame: both are withdrawn, and the next plan runs by
-        itself."""
+        itself. Raises RankLost: the worker cannot go on."""
         self.is_busy = not batch.is_empty or self._engine.is_ahead
         self._counters.add(Count.PREEMPTIONS, len(batch.preempted))
         for sequence in batch.preempted:

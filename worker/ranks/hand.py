@@ -1,9 +1,9 @@
 """The process of one rank of a worker that is not its head: `python -m worker.ranks.hand FD PID`.
 
 Loads its shard of the weights, maps its part of the KV pool, and computes the steps that the head
-announces on the socket FD. It schedules nothing, talks to nobody else, and ends with the head, whose
-process id is PID: by the head's word, when the socket closes, or by the kernel's signal when the
-head is killed. Signals to the worker's group are the head's to answer.
+announces on the socket FD. It schedules nothing and talks to nobody else. It ends with the head,
+whose process id is PID: by the head's word, when the socket closes, or by the kernel's signal when
+the head is killed. Signals to the worker's group are the head's to answer.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ class Hands:
         self._pool: SharedMemory | None = None
         self._sums = SharedMemory(HostSums.bytes_for(settings.size))
         self._shared = memoryview(self._sums.view)
-        self._stop_sums = lambda: stop_sums(kernels, self._shared)
+        self._kernels = kernels
+        self._is_closed = False
         for rank in range(1, settings.size):
             self._start(rank, settings, environ, silence_s)
         sums = HostSums(kernels, self._shared, 0, settings.size, silence_s)
@@ -92,11 +93,14 @@ class Hands:
         return memoryview(memory.view)
 
     def close(self) -> None:
-        """End the hands, in order if they answer, and see them gone."""
+        """End the hands, in order if they answer, and see them gone. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._watch.close()
         with contextlib.suppress(RankLost):
             self.ranks.announce(None)
-        self._stop_sums()
+        stop_sums(self._kernels, self._shared)
         for link in self._links:
             link.close()
         for process in self._processes:
@@ -139,7 +143,7 @@ class Hands:
 
     def _end_group(self, rank: int) -> None:
         """A hand has ended: nobody waits for it, and the worker is told."""
-        self._stop_sums()
+        stop_sums(self._kernels, self._shared)
         process = self._processes[rank - 1]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)

@@ -1,0 +1,137 @@
+"""A worker's hands: real processes that compute its steps, and that leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.engine_config import EngineConfig
+from engine.loader import LoadedEngine, load_engine
+from engine.parallel.sums import RankLost
+from kv_transfer.transports.shared_memory import SharedMemory
+from scheduling.scheduler import SchedulerConfig
+from tests.paths import DEMO_MODEL, ROOT
+from tests.sequences import greedy, sequence_of
+from worker.ranks.head import Hands, HandSettings
+
+DEADLINE_S = 60.0
+BLOCK = 16
+PROMPT = tuple(range(40, 77))
+CONFIG = EngineConfig(
+    DEMO_MODEL,
+    SchedulerConfig(block_size=BLOCK, max_batch_size=4, chunk_min_tokens=16, chunk_max_tokens=16),
+    dtype="float32",
+    device="cpu",
+    num_blocks=32,
+)
+
+
+class Group:
+    """Two ranks of the demo model, and what the head was told of them."""
+
+    def __init__(self, silence_s: float = DEADLINE_S) -> None:
+        self.told: list[str] = []
+        self.was_told = threading.Event()
+        settings = HandSettings(CONFIG, 2, 1, "warning", "text", "test")
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.hands = Hands(settings, environ, self._note, silence_s)
+        (self.hand,) = psutil.Process().children()
+
+    def _note(self, reason: str) -> None:
+        self.told.append(reason)
+        self.was_told.set()
+
+    def load(self) -> LoadedEngine:
+        def allocate(num_bytes: int) -> memoryview:
+            return self.hands.allocate(num_bytes, lambda size: None)
+
+        return load_engine(CONFIG, time.monotonic, allocate, ranks=self.hands.ranks)
+
+
+@pytest.fixture
+def groups() -> Iterator[list[Group]]:
+    made: list[Group] = []
+    before = psutil.Process().children()
+    yield made
+    for group in made:
+        group.hands.close()
+    assert psutil.Process().children() == before
+
+
+def generate(loaded: LoadedEngine, num_tokens: int = 12) -> list[int]:
+    sequence = sequence_of(PROMPT, greedy(num_tokens), BLOCK)
+    loaded.engine.scheduler.add(sequence)
+    while loaded.engine.scheduler.has_work:
+        loaded.engine.run(loaded.engine.plan())
+    return sequence.tokens[len(PROMPT) :]
+
+
+def test_they_compute_what_one_rank_computes(groups: list[Group]) -> None:
+    expected = generate(load_engine(CONFIG, time.monotonic))
+    group = Group()
+    groups.append(group)
+    loaded = group.load()
+    assert generate(loaded) == expected
+    (other,) = loaded.pool.others
+    assert other.tensor.any(), "the hand writes into memory that the head has, too"
+    assert loaded.pool.other_parts == ((other.base_address, "cpu"),)
+    group.hands.close()
+    assert not group.hand.is_running()
+    assert group.told == []
+
+
+def test_a_hand_that_is_killed_is_told_and_ends_the_step(groups: list[Group]) -> None:
+    group = Group()
+    groups.append(group)
+    loaded = group.load()
+    generate(loaded, 1)
+    group.hand.kill()
+    assert group.was_told.wait(DEADLINE_S)
+    assert group.told == ["rank 1 of 2 has ended by signal 9"]
+    with pytest.raises(RankLost):
+        generate(loaded, 1)
+
+
+def test_a_hand_that_stands_still_fails_the_step_that_waits_for_it(groups: list[Group]) -> None:
+    group = Group(silence_s=1.0)
+    groups.append(group)
+    loaded = group.load()
+    group.hand.send_signal(signal.SIGSTOP)
+    with pytest.raises(RankLost, match="rank 1 has not answered for 1 s"):
+        generate(loaded, 1)
+
+
+def test_a_checkpoint_that_does_not_load_is_no_wait(groups: list[Group], tmp_path: Path) -> None:
+    group = Group()
+    groups.append(group)
+    group.hand.kill()
+    assert group.was_told.wait(DEADLINE_S)
+    with pytest.raises(RankLost, match="gone"):
+        group.load()
+
+
+def test_memory_of_a_transport_is_shared_with_the_hands(groups: list[Group]) -> None:
+    group = Group()
+    groups.append(group)
+    memories: list[SharedMemory] = []
+
+    def by_transport(num_bytes: int) -> SharedMemory:
+        memories.append(SharedMemory(num_bytes))
+        return memories[-1]
+
+    def allocate(num_bytes: int) -> memoryview:
+        return group.hands.allocate(num_bytes, by_transport)
+
+    loaded = load_engine(CONFIG, time.monotonic, allocate, ranks=group.hands.ranks)
+    generate(loaded, 1)
+    half = len(memories[0].view) // 2
+    assert any(memories[0].view[:half])
+    assert any(memories[0].view[half:])
+    memories[0].close()
