@@ -363,6 +363,10 @@ class WorkerSettings(SharedSettings):
             raise ConfigError(
                 "weights_from peer: a worker of several ranks (tensor_parallel) loads checkpoints"
             )
+        if self.host_tier_bytes:
+            raise ConfigError(
+                "host_tier_bytes: a worker of several ranks (tensor_parallel) has no tiers"
+            )
         if self.batch_invariant:
             raise ConfigError(
                 "batch_invariant: sums over several ranks (tensor_parallel) have other bits than "
