@@ -14,9 +14,9 @@ from protocol.events import CacheEvents, WorkerStats
 from protocol.messages import CacheDump
 from protocol.registration import WorkerInfo, WorkerState
 from router.routing.cache_index import CacheIndex
-from router.routing.decision import Decision, Query, apply
+from router.routing.decision import Charge, Decision, Query, apply
 from router.routing.fleet_view import FleetView
-from router.routing.worker_view import Liveness, Reservation, WorkerView
+from router.routing.worker_view import Liveness, WorkerView
 from simulator.event_queue import EventQueue
 from simulator.policies.choices import Policy
 from simulator.requests import Request
@@ -42,7 +42,7 @@ class SimulatedRouter:
         self._view = FleetView(CacheIndex(EXPECTED_S))
         self._workers: dict[str, SimulatedWorker] = {}
         self._num_sent: dict[str, int] = {}
-        self._reserved: dict[int, list[tuple[WorkerView, Reservation]]] = {}
+        self._reserved: dict[int, list[Charge]] = {}
 
     def connect(self, worker: SimulatedWorker) -> None:
         """Use a worker from now on."""
@@ -75,9 +75,10 @@ class SimulatedRouter:
             self.on_end(request)
             return
         self._reserved[request.number] = apply(self._view, decision, now)
-        for view, reservation in self._reserved[request.number]:
-            self._num_sent[view.worker_id] += 1
-            reservation.session, reservation.number = self.name, self._num_sent[view.worker_id]
+        for owner, reservation in self._reserved[request.number]:
+            if isinstance(owner, WorkerView):
+                self._num_sent[owner.worker_id] += 1
+                reservation.session, reservation.number = self.name, self._num_sent[owner.worker_id]
         self._send(request, decision)
 
     def _send(self, request: Request, decision: Decision) -> None:

@@ -90,6 +90,8 @@ def _worker(number: int, num_workers: int) -> WorkerView:
         WorkerStats(
             worker_id=name, incarnation=name, num_waiting=0, num_running=number, queued_tokens=0,
             blocks_total=100_000, blocks_used=10 * number, blocks_cached=0,
+            step_fixed_us=5000, step_per_token_us=50, step_per_attended_us=0.01,
+            counters={"prefill_tokens": 10**6, "steps": 10**6, "step_us": 10**9},
         )
     )  # fmt: skip
     return worker

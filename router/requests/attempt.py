@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from protocol.messages import Abort, KvHolder
 from protocol.registration import WorkerState
 from router.fleet.worker import Worker
-from router.routing.forecast import Forecast
+from router.routing.decision import Charge
+from router.routing.pairs import Pair
 from router.routing.view import Placement
-from router.routing.worker_view import Reservation, WorkerView
 
 
 @dataclass
@@ -30,12 +30,12 @@ class Attempt:
     placement: Placement
     decode: Worker
     prefill: Worker | None
-    reservations: list[tuple[WorkerView, Reservation]]
+    reservations: list[Charge]
     holders: list[KvHolder] = field(default_factory=list)
     decode_runs: bool = False
     is_moved: bool = False
     is_leaving: bool = False
-    forecast: Forecast | None = None
+    block_size: int = 0
     gap_timer: asyncio.TimerHandle | None = None
 
     def involves(self, worker: Worker) -> bool:
@@ -66,6 +66,12 @@ class Attempt:
             if owner is worker:
                 owner.release(reservation)
         self.reservations = [each for each in self.reservations if each[0] is not worker]
+
+    def release_pair(self) -> None:
+        """All KV has arrived: the way between the workers is free again."""
+        for owner, reservation in self.reservations:
+            if isinstance(owner, Pair):
+                owner.release(reservation)
 
     def close(self) -> None:
         """Release every reservation and stop the timer."""

@@ -45,6 +45,7 @@ from router.metrics import FleetMetrics
 from router.requests.attempt import Attempt
 from router.requests.attempt_course import AttemptCourse
 from router.requests.deadlines import Deadlines
+from router.requests.experience import Experience
 from router.requests.generation import End, Failure, Generation
 from router.requests.handover import orders
 from router.requests.interface import DeltaSink, GenerationRequest, TokenDelta
@@ -74,7 +75,8 @@ class Dispatcher:
         self._fleet = fleet
         self._traces = traces
         self._metrics = metrics
-        self._launcher = Launcher(settings, fleet, rng, on_placed)
+        experience = Experience(traces, fleet.view().pairs)
+        self._launcher = Launcher(settings, fleet, rng, experience, on_placed)
         self._course = AttemptCourse(settings, traces, metrics)
         self._retries = Retries(settings, rng)
         self._searches = Searches(settings.resume_wait_s)
@@ -320,6 +322,7 @@ class Dispatcher:
         attempt = generation.attempt if generation else None
         if attempt is not None and attempt.number == message.attempt:
             attempt.is_moved |= worker is attempt.prefill
+            attempt.release_pair()
 
     def _on_handed_over(self, worker: Worker, message: HandedOver) -> None:
         """A draining worker ended its part of the request: start the next attempt elsewhere."""

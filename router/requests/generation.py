@@ -100,7 +100,7 @@ class Generation:
         self.stream.start_attempt(is_remote=attempt.placement.mode is Mode.REMOTE)
         source = "" if attempt.prefill is None else attempt.prefill.worker_id
         trace = AttemptTrace(attempt.number, attempt.placement, now_us, source)
-        trace.forecast = attempt.forecast
+        trace.block_size = attempt.block_size
         self.trace.attempts.append(trace)
 
     def drop_attempt(self) -> Attempt | None:

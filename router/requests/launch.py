@@ -22,13 +22,13 @@ from router.fleet.fetch_hints import MAX_ATTEMPT, holders_for, peer_of
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
 from router.requests.attempt import Attempt
+from router.requests.experience import Experience
 from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
 from router.requests.waiting_ahead import check_deadline
-from router.routing.decision import Decision, Query, apply, decide
+from router.routing.decision import Charge, Decision, Query, apply, decide
 from router.routing.view import Mode, Placement
-from router.routing.worker_view import Reservation, WorkerView
 from router.settings import BY_LOAD, ON, RoutingSettings
 
 PlacedListener = Callable[[Sequence[bytes], Placement, int], None]
@@ -43,9 +43,11 @@ class Launcher:
         settings: RoutingSettings,
         fleet: Fleet,
         rng: random.Random,
+        experience: Experience,
         on_placed: PlacedListener | None = None,
     ) -> None:
         self._on_placed = on_placed
+        self._experience = experience
         self._local_threshold = settings.local_prefill_threshold_tokens
         self._fetches = settings.kv_fetch == ON
         self._by_load = settings.placement == BY_LOAD
@@ -167,6 +169,9 @@ class Launcher:
             by_load=self._by_load,
             local_threshold_tokens=self._local_threshold,
             session=request.session,
+            output_tokens=self._experience.expected_output(
+                generation.max_tokens - generation.num_tokens
+            ),
         )
 
     def _attempt(
@@ -174,7 +179,7 @@ class Launcher:
         generation: Generation,
         first_index: int,
         decision: Decision,
-        reservations: list[tuple[WorkerView, Reservation]],
+        reservations: list[Charge],
     ) -> Attempt:
         decode, prefill = decision.placement.decode, decision.placement.prefill
         return Attempt(
@@ -184,7 +189,7 @@ class Launcher:
             decode=self._chosen(decode.worker_id),
             prefill=None if prefill is None else self._chosen(prefill.worker_id),
             reservations=reservations,
-            forecast=decision.forecast,
+            block_size=decision.query.block_size,
         )
 
     def _chosen(self, worker_id: str) -> Worker:

@@ -106,7 +106,7 @@ def placement_of(worker: Worker) -> Placement:
     """A placement on the worker where a stream was found."""
     return Placement(
         mode=Mode.RESUME,
-        decode=Candidate(worker.worker_id, 0, 0, 0, 0, 0),
+        decode=Candidate(worker.worker_id, 0, 0, 0),
         prefill=None,
         rule=Rule.KEPT,
         reason=f"resume: {worker.worker_id} kept the stream",

@@ -18,7 +18,6 @@ from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import DecodeTrace, PrefillTrace
 from router.fleet.clock_offset import ClockOffset, ClockReading
 from router.metrics import FleetMetrics
-from router.routing.forecast import Forecast
 from router.routing.view import Placement
 
 MAX_UNTOLD = 64
@@ -47,7 +46,7 @@ class AttemptTrace(msgspec.Struct):
     decode: DecodeTrace | None = None
     failed: str | None = None
     failed_us: int = 0
-    forecast: Forecast | None = None
+    block_size: int = 0
     path: str = ""
     reported_computed: int = 0
     clocks: dict[str, ClockReading] = {}
@@ -268,14 +267,15 @@ class TraceStore:
         cached = trace.num_cached_tokens
         self._metrics.prompt_tokens.add("cached", cached)
         self._metrics.prompt_tokens.add("computed", trace.num_prompt_tokens - cached)
-        if first.prefill is not None and first.decode is not None and first.forecast is not None:
-            moved = first.decode.granted_blocks * first.forecast.block_size
+        if first.prefill is not None and first.decode is not None:
+            moved = first.decode.granted_blocks * first.block_size
             self._metrics.prompt_tokens.add("transferred", min(moved, trace.num_prompt_tokens))
 
     def _observe_forecast(self, trace: RequestTrace, attempt: AttemptTrace) -> None:
-        if attempt.forecast is not None and attempt.forecast.ttft_ms is not None:
+        predicted_ms = attempt.placement.ttft_ms
+        if predicted_ms is not None:
             took_ms = (trace.first_token_received_us - attempt.started_us) / 1000
-            self._metrics.observe_forecast(attempt.forecast.ttft_ms, took_ms)
+            self._metrics.observe_forecast(predicted_ms, took_ms)
 
     def attach_prefill(
         self,

@@ -24,8 +24,6 @@ from router.requests.stages import (
     stage_times,
 )
 from router.requests.trace import AttemptTrace, RequestTrace, TraceStore
-from router.routing.forecast import Forecast
-from router.routing.policy import tie_limit
 from router.routing.view import Candidate
 
 RUNNING = "running"
@@ -67,7 +65,7 @@ def trace_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
         "blocks_moved": prefill.blocks_moved if prefill else 0,
         "bytes_moved": prefill.bytes_moved if prefill else 0,
         "transport": prefill.transport if prefill else "",
-        "predicted_ttft_ms": last.forecast.ttft_ms if last and last.forecast else None,
+        "predicted_ttft_ms": last.placement.ttft_ms if last else None,
         **trace.durations(),
         "stages": [_stage_json(each) for each in stage_times(times)],
     }
@@ -215,31 +213,22 @@ def _decode_json(trace: DecodeTrace) -> dict[str, Any]:
 
 def _placement_json(attempt: AttemptTrace) -> dict[str, Any]:
     """The placement, with its decode and prefill workers given by name."""
-    placement, forecast = attempt.placement, attempt.forecast
+    placement = attempt.placement
     shown: dict[str, Any] = msgspec.to_builtins(placement)
     return {
         **shown,
         "decode": placement.decode.worker_id,
         "prefill": placement.prefill.worker_id if placement.prefill else None,
-        "decode_candidates": _candidates_json(placement.decode_candidates, forecast),
-        "prefill_candidates": _candidates_json(placement.prefill_candidates, forecast),
+        "decode_candidates": _candidates_json(placement.decode_candidates, placement.tie_ms),
+        "prefill_candidates": _candidates_json(placement.prefill_candidates, placement.tie_ms),
     }
 
 
-def _candidates_json(
-    candidates: tuple[Candidate, ...], forecast: Forecast | None
-) -> list[dict[str, Any]]:
+def _candidates_json(candidates: tuple[Candidate, ...], tie_ms: float) -> list[dict[str, Any]]:
     if not candidates:
         return []
-    limit = tie_limit(min(each.cost for each in candidates))
-    return [
-        {
-            **msgspec.to_builtins(each),
-            "near_tie": each.cost <= limit,
-            "predicted_ttft_ms": forecast.of_worker(each.worker_id) if forecast else None,
-        }
-        for each in candidates
-    ]
+    limit = min(each.cost_ms for each in candidates) + tie_ms
+    return [{**msgspec.to_builtins(each), "near_tie": each.cost_ms <= limit} for each in candidates]
 
 
 def _stage_json(row: StageTime) -> dict[str, Any]:

@@ -7,8 +7,13 @@ decides who holds what.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import reduce
+from itertools import repeat
+from operator import and_
 from typing import NamedTuple
 
+AHEAD = 64
+"""Look-ups that are made at once."""
 EXACT_BLOCKS = 512
 """Leading blocks of a prompt that are looked up one by one."""
 STRIDE = 16
@@ -64,21 +69,29 @@ class BlockHolders:
     ) -> list[Run]:
         """The number of leading blocks of a prompt that each of these workers holds, here or in
         `also`. The caller knows that they hold those before `start`."""
-        masks, others = self._masks, {} if also is None else also._masks
+        held = self._masks.get
+        others = None if also is None else also._masks.get
         found: list[Run] = []
         place, num_blocks = start, len(hashes)
         while workers and place < num_blocks:
-            last = place if place < EXACT_BLOCKS else min(place + STRIDE, num_blocks) - 1
-            digest = hashes[last]
-            holding = (masks.get(digest, 0) | others.get(digest, 0)) & workers
-            if holding == workers:
-                place = last + 1
-            elif last == place:
-                found.append(Run(place, workers ^ holding))
-                workers = holding
-                place += 1
-            else:
-                place, workers = self._enter(hashes[place : last + 1], workers, place, also, found)
+            stride = 1 if place < EXACT_BLOCKS else STRIDE
+            end = EXACT_BLOCKS if place < EXACT_BLOCKS <= num_blocks else num_blocks
+            ahead = hashes[place + stride - 1 : min(end, place + AHEAD * stride) : stride]
+            if ahead and reduce(and_, map(held, ahead, repeat(0)), workers) == workers:
+                place += len(ahead) * stride  # the usual case, and quick: they hold all of these
+                continue
+            for _ in range(max(1, len(ahead))):
+                last = min(place + stride, num_blocks) - 1
+                holding = held(hashes[last], 0) & workers
+                if others is not None and holding != workers:
+                    holding |= others(hashes[last], 0) & workers
+                if holding == workers:
+                    place = last + 1
+                else:
+                    within = hashes[place : last + 1]
+                    place, workers = self._enter(within, workers, place, also, found)
+                    if not workers:
+                        return found
         if workers:
             found.append(Run(num_blocks, workers))
         return found

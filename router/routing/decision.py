@@ -13,15 +13,19 @@ import msgspec
 
 from protocol.messages import Role
 from router.routing.cache_index import PrefixMatch
+from router.routing.costs import exposed_blocks
 from router.routing.fleet_view import FleetView
-from router.routing.forecast import Forecast, forecast
+from router.routing.pairs import Pair
 from router.routing.policy import place, place_handover
 from router.routing.view import (
+    NO_TARGETS,
+    USUAL_OUTPUT_TOKENS,
     Candidate,
     HeldElsewhere,
     Mode,
     Placement,
     PlacementQuery,
+    Targets,
     WorkerLoad,
 )
 from router.routing.worker_view import Reservation, WorkerView
@@ -37,6 +41,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     - `may_fetch`: workers may fetch blocks from each other; `by_load`: only load and room decide.
     - `local_threshold_tokens`: only decode workers that lack no more tokens may compute the prompt.
     - `session`: its former requests' workers win near-ties.
+    - `output_tokens`: the expected length of the output; `targets`: what the request should meet.
     """
 
     num_tokens: int
@@ -52,6 +57,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     by_load: bool = False
     local_threshold_tokens: int | None = None
     session: str = ""
+    output_tokens: int = USUAL_OUTPUT_TOKENS
+    targets: Targets = NO_TARGETS
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -60,7 +67,6 @@ class Decision(msgspec.Struct, frozen=True):
 
     query: Query
     placement: Placement
-    forecast: Forecast
     version: int
     matches: Mapping[str, PrefixMatch]
     decode_loads: Sequence[WorkerLoad]
@@ -78,10 +84,9 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
     Raises Overloaded and PromptTooLong as `router.routing.policy.place` does.
     """
     matches = view.matches(query.hashes, now) if query.uses_cache else {}
-    roles = (Role.DECODE,) if query.source is not None else (Role.DECODE, Role.PREFILL)
-    ready = {role: view.ready(role) for role in roles}
-    loads = {role: [each.load(matches) for each in ready[role]] for role in roles}
-    decode_loads, prefill_loads = loads[Role.DECODE], loads.get(Role.PREFILL, [])
+    ready = {role: view.ready(role) for role in (Role.DECODE, Role.PREFILL)}
+    decode_loads = view.loads(ready[Role.DECODE])
+    prefill_loads = view.loads(ready[Role.PREFILL]) if query.source is None else []
     asked = PlacementQuery(
         num_tokens=query.num_tokens,
         max_tokens=query.max_tokens,
@@ -91,27 +96,38 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
         elsewhere=held_elsewhere(matches) if query.may_fetch else None,
         by_load=query.by_load,
         session_workers=view.sessions.workers(query.session),
+        local_threshold_tokens=query.local_threshold_tokens,
+        output_tokens=query.output_tokens,
+        targets=query.targets,
     )
     if query.source is None:
-        threshold = query.local_threshold_tokens
-        placement = place(asked, decode_loads, prefill_loads, threshold, rng)
+        placement = place(asked, decode_loads, prefill_loads, matches, rng, view.pairs)
     else:
-        placement = place_handover(asked, query.source, decode_loads, rng)
-    predicted = forecast(placement, asked, decode_loads, prefill_loads)
+        placement = place_handover(asked, query.source, decode_loads, matches, rng, view.pairs)
     version = view.version
-    return Decision(query, placement, predicted, version, matches, decode_loads, prefill_loads)
+    return Decision(query, placement, version, matches, decode_loads, prefill_loads)
 
 
-def apply(view: FleetView, decision: Decision, now: float) -> list[tuple[WorkerView, Reservation]]:
+Charge = tuple[WorkerView | Pair, Reservation]
+"""An owner of reserved load, and its reservation: `owner.release(reservation)` ends it."""
+
+
+def apply(view: FleetView, decision: Decision, now: float) -> list[Charge]:
     """Reserve load and note expected blocks, so that the next decision counts this one. Blocks that
     a worker has, or will have from a prompt routed there earlier, are not charged."""
     query, placement = decision.query, decision.placement
-    charges = [_charge(view, query, placement.decode, placement.mode is Mode.LOCAL, now)]
-    computing = None
-    if placement.prefill is not None:
-        computing = placement.prefill.worker_id
-        charges.append(_charge(view, query, placement.prefill, True, now))
-    view.sessions.note(query.session, placement.decode.worker_id, computing)
+    decode, prefill = placement.decode, placement.prefill
+    charges = [_charge(view, query, decode, placement.mode is Mode.LOCAL, now)]
+    source = query.source
+    if prefill is not None:
+        source = prefill.worker_id
+        charges.append(_charge(view, query, prefill, True, now))
+    if source is not None:
+        pair = view.pairs.pair(source, decode.worker_id)
+        blocks = exposed_blocks(decode.recompute_tokens, query.block_size)
+        charges.append((pair, pair.reserve(blocks)))
+    computing = None if prefill is None else prefill.worker_id
+    view.sessions.note(query.session, decode.worker_id, computing)
     return charges
 
 
@@ -137,9 +153,7 @@ def _excluded(query: Query, ready: Iterable[Sequence[WorkerView]]) -> frozenset[
     return frozenset(excluded)
 
 
-def _charge(
-    view: FleetView, query: Query, chosen: Candidate, computes: bool, now: float
-) -> tuple[WorkerView, Reservation]:
+def _charge(view: FleetView, query: Query, chosen: Candidate, computes: bool, now: float) -> Charge:
     worker = view.worker(chosen.worker_id)
     assert worker is not None, "a decision is applied to the view that it was made from"
     missing = chosen.recompute_tokens

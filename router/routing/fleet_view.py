@@ -11,7 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from protocol.messages import Role
 from router.routing.cache_index import CacheIndex, PrefixMatch
+from router.routing.pace import typical_speed
+from router.routing.pairs import Pairs
+from router.routing.prediction import WorkerSpeed
 from router.routing.sessions import Sessions
+from router.routing.view import WorkerLoad
 from router.routing.worker_view import Liveness, WorkerView
 
 
@@ -21,14 +25,17 @@ class FleetView:
     def __init__(self, index: CacheIndex) -> None:
         self.index = index
         self.sessions = Sessions()
+        self.pairs = Pairs()
         self._workers: dict[str, WorkerView] = {}
         self._former_changes = 0
+        self._typical: WorkerSpeed | None = None
+        self._typical_at: int | None = None  # the version; it need not be the newest
 
     @property
     def version(self) -> int:
         """Grows with every change of workers, loads, reservations and cached blocks."""
         changes = sum([each.changes for each in self._workers.values()])
-        return self._former_changes + changes + self.index.changes
+        return self._former_changes + changes + self.index.changes + self.pairs.changes
 
     def join(self, worker: WorkerView) -> None:
         """Add a worker; its cache counts as empty until its events and dump have come."""
@@ -40,6 +47,7 @@ class FleetView:
         """Forget a worker and its blocks."""
         worker = self._workers.pop(worker_id)
         self.index.leave(worker_id)
+        self.pairs.forget(worker_id)
         self._former_changes += worker.changes + 1
 
     def worker(self, worker_id: str) -> WorkerView | None:
@@ -59,6 +67,14 @@ class FleetView:
         if answering or role is Role.DECODE:
             return answering or usable
         return [each for each in usable if each.liveness is Liveness.SLOW]
+
+    def loads(self, workers: Sequence[WorkerView]) -> list[WorkerLoad]:
+        """The loads of these workers. One whose speed is not trusted counts as a typical one."""
+        version = self.version
+        if self._typical_at is None or version - self._typical_at > len(self._workers):
+            self._typical = typical_speed([each.speed for each in self._workers.values()])
+            self._typical_at = version
+        return [each.load(self._typical) for each in workers]
 
     def matches(self, hashes: Sequence[bytes], now: float) -> Mapping[str, PrefixMatch]:
         """The number of these leading blocks that each worker holds, for workers that hold any."""

@@ -1,163 +1,354 @@
 """Where an attempt runs: the routing policy, pure.
 
-Takes a snapshot of the fleet and returns a decision with all its reasons. Costs are in tokens of
-prefill work, so that queues, missing prefixes and memory shortage add up in one unit. The missing
-tokens of a worker split into those that it can fetch from another one, which cost little, and those
-that it must compute. The rule: the cheapest pair of a prefill and a decode worker; but local if a
-decode worker holds a part of the prompt and computing the rest there costs no more. Prompt tokens
-cost more on a decode worker, because they slow down the requests that run there. Without prefill
-workers every request is local. Knows no clock and no sockets;
-the random generator that breaks near-ties is passed in.
+Takes a snapshot of the fleet and returns a decision with all its reasons. Costs are in milliseconds
+(`router.routing.costs`). The rule: the cheapest pair of a prefill and a decode worker; but local if
+a decode worker holds a part of the prompt and computing the rest there costs no more. Placements
+that meet the request's targets come first; so a decode worker that holds nothing may compute a
+prompt that no pair would begin in time. Without prefill workers every request is local. Knows no
+clock and no sockets; the random generator that breaks near-ties is passed in.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from process.figures import count, integer
+from process.figures import count
 from protocol.errors import Overloaded, PromptTooLong
-from router.routing.view import Candidate, Mode, Placement, PlacementQuery, Rule, WorkerLoad
+from router.routing.cache_index import NO_MATCH, PrefixMatch
+from router.routing.costs import HANDOFF_MS, Costs, blocks_of, exposed_blocks
+from router.routing.pairs import Pairs
+from router.routing.prediction import US_PER_MS
+from router.routing.reasons import reason_of, rule_of
+from router.routing.view import (
+    NO_TARGETS,
+    Alternative,
+    Candidate,
+    Mode,
+    Placement,
+    PlacementQuery,
+    Rule,
+    WorkerLoad,
+)
 
-REQUEST_COST_TOKENS = 16
-"""A waiting or running request costs a worker about as much as this many prompt tokens."""
-RECOMPUTE_WEIGHT = 1.25
-"""Above 1: recomputing a cached token costs the fleet work, waiting costs only time."""
-TRANSFER_WEIGHT = 0.125
-"""The cost of moving a token's KV, relative to computing it."""
-LOCAL_WEIGHT = 1.5
-"""The cost of computing a prompt token on a decode worker: more than on a prefill worker, with the
-transfer to the decode worker."""
-DISTURBANCE_WEIGHT = 0.125
-"""What each request that waits or runs on a decode worker adds to the cost of a token there."""
 SHORT_PROMPT_TOKENS = 32
 """A prompt of so few tokens may be local although nobody holds a part of it."""
 NEAR_TIE = 0.05
+TIE_TOKENS = 8
+"""Costs that differ by no more than computing so many tokens are equal."""
 RETRY_STUCK_S = 5
 """When a caller may ask again, if only stuck blocks stand in the way."""
+PAIRED = 8
+"""Of the workers of each role, so many of the cheapest are compared pair by pair."""
+NO_PAIRS = Pairs()
+
+
+class Choice:
+    """A placement that may be made, with its predicted cost."""
+
+    __slots__ = ("cost_ms", "decode", "meets", "prefill", "tpot_ms", "ttft_ms")
+
+    def __init__(
+        self, query: PlacementQuery, decode: Candidate, prefill: Candidate | None, pair_ms: float
+    ) -> None:
+        computing = prefill or decode
+        assert computing.ttft_ms is not None, "it computes the prompt"
+        self.decode, self.prefill = decode, prefill
+        self.cost_ms = decode.cost_ms + pair_ms + (prefill.cost_ms if prefill is not None else 0.0)
+        self.ttft_ms, self.tpot_ms = computing.ttft_ms, decode.tpot_ms
+        self.meets = _starts_in_time(query, computing) and _is_quick(query, decode)
 
 
 def place(
     query: PlacementQuery,
     decode: Sequence[WorkerLoad],
     prefill: Sequence[WorkerLoad],
-    local_threshold_tokens: int | None,
+    matches: Mapping[str, PrefixMatch],
     rng: random.Random,
+    pairs: Pairs = NO_PAIRS,
 ) -> Placement:
-    """Choose the workers of an attempt. With a `local_threshold_tokens`, only decode workers that
-    lack no more tokens may compute the prompt while a prefill worker can.
+    """Choose the workers of an attempt.
 
     Excluded decode workers are used if no other is left. Excluded prefill workers are not, because
     a decode worker can also prefill. A worker is no candidate if the prompt fits there only when
     stuck blocks return. Raises Overloaded when there is no decode worker, or none with room, and
     PromptTooLong when no decode worker could ever hold the prompt and its output.
     """
-    prefillers = [
-        _weigh(query, each, RECOMPUTE_WEIGHT)
-        for each in prefill
-        if _may_prefill(query, each) and each.worker_id not in query.exclude
-    ]
-    decoders = _decode_loads(query, decode)
-    threshold = local_threshold_tokens if prefillers else query.num_tokens
-    here, candidates = _local(query, decoders, threshold, rng)
-    chosen, source = here, None
-    if prefillers and (here is None or here.cost > min(each.cost for each in prefillers)):
-        remote = tuple([_weigh(query, each, TRANSFER_WEIGHT) for each in decoders])
-        pair = _pick(query, remote, rng), _pick(query, prefillers, rng)
-        if here is None or here.cost > tie_limit(pair[0].cost + pair[1].cost):
-            candidates, (chosen, source) = remote, pair
-    assert chosen is not None, "without prefill workers any decode worker may compute the prompt"
-    rule = _rule(chosen, source, bool(prefill), here, local_threshold_tokens)
-    if source is None and local_threshold_tokens is None and prefillers:
-        rule = Rule.NEAR
+    costs = Costs(query, matches, pairs)
+    prefillers = _prefill_candidates(query, prefill, costs, matches)
+    decoders = _decode_loads(query, decode, matches)
+    picker = _Picker(query, rng, decoders)
+    near = _local_candidates(query, decoders, costs, matches, bool(prefillers))
+    here, pair, spare, shown = picker.local(near), None, None, near
+    if prefillers and not picker.is_certainly_local(here, prefillers):
+        remote = tuple([costs.remote(each) for each in decoders])
+        pair = picker.pair(remote, prefillers, pairs)
+        if not (pair.meets or query.by_load or (here is not None and here.meets)):
+            idle = tuple([costs.local(each, alone=False) for each in decoders])
+            spare = picker.spare(idle)
+    best, other, tie_ms = picker.best(here, pair)
+    if best.prefill is not None:
+        shown = remote
+    if spare is not None:
+        best, other, shown = spare, best, idle
+    rule = Rule.SPARE if spare is not None else rule_of(query, best, here, prefill, prefillers)
     return Placement(
-        mode=Mode.LOCAL if source is None else Mode.REMOTE,
-        decode=chosen,
-        prefill=source,
+        mode=Mode.LOCAL if best.prefill is None else Mode.REMOTE,
+        decode=best.decode,
+        prefill=best.prefill,
         rule=rule,
-        reason=_reason(rule, chosen, source, here, local_threshold_tokens),
-        decode_candidates=candidates,
-        prefill_candidates=tuple(prefillers),
+        reason=reason_of(query, rule, best, other, here),
+        decode_candidates=shown,
+        prefill_candidates=prefillers,
         excluded=tuple(sorted(query.exclude)),
+        cost_ms=best.cost_ms,
+        ttft_ms=best.ttft_ms if _is_reported(best, decode, prefill) else None,
+        tpot_ms=best.tpot_ms,
+        tie_ms=tie_ms,
+        meets_targets=None if query.targets == NO_TARGETS else best.meets,
+        alternative=None if other is None else _alternative(other),
     )
 
 
 def place_handover(
-    query: PlacementQuery, source: str, decode: Sequence[WorkerLoad], rng: random.Random
+    query: PlacementQuery,
+    source: str,
+    decode: Sequence[WorkerLoad],
+    matches: Mapping[str, PrefixMatch],
+    rng: random.Random,
+    pairs: Pairs = NO_PAIRS,
 ) -> Placement:
     """Choose the decode worker that continues from the KV of `source`; raises as `place` does."""
-    loads = _decode_loads(query, decode)
-    candidates = [_weigh(query, each, TRANSFER_WEIGHT) for each in loads]
-    chosen = _pick(query, candidates, rng)
+    loads = _decode_loads(query, decode, matches)
+    costs = Costs(query, matches, pairs)
+    candidates = tuple([costs.remote(each) for each in loads])
+    picker = _Picker(query, rng, loads)
+    chosen = picker.cheapest(candidates)
+    tie_ms = picker.tie_ms(min([each.cost_ms for each in candidates]))
     return Placement(
         mode=Mode.HANDOVER,
         rule=Rule.DRAIN,
         decode=chosen,
         prefill=None,
         reason=f"handover: {source} drains, {chosen.worker_id} goes on with its blocks",
-        decode_candidates=tuple(candidates),
+        decode_candidates=candidates,
         prefill_candidates=(),
         excluded=tuple(sorted(query.exclude)),
+        cost_ms=chosen.cost_ms,
+        tpot_ms=chosen.tpot_ms,
+        tie_ms=tie_ms,
     )
 
 
-def _local(
+class _Picker:
+    """Chooses among candidates. Of near-ties, a worker of the session wins, else one at random, so
+    that routers do not herd."""
+
+    def __init__(
+        self, query: PlacementQuery, rng: random.Random, decode: Sequence[WorkerLoad]
+    ) -> None:
+        self._query = query
+        self._rng = rng
+        self._idle_ms = query.output_tokens * min([each.pace.idle_ms for each in decode])
+        token_us = min([each.pace.per_token_us for each in decode])
+        self._least_tie_ms = TIE_TOKENS * token_us / US_PER_MS
+
+    def tie_ms(self, cost_ms: float) -> float:
+        """How much more than the best one, which costs this, another may cost that is as good. An
+        output on an idle worker is in every cost, so it does not count."""
+        return self._least_tie_ms + NEAR_TIE * max(0.0, cost_ms - self._idle_ms)
+
+    def best(self, here: Choice | None, pair: Choice | None) -> tuple[Choice, Choice | None, float]:
+        """The better one of the best local choice and the best pair, the other one, and how much
+        counts as a tie. Near-ties are local, which moves nothing."""
+        if pair is None or here is None:
+            best = pair or here
+            assert best is not None, "without prefill workers any decode worker may compute it"
+            return best, None, self.tie_ms(best.cost_ms)
+        tie_ms = self.tie_ms(min(here.cost_ms, pair.cost_ms))
+        if here.meets is not pair.meets:
+            is_local = here.meets
+        else:
+            is_local = here.cost_ms <= pair.cost_ms + tie_ms
+        return (here, pair, tie_ms) if is_local else (pair, here, tie_ms)
+
+    def is_certainly_local(self, here: Choice | None, prefill: Sequence[Candidate]) -> bool:
+        """Whether no pair can be better, because even its cheaper half costs more."""
+        if here is None or not here.meets:
+            return False
+        return here.cost_ms - self._idle_ms <= min([each.cost_ms for each in prefill])
+
+    def local(self, candidates: Sequence[Candidate]) -> Choice | None:
+        """The best of those that compute the prompt themselves."""
+        if not candidates:
+            return None
+        query = self._query
+        if query.targets != NO_TARGETS:
+            candidates = [e for e in candidates if _starts_in_time(query, e)] or candidates
+            candidates = [e for e in candidates if _is_quick(query, e)] or candidates
+        return Choice(query, self.cheapest(candidates), None, 0.0)
+
+    def spare(self, candidates: Sequence[Candidate]) -> Choice | None:
+        """The best of those that meet the targets, if any does."""
+        best = self.local([e for e in candidates if _starts_in_time(self._query, e)])
+        return best if best is not None and best.meets else None
+
+    def pair(
+        self,
+        decode: Sequence[Candidate],
+        prefill: Sequence[Candidate],
+        pairs: Pairs,
+    ) -> Choice:
+        """The best pair. A pair costs what its workers cost, unless the way between them is known
+        to differ from others."""
+        query = self._query
+        timely, quick = prefill, decode
+        if query.targets != NO_TARGETS:
+            timely = [each for each in prefill if _starts_in_time(query, each)] or prefill
+            quick = [each for each in decode if _is_quick(query, each)] or decode
+        usual = pairs.usual_ms_per_block
+        if usual is None or query.by_load:
+            return Choice(query, self.cheapest(quick), self.cheapest(timely), 0.0)
+        if any(each.worker_id == query.prefer_decode for each in quick):
+            quick = [each for each in quick if each.worker_id == query.prefer_decode]
+        found = []
+        sources = self._first(timely)
+        for sink in self._first(quick):
+            name = sink.worker_id
+            blocks = exposed_blocks(sink.recompute_tokens, query.block_size)
+            for source in sources:
+                pair, extra_ms = pairs.find(source.worker_id, name), 0.0
+                if pair is not None:
+                    extra_ms = pair.transfer_ms(blocks, usual) + HANDOFF_MS - sink.handoff_ms
+                found.append((sink.cost_ms + source.cost_ms + extra_ms, sink, source, extra_ms))
+        least_ms = min([each[0] for each in found])
+        limit = least_ms + self.tie_ms(least_ms)
+        names = query.session_workers
+        near = [
+            ((sink.worker_id in names) + (source.worker_id in names), sink, source, extra_ms)
+            for cost_ms, sink, source, extra_ms in found
+            if cost_ms <= limit
+        ]
+        most = max([each[0] for each in near])
+        best = [each for each in near if each[0] == most]
+        best.sort(key=lambda each: (each[1].worker_id, each[2].worker_id))
+        _, sink, source, extra_ms = self._rng.choice(best)
+        return Choice(query, sink, source, extra_ms)
+
+    def cheapest(self, candidates: Sequence[Candidate]) -> Candidate:
+        """The preferred or cheapest candidate."""
+        if len(candidates) == 1:
+            return candidates[0]
+        for each in candidates:
+            if each.worker_id == self._query.prefer_decode:
+                return each
+        limit = min([each.cost_ms for each in candidates])
+        limit += self.tie_ms(limit + (0.0 if candidates[0].tpot_ms else self._idle_ms))
+        near = [each for each in candidates if each.cost_ms <= limit]
+        of_session = [each for each in near if each.worker_id in self._query.session_workers]
+        return self._rng.choice(sorted(of_session or near, key=_name))
+
+    def _first(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """The cheapest, in an order in which equal ones are shuffled."""
+        if len(candidates) <= PAIRED:
+            return candidates
+        in_order = sorted(candidates, key=_name)
+        ranked = sorted([(e.cost_ms, self._rng.random(), e.worker_id, e) for e in in_order])
+        return [each for *_, each in ranked[:PAIRED]]
+
+
+def _name(candidate: Candidate) -> str:
+    return candidate.worker_id
+
+
+def _starts_in_time(query: PlacementQuery, computing: Candidate) -> bool:
+    target, ttft_ms = query.targets.ttft_ms, computing.ttft_ms
+    return target is None or ttft_ms is None or ttft_ms <= target
+
+
+def _is_quick(query: PlacementQuery, decode: Candidate) -> bool:
+    target = query.targets.tpot_ms
+    return target is None or decode.tpot_ms <= target
+
+
+def _is_reported(
+    choice: Choice, decode: Sequence[WorkerLoad], prefill: Sequence[WorkerLoad]
+) -> bool:
+    """Whether the worker that computes has reported a step model."""
+    computing, loads = choice.prefill, prefill
+    if computing is None:
+        computing, loads = choice.decode, decode
+    for each in loads:
+        if each.worker_id == computing.worker_id:
+            return each.speed is not None and each.speed.is_known
+    return False
+
+
+def _alternative(choice: Choice) -> Alternative:
+    prefill = None if choice.prefill is None else choice.prefill.worker_id
+    return Alternative(prefill, choice.decode.worker_id, choice.cost_ms, choice.ttft_ms)
+
+
+def _prefill_candidates(
+    query: PlacementQuery,
+    prefill: Sequence[WorkerLoad],
+    costs: Costs,
+    matches: Mapping[str, PrefixMatch],
+) -> tuple[Candidate, ...]:
+    """The prefill workers that may compute the prompt; the output runs elsewhere."""
+    num_blocks = blocks_of(query)
+    return tuple(
+        [
+            costs.prefill(each)
+            for each in prefill
+            if query.num_tokens <= each.max_context
+            and num_blocks <= each.blocks_total
+            and _has_room(num_blocks, each, matches)
+            and each.worker_id not in query.exclude
+        ]
+    )
+
+
+def _local_candidates(
     query: PlacementQuery,
     decode: Sequence[WorkerLoad],
-    threshold: int | None,
-    rng: random.Random,
-) -> tuple[Candidate | None, tuple[Candidate, ...]]:
-    """The best worker among those that may compute the prompt, and all local candidates. None, and
-    no candidates, if no worker may."""
-    if threshold is None:
-        may = {each.worker_id for each in decode if each.held_blocks or _is_short(query)}
-        if query.by_load or not may:
-            return None, ()
-        candidates = tuple([_weigh(query, each, _local_weight(each)) for each in decode])
-        return _pick(query, [each for each in candidates if each.worker_id in may], rng), candidates
-    most_held = max([each.held_blocks for each in decode])
-    if _missing(query, most_held) > threshold:
-        return None, ()
-    candidates = tuple([_weigh(query, each, RECOMPUTE_WEIGHT) for each in decode])
-    near = [each for each in candidates if each.missing_tokens <= threshold]
-    return _pick(query, near, rng), candidates
+    costs: Costs,
+    matches: Mapping[str, PrefixMatch],
+    has_prefill: bool,
+) -> tuple[Candidate, ...]:
+    """The decode workers that may compute the prompt itself."""
+    threshold = query.local_threshold_tokens
+    if not has_prefill:
+        able = decode
+    elif threshold is not None:
+        held = [matches.get(each.worker_id, NO_MATCH).held for each in decode]
+        if costs.missing(max(held)) > threshold:
+            return ()
+        able = [e for e, num in zip(decode, held, strict=True) if costs.missing(num) <= threshold]
+    elif query.by_load:
+        return ()
+    elif query.num_tokens <= SHORT_PROMPT_TOKENS:
+        able = decode
+    else:
+        able = [each for each in decode if matches.get(each.worker_id, NO_MATCH).held]
+    return tuple([costs.local(each, not has_prefill) for each in able])
 
 
-def _local_weight(load: WorkerLoad) -> float:
-    """The cost of computing a prompt token on a decode worker that prefill workers could help."""
-    return LOCAL_WEIGHT + DISTURBANCE_WEIGHT * load.num_requests
-
-
-def _is_short(query: PlacementQuery) -> bool:
-    return query.num_tokens <= SHORT_PROMPT_TOKENS
-
-
-def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[WorkerLoad]:
+def _decode_loads(
+    query: PlacementQuery, decode: Sequence[WorkerLoad], matches: Mapping[str, PrefixMatch]
+) -> list[WorkerLoad]:
     """Decode workers that may run the request."""
     if not decode:
         raise Overloaded("no decode worker is ready")
-    num_blocks = _blocks(query)
+    num_blocks, max_tokens = blocks_of(query), query.max_tokens
     fitting = [
         each
         for each in decode
-        if num_blocks <= each.blocks_total and query.max_tokens <= each.max_context
+        if num_blocks <= each.blocks_total and max_tokens <= each.max_context
     ]
     if not fitting:
-        capacity = max(each.blocks_total for each in decode) * query.block_size
-        if query.num_tokens > capacity:
-            raise PromptTooLong(
-                capacity,
-                query.num_tokens,
-                reason=f"The largest KV pool of this service holds {count(capacity, 'token')}.",
-            )
-        limit = max(min(each.max_context, each.blocks_total * query.block_size) for each in decode)
-        raise PromptTooLong(
-            limit,
-            query.num_tokens,
-            query.max_tokens - query.num_tokens,
-            reason="No ready decode worker accepts that many tokens.",
-        )
-    roomy = [each for each in fitting if _has_room(num_blocks, each)]
+        raise _too_long(query, decode)
+    roomy = [each for each in fitting if _has_room(num_blocks, each, matches)]
     if not roomy:
         raise Overloaded(
             f"the prompt needs {count(num_blocks, 'KV block')}, and no decode worker has so "
@@ -169,115 +360,25 @@ def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[W
     return [each for each in roomy if each.worker_id not in query.exclude] or roomy
 
 
-def _may_prefill(query: PlacementQuery, load: WorkerLoad) -> bool:
-    """Whether a prefill worker accepts the prompt; the output runs elsewhere."""
-    num_blocks = _blocks(query)
-    fits = num_blocks <= load.blocks_total and query.num_tokens <= load.max_context
-    return fits and _has_room(num_blocks, load)
-
-
-def _has_room(num_blocks: int, load: WorkerLoad) -> bool:
-    """Whether a prompt of `num_blocks` may fit even if the worker's stuck blocks never return. Its
-    cached prefix may lie in these blocks; if it does not, the worker gives the request back."""
-    return num_blocks - load.held_blocks <= load.blocks_total - load.blocks_stuck
-
-
-def _blocks(query: PlacementQuery) -> int:
-    return -(-query.num_tokens // query.block_size)
-
-
-def _missing(query: PlacementQuery, cached_blocks: int) -> int:
-    """Tokens to compute. The last token is always computed, because its logits are needed."""
-    usable = min(cached_blocks, (query.num_tokens - 1) // query.block_size)
-    return query.num_tokens - usable * query.block_size
-
-
-def _weigh(query: PlacementQuery, load: WorkerLoad, weight: float) -> Candidate:
-    """The cost of a worker; `weight` is the cost of a token that is not in its cache."""
-    load_tokens = load.queued_tokens + load.num_requests * REQUEST_COST_TOKENS
-    missing = recompute = _missing(query, load.held_blocks)
-    if load.expected_blocks > load.held_blocks:
-        recompute = _missing(query, load.expected_blocks)
-    fetched = 0
-    if query.elsewhere is not None and weight > TRANSFER_WEIGHT:  # who computes may fetch
-        fetched = _fetched(query, query.elsewhere.beside(load.worker_id), recompute)
-    cost = weight * (recompute - fetched) + TRANSFER_WEIGHT * fetched
-    if query.by_load:
-        cost = 0
-    free = load.blocks_total - load.blocks_claimed
-    shortage = max(0, _blocks(query) - load.held_blocks - free) * query.block_size
-    return Candidate(
-        worker_id=load.worker_id,
-        cost=round(load_tokens + cost + shortage),
-        load_tokens=load_tokens,
-        missing_tokens=missing,
-        recompute_tokens=recompute,
-        shortage_tokens=shortage,
-        fetch_tokens=fetched,
+def _too_long(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> PromptTooLong:
+    capacity = max(each.blocks_total for each in decode) * query.block_size
+    if query.num_tokens > capacity:
+        return PromptTooLong(
+            capacity,
+            query.num_tokens,
+            reason=f"The largest KV pool of this service holds {count(capacity, 'token')}.",
+        )
+    limit = max(min(each.max_context, each.blocks_total * query.block_size) for each in decode)
+    return PromptTooLong(
+        limit,
+        query.num_tokens,
+        query.max_tokens - query.num_tokens,
+        reason="No ready decode worker accepts that many tokens.",
     )
 
 
-def _fetched(query: PlacementQuery, held_elsewhere: int, missing: int) -> int:
-    """Of the tokens that a worker lacks, those that it can fetch from another one."""
-    return max(0, missing - _missing(query, held_elsewhere))
-
-
-def _pick(query: PlacementQuery, candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
-    """The preferred or cheapest candidate. Of near-ties, a worker of the session wins, else one at
-    random, so routers do not herd."""
-    if len(candidates) == 1:
-        return candidates[0]
-    for each in candidates:
-        if each.worker_id == query.prefer_decode:
-            return each
-    limit = tie_limit(min([each.cost for each in candidates]))
-    near = [each for each in candidates if each.cost <= limit]
-    of_session = [each for each in near if each.worker_id in query.session_workers]
-    return rng.choice(of_session or near)
-
-
-def tie_limit(best: float) -> float:
-    """The highest cost that is as good as the best one."""
-    return best + max(NEAR_TIE * best, REQUEST_COST_TOKENS / 2)
-
-
-def _rule(
-    chosen: Candidate,
-    prefill: Candidate | None,
-    has_prefill: bool,
-    near: Candidate | None,
-    threshold: int | None,
-) -> Rule:
-    if prefill is not None:
-        return Rule.NOT_CACHED if near is None else Rule.LOADED
-    if threshold is not None and chosen.missing_tokens <= threshold:
-        return Rule.NEAR
-    return Rule.PREFILL_UNFIT if has_prefill else Rule.NO_PREFILL
-
-
-def _reason(
-    rule: Rule,
-    chosen: Candidate,
-    prefill: Candidate | None,
-    near: Candidate | None,
-    threshold: int | None,
-) -> str:
-    """The rule in words; `near` is the best worker that holds a part of the prompt."""
-    if rule is Rule.LOADED and near is not None and prefill is not None:
-        return (
-            f"remote: {near.worker_id} lacks {count(near.missing_tokens, 'token')} at a cost of "
-            f"{integer(near.cost)}; {prefill.worker_id} and {chosen.worker_id} cost less"
-        )
-    if rule is Rule.NEAR:
-        told = "which cost least there"
-        if threshold is not None:
-            told = f"at most {integer(threshold)} are prefilled there"
-        lacks = count(chosen.missing_tokens, "token")
-        return f"local: {chosen.worker_id} lacks {lacks}, {told}"
-    if rule is Rule.NO_PREFILL:
-        return "local: no prefill worker is ready"
-    if rule is Rule.PREFILL_UNFIT:
-        return "local: no prefill worker may take it"
-    if threshold is None:
-        return "remote: no decode worker holds a part of the prompt"
-    return f"remote: no decode worker holds all but {count(threshold, 'token')} of the prompt"
+def _has_room(num_blocks: int, load: WorkerLoad, matches: Mapping[str, PrefixMatch]) -> bool:
+    """Whether a prompt of `num_blocks` may fit even if the worker's stuck blocks never return. Its
+    cached prefix may lie in these blocks; if it does not, the worker gives the request back."""
+    room = load.blocks_total - load.blocks_stuck
+    return num_blocks <= room or num_blocks - matches.get(load.worker_id, NO_MATCH).held <= room

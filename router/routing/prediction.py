@@ -1,8 +1,7 @@
 """Predicts the time to a first token and the time of a decode step from workers' step models.
 
 Pure: no clocks, no sockets. A worker reports the coefficients of `scheduling.step_model`; a step
-takes `fixed + per_token * tokens + per_attended * attended pairs`. The predictions are shown and
-compared with measured times; they choose no worker. They leave out time on the network, and later
+takes `fixed + per_token * tokens + per_attended * attended pairs`. The predictions leave out later
 requests with a higher priority.
 """
 
@@ -19,7 +18,8 @@ class WorkerSpeed(msgspec.Struct, frozen=True, gc=False):
     """A worker's data for predictions: its step model (microseconds), its limits, its load.
 
     `num_decodes` sequences decode there; `context_tokens` is the sum of their contexts. The step
-    model was accurate for `proven_tokens` prompt tokens computed there.
+    model was accurate for `proven_tokens` prompt tokens computed there. `step_trust` and
+    `token_trust`, from 0 to 1, say how far its times of steps and of prompt tokens are believed.
     """
 
     fixed_us: float
@@ -30,6 +30,8 @@ class WorkerSpeed(msgspec.Struct, frozen=True, gc=False):
     num_decodes: int
     context_tokens: int
     proven_tokens: int = 0
+    step_trust: float = 0.0
+    token_trust: float = 0.0
 
     @property
     def is_known(self) -> bool:

@@ -6,7 +6,11 @@ from enum import StrEnum
 
 import msgspec
 
+from router.routing.pace import Pace
 from router.routing.prediction import WorkerSpeed
+
+USUAL_OUTPUT_TOKENS = 128
+"""The length of an output of which nothing is known."""
 
 
 class Mode(StrEnum):
@@ -20,17 +24,25 @@ class Mode(StrEnum):
     RESUME = "resume"
 
 
+class Targets(msgspec.Struct, frozen=True, gc=False):
+    """The most milliseconds to the first token, and for each later one; None: any."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+NO_TARGETS = Targets()
+
+
 class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
-    """One worker as a placement sees it.
+    """One worker as a placement sees it, whatever the prompt.
 
     - `queued_tokens`: prompt tokens still to compute there.
-    - `num_requests`: its waiting and running requests.
+    - `num_requests`: its waiting and running requests; `max_batch`: how many may run, or 0.
     - `blocks_claimed`: blocks in use, waited for or reserved; `blocks_stuck` of them do not come
       back by themselves.
-    - `held_blocks`, `expected_blocks`: leading blocks of this prompt in its cache: now, and once
-      the prompts recently routed there are computed.
     - `max_context`: the most tokens of a prompt and its output together.
-    - `speed`: for predictions only.
+    - `speed`: as reported; `pace`: as it is believed, under this load.
     """
 
     worker_id: str
@@ -39,9 +51,9 @@ class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
     blocks_total: int
     blocks_claimed: int
     blocks_stuck: int
-    held_blocks: int
-    expected_blocks: int
     max_context: int
+    pace: Pace
+    max_batch: int = 0
     speed: WorkerSpeed | None = None
 
 
@@ -58,12 +70,16 @@ class HeldElsewhere(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlacementQuery(msgspec.Struct, frozen=True, gc=False):
-    """A request to place: `num_tokens` so far, `max_tokens` including all output to come.
+    """A request to place: `num_tokens` so far, `max_tokens` including all output to come, of which
+    `output_tokens` are expected.
 
     - `exclude` are workers where the request failed; `prefer_decode` already holds some blocks.
     - `elsewhere` has the blocks that workers may fetch from each other; None: they fetch nothing.
     - With `by_load`, only load and room decide, not the blocks that a worker holds.
     - `session_workers` served the request's session last: they win near-ties.
+    - `local_threshold_tokens`: only decode workers that lack no more tokens may compute the prompt
+      while a prefill worker can.
+    - `targets`: what the request should meet.
     """
 
     num_tokens: int
@@ -74,23 +90,43 @@ class PlacementQuery(msgspec.Struct, frozen=True, gc=False):
     elsewhere: HeldElsewhere | None = None
     by_load: bool = False
     session_workers: frozenset[str] = frozenset()
+    local_threshold_tokens: int | None = None
+    output_tokens: int = USUAL_OUTPUT_TOKENS
+    targets: Targets = NO_TARGETS
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A worker with its cost, in tokens; the lowest cost wins.
+    """A worker and what it would cost to use it, in milliseconds of everybody's time; the lowest
+    cost wins. A prefill worker and a decode worker share the cost of a pair; a decode worker that
+    computes the prompt itself bears all of it.
 
     `missing_tokens` are not in its cache now; `recompute_tokens` will still be missing when the
     prompt's turn comes, and `fetch_tokens` of these can be fetched from another worker;
-    `shortage_tokens` do not fit into its free memory.
+    `shortage_tokens` do not fit into its free memory. The parts of the cost:
+
+    - `wait_ms`, `fetch_ms`, `compute_ms`: prompts that come first, fetching, computing. With
+      `room_ms`, until memory and a place are free, they make up `ttft_ms` if the prompt is
+      computed here.
+    - `handoff_ms`: the KV comes here after the first token. `decode_ms`: the expected output, whose
+      tokens take `tpot_ms` as long as nobody leaves.
+    - `delay_ms`: the time that requests which run here lose, weighted.
     """
 
     worker_id: str
-    cost: int
-    load_tokens: int
+    cost_ms: float
     missing_tokens: int
     recompute_tokens: int
-    shortage_tokens: int
     fetch_tokens: int = 0
+    shortage_tokens: int = 0
+    ttft_ms: float | None = None
+    wait_ms: float = 0.0
+    fetch_ms: float = 0.0
+    compute_ms: float = 0.0
+    room_ms: float = 0.0
+    handoff_ms: float = 0.0
+    decode_ms: float = 0.0
+    tpot_ms: float = 0.0
+    delay_ms: float = 0.0
 
 
 class Rule(StrEnum):
@@ -106,14 +142,30 @@ class Rule(StrEnum):
     """Prefill workers are ready, but none may take the prompt."""
     NOT_CACHED = "not_cached"
     """No decode worker holds a part of the prompt."""
+    SPARE = "spare_decode_worker"
+    """No pair meets the targets, but a decode worker that computes the prompt itself does."""
     DRAIN = "drain"
     """Its decode worker drains."""
     KEPT = "kept_stream"
     """Its decode worker kept the stream."""
 
 
+class Alternative(msgspec.Struct, frozen=True, gc=False):
+    """The best placement of the other kind, which lost: local where the chosen one is remote."""
+
+    prefill: str | None
+    decode: str
+    cost_ms: float
+    ttft_ms: float
+
+
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """The decision, with every candidate that was considered. `reason` is `rule` in words."""
+    """The decision, with every candidate that was considered. `reason` is `rule` in words.
+
+    Costs within `tie_ms` of the lowest count as equally good. `ttft_ms`, `tpot_ms` and `cost_ms`
+    are predictions; `ttft_ms` is None if the worker has not reported a step model, or if nothing is
+    computed. `meets_targets` is None without targets.
+    """
 
     mode: Mode
     decode: Candidate
@@ -123,3 +175,9 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     prefill_candidates: tuple[Candidate, ...]
     excluded: tuple[str, ...]
     rule: Rule = Rule.NOT_CACHED
+    cost_ms: float | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    tie_ms: float = 0.0
+    meets_targets: bool | None = None
+    alternative: Alternative | None = None

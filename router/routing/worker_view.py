@@ -8,14 +8,13 @@ its owner releases it earlier.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from protocol.events import WorkerStats
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
-from router.routing.cache_index import NO_MATCH, PrefixMatch
+from router.routing.pace import pace_of, trusts
 from router.routing.prediction import WorkerSpeed
 from router.routing.view import WorkerLoad
 
@@ -58,6 +57,9 @@ class WorkerView:
         self.changes = 0
         self._reservations: set[Reservation] = set()
         self._reserved_tokens = self._reserved_blocks = 0
+        self._stepped_us = 0
+        self._load: WorkerLoad | None = None
+        self._load_key: tuple[int, WorkerSpeed | None] = 0, None
 
     @property
     def worker_id(self) -> str:
@@ -112,8 +114,11 @@ class WorkerView:
 
     def take_stats(self, stats: WorkerStats) -> None:
         """Take the newest stats; end the reservations that they include."""
+        num_steps = stats.counters.get("steps", 0)
+        if self.stats is None or num_steps != self.stats.counters.get("steps", 0):
+            self._stepped_us = stats.reported_us
         self.stats = stats
-        self.speed = _speed(self.info, stats)
+        self.speed = _speed(self.info, stats, stats.reported_us - self._stepped_us)
         self.changes += 1
         for each in [e for e in self._reservations if e.is_counted(stats.received)]:
             self.release(each)
@@ -135,29 +140,45 @@ class WorkerView:
             self._reserved_blocks -= reservation.blocks
             self.changes += 1
 
-    def load(self, matches: Mapping[str, PrefixMatch]) -> WorkerLoad:
-        """The load for a placement: the last stats plus the reservations, and the worker's part of
-        a prompt."""
-        stats, match = self.stats, matches.get(self.info.worker_id, NO_MATCH)
+    def load(self, typical: WorkerSpeed | None = None) -> WorkerLoad:
+        """The load for a placement: the last stats plus the reservations. `typical` is the speed of
+        the fleet's workers, which counts as far as the worker's own is not trusted."""
+        if self._load is None or self._load_key != (self.changes, typical):
+            self._load, self._load_key = self._new_load(typical), (self.changes, typical)
+        return self._load
+
+    def _new_load(self, typical: WorkerSpeed | None) -> WorkerLoad:
+        stats, info, num_reserved = self.stats, self.info, len(self._reservations)
+        num_waiting = num_reserved + (stats.num_waiting if stats else 0)
+        num_requests = num_waiting + (stats.num_running if stats else 0)
+        queued = self.queued_tokens
+        is_prefill = info.role is Role.PREFILL
+        num_prompts = num_requests if is_prefill else num_waiting
+        num_decoding = 0 if is_prefill else num_requests
         return WorkerLoad(
-            worker_id=self.info.worker_id,
-            num_requests=(stats.num_waiting + stats.num_running if stats else 0)
-            + len(self._reservations),
-            queued_tokens=self.queued_tokens,
-            blocks_total=self.info.num_blocks,
+            worker_id=info.worker_id,
+            num_requests=num_requests,
+            queued_tokens=queued,
+            blocks_total=info.num_blocks,
             blocks_claimed=self._claimed_blocks,
             blocks_stuck=stats.blocks_stuck if stats else 0,
-            held_blocks=match.held,
-            expected_blocks=match.expected,
-            max_context=self.info.max_context,
+            max_context=info.max_context,
+            max_batch=info.max_batch_size,
             speed=self.speed,
+            pace=pace_of(self.speed, typical, queued, num_prompts, num_decoding),
         )
 
 
-def _speed(info: WorkerInfo, stats: WorkerStats) -> WorkerSpeed:
+def _speed(info: WorkerInfo, stats: WorkerStats, idle_us: int) -> WorkerSpeed:
     """What predictions need to know about a worker. Assumes that the contexts of the decoding
-    sequences fill the blocks in use."""
-    is_decode = info.role is Role.DECODE
+    sequences fill the blocks in use. A step model whose errors are more than half of the time of
+    all steps has proven nothing."""
+    is_decode, counters = info.role is Role.DECODE, stats.counters
+    took_us, error_us = counters.get("step_us", 0), counters.get("step_error_us", 0)
+    is_accurate = 0 < took_us >= 2 * error_us
+    proven = counters.get("prefill_tokens", 0) if is_accurate else 0
+    num_steps = counters.get("steps", 0) if is_accurate else 0
+    step_trust, token_trust = trusts(num_steps, proven, idle_us)
     return WorkerSpeed(
         fixed_us=stats.step_fixed_us,
         per_token_us=stats.step_per_token_us,
@@ -166,12 +187,7 @@ def _speed(info: WorkerInfo, stats: WorkerStats) -> WorkerSpeed:
         itl_target_ms=info.itl_target_ms or _ITL_TARGET_MS,
         num_decodes=stats.num_running if is_decode else 0,
         context_tokens=stats.blocks_used * info.block_size if is_decode else 0,
-        proven_tokens=_proven_tokens(stats.counters),
+        proven_tokens=proven,
+        step_trust=step_trust,
+        token_trust=token_trust,
     )
-
-
-def _proven_tokens(counters: dict[str, int]) -> int:
-    """The prompt tokens that a worker has computed, if its step model's errors were at most half of
-    its total step time; otherwise 0."""
-    took_us, error_us = counters.get("step_us", 0), counters.get("step_error_us", 0)
-    return counters.get("prefill_tokens", 0) if 0 < took_us >= 2 * error_us else 0

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from protocol.messages import Role
+from router.routing.cache_index import NO_MATCH, PrefixMatch
 from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
-from router.routing.forecast import forecast
 from router.routing.policy import place
 from router.routing.view import Candidate, Mode, Placement, PlacementQuery, WorkerLoad
 from router.routing.view import Rule as Reason
-from simulator.policies.pools import Rule, least_loaded
+from simulator.policies.pools import PoolLoad, Rule, least_loaded
 
 Policy = Callable[[FleetView, Query, float, random.Random], Decision]
 """Chooses workers as `router.routing.decision.decide` does."""
@@ -25,9 +25,10 @@ def by_rule(rule: Rule) -> Policy:
     fewest requests goes on; or, without prefill workers, the decode worker that also goes on."""
 
     def chosen(view: FleetView, query: Query, now: float, rng: random.Random) -> Decision:
-        asked, decode, prefill = _seen(view, query, now)
-        decode = [each for each in decode if _fits(query, each, query.max_tokens)]
-        prefill = [each for each in prefill if _fits(query, each, query.num_tokens)]
+        asked, matches = _asked(view, query), view.matches(query.hashes, now)
+        loads = {role: view.loads(view.ready(role)) for role in Role}
+        decode = _able(query, loads[Role.DECODE], matches, query.max_tokens)
+        prefill = _able(query, loads[Role.PREFILL], matches, query.num_tokens)
         if not decode:
             return decide(view, query, now, rng)  # which raises the error
         source = rule(asked, prefill, rng) if prefill else None
@@ -42,7 +43,9 @@ def by_rule(rule: Rule) -> Policy:
             excluded=(),
             rule=Reason.NO_PREFILL if source is None else Reason.NOT_CACHED,
         )
-        return _decision(view, query, asked, placement, decode, prefill)
+        return Decision(
+            query, placement, view.version, matches, loads[Role.DECODE], loads[Role.PREFILL]
+        )
 
     return chosen
 
@@ -51,9 +54,7 @@ def in_turn() -> Policy:
     """Round robin, in each pool."""
     counts = {Role.PREFILL: 0, Role.DECODE: 0}
 
-    def next_one(
-        query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random
-    ) -> WorkerLoad:
+    def next_one(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
         counts[Role.PREFILL] += 1
         return loads[counts[Role.PREFILL] % len(loads)]
 
@@ -73,39 +74,46 @@ def with_threshold(num_tokens: int) -> Policy:
 
 def never_split(view: FleetView, query: Query, now: float, rng: random.Random) -> Decision:
     """Baton's costs, but prefill workers stand idle."""
-    asked, decode, _ = _seen(view, query, now)
-    placement = place(asked, decode, (), None, rng)
-    return _decision(view, query, asked, placement, decode, ())
+    matches, decode = view.matches(query.hashes, now), view.loads(view.ready(Role.DECODE))
+    placement = place(_asked(view, query), decode, (), matches, rng)
+    return Decision(query, placement, view.version, matches, decode, ())
 
 
-def _seen(
-    view: FleetView, query: Query, now: float
-) -> tuple[PlacementQuery, list[WorkerLoad], list[WorkerLoad]]:
-    matches = view.matches(query.hashes, now)
-    asked = PlacementQuery(
+def _asked(view: FleetView, query: Query) -> PlacementQuery:
+    return PlacementQuery(
         num_tokens=query.num_tokens,
         max_tokens=query.max_tokens,
         block_size=query.block_size,
         session_workers=view.sessions.workers(query.session),
+        output_tokens=query.output_tokens,
     )
-    decode = [each.load(matches) for each in view.ready(Role.DECODE)]
-    return asked, decode, [each.load(matches) for each in view.ready(Role.PREFILL)]
 
 
-def _fits(query: Query, load: WorkerLoad, num_tokens: int) -> bool:
-    return num_tokens <= min(load.max_context, load.blocks_total * query.block_size)
+def _able(
+    query: Query, loads: Sequence[WorkerLoad], matches: Mapping[str, PrefixMatch], num_tokens: int
+) -> list[PoolLoad]:
+    """The workers where so many tokens fit, with the part of the prompt that each holds."""
+    found = []
+    for load in loads:
+        if num_tokens <= min(load.max_context, load.blocks_total * query.block_size):
+            match = matches.get(load.worker_id, NO_MATCH)
+            found.append(
+                PoolLoad(
+                    load.worker_id, load.num_requests, load.queued_tokens, load.blocks_total,
+                    load.blocks_claimed, load.max_context, match.held, match.expected, load.pace,
+                )
+            )  # fmt: skip
+    return found
 
 
-def _candidate(query: PlacementQuery, load: WorkerLoad) -> Candidate:
+def _candidate(query: PlacementQuery, load: PoolLoad) -> Candidate:
     """A chosen worker, with the tokens that are charged to it."""
     soon = max(load.held_blocks, load.expected_blocks)
     return Candidate(
         worker_id=load.worker_id,
-        cost=0,
-        load_tokens=load.queued_tokens,
+        cost_ms=0.0,
         missing_tokens=_missing(query, load.held_blocks),
         recompute_tokens=_missing(query, soon),
-        shortage_tokens=0,
     )
 
 
@@ -113,15 +121,3 @@ def _missing(query: PlacementQuery, num_blocks: int) -> int:
     """Tokens to compute behind cached blocks; the last token is always computed."""
     usable = min(num_blocks, (query.num_tokens - 1) // query.block_size)
     return query.num_tokens - usable * query.block_size
-
-
-def _decision(
-    view: FleetView,
-    query: Query,
-    asked: PlacementQuery,
-    placement: Placement,
-    decode: Sequence[WorkerLoad],
-    prefill: Sequence[WorkerLoad],
-) -> Decision:
-    predicted = forecast(placement, asked, decode, prefill)
-    return Decision(query, placement, predicted, view.version, {}, decode, prefill)

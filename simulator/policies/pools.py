@@ -9,46 +9,60 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from router.routing.forecast import load_ttft_ms
-from router.routing.view import PlacementQuery, WorkerLoad
+import msgspec
 
-Rule = Callable[[PlacementQuery, Sequence[WorkerLoad], random.Random], WorkerLoad]
+from router.routing.pace import Pace
+from router.routing.view import PlacementQuery
+from scheduling.step_model import attended_pairs
 
 
-def missing_tokens(query: PlacementQuery, load: WorkerLoad) -> int:
+class PoolLoad(msgspec.Struct, frozen=True, gc=False):
+    """A worker's load, and the leading blocks of the prompt that it holds, now and soon."""
+
+    worker_id: str
+    num_requests: int
+    queued_tokens: int
+    blocks_total: int
+    blocks_claimed: int
+    max_context: int
+    held_blocks: int
+    expected_blocks: int
+    pace: Pace
+
+
+Rule = Callable[[PlacementQuery, Sequence[PoolLoad], random.Random], PoolLoad]
+
+
+def missing_tokens(query: PlacementQuery, load: PoolLoad) -> int:
     """Tokens of the prompt that a worker would have to compute when its turn comes."""
     cached = max(load.held_blocks, load.expected_blocks) * query.block_size
     return max(1, query.num_tokens - cached)
 
 
-def at_random(query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random) -> WorkerLoad:
+def at_random(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
     """Any worker."""
     return rng.choice(loads)
 
 
-def least_loaded(
-    query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random
-) -> WorkerLoad:
+def least_loaded(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
     """The fewest requests, then the fewest tokens to compute."""
     return _least(loads, lambda load: (load.num_requests, load.queued_tokens), rng)
 
 
-def power_of_two(
-    query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random
-) -> WorkerLoad:
+def power_of_two(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
     """The less loaded of two random workers (Mitzenmacher, 2001)."""
     drawn = rng.sample(list(loads), min(2, len(loads)))
     return least_loaded(query, drawn, rng)
 
 
 def prefix_affinity(
-    query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random
-) -> WorkerLoad:
+    query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random
+) -> PoolLoad:
     """The longest cached prefix, whatever the load; then the fewest requests."""
     return _least(loads, lambda load: (missing_tokens(query, load), load.num_requests), rng)
 
 
-def lmetric(query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random) -> WorkerLoad:
+def lmetric(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
     """New prompt tokens times the size of the batch (arXiv 2603.15202)."""
     return _least(
         loads,
@@ -61,7 +75,7 @@ _STICKY_SHARE = 0.8
 _PENALTY_MS = 500.0
 
 
-def llm_d(query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random) -> WorkerLoad:
+def llm_d(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
     """llm-d: among the workers that hold most of the prompt, if there are any, the fewest tokens in
     flight; unless its predicted TTFT exceeds that of the others' best by a penalty."""
     most = (1 - _STICKY_SHARE) * query.num_tokens
@@ -71,11 +85,10 @@ def llm_d(query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random
         return best
     chosen = _least(sticky, lambda load: _tokens_in_flight(query, load), rng)
     ours, theirs = (_predicted_ms(query, each) for each in (chosen, best))
-    is_late = ours is not None and theirs is not None and ours > theirs + _PENALTY_MS
-    return best if is_late else chosen
+    return best if ours > theirs + _PENALTY_MS else chosen
 
 
-def aibrix(query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random) -> WorkerLoad:
+def aibrix(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
     """AIBrix's token load: prompt tokens, 0.3 of the resident KV, and 3,500 for each request."""
     return _least(
         loads,
@@ -93,7 +106,7 @@ _MATCH_SHARE = 0.5
 _MOST_APART, _MOST_RATIO = 64, 1.5
 
 
-def sglang(query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random) -> WorkerLoad:
+def sglang(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
     """SGLang's cache-aware rule: the longest prefix if it covers half of the prompt, else the
     worker with the most room; the fewest requests while the loads are far apart."""
     counts = [load.num_requests for load in loads]
@@ -105,7 +118,7 @@ def sglang(query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Rando
     return _least(loads, lambda load: (load.blocks_claimed, load.num_requests), rng)
 
 
-def dynamo(query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Random) -> WorkerLoad:
+def dynamo(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
     """Dynamo's cost: blocks to compute plus blocks that would be active, at its default weight 1;
     ties at random."""
     size = query.block_size
@@ -120,18 +133,20 @@ def dynamo(query: PlacementQuery, loads: Sequence[WorkerLoad], rng: random.Rando
     )
 
 
-def _tokens_in_flight(query: PlacementQuery, load: WorkerLoad) -> float:
+def _tokens_in_flight(query: PlacementQuery, load: PoolLoad) -> float:
     return load.queued_tokens + load.blocks_claimed * query.block_size
 
 
-def _predicted_ms(query: PlacementQuery, load: WorkerLoad) -> float | None:
-    return load_ttft_ms(load, query.num_tokens, query.block_size)
+def _predicted_ms(query: PlacementQuery, load: PoolLoad) -> float:
+    missing = missing_tokens(query, load)
+    attended = attended_pairs(missing, query.num_tokens - missing)
+    return load.pace.wait_ms + load.pace.prompt_ms(missing, attended)[0]
 
 
 def _least(
-    loads: Sequence[WorkerLoad], cost: Callable[[WorkerLoad], object], rng: random.Random
-) -> WorkerLoad:
+    loads: Sequence[PoolLoad], cost: Callable[[PoolLoad], object], rng: random.Random
+) -> PoolLoad:
     """The worker of the least cost; ties are broken at random."""
-    costs: list[tuple[object, WorkerLoad]] = [(cost(load), load) for load in loads]
+    costs: list[tuple[object, PoolLoad]] = [(cost(load), load) for load in loads]
     least = min(costs, key=lambda each: each[0])[0]  # type: ignore[arg-type,return-value]
     return rng.choice([load for each, load in costs if each == least])

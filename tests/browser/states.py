@@ -123,7 +123,7 @@ def slow_request(now_us: int) -> RequestTrace:
     )
     steps = [StepSpan(at(19_200 + 130 * i), at(19_320 + 130 * i), 48) for i in range(90)]
     chosen = [
-        Candidate(pod(role, i), 40_000 + i, 30_000, 10_000, 9_000, 0)
+        Candidate(pod(role, i), 16_000.0 + i, 10_000, 9_000, wait_ms=12_000.0, delay_ms=900.0)
         for role in ("prefill", "decode")
         for i in (2, 3)
     ]

@@ -26,8 +26,8 @@ export function Why({ trace }) {
 		<${Candidates} title="Prefill candidates" role="prefill" list=${placement.prefill_candidates} chosen=${placement.prefill} />
 		<${Candidates} title="Decode candidates" role="decode" list=${placement.decode_candidates} chosen=${placement.decode} />
 		<p class="small">
-			Costs are in tokens of prefill work: load, tokens that its cache lacks, and tokens that its
-			memory is short of. Among near-ties the choice is random.
+			Costs are everybody's time: the wait, the request's own work, and what others lose. Among
+			near-ties the choice is random.
 		</p>
 		<${Facts} kind="facts after" rows=${rows} />
 	<//>`;
@@ -35,23 +35,23 @@ export function Why({ trace }) {
 
 function Candidates({ title, role, list, chosen }) {
 	if (!list.length) return null;
-	const sorted = list.toSorted((a, b) => a.cost - b.cost);
-	const most = Math.max(1, sorted.at(-1).cost);
+	const sorted = list.toSorted((a, b) => a.cost_ms - b.cost_ms);
+	const most = Math.max(1, sorted.at(-1).cost_ms);
 	const row = (each) => {
-		const { worker_id: id, cost, load_tokens: load, shortage_tokens: shortage } = each;
+		const { worker_id: id, cost_ms: cost, wait_ms: wait, delay_ms: delay } = each;
 		const isChosen = id === chosen;
 		const nearTie = each.near_tie && html` <span class="faint small">near-tie</span>`;
 		const name = isChosen ? ["● ", id, unseen(", chosen")] : [id, nearTie];
 		const parts = [
-			["fill-n", load / most],
-			[`fill-${role[0]}`, (cost - load - shortage) / most],
-			["exposed", shortage / most],
+			["fill-n", wait / most],
+			[`fill-${role[0]}`, (cost - wait - delay) / most],
+			["exposed", delay / most],
 		];
 		const bar = html`<${Bar} extra="cand" parts=${parts} />`;
-		const cells = [name, int(cost), bar, int(load), int(each.missing_tokens), int(shortage)];
+		const cells = [name, ms(cost), bar, ms(wait), int(each.missing_tokens), ms(delay)];
 		return { cells, kind: isChosen ? "chosen" : "" };
 	};
-	const columns = ["worker", ["cost", "num"], [unseen("parts"), "wide-col"], ["load", "num"], ["missing", "num"], ["shortage", "num"]];
+	const columns = ["worker", ["cost", "num"], [unseen("parts"), "wide-col"], ["wait", "num"], ["missing", "num"], ["delay", "num"]];
 	return html`<h3 class="cands"><${Pool} role=${role} />${title}</h3>
 		<${Table} label=${title} columns=${columns} rows=${sorted.map(row)} />`;
 }

@@ -25,8 +25,8 @@ PLACED.attempts = [
         1,
         Placement(
             Mode.REMOTE,
-            Candidate("d1", 1, 1, 1, 1, 0),
-            Candidate("p1", 1, 1, 1, 1, 0),
+            Candidate("d1", 1.0, 1, 1),
+            Candidate("p1", 1.0, 1, 1),
             "not cached",
             (),
             (),

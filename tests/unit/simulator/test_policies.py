@@ -8,26 +8,24 @@ from typing import Any
 import pytest
 
 from protocol.errors import ConfigError
+from router.routing.pace import pace_of
 from router.routing.prediction import WorkerSpeed
-from router.routing.view import PlacementQuery, WorkerLoad
+from router.routing.view import PlacementQuery
 from simulator.policies import pools
 from simulator.policies.names import POLICIES, policy_names
-from simulator.policies.pools import Rule
+from simulator.policies.pools import PoolLoad, Rule
 from tests.unit.simulator.fleets import served, single, small_fleet
 
 QUERY = PlacementQuery(1000, 1100, 10)
 
 
-def load(name: str, **changes: Any) -> WorkerLoad:
+def load(name: str, step_ms: float = 1.0, **changes: Any) -> PoolLoad:
     numbers: dict[str, Any] = {
         "num_requests": 0, "queued_tokens": 0, "blocks_total": 1000, "blocks_claimed": 0,
-        "blocks_stuck": 0, "held_blocks": 0, "expected_blocks": 0, "max_context": 10_000,
-    }  # fmt: skip
-    return WorkerLoad(name, **(numbers | changes))
-
-
-def slow(step_ms: float) -> WorkerSpeed:
-    return WorkerSpeed(1000 * step_ms, 1.0, 0.0, 512, 50.0, 0, 0)
+        "held_blocks": 0, "expected_blocks": 0, "max_context": 10_000,
+    } | changes  # fmt: skip
+    speed = WorkerSpeed(1000 * step_ms, 1.0, 0.0, 512, 50.0, 0, 0)
+    return PoolLoad(name, pace=pace_of(speed, speed, numbers["queued_tokens"], 1, 0), **numbers)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +46,8 @@ def slow(step_ms: float) -> WorkerSpeed:
         (pools.llm_d, {"expected_blocks": 70, "queued_tokens": 10}, {}),
         (
             pools.llm_d,
-            {"expected_blocks": 85, "queued_tokens": 9000, "speed": slow(300)},
-            {"speed": slow(10)},
+            {"expected_blocks": 85, "queued_tokens": 9000, "step_ms": 300.0},
+            {"step_ms": 10.0},
         ),
     ],
 )

@@ -143,7 +143,7 @@ async def test_pressure_from_the_step_models_of_the_workers(harness: Harness) ->
     assert pressure["decode"] == pytest.approx(0.9)
     assert pressure["verdict"] == "Both pools have room"
     trace = harness.traces.get("r-0")
-    assert trace.attempts[0].forecast.ttft_ms == pytest.approx(400 + 4 * 5)
+    assert trace.attempts[0].placement.ttft_ms == pytest.approx(400 + 4 * 5)
     prefill.first_token(leg, 7, finish=FinishReason.STOP)
     await consumer.end()
     sample = "baton_time_to_first_token_prediction_error_seconds_count"

@@ -23,7 +23,7 @@ T0 = 1_000_000
 
 
 def candidate(worker_id: str) -> Candidate:
-    return Candidate(worker_id, 1, 1, 1, 1, 0)
+    return Candidate(worker_id, 1.0, 1, 1)
 
 
 PLACEMENT = Placement(Mode.REMOTE, candidate("d1"), candidate("p1"), "why", (), (), ())

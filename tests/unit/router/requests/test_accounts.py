@@ -147,7 +147,7 @@ async def test_blocks_that_requests_wait_for_count_as_claimed_on_decode_workers(
     await until(lambda: known.stats is not None)
     claimed = 25 + 70 * counts
     assert known.free_blocks == worker.info.num_blocks - claimed
-    assert known.load({}).blocks_claimed == claimed
+    assert known.load().blocks_claimed == claimed
 
 
 async def test_what_waited_for_a_slow_client_comes_before_what_is_new(harness: Harness) -> None:

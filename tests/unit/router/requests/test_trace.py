@@ -28,7 +28,7 @@ def store(registry: CollectorRegistry) -> TraceStore:
 
 
 def candidate(worker_id: str) -> Candidate:
-    return Candidate(worker_id, 1, 1, 1, 1, 0)
+    return Candidate(worker_id, 1.0, 1, 1)
 
 
 PLACEMENT = Placement(

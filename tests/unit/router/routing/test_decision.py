@@ -12,6 +12,7 @@ from protocol.registration import WorkerInfo, WorkerState
 from router.routing.cache_index import CacheIndex
 from router.routing.decision import Query, apply, decide
 from router.routing.fleet_view import FleetView
+from router.routing.pace import HALF_LIFE_US
 from router.routing.view import Mode
 from router.routing.worker_view import Liveness, WorkerView
 
@@ -57,13 +58,15 @@ def test_a_decision_changes_nothing_and_applying_it_reserves_its_load() -> None:
     assert view.version == decision.version == before
     charged = apply(view, decision, 0.0)
     assert view.version > before
-    assert [owner for owner, _ in charged] == [d1, p1]
+    pair = view.pairs.pair("p1", "d1")
+    assert [owner for owner, _ in charged] == [d1, p1, pair]
+    assert pair.blocks_under_way == 32
     assert (d1.queued_tokens, p1.queued_tokens) == (0, 512)
     assert view.matches(HASHES, 0.0)["p1"].expected == 32
     assert view.matches(HASHES, 11.0) == {}, "expectations end"
     for owner, reservation in charged:
         owner.release(reservation)
-    assert p1.queued_tokens == 0
+    assert (p1.queued_tokens, pair.blocks_under_way) == (0, 0)
 
 
 def test_what_was_applied_counts_in_the_next_decision() -> None:
@@ -121,3 +124,62 @@ def test_who_is_ready_by_what_the_connections_show(prefill, decode, ready) -> No
     view = view_of(*workers)
     found = view.ready(Role.PREFILL) + view.ready(Role.DECODE)
     assert {each.worker_id for each in found} == ready
+
+
+def test_a_pair_that_was_measured_to_be_slow_is_avoided() -> None:
+    view = view_of(*map(worker, ("d1", "d2", "p1", "p2")))
+    for source in ("p1", "p2"):
+        for sink in ("d1", "d2"):
+            slow = (source, sink) != ("p2", "d1")
+            view.pairs.observe(source, sink, 10, 200.0 if slow else 1.0)
+    for seed in range(5):
+        placement = decide(view, query(), 0.0, random.Random(seed)).placement
+        assert placement.prefill is not None
+        assert (placement.prefill.worker_id, placement.decode.worker_id) == ("p2", "d1")
+
+
+def test_what_is_under_way_between_two_workers_turns_the_next_prompt_away() -> None:
+    view = view_of(*map(worker, ("d1", "p1", "p2")))
+    for source in ("p1", "p2"):
+        view.pairs.observe(source, "d1", 10, 10.0)
+    view.pairs.pair("p1", "d1").reserve(500)
+    placement = decide(view, query(), 0.0, random.Random(0)).placement
+    assert placement.prefill is not None
+    assert placement.prefill.worker_id == "p2"
+
+
+def test_a_worker_whose_speed_is_not_proven_counts_as_a_typical_one() -> None:
+    """Its first guess, or an unlucky step, would draw every request, or none ever again."""
+    proven = {"prefill_tokens": 10**6, "steps": 10**5, "step_us": 10**7}
+    d1, d2, d3 = (worker(name) for name in ("d1", "d2", "d3"))
+    for each in (d1, d2):
+        each.take_stats(stats(each.worker_id, step_per_token_us=50.0, counters=proven))
+    d3.take_stats(stats("d3", step_fixed_us=1000.0, step_per_token_us=9000.0))
+    view = view_of(d1, d2, d3)
+
+    def token_us() -> float:
+        return view.loads([d3])[0].pace.per_token_us
+
+    assert token_us() == 50.0
+    d3.take_stats(stats("d3", step_per_token_us=9000.0, counters=proven, reported_us=1))
+    assert token_us() == pytest.approx(9000.0, rel=0.01)
+    slow = stats("d3", step_per_token_us=9000.0, counters=proven, reported_us=10 * HALF_LIFE_US)
+    d3.take_stats(slow)
+    assert token_us() < 100.0, "it was slow once, and has had no chance since"
+
+
+def test_one_instants_equal_prompts_are_computed_once() -> None:
+    """Sixteen samples of one prompt: one worker computes it; decode workers share the outputs."""
+    view = view_of(*map(worker, ("d1", "d2", "d3", "p1", "p2")))
+    rng, sources, sinks, computed = random.Random(0), set(), set(), 0
+    hashes = [number.to_bytes(16, "big") for number in range(95)]
+    for _ in range(16):
+        decision = decide(view, query(1520, hashes=hashes), 0.0, rng)
+        apply(view, decision, 0.0)
+        prefill = decision.placement.prefill or decision.placement.decode
+        sources.add(prefill.worker_id)
+        sinks.add(decision.placement.decode.worker_id)
+        computed += prefill.recompute_tokens
+    assert len(sources) == 1
+    assert len(sinks) > 1
+    assert computed == 1520 + 15 * BLOCK, "of a known prompt, the last block is computed"

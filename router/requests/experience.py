@@ -1,0 +1,57 @@
+"""What requests teach later placements: how long outputs are, how fast KV moves between workers.
+
+Listens to traces. Times of one trace are of one worker's clock, so only their differences count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protocol.traces import FetchSpan, PrefillTrace, WriteSpan
+from router.requests.trace import AttemptTrace, RequestTrace, TraceStore
+from router.routing.pairs import Pairs
+from router.routing.view import USUAL_OUTPUT_TOKENS
+
+_WEIGHT = 0.05
+"""The weight of a new output in the average length."""
+
+
+class Experience:
+    """The average output, and the measured pairs of the fleet's view."""
+
+    def __init__(self, traces: TraceStore, pairs: Pairs) -> None:
+        self._pairs = pairs
+        self._output_tokens = float(USUAL_OUTPUT_TOKENS)
+        traces.on_end(self._take_end)
+        traces.on_moved(self._take_moved)
+
+    def expected_output(self, most: int) -> int:
+        """The expected length of an output of at most so many tokens."""
+        return max(1, min(most, round(self._output_tokens)))
+
+    def _take_end(self, trace: RequestTrace) -> None:
+        if trace.outcome == "finished":
+            self._output_tokens += _WEIGHT * (trace.num_output_tokens - self._output_tokens)
+        for attempt in trace.attempts:
+            if attempt.decode is not None and attempt.decode.fetches:
+                self._take_fetches(attempt.decode.worker_id, attempt.decode.fetches)
+
+    def _take_moved(self, attempt: AttemptTrace, trace: PrefillTrace) -> None:
+        sink, blocks = attempt.placement.decode.worker_id, trace.blocks_moved
+        if trace.writes and blocks:
+            self._pairs.observe(trace.worker_id, sink, blocks, busy_us(trace.writes) / 1000)
+        self._take_fetches(trace.worker_id, trace.fetches)
+
+    def _take_fetches(self, sink: str, fetches: Iterable[FetchSpan]) -> None:
+        for each in fetches:
+            took_ms = (each.done_us - each.sent_us) / 1000
+            self._pairs.observe(each.holder, sink, each.found, took_ms)
+
+
+def busy_us(writes: Iterable[WriteSpan]) -> int:
+    """The time in which at least one of the writes was under way."""
+    busy, until = 0, 0
+    for each in sorted(writes, key=lambda span: span.post_us):
+        busy += max(0, each.done_us - max(until, each.post_us))
+        until = max(until, each.done_us)
+    return busy

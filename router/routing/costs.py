@@ -1,0 +1,192 @@
+"""What it costs to use a worker for a prompt, in milliseconds of everybody's time.
+
+Pure. The request's own time counts in full: waiting, fetching, computing, memory, the handoff, each
+output token. What the fleet loses besides counts by weights: a worker that computes cannot compute
+for prompts that come later, and requests that decode there wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from router.routing.cache_index import NO_MATCH, PrefixMatch
+from router.routing.pairs import Pairs
+from router.routing.prediction import US_PER_MS
+from router.routing.view import Candidate, PlacementQuery, WorkerLoad
+from scheduling.step_model import attended_pairs
+
+PREFILL_WEIGHT = 0.5
+"""What computing costs besides the request's own time on a prefill worker: later prompts wait."""
+DECODE_WEIGHT = 0.75
+"""The same on a decode worker, which is there for other work."""
+DELAY_WEIGHT = 0.125
+"""A millisecond that a running request loses, against one before a first token: its tokens come
+all the same, and steps are kept below a target."""
+CROWD_SHARE = 0.5
+"""The share of an output in which the requests that run now still run beside it."""
+TRANSFER_SHARE = 0.125
+"""The time to move a token's KV where nothing was measured, as a share of computing it."""
+HANDOFF_MS = 2.0
+"""What a handoff takes besides moving blocks: messages, and the step that has to end."""
+FETCH_MS = 5.0
+"""What a fetch takes besides moving blocks: messages, and the holder's turn."""
+LAST_CHUNK_TOKENS = 512
+"""The KV of earlier chunks moves while later ones are computed."""
+
+
+class Costs:
+    """The candidates of one query."""
+
+    def __init__(
+        self, query: PlacementQuery, matches: Mapping[str, PrefixMatch], pairs: Pairs
+    ) -> None:
+        self._query = query
+        self._matches = matches
+        self._pairs = pairs
+        self._num_blocks = blocks_of(query)
+        self._most_blocks = (query.num_tokens - 1) // query.block_size
+        """The last token is always computed, because its logits are needed."""
+        self._decoding: dict[str, _Decoding] = {}
+
+    def missing(self, held_blocks: int) -> int:
+        """Tokens that a worker lacks that has so many leading blocks."""
+        query, most = self._query, self._most_blocks
+        return query.num_tokens - query.block_size * (held_blocks if held_blocks < most else most)
+
+    def prefill(self, load: WorkerLoad) -> Candidate:
+        """A prefill worker that computes the prompt."""
+        wait_ms = load.pace.wait_ms
+        match = self._matches.get(load.worker_id, NO_MATCH)
+        missing, recompute = self._needs(match)
+        fetched, fetch_ms = self._fetch(load, recompute)
+        compute_ms, work_ms = self._compute(load, recompute - fetched)
+        shortage = self._shortage(load, match)
+        room_ms = shortage * load.pace.per_token_us / US_PER_MS
+        ttft_ms = wait_ms + fetch_ms + compute_ms + room_ms
+        delay_ms = PREFILL_WEIGHT * work_ms
+        return Candidate(
+            load.worker_id, ttft_ms + delay_ms, missing, recompute, fetched, shortage, ttft_ms,
+            wait_ms, fetch_ms, compute_ms, room_ms, 0.0, 0.0, 0.0, delay_ms,
+        )  # fmt: skip
+
+    def local(self, load: WorkerLoad, alone: bool) -> Candidate:
+        """A decode worker that computes the prompt itself. `alone`: no prefill worker could."""
+        wait_ms = load.pace.wait_ms
+        match = self._matches.get(load.worker_id, NO_MATCH)
+        missing, recompute = self._needs(match)
+        fetched, fetch_ms = self._fetch(load, recompute)
+        compute_ms, work_ms = self._compute(load, recompute - fetched)
+        decoding = self._decode(load, match)
+        ttft_ms = wait_ms + fetch_ms + compute_ms + decoding.room_ms
+        weight = PREFILL_WEIGHT
+        if not alone and self._query.local_threshold_tokens is None:
+            weight = DECODE_WEIGHT + DELAY_WEIGHT * load.num_requests
+        delay_ms = decoding.delay_ms + weight * work_ms
+        return Candidate(
+            load.worker_id, ttft_ms + decoding.output_ms + delay_ms, missing, recompute, fetched,
+            decoding.shortage, ttft_ms, wait_ms, fetch_ms, compute_ms, decoding.room_ms, 0.0,
+            decoding.output_ms, decoding.tpot_ms, delay_ms,
+        )  # fmt: skip
+
+    def remote(self, load: WorkerLoad) -> Candidate:
+        """A decode worker that gets the KV from another worker."""
+        query, pace = self._query, load.pace
+        match = self._matches.get(load.worker_id, NO_MATCH)
+        missing, recompute = self._needs(match)
+        handoff_ms = 0.0
+        if not query.by_load:
+            usual = self._pairs.usual_ms_per_block
+            if usual is None:
+                moving_ms = TRANSFER_SHARE * recompute * pace.per_token_us / US_PER_MS
+            else:
+                moving_ms = exposed_blocks(recompute, query.block_size) * usual
+            handoff_ms = HANDOFF_MS + moving_ms
+        decoding = self._decoding.get(load.worker_id) or self._decode(load, match)
+        wait_ms = pace.wait_ms
+        if wait_ms:  # steps with others' prompts, as long as this output runs
+            wait_ms = min(wait_ms, query.output_tokens * pace.itl_target_ms)
+        cost_ms = wait_ms + decoding.room_ms + handoff_ms + decoding.output_ms + decoding.delay_ms
+        return Candidate(
+            load.worker_id, cost_ms, missing, recompute, 0, decoding.shortage, None,
+            wait_ms, 0.0, 0.0, decoding.room_ms, handoff_ms, decoding.output_ms, decoding.tpot_ms,
+            decoding.delay_ms,
+        )  # fmt: skip
+
+    def _needs(self, match: PrefixMatch) -> tuple[int, int]:
+        """The tokens that are missing now, and when the prompt's turn comes."""
+        missing = self.missing(match.held)
+        if match.expected <= match.held:
+            return missing, missing
+        return missing, self.missing(match.expected)
+
+    def _fetch(self, load: WorkerLoad, missing: int) -> tuple[int, float]:
+        """Of the missing tokens, those that are fetched, and the time that takes."""
+        query = self._query
+        if query.elsewhere is None or query.by_load:
+            return 0, 0.0
+        fetched = missing - self.missing(query.elsewhere.beside(load.worker_id))
+        if fetched <= 0:
+            return 0, 0.0
+        compute_ms = fetched * load.pace.per_token_us / US_PER_MS
+        usual = self._pairs.usual_ms_per_block
+        if usual is None:
+            fetch_ms = TRANSFER_SHARE * compute_ms
+        else:
+            blocks = -(-fetched // query.block_size)
+            pair = self._pairs.find(query.elsewhere.holder, load.worker_id)
+            fetch_ms = blocks * usual if pair is None else pair.transfer_ms(blocks, usual)
+        fetch_ms += FETCH_MS
+        return (fetched, fetch_ms) if fetch_ms < compute_ms else (0, 0.0)
+
+    def _compute(self, load: WorkerLoad, num_tokens: int) -> tuple[float, float]:
+        query = self._query
+        if query.by_load:
+            return 0.0, 0.0
+        return load.pace.prompt_ms(
+            num_tokens, attended_pairs(num_tokens, query.num_tokens - num_tokens)
+        )
+
+    def _shortage(self, load: WorkerLoad, match: PrefixMatch) -> int:
+        shared = max(match.held, match.expected)
+        lacking = self._num_blocks - shared - load.blocks_total + load.blocks_claimed
+        return lacking * self._query.block_size if lacking > 0 else 0
+
+    def _decode(self, load: WorkerLoad, match: PrefixMatch) -> _Decoding:
+        pace, output = load.pace, self._query.output_tokens
+        row_ms = (pace.per_token_us + pace.per_attended_us * self._query.num_tokens) / US_PER_MS
+        tpot_ms = pace.step_ms + row_ms
+        shortage, room_ms = self._shortage(load, match), 0.0
+        if shortage:
+            claimed = load.blocks_claimed * self._query.block_size
+            freed_ms = output * tpot_ms * shortage / max(1, claimed)
+            room_ms = max(freed_ms, shortage * pace.per_token_us / US_PER_MS)
+        if load.num_requests >= load.max_batch > 0:
+            ahead = load.num_requests - load.max_batch + 1
+            room_ms += output * tpot_ms * ahead / load.max_batch
+        delay_ms = DELAY_WEIGHT * load.num_requests * output * row_ms
+        output_ms = output * (pace.idle_ms + CROWD_SHARE * (tpot_ms - pace.idle_ms))
+        found = _Decoding(shortage, room_ms, output_ms, tpot_ms, delay_ms)
+        self._decoding[load.worker_id] = found
+        return found
+
+
+class _Decoding(NamedTuple):
+    """Of a decode worker: the tokens without room, the time until there is room, that of the
+    output, that of a token now, and what the others lose by one more in their steps."""
+
+    shortage: int
+    room_ms: float
+    output_ms: float
+    tpot_ms: float
+    delay_ms: float
+
+
+def exposed_blocks(num_tokens: int, block_size: int) -> int:
+    """Of the blocks of tokens that move, those that no later chunk hides."""
+    return -(-min(num_tokens, LAST_CHUNK_TOKENS) // block_size)
+
+
+def blocks_of(query: PlacementQuery) -> int:
+    """The blocks of the prompt."""
+    return -(-query.num_tokens // query.block_size)

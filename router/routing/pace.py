@@ -1,0 +1,127 @@
+"""How quickly a worker with its present load computes prompts and decodes, as placements need it.
+
+Pure. The step model that a worker reports begins as a guess, and a few unlucky steps may mislead
+it. So it is believed as far as it has proven itself lately, and beyond that the worker counts as a
+typical one of the fleet. A worker that has just started neither draws nor repels requests, and one
+that was slow once is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median
+
+import msgspec
+
+from router.routing.prediction import US_PER_MS, WorkerSpeed
+
+STEPS, TOKENS = 50, 512
+"""A step model that was accurate for so much is half believed: for steps, and for prompt tokens."""
+HALF_LIFE_US = 60_000_000
+"""After so long without a step, it is believed half as much."""
+TYPICAL_TRUST = 0.3
+"""Workers whose models are trusted less say nothing about others."""
+GUESS = WorkerSpeed(1000.0, 200.0, 0.01, 512, 50.0, 0, 0)
+"""The speed of a worker of which nothing is known, in a fleet of which nothing is."""
+
+
+class Pace(msgspec.Struct, frozen=True, gc=False):
+    """A worker's speed under its load.
+
+    - `between_us`: what a step with prompt tokens takes besides them, decodes included; `room_us`:
+      the most work on prompts in such a step.
+    - `wait_ms`: until the prompts that wait there now are computed.
+    - `step_ms`: a decode step of all requests that wait or run there; `idle_ms`: of one alone.
+    """
+
+    per_token_us: float
+    per_attended_us: float
+    chunk_tokens: int
+    between_us: float
+    room_us: float
+    wait_ms: float
+    step_ms: float
+    idle_ms: float
+    itl_target_ms: float
+
+    def prompt_ms(self, num_tokens: int, attended: int) -> tuple[float, float]:
+        """The time from a prompt's first chunk to its last one, and the work in it."""
+        work_us = self.per_token_us * num_tokens + self.per_attended_us * attended
+        num_steps = -(-num_tokens // self.chunk_tokens)
+        if work_us > self.room_us * num_steps:
+            num_steps = -int(-work_us // self.room_us)
+        return (work_us + num_steps * self.between_us) / US_PER_MS, work_us / US_PER_MS
+
+
+def pace_of(
+    reported: WorkerSpeed | None,
+    typical: WorkerSpeed | None,
+    queued_tokens: int,
+    num_waiting: int,
+    num_decoding: int,
+) -> Pace:
+    """The pace of a worker where `num_waiting` prompts have `queued_tokens` to compute, and
+    `num_decoding` requests decode or will."""
+    speed = believed(reported, typical)
+    context = speed.context_tokens / max(1, speed.num_decodes)
+    row_us = speed.per_token_us + speed.per_attended_us * context
+    between_us, room_us = speed.fixed_us, float("inf")
+    if speed.num_decodes:
+        between_us += row_us * speed.num_decodes
+        room_us = max(speed.itl_target_ms * US_PER_MS - between_us, between_us / 4, 1.0)
+    bare = Pace(
+        per_token_us=speed.per_token_us,
+        per_attended_us=speed.per_attended_us,
+        chunk_tokens=max(1, speed.chunk_max_tokens),
+        between_us=between_us,
+        room_us=room_us,
+        wait_ms=0.0,
+        step_ms=(speed.fixed_us + row_us * num_decoding) / US_PER_MS,
+        idle_ms=(speed.fixed_us + speed.per_token_us) / US_PER_MS,
+        itl_target_ms=speed.itl_target_ms,
+    )
+    if not queued_tokens:
+        return bare
+    attended = queued_tokens * (queued_tokens // max(1, num_waiting)) // 2
+    wait_ms, _ = bare.prompt_ms(queued_tokens, attended)
+    return msgspec.structs.replace(bare, wait_ms=wait_ms)
+
+
+def believed(reported: WorkerSpeed | None, typical: WorkerSpeed | None) -> WorkerSpeed:
+    """The speed that is believed of a worker, between its own and that of a typical one."""
+    if reported is None:
+        return typical or GUESS
+    if typical is None:
+        return GUESS
+    steps, tokens = reported.step_trust, reported.token_trust
+    return msgspec.structs.replace(
+        reported,
+        fixed_us=_mix(typical.fixed_us, reported.fixed_us, steps),
+        per_token_us=_mix(typical.per_token_us, reported.per_token_us, tokens),
+        per_attended_us=_mix(typical.per_attended_us, reported.per_attended_us, tokens),
+    )
+
+
+def trusts(num_steps: int, num_tokens: int, idle_us: int) -> tuple[float, float]:
+    """How far a model is believed that was accurate for these steps and prompt tokens, the last of
+    them `idle_us` ago: for steps, and for prompt tokens."""
+    steps = num_steps / (num_steps + STEPS) * 0.5 ** (max(0, idle_us) / HALF_LIFE_US)
+    return steps, steps * num_tokens / (num_tokens + TOKENS)
+
+
+def typical_speed(speeds: Iterable[WorkerSpeed | None]) -> WorkerSpeed | None:
+    """The medians of those that are trusted, or of all if none is; None without one."""
+    known = [each for each in speeds if each is not None and each.is_known]
+    if not known:
+        return None
+    known = [each for each in known if each.token_trust >= TYPICAL_TRUST] or known
+    return msgspec.structs.replace(
+        GUESS,
+        fixed_us=median([each.fixed_us for each in known]),
+        per_token_us=median([each.per_token_us for each in known]),
+        per_attended_us=median([each.per_attended_us for each in known]),
+    )
+
+
+def _mix(typical: float, own: float, trust: float) -> float:
+    return typical + (own - typical) * trust

@@ -1,0 +1,93 @@
+"""How fast KV moves between each pair of workers, and what is under way there.
+
+Pure. Owns the averages of measured transfers, from one worker to another, and the blocks that
+placements are about to move. Pairs that were not measured count as the typical measured one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from router.routing.worker_view import Reservation
+
+WEIGHT = 0.3
+"""The weight of a new measurement."""
+MOST_PAIRS = 1 << 14
+"""Of more, the pair that was measured longest ago is forgotten."""
+
+
+@dataclass(eq=False)
+class Pair:
+    """One direction between two workers. Owns the reservations of blocks that are about to move."""
+
+    ms_per_block: float | None = None
+    blocks_under_way: int = 0
+    _reserved: set[Reservation] = field(default_factory=set)
+
+    def reserve(self, blocks: int) -> Reservation:
+        """Blocks begin to move."""
+        reservation = Reservation(0, blocks)
+        self._reserved.add(reservation)
+        self.blocks_under_way += blocks
+        return reservation
+
+    def release(self, reservation: Reservation) -> None:
+        """They have moved, or will not. May be called again."""
+        if reservation in self._reserved:
+            self._reserved.remove(reservation)
+            self.blocks_under_way -= reservation.blocks
+
+    def transfer_ms(self, blocks: int, usual_ms_per_block: float) -> float:
+        """The time to move these blocks after those that are under way."""
+        ms_per_block = usual_ms_per_block if self.ms_per_block is None else self.ms_per_block
+        return (self.blocks_under_way + blocks) * ms_per_block
+
+
+class Pairs:
+    """The pairs of a fleet's workers, by the ids of source and sink."""
+
+    def __init__(self, most: int = MOST_PAIRS) -> None:
+        self._most = most
+        self._pairs: OrderedDict[tuple[str, str], Pair] = OrderedDict()
+        self.usual_ms_per_block: float | None = None
+        """The average over all pairs; None before the first measurement."""
+        self.changes = 0
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def find(self, source: str, sink: str) -> Pair | None:
+        """The pair, if anything is known of it."""
+        return self._pairs.get((source, sink))
+
+    def pair(self, source: str, sink: str) -> Pair:
+        """The pair, which begins to be followed."""
+        key = source, sink
+        found = self._pairs.get(key)
+        if found is None:
+            found = self._pairs[key] = Pair()
+            if len(self._pairs) > self._most:
+                self._pairs.popitem(last=False)
+        return found
+
+    def observe(self, source: str, sink: str, blocks: int, took_ms: float) -> None:
+        """Blocks took this long to move."""
+        if blocks <= 0 or took_ms < 0:
+            return
+        ms_per_block = took_ms / blocks
+        pair = self.pair(source, sink)
+        pair.ms_per_block = _mixed(pair.ms_per_block, ms_per_block)
+        self.usual_ms_per_block = _mixed(self.usual_ms_per_block, ms_per_block)
+        self._pairs.move_to_end((source, sink))
+        self.changes += 1
+
+    def forget(self, worker_id: str) -> None:
+        """A worker is gone."""
+        for key in [each for each in self._pairs if worker_id in each]:
+            del self._pairs[key]
+        self.changes += 1
+
+
+def _mixed(old: float | None, new: float) -> float:
+    return new if old is None else old + (new - old) * WEIGHT

@@ -1,0 +1,68 @@
+"""The rule that decided a placement, and its reason in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from process.figures import count, ms
+from router.routing.view import Candidate, PlacementQuery, Rule
+
+
+class Chosen(Protocol):
+    """A placement that may be made: a pair, or a decode worker alone."""
+
+    @property
+    def decode(self) -> Candidate: ...
+    @property
+    def prefill(self) -> Candidate | None: ...
+    @property
+    def cost_ms(self) -> float: ...
+    @property
+    def ttft_ms(self) -> float: ...
+
+
+def rule_of(
+    query: PlacementQuery,
+    best: Chosen,
+    near: Chosen | None,
+    ready: Sequence[object],
+    able: Sequence[object],
+) -> Rule:
+    """The rule; `near` is the best decode worker that may compute the prompt itself. Of the `ready`
+    prefill workers, those `able` may take it."""
+    threshold = query.local_threshold_tokens
+    if best.prefill is not None:
+        return Rule.NOT_CACHED if near is None else Rule.LOADED
+    if able or (threshold is not None and best.decode.missing_tokens <= threshold):
+        return Rule.NEAR
+    return Rule.PREFILL_UNFIT if ready else Rule.NO_PREFILL
+
+
+def reason_of(
+    query: PlacementQuery, rule: Rule, best: Chosen, other: Chosen | None, near: Chosen | None
+) -> str:
+    """The rule in words. `other` is the best placement of the other kind."""
+    threshold, name = query.local_threshold_tokens, best.decode.worker_id
+    if rule is Rule.LOADED and near is not None and best.prefill is not None:
+        lacks = count(near.decode.missing_tokens, "token")
+        return (
+            f"remote: {near.decode.worker_id} lacks {lacks} and would cost "
+            f"{ms(near.cost_ms)}; {best.prefill.worker_id} and {name} cost "
+            f"{ms(best.cost_ms)}"
+        )
+    if rule is Rule.NEAR:
+        told = "which cost least there"
+        if threshold is not None:
+            told = f"at most {count(threshold, 'token')} are prefilled there"
+        return f"local: {name} lacks {count(best.decode.missing_tokens, 'token')}, {told}"
+    if rule is Rule.SPARE:
+        late = "" if other is None else f", after {ms(other.ttft_ms)} elsewhere"
+        return f"local: {name} gives the first token in time{late}"
+    if rule is Rule.NO_PREFILL:
+        return "local: no prefill worker is ready"
+    if rule is Rule.PREFILL_UNFIT:
+        return "local: no prefill worker may take it"
+    if threshold is None:
+        return "remote: no decode worker holds a part of the prompt"
+    return f"remote: no decode worker holds all but {count(threshold, 'token')} of the prompt"
