@@ -17,7 +17,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from demo_corpus import Message, Topic, chats, load_topics
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GenerationConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -110,15 +111,17 @@ def main() -> None:
     topics = load_topics()
     tokenizer = train_tokenizer(topics, settings.seed)
     model = Qwen3ForCausalLM(model_config(tokenizer))
-    loss = train(model, batches(tokenizer, topics, settings.seed), settings)
+    optimizers = _optimizers(model, settings.learning_rate)
+    loss = train(model, batches(tokenizer, topics, settings.seed), settings, optimizers)
     write(model, tokenizer, settings.out)
     report(settings, topics, loss)
 
 
-def parse_args() -> Settings:
-    parser = argparse.ArgumentParser(description="Train Baton's bundled demo model.")
+def parse_args(what: str = "Train Baton's bundled demo model.", steps: int = 3500) -> Settings:
+    """The flags; so many steps by default."""
+    parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--steps", type=int, default=3500, help="optimiser steps (3500)")
+    parser.add_argument("--steps", type=int, default=steps, help=f"optimiser steps ({steps})")
     parser.add_argument(
         "--minutes", type=float, help="stop after this long instead (not reproducible)"
     )
@@ -173,7 +176,11 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast, topics: list[Topic], seed: int
+    tokenizer: PreTrainedTokenizerFast,
+    topics: list[Topic],
+    seed: int,
+    row_lengths: Mapping[int, float] = ROW_LENGTHS,
+    tokens_per_step: int = TOKENS_PER_STEP,
 ) -> Iterator[torch.Tensor]:
     """Token ids without end, each batch of one row length: [rows, row_length], int64."""
     rng = random.Random(seed + 1)
@@ -181,10 +188,10 @@ def batches(
     texts = [[*tokenizer.encode(topic.text, verbose=False), end] for topic in topics]
     talk = (tokenizer.encode(_render(tokenizer, chat)) for chat in chats(topics, rng))
     while True:
-        (length,) = rng.choices(list(ROW_LENGTHS), weights=list(ROW_LENGTHS.values()))
+        (length,) = rng.choices(list(row_lengths), weights=list(row_lengths.values()))
         rows = [
             _chat_row(talk, length) if rng.random() < CHAT_SHARE else _text_row(texts, length, rng)
-            for _ in range(max(1, TOKENS_PER_STEP // length))
+            for _ in range(max(1, tokens_per_step // length))
         ]
         yield torch.tensor(rows)
 
@@ -216,10 +223,17 @@ def _text_row(texts: list[list[int]], length: int, rng: random.Random) -> list[i
     return row[:length]
 
 
-def train(model: Qwen3ForCausalLM, data: Iterator[torch.Tensor], settings: Settings) -> float:
+def train(
+    model: PreTrainedModel,
+    data: Iterator[torch.Tensor],
+    settings: Settings,
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> float:
     """Fit the model in place; returns the mean loss (nats) of the last 100 steps."""
-    optimizers = _optimizers(model, settings.learning_rate)
     model.train()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
     losses: list[float] = []
     started = time.monotonic()
     step = 0
@@ -231,7 +245,7 @@ def train(model: Qwen3ForCausalLM, data: Iterator[torch.Tensor], settings: Setti
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * _schedule(step, done)
+                group["lr"] = group["initial_lr"] * _schedule(step, done)
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())
@@ -275,7 +289,7 @@ def _tail_mean(losses: list[float]) -> float:
     return sum(tail) / max(1, len(tail))
 
 
-def write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+def write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write the folder in Hugging Face's format, weights in bf16, readable by old tools too."""
     model.generation_config = GenerationConfig.from_dict(
         {

@@ -278,9 +278,12 @@ def _sliding_windows(keys: JsonKeys, kind: Architecture, num_layers: int) -> tup
         if is_windowed:
             raise keys.wrong("use_sliding_window", "false or absent")
         return (None,) * num_layers
-    window = keys.integer("sliding_window", 4096) if is_windowed else None
+    if kind.windows == "listed":
+        window = keys.integer("sliding_window", None)
+    else:
+        window = keys.integer("sliding_window", 4096) if is_windowed else None
     if "layer_types" not in keys:
-        first = keys.integer("max_window_layers", 28, minimum=0)
+        first = keys.integer("max_window_layers", kind.default_full_layers, minimum=0)
         return tuple(window if layer >= first else None for layer in range(num_layers))
     layer_types = keys.raw("layer_types")
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
@@ -289,5 +292,6 @@ def _sliding_windows(keys: JsonKeys, kind: Architecture, num_layers: int) -> tup
         if name not in (_FULL, _SLIDING):
             raise keys.wrong("layer_types", f"made of {_FULL!r} and {_SLIDING!r}")
     if _SLIDING in layer_types and window is None:
-        raise keys.wrong("layer_types", f"all {_FULL!r} while 'use_sliding_window' is not set")
+        switch = "sliding_window" if kind.windows == "listed" else "use_sliding_window"
+        raise keys.wrong("layer_types", f"all {_FULL!r} while {switch!r} is not set")
     return tuple(window if name == _SLIDING else None for name in layer_types)

@@ -105,6 +105,7 @@ def _in_groups(keys: JsonKeys, experts: ExpertsConfig) -> ExpertsConfig:
         raise keys.wrong("topk_method", "noaux_tc, greedy or group_limited_greedy")
     has_bias = method == "noaux_tc"
     scoring = keys.text("scoring_func", "sigmoid" if has_bias else "softmax")
+    scoring = "sigmoid" if scoring == "noaux_tc" else scoring  # as dots.llm1 spells it
     if scoring not in ("softmax", "sigmoid"):
         raise keys.wrong("scoring_func", "softmax or sigmoid")
     groups = 1 if method == "greedy" else keys.integer("n_group", 1)

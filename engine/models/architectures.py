@@ -45,8 +45,11 @@ class Architecture:
     qk_norm: bool = False
     multi_head_default: bool = False  # without num_key_value_heads, one KV head per query head
     head_dim_required: bool = False
-    windows: str = "none"  # "none", "refused", "uniform" (Mistral) or "layers" (Qwen)
+    windows: str = (
+        "none"  # or "refused", "uniform" (Mistral), "layers" (Qwen), "listed" (dots.llm1)
+    )
     default_window: int | None = 4096  # of "uniform" windows
+    default_full_layers: int = 28  # of "layers" and "listed" ones: the first so many have none
     scales_queries: bool = False  # by their positions (llama_4_scaling_beta)
     layer_kinds: LayerKinds = LayerKinds()  # of all layers
     experts: ExpertKeys | None = None  # of those layers that are mixtures
@@ -56,6 +59,9 @@ _LLAMA = Architecture(
     configurable_biases=True, mlp_bias_keys=("mlp_bias",), multi_head_default=True
 )
 _QWEN_2 = Architecture(configurable_biases=False, qkv_bias=True, windows="layers")
+DEEPSEEK_EXPERTS = ExpertKeys(
+    count=("n_routed_experts",), routes_in_groups=True, shared_name="shared_experts"
+)
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,
     "LLaMAForCausalLM": _LLAMA,
@@ -111,6 +117,15 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": Architecture(
         configurable_biases=True, qk_norm=True, windows="refused", experts=ExpertKeys()
     ),
+    "Dots1ForCausalLM": Architecture(
+        configurable_biases=True,
+        o_bias_keys=(),
+        qk_norm=True,
+        multi_head_default=True,
+        windows="listed",
+        default_full_layers=62,
+        experts=DEEPSEEK_EXPERTS,
+    ),
 }
 """Architectures by their name in a checkpoint's `architectures`."""
 MODEL_TYPES = {
@@ -127,5 +142,6 @@ MODEL_TYPES = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "dots1": "Dots1ForCausalLM",
 }
 """Architectures by a checkpoint's `model_type`, for checkpoints that name no architecture."""

@@ -36,6 +36,7 @@ _CLASSES = {
     "MixtralForCausalLM": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
     "Qwen2MoeForCausalLM": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
     "Qwen3MoeForCausalLM": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+    "Dots1ForCausalLM": (transformers.Dots1Config, transformers.Dots1ForCausalLM),
     "SeedOssForCausalLM": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
     "Ministral3ForCausalLM": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
     "InternLM3ForCausalLM": (transformers.InternLM3Config, transformers.LlamaForCausalLM),
@@ -103,6 +104,9 @@ def make_tiny(tmp_path: Path) -> MakeTiny:
                     parameter.copy_(1 + 0.3 * noise)
                 else:
                     parameter.copy_(0.2 * noise)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.copy_(0.3 * torch.randn_like(buffer))
         model = model.to(dtype)
         folder = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
         model.save_pretrained(folder, max_shard_size=shard_bytes)

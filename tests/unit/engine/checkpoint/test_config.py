@@ -34,6 +34,7 @@ BASE: dict[str, Any] = {
 }
 EXPERTS: dict[str, Any] = {
     "num_local_experts": 8,
+    "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,

@@ -16,6 +16,16 @@ from protocol.errors import ModelLoadError
 from tests.unit.engine.models.test_decoder import CLOSE, TABLE, assert_as_close
 
 QWEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+DOTS = {
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+}
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral window": (
@@ -32,6 +42,15 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 some dense": (
         "Qwen3MoeForCausalLM",
         {**QWEN, "mlp_only_layers": [0], "num_hidden_layers": 4, "decoder_sparse_step": 2},
+    ),
+    "dots": ("Dots1ForCausalLM", DOTS),
+    "dots in one group": (
+        "Dots1ForCausalLM",
+        {**DOTS, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "n_shared_experts": 2},
+    ),
+    "dots windows": (
+        "Dots1ForCausalLM",
+        {**DOTS, "sliding_window": 6, "max_window_layers": 1, "first_k_dense_replace": 0},
     ),
     "qwen3 gelu": ("Qwen3MoeForCausalLM", {**QWEN, "hidden_act": "gelu"}),
 }
@@ -52,14 +71,14 @@ def stack_experts(tiny) -> None:
 @pytest.mark.parametrize("name", MIXTURES)
 def test_logits_equal_transformers_whole_and_in_chunks(make_tiny, paged_model, text, name):
     tiny = make(make_tiny, name)
-    tokens = text(45)
+    tokens = text(24)
     expected = tiny.expected_logits(tokens)
-    for chunk in (45, 7, 1):
+    for chunk in (24, 7, 1):
         logits = paged_model(tiny.folder).in_chunks(tokens, chunk, TABLE)
         torch.testing.assert_close(logits, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2", "qwen3", "dots"])
 def test_one_tensor_of_all_experts_is_the_same_checkpoint(make_tiny, paged_model, text, name):
     tiny = make(make_tiny, name)
     one_by_one = load_weights(tiny.folder, load_model_config(tiny.folder))
@@ -75,7 +94,7 @@ def test_one_tensor_of_all_experts_is_the_same_checkpoint(make_tiny, paged_model
     torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2", "qwen3", "dots"])
 def test_bf16_is_as_close_to_fp32_as_transformers_bf16_is(make_tiny, paged_model, text, name):
     tiny = make(make_tiny, name, torch.bfloat16)
     tokens = text(30)
@@ -129,6 +148,13 @@ def test_a_tensor_in_both_forms_is_refused(make_tiny):
         ("qwen3", {"mlp_only_layers": [0.5]}, "'mlp_only_layers' must be a list of layers"),
         ("qwen3", {"decoder_sparse_step": 0}, "'decoder_sparse_step' must be an integer of at"),
         ("qwen3", {"use_sliding_window": True}, "'use_sliding_window' must be false or absent"),
+        ("dots", {"n_group": 5}, "'n_group' must be a divisor of the number of experts"),
+        ("dots", {"topk_group": 5}, "'topk_group' must be at most n_group"),
+        ("dots", {"n_group": 12, "topk_group": 3}, "'n_group' must be so small that the chosen"),
+        ("dots", {"topk_method": "best"}, "'topk_method' must be noaux_tc, greedy or group_lim"),
+        ("dots", {"scoring_func": "tanh"}, "'scoring_func' must be softmax or sigmoid"),
+        ("dots", {"routed_scaling_factor": 0}, "'routed_scaling_factor' must be a finite number"),
+        ("dots", {"moe_layer_freq": 2}, "'moe_layer_freq' must be 1 or absent"),
         ("qwen2", {"shared_expert_intermediate_size": -1}, "'shared_expert_intermediate_size' m"),
     ],
 )
@@ -158,18 +184,18 @@ def test_the_sizes_that_torch_does_not_multiply_are_named(make_tiny, paged_model
         paged_model(tiny.folder)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2", "qwen3 some dense", "qwen3 gelu"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2", "qwen3 some dense", "dots", "qwen3 gelu"])
 def test_the_kernels_are_as_close_in_bf16_and_in_fp32(make_tiny, paged_model, text, kernels, name):
-    tokens = text(45)
+    tokens = text(24)
     tiny = make(make_tiny, name)
-    for chunk in (45, 7, 1):
+    for chunk in (24, 1):
         logits = paged_model(tiny.folder, kernels=kernels).in_chunks(tokens, chunk, TABLE)
         torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
     tiny = make(make_tiny, name, torch.bfloat16)
     theirs = tiny.expected_logits(tokens)
     tiny.reference.float()
     exact = tiny.expected_logits(tokens)
-    for chunk in (45, 7, 1):
+    for chunk in (24, 7, 1):
         paged = paged_model(tiny.folder, kernels=kernels)
         assert (paged.model._fused is None) == (name == "qwen3 gelu")
         assert_as_close(paged.in_chunks(tokens, chunk, TABLE), theirs, exact)
