@@ -91,6 +91,12 @@ COMMANDS = {
             "simulator.commands.settings:SimulateSettings",
         ),
         Command(
+            "plan",
+            "find the fleet of so many GPUs that serves traffic best, and whether to split at all",
+            "simulator.commands.plan:main",
+            "simulator.commands.settings:PlanSettings",
+        ),
+        Command(
             "keys",
             "make a key of the HTTP API, and its hash for the router's key file",
             "cli.keys:main",

@@ -39,6 +39,10 @@ class EventQueue:
         number = next(self._numbers)
         heapq.heappush(self._heap, (time, _STEP_END, worker, number, action, arguments))
 
+    def stop(self) -> None:
+        """Forget the events to come."""
+        self._heap.clear()
+
     def run(self, on_event: Callable[[], None] = lambda: None) -> None:
         """Run events until none is left; calls `on_event` now and then."""
         heap = self._heap

@@ -34,12 +34,13 @@ class FleetSpec:
 
 @dataclass
 class Outcome:
-    """What happened: the requests in the order of their arrival, the workers, and the time of the
-    last event."""
+    """What happened: the requests in the order of their arrival, the workers, the time of the last
+    event, and whether the simulation came to its end."""
 
     requests: list[Request] = field(default_factory=list)
     workers: list[SimulatedWorker] = field(default_factory=list)
     duration_s: float = 0.0
+    is_whole: bool = True
 
 
 class Fleet:
@@ -72,15 +73,22 @@ class Fleet:
                 router.connect(worker)
         self._turns: dict[int, tuple[Session, int]] = {}
         self._num_ended = 0
+        self._goes_on: Callable[[Request], bool] = lambda _: True
 
     @property
     def num_events(self) -> int:
         """Events so far."""
         return self._queue.num_run
 
-    def run(self, trace: Trace, on_progress: Callable[[int], None] = lambda _: None) -> Outcome:
+    def run(
+        self,
+        trace: Trace,
+        on_progress: Callable[[int], None] = lambda _: None,
+        goes_on: Callable[[Request], bool] = lambda _: True,
+    ) -> Outcome:
         """Serve all of a trace; `on_progress` is called now and then with the number of requests
-        that are over."""
+        that are over, `goes_on` with each of them: false ends the simulation at once."""
+        self._goes_on = goes_on
         for session in trace.sessions:
             self._begin(session, session.start_s)
         self._queue.run(lambda: on_progress(self._num_ended))
@@ -120,6 +128,10 @@ class Fleet:
         """A turn is over: the sessions that it starts begin, and its next turn after a pause."""
         request.content = ()
         self._num_ended += 1
+        if not self._goes_on(request):
+            self._outcome.is_whole = False
+            self._queue.stop()
+            return
         session, index = self._turns.pop(request.number)
         now = self._queue.now
         for child in session.turns[index].starts:

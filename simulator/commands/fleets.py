@@ -62,6 +62,19 @@ class Devices:
         self.num_cards = settings.tp or self.fewest_cards()
 
     @property
+    def card_name(self) -> str:
+        """The card in words."""
+        return self._card.name
+
+    def fewest_fitting(self) -> int:
+        """The fewest cards, a power of two, on which there is room for KV of some long prompts."""
+        count, share = 1, 0.75
+        weights = self._shape.num_params * self._precision.weight_bytes
+        while weights > self._card.memory_bytes * count * share and count < _MOST_CARDS:
+            count *= 2
+        return count
+
+    @property
     def title(self) -> str:
         """Model and devices in words."""
         return f"{self._shape.name} on {self._card.name}, {self.num_cards} for each worker"

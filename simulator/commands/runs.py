@@ -6,6 +6,7 @@ Each process reads the trace once. Results do not depend on the number of proces
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -81,6 +82,11 @@ def simulate_all(
             simulate(settings, run, usd_per_gpu_hour, partial(note, number))
             for number, run in enumerate(runs)
         ]
+
+
+def num_jobs(wanted: int | None) -> int:
+    """The processes of a setting; None is one for each core that this process may use."""
+    return wanted or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _in_processes(

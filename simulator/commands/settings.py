@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from process.settings import setting
+from process.settings import setting, setting_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +104,37 @@ class SimulateSettings(SimulationSettings):
         "prefix-affinity, lmetric, llm-d, aibrix, sglang, dynamo, threshold-2048, always-split, "
         "never-split, or all; several are compared",
     )
-    jobs: int = setting(1, help="simulations at once, each on a core", unit="processes", minimum=1)
+    jobs: int | None = setting(
+        1, help="simulations at once; none: one for each core", unit="processes", minimum=1
+    )
     usd_per_gpu_hour: float | None = setting(
         None, help="price of a GPU, for the cost", unit="USD", minimum=0
     )
     json: bool = setting(False, help="print JSON instead of a table")
     html: str | None = setting(None, help="also write the report to this file, with charts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings(SimulationSettings):
+    """Settings of `baton plan`."""
+
+    gpus: int = setting(help="how many GPUs the fleet has", unit="GPUs", minimum=1, maximum=8192)
+    limit: int | None = setting_of(SimulationSettings, "limit", default=2000)
+    good_share: float = setting(
+        0.9, help="the share of requests that must meet both targets", minimum=0.01, maximum=1
+    )
+    chunks: tuple[str, ...] = setting(
+        ("512", "2048", "8192"),
+        help="most prompt tokens in a step of those who compute prompts: values to try",
+        pattern=r"[1-9]\d{0,6}",
+    )
+    rounds: int = setting(
+        5, help="how often the interval of the best load is halved", minimum=0, maximum=20
+    )
+    jobs: int | None = setting(
+        None, help="simulations at once; none: one for each core", unit="processes", minimum=1
+    )
+    resume: str | None = setting(
+        None, help="keep finished simulations in this file, and go on from those that are there"
+    )
+    json: bool = setting_of(SimulateSettings, "json")

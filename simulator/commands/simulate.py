@@ -13,7 +13,7 @@ from rich.console import Console
 from process.settings import settings_or_exit
 from protocol.errors import ConfigError
 from simulator.commands.fleets import Devices, Size
-from simulator.commands.runs import Run, simulate_all, trace_of
+from simulator.commands.runs import Run, num_jobs, simulate_all, trace_of
 from simulator.commands.settings import SimulateSettings
 from simulator.policies.names import policy_names
 from simulator.report.page import report_page
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         section="simulate",
     )
     runs, devices = _runs(settings), Devices(settings)
-    results = simulate_all(settings, runs, settings.jobs, settings.usd_per_gpu_hour)
+    results = simulate_all(settings, runs, num_jobs(settings.jobs), settings.usd_per_gpu_hour)
     targets = Targets(settings.ttft_ms, settings.tpot_ms)
     title = f"{trace_of(settings).name}: {devices.title}"
     if settings.html is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -36,11 +36,8 @@ def read_trace(name: str, options: TraceOptions) -> Trace:
     if not found:
         raise ConfigError(f"--trace {name}: it has no request")
     found = found[: options.limit]
-    speed = options.speed
-    return Trace(
-        name if generated.is_generated(name) else Path(name).stem,
-        [replace(each, start_s=each.start_s / speed) for each in found],
-    )
+    title = name if generated.is_generated(name) else Path(name).stem
+    return Trace(title, found).faster(options.speed)
 
 
 def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[Session]:

@@ -1,0 +1,88 @@
+"""Finds the candidate that keeps its promises at the highest load, in rounds of equal load.
+
+The load is a factor on the trace's speed. A candidate passes a round if enough requests are good.
+Only candidates that pass go on to higher loads, so most of them are tried at few. Pure: the trials
+of a round are the caller's, who may run them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from simulator.planning.candidates import Candidate
+
+_LEAST_SPEED, _MOST_SPEED = 1 / 64, 64.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate at a load: whether it passed, and its good requests per second and share if it
+    did."""
+
+    passed: bool
+    good_per_s: float = 0.0
+    good_share: float = 0.0
+    ttft_p99_ms: float = 0.0
+    tpot_p99_ms: float = 0.0
+
+
+@dataclass
+class Standing:
+    """What is known of a candidate: the highest load that it passed, with the trial, and the lowest
+    that it failed."""
+
+    candidate: Candidate
+    speed: float = 0.0
+    trial: Trial | None = None
+    failed_at: float | None = None
+
+    def note(self, speed: float, trial: Trial) -> None:
+        """Take the outcome of a trial."""
+        if trial.passed and speed > self.speed:
+            self.speed, self.trial = speed, trial
+        elif not trial.passed and (self.failed_at is None or speed < self.failed_at):
+            self.failed_at = speed
+
+    @property
+    def rank(self) -> tuple[float, float, Candidate]:
+        """Smaller is better."""
+        share = 0.0 if self.trial is None else self.trial.good_share
+        return (-self.speed, -share, self.candidate)
+
+
+Tries = Callable[[Sequence[Candidate], float], Sequence[Trial]]
+"""Tries candidates at one load; the trials are in their order."""
+
+
+def race(candidates: Sequence[Candidate], tries: Tries, rounds: int) -> list[Standing]:
+    """Every candidate's standing, the best first. After the coarse rounds, which double or halve
+    the load, `rounds` more halve the interval in which the best one's limit lies."""
+    standings = [Standing(each) for each in candidates]
+
+    def hold(running: Sequence[Standing], speed: float) -> list[Standing]:
+        trials = tries([each.candidate for each in running], speed)
+        for each, trial in zip(running, trials, strict=True):
+            each.note(speed, trial)
+        return [e for e, trial in zip(running, trials, strict=True) if trial.passed]
+
+    low, speed = 0.0, 1.0
+    running = standings
+    while _LEAST_SPEED <= speed <= _MOST_SPEED:
+        passed = hold(running, speed)
+        if passed:
+            low, running = speed, passed
+        if bool(passed) == (speed < 1) and speed != 1:
+            break  # the limit lies between this load and the one before
+        speed = speed * 2 if low >= 1 else speed / 2
+    if low and low < _MOST_SPEED:
+        high = low * 2
+        for _ in range(rounds):
+            middle = sqrt(low * high)
+            passed = hold(running, middle)
+            if passed:
+                low, running = middle, passed
+            else:
+                high = middle
+    return sorted(standings, key=lambda each: each.rank)
