@@ -161,6 +161,23 @@ RELEASES = [
         ),
     ),
     Release(
+        "tiers",
+        gpu(
+            workers=GPU | {"tiers": {"host": "16Gi", "disk": {"size": "50Gi"}}},
+            pools={
+                "prefill": {
+                    "role": "prefill",
+                    "tiers": {"disk": {"type": "ephemeral", "storageClassName": "fast"}},
+                },
+                "decode": {
+                    "role": "decode",
+                    "tiers": {"disk": {"type": "pvc", "claimName": "blocks"}},
+                },
+                "other": {"role": "decode"},
+            },
+        ),
+    ),
+    Release(
         "tls-and-keys",
         gpu(
             secrets={"existingSecret": "our-secrets"},

@@ -434,3 +434,36 @@ def test_routers_without_keys_answer_under_the_releases_names(values, hosts) -> 
     args = container(values | {"router": router}, "router")["args"]
     given = [each.partition("=")[2].split(",") for each in args if "allowed-hosts" in each]
     assert given == ([] if hosts is None else [hosts])
+
+
+def test_tiers_have_memory_a_limited_volume_and_the_flags_of_both() -> None:
+    tiers = {"host": "1Gi", "disk": {"size": "10Gi"}}
+    plain, found = container({}, "decode"), container({"workers": {"tiers": tiers}}, "decode")
+    flags = [each for each in found["args"] if "tier" in each]
+    assert flags == [
+        f"--host-tier-bytes={1 << 30}", f"--disk-tier-bytes={10 << 30}", "--disk-tier-dir=/tiers",
+    ]  # fmt: skip
+    mebibytes = [
+        int(each["resources"]["limits"]["memory"].removesuffix("Mi")) for each in (plain, found)
+    ]
+    assert mebibytes[1] - mebibytes[0] == 1024
+    assert found["resources"]["limits"]["ephemeral-storage"] == "12288Mi"
+    assert found["resources"]["requests"]["ephemeral-storage"] == "12288Mi"
+    assert {"name": "tiers", "mountPath": "/tiers"} in found["volumeMounts"]
+    volumes = {
+        each["name"]: each for each in pod({"workers": {"tiers": tiers}}, "decode")["volumes"]
+    }
+    assert volumes["tiers"]["emptyDir"] == {"sizeLimit": "11264Mi"}
+    assert not any("tier" in each for each in plain["args"])
+
+
+def test_a_tier_may_have_a_volume_of_its_own_or_a_claim() -> None:
+    volumes = {
+        name.rpartition("-")[2]: {each["name"]: each for each in found["spec"]["volumes"]}
+        for name, found in pod_templates(release("tiers"))
+    }
+    spec = volumes["prefill"]["tiers"]["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert spec["storageClassName"] == "fast"
+    assert spec["resources"] == {"requests": {"storage": "56320Mi"}}
+    assert volumes["decode"]["tiers"]["persistentVolumeClaim"] == {"claimName": "blocks"}
+    assert volumes["other"]["tiers"]["emptyDir"] == {"sizeLimit": "56320Mi"}

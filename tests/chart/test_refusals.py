@@ -119,6 +119,18 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
     ),
     (gpu(workers=GPU | {"hugepages": {"size": "2Mi"}}), "hugepages.amount: say how much memory"),
     (
+        {"workers": {"tiers": {"disk": {"size": "5Gi"}}}},
+        "tiers.host: blocks reach the disk through",
+    ),
+    (
+        {"workers": {"tiers": {"host": "1Gi", "disk": {"size": "5Gi", "type": "pvc"}}}},
+        "tiers.disk.claimName: name the claim",
+    ),
+    (
+        {"workers": {"tiers": {"host": "4Gi"}, "resources": {"limits": {"memory": "2Gi"}}}},
+        "4Gi of host memory do not fit into resources.limits.memory, 2Gi",
+    ),
+    (
         {"inferencePool": {"enabled": True}},
         "inferencePool.endpointPickerRef: name the Service of your endpoint picker",
     ),

@@ -29,7 +29,7 @@
 {{- end -}}
 {{- range $path, $given := $volumes -}}
 {{- range $given -}}
-{{- if has .name (list "tmp" "cache" "model" "tls" "shm" "hugepages" "data" "store-tls" "store-ca" "store-client") -}}
+{{- if has .name (list "tmp" "cache" "model" "tls" "shm" "hugepages" "tiers" "data" "store-tls" "store-ca" "store-client") -}}
 {{- $wrong = append $wrong (printf "%s: the chart has a volume %s itself; take another name" $path .name) -}}
 {{- end -}}
 {{- end -}}
@@ -112,6 +112,17 @@
 {{- end -}}
 {{- if and $pool.hugepages.size (not $pool.hugepages.amount) -}}
 {{- $wrong = append $wrong (printf "pools.%s.hugepages.amount: say how much memory, as 1Gi" $name) -}}
+{{- end -}}
+{{- $tiers := $pool.tiers -}}
+{{- if and $tiers.disk.size (not $tiers.host) -}}
+{{- $wrong = append $wrong (printf "pools.%s.tiers.host: blocks reach the disk through host memory; say how much, as 4Gi" $name) -}}
+{{- end -}}
+{{- if and $tiers.disk.size (eq $tiers.disk.type "pvc") (not $tiers.disk.claimName) -}}
+{{- $wrong = append $wrong (printf "pools.%s.tiers.disk.claimName: name the claim that holds the blocks" $name) -}}
+{{- end -}}
+{{- $memory := dig "limits" "memory" "" (default dict $pool.resources) -}}
+{{- if and $tiers.host $memory (ge (include "baton.bytes" $tiers.host | int64) (include "baton.bytes" $memory | int64)) -}}
+{{- $wrong = append $wrong (printf "pools.%s.tiers.host: %s of host memory do not fit into resources.limits.memory, %s; raise the limit" $name (include "baton.text" $tiers.host) (include "baton.text" $memory)) -}}
 {{- end -}}
 {{- if and (eq (include "baton.hasClaim" (dict "pool" $pool)) "true") (semverCompare "<1.34.0-0" $.Capabilities.KubeVersion.Version) -}}
 {{- $wrong = append $wrong (printf "pools.%s.dra: claims of devices (resource.k8s.io/v1) need Kubernetes 1.34 or later, and this is %s; use workers.gpu.resource and workers.rdma.resource" $name $.Capabilities.KubeVersion.Version) -}}

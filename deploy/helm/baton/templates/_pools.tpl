@@ -67,11 +67,23 @@ an upgrade changes nothing; at least its minimum. dict "root" $ "name" its name 
 {{- end -}}
 {{- end -}}
 
+{{/* Whether a worker's disk tier lies on the node's own disk: dict "pool". */}}
+{{- define "baton.hasNodeDisk" -}}
+{{- $disk := .pool.tiers.disk -}}
+{{- if and $disk.size (eq $disk.type "emptyDir") -}}true{{- end -}}
+{{- end -}}
+
+{{/* Mebibytes of a volume for a pool's disk tier: a tenth more than blocks may take. */}}
+{{- define "baton.tierVolumeMi" -}}
+{{- mulf 1.1 (divf (include "baton.bytes" .tiers.disk.size | int64) 1048576) | ceil | int -}}
+{{- end -}}
+
 {{/* Resources of a worker: those of the pool, or from device and model, and the devices. */}}
 {{- define "baton.workerResources" -}}
 {{- $size := .root.Values.model.sizeGi | float64 -}}
 {{- $cpu := eq .pool.device "cpu" -}}
-{{- $memory := printf "%dMi" (ternary (addf 2048 (mulf 2048 $size)) (addf 4096 (mulf 1280 $size)) $cpu | ceil | int) -}}
+{{- $host := divf (include "baton.bytes" .pool.tiers.host | int64) 1048576 -}}
+{{- $memory := printf "%dMi" (addf $host (ternary (addf 2048 (mulf 2048 $size)) (addf 4096 (mulf 1280 $size)) $cpu) | ceil | int) -}}
 {{- $default := dict "requests" (dict "cpu" (ternary "1" "4" $cpu) "memory" $memory) "limits" (dict "memory" $memory) -}}
 {{- if $cpu -}}{{- $_ := set $default.limits "cpu" "2" -}}{{- end -}}
 {{- $resources := ternary $default (deepCopy (default dict .pool.resources)) (empty .pool.resources) -}}
@@ -86,6 +98,13 @@ an upgrade changes nothing; at least its minimum. dict "root" $ "name" its name 
 {{- end -}}
 {{- if .pool.hugepages.size -}}
 {{- $_ := set $limits (printf "hugepages-%s" .pool.hugepages.size) .pool.hugepages.amount -}}
+{{- end -}}
+{{- if include "baton.hasNodeDisk" . -}}
+{{- $requests := default dict (get $resources "requests") -}}
+{{- $disk := printf "%dMi" (add 1024 (include "baton.tierVolumeMi" .pool | int)) -}}
+{{- if not (get $limits "ephemeral-storage") -}}{{- $_ := set $limits "ephemeral-storage" $disk -}}{{- end -}}
+{{- if not (get $requests "ephemeral-storage") -}}{{- $_ := set $requests "ephemeral-storage" $disk -}}{{- end -}}
+{{- $_ := set $resources "requests" $requests -}}
 {{- end -}}
 {{- $_ := set $resources "limits" $limits -}}
 {{- toYaml $resources -}}

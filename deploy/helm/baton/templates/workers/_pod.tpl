@@ -70,6 +70,15 @@ resourceClaims:
 {{- if and .root.Values.podConditions (include "baton.writesEvents" .) }}
 - --pod-conditions
 {{- end }}
+{{- with .pool.tiers }}
+{{- if .host }}
+- {{ printf "--host-tier-bytes=%s" (include "baton.bytes" .host) | quote }}
+{{- end }}
+{{- if .disk.size }}
+- {{ printf "--disk-tier-bytes=%s" (include "baton.bytes" .disk.size) | quote }}
+- --disk-tier-dir=/tiers
+{{- end }}
+{{- end }}
 {{ include "baton.kvArgs" .root }}
 {{- include "baton.settingFlags" .pool.settings }}
 {{- end -}}
@@ -148,6 +157,9 @@ containers:
       {{- if $pool.hugepages.size }}
       - {name: hugepages, mountPath: /dev/hugepages}
       {{- end }}
+      {{- if $pool.tiers.disk.size }}
+      - {name: tiers, mountPath: /tiers}
+      {{- end }}
       {{- with $pool.volumeMounts }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
@@ -159,6 +171,26 @@ volumes:
   {{- if $pool.hugepages.size }}
   - name: hugepages
     emptyDir: {medium: {{ printf "HugePages-%s" $pool.hugepages.size }}}
+  {{- end }}
+  {{- with $pool.tiers.disk }}
+  {{- if .size }}
+  - name: tiers
+    {{- $size := printf "%sMi" (include "baton.tierVolumeMi" $pool) }}
+    {{- if eq .type "emptyDir" }}
+    emptyDir: {sizeLimit: {{ $size | quote }}}
+    {{- else if eq .type "ephemeral" }}
+    ephemeral:
+      volumeClaimTemplate:
+        spec:
+          accessModes: [ReadWriteOnce]
+          {{- with .storageClassName }}
+          storageClassName: {{ . | quote }}
+          {{- end }}
+          resources: {requests: {storage: {{ $size | quote }}}}
+    {{- else }}
+    persistentVolumeClaim: {claimName: {{ .claimName | quote }}}
+    {{- end }}
+  {{- end }}
   {{- end }}
   {{- with $pool.volumes }}
   {{- toYaml . | nindent 2 }}
