@@ -10,11 +10,9 @@ from typing import Any
 from console.telemetry.caches.cache_report import CacheReport
 from console.telemetry.report import FleetReport
 from gateway.http.server import HttpServer
-from process.flight_recorder import FlightRecorder
 from process.side_tasks import keep_running
 from protocol.flight import FlightKind
 from router.fleet.fleet import Fleet
-from router.metrics import FleetMetrics
 from router_process.parts import Parts
 from router_process.settings import RouterSettings
 
@@ -60,7 +58,7 @@ def measurements(settings: RouterSettings, parts: Parts) -> list[SideWork]:
         keep_running("sweeping the fleet", lambda: _sweep(parts.fleet, sweep_s)),
         keep_running("measuring load", lambda: _sample(parts.report, parts.cache)),
         keep_running("the doctor", parts.diagnosis.run),
-        keep_running("measuring lag", lambda: _watch_lag(parts.metrics, parts.recorder)),
+        keep_running("measuring lag", lambda: _watch_lag(parts)),
     ]
     if parts.exporter is not None:
         work.append(keep_running("exporting traces", parts.exporter.run))
@@ -87,13 +85,14 @@ async def _sample(report: FleetReport, cache: CacheReport) -> None:
         cache.sample()
 
 
-async def _watch_lag(metrics: FleetMetrics, recorder: FlightRecorder) -> None:
+async def _watch_lag(parts: Parts) -> None:
     """Measure how late the event loop runs its timers, and record when one was very late."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_S
         await asyncio.sleep(LAG_S)
         lag_s = max(0.0, loop.time() - due)
-        metrics.loop_lag.observe(lag_s)
+        parts.metrics.loop_lag.observe(lag_s)
+        parts.report.loop_lag.add(lag_s)
         if lag_s >= RECORDED_LAG_S:
-            recorder.note(FlightKind.LAGGED, since=time.monotonic() - lag_s)
+            parts.recorder.note(FlightKind.LAGGED, since=time.monotonic() - lag_s)

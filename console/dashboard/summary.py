@@ -78,17 +78,18 @@ def _whole_hour(history: Mapping[str, Any], now_us: int) -> dict[str, Any]:
 
 def _door(keys: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
     """What became of requests, by key: the keys with the most trouble, and the sum of the others.
-    A row is the key, its name for people, and the numbers of requests that were accepted, answered
-    429 and 5xx, whose clients left, that missed a target, and that wait for their first token."""
+    A row is the key, its name for people, and the numbers of requests that were accepted, invalid
+    (4xx), answered 429 and 5xx, whose clients left, that missed a target, and that wait for their
+    first token."""
     rows = [
         [
-            each["name"], each["name"] or "without a key", each["accepted"], each["limited"],
-            each["refused"], each["left"], each["ended"] - each["good"] + each["late"],
-            each["waiting"],
+            each["name"], each["name"] or "without a key", each["accepted"], each["invalid"],
+            each["limited"], each["refused"], each["left"],
+            each["ended"] - each["good"] + each["late"], each["waiting"],
         ]
         for each in keys
     ]  # fmt: skip
-    rows.sort(key=lambda row: (-sum(row[3:7]), -row[2]))
+    rows.sort(key=lambda row: (-sum(row[3:8]), -row[2]))
     others = rows[MAX_KEYS:]
     if others:
         numbers = [sum(column) for column in zip(*(row[2:] for row in others), strict=True)]

@@ -13,6 +13,8 @@ from console.doctor.facts import Facts, KeyFacts
 
 FLOOD = 60
 """Requests of a key that are refused for their number within a minute, from which it floods."""
+MANY_INVALID = 20
+"""Invalid requests of a key within a minute, from which its client is set up wrongly."""
 MIN_BAD = 3
 """Fewer requests that missed a target are chance."""
 
@@ -61,3 +63,8 @@ def clients_of(facts: Facts) -> Clients:
 def floods(key: KeyFacts) -> bool:
     """Whether a key sends far more than it may: most of its requests are refused for that."""
     return key.limited >= FLOOD and key.limited >= key.accepted
+
+
+def is_mostly_invalid(key: KeyFacts) -> bool:
+    """Whether most requests of a key are ones that no router could serve."""
+    return key.invalid >= MANY_INVALID and key.invalid > key.accepted + key.refused

@@ -16,6 +16,7 @@ from console.doctor.finding import Finding, Passed, Rule, Urgency
 from console.doctor.observation import FEW_REQUESTS, MIN_REQUESTS, Observation
 from console.doctor.rules.blocks import check_few_blocks
 from console.doctor.rules.caches import check_cache_thrash, check_cold_cache, check_stale_hints
+from console.doctor.rules.callers import check_flood, check_invalid, check_router
 from console.doctor.rules.decode import (
     check_decode_slow,
     check_long_output,
@@ -26,7 +27,6 @@ from console.doctor.rules.first_token import check_pool_balance, check_prefill_s
 from console.doctor.rules.missed import MISSED, check_missed
 from console.doctor.rules.pools import check_pools, check_workers
 from console.doctor.rules.surroundings import (
-    check_flood,
     check_hosts,
     check_logs,
     check_routers,
@@ -41,7 +41,7 @@ FACT_VANISHES_S = 3.0
 UNEXPLAINED_S = 10.0
 """How long rules have to explain what clients miss, before a finding says that none does."""
 
-_LACKS = ("pools", "workers", "hosts")
+_LACKS = ("pools", "workers", "hosts", "router")
 """What makes everything late, whatever the settings are."""
 _SLOW = (*_LACKS, "few_blocks", "pool_balance")
 
@@ -52,11 +52,16 @@ RULES = (
         "hosts", "CPU for the fleet", check_hosts, ("prefill", "decode", "stall"), is_fact=True,
         yields_to=("pools",),
     ),
+    Rule(
+        "router", "This router", check_router, ("placement", "dispatch", "report", "delivery"),
+        is_fact=True, yields_to=("pools", "hosts"),
+    ),
     Rule("store", "The store", check_store, is_fact=True),
     Rule("routers", "Other routers", check_routers, is_fact=True),
     Rule("logs", "Logs", check_logs, is_fact=True),
     Rule("tiers", "Tiers below the KV pools", check_tiers, is_fact=True),
     Rule("flood", "Keys within their limits", check_flood, is_fact=True),
+    Rule("invalid", "Requests that can be served", check_invalid, is_fact=True),
     Rule("few_blocks", "KV memory alike", check_few_blocks, ("queue", "stall"), is_fact=True),
     Rule(
         "pool_balance", "Pools in balance", check_pool_balance, ("dispatch", "queue"),

@@ -125,6 +125,14 @@ class TierFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     since_us: int = 0
 
 
+class LoopFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """How late this router's event loop ran timers in the last seconds: the median, and the most.
+    Whatever a request needs of the router waits as long, several times."""
+
+    lag_ms: float
+    worst_ms: float
+
+
 class Facts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """The facts of one moment."""
 
@@ -135,6 +143,7 @@ class Facts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     hosts: tuple[HostFacts, ...] = ()
     logs: tuple[LogFacts, ...] = ()
     tiers: tuple[TierFacts, ...] = ()
+    loop: LoopFacts | None = None
 
     def pool(self, role: Role) -> list[WorkerStanding]:
         """The workers of a role, usable or not."""

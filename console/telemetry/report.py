@@ -22,6 +22,7 @@ from console.doctor.observation import Observation
 from console.doctor.observation import Targets as Goals
 from console.telemetry.facts.fact_watch import FactWatch
 from console.telemetry.facts.facts_json import facts_json
+from console.telemetry.facts.loop_lag import LoopLag
 from console.telemetry.fleet_load import FleetLoad, SteadyLoad, fleet_load, tpot_target_ms
 from console.telemetry.pairs import PairKey, PairPaths, PairTable
 from console.telemetry.path_watch import PathWatch
@@ -111,6 +112,11 @@ class FleetReport:
     def facts(self) -> Facts:
         """The facts of the last sample."""
         return self._watch.latest
+
+    @property
+    def loop_lag(self) -> LoopLag:
+        """Takes how late this router's event loop runs."""
+        return self._watch.loop
 
     @property
     def short(self) -> tuple[Role, ...]:

@@ -56,11 +56,11 @@ def _counts(prefill: int, decode: int) -> tuple[tuple[str, int], tuple[str, int]
 
 
 def flooded(now_us: int) -> dict[str, Any]:
-    """A key that floods the door, while the store and a router are away."""
+    """A key that floods the door, while the store, a router and a log are away."""
     numbers = ("accepted", "limited", "invalid", "refused", "left", "ended", "good", "waiting")
     keys = [
         ("crawler", 12, 944, 0, 0, 3, 12, 12, 2, 0),
-        ("chat", 1204, 0, 0, 2, 1, 1200, 1137, 9, 2),
+        ("chat", 1204, 0, 7, 2, 1, 1200, 1137, 9, 2),
     ]
     return {
         **incident.fleet(now_us),
@@ -70,6 +70,7 @@ def flooded(now_us: int) -> dict[str, Any]:
             "since_us": now_us - 9_000_000,
         },
         "routers": [{"name": "router-7c9", "state": "silent", "since_us": now_us - 65_000_000}],
+        "logs": [{"process": "decode-1", "lost": 12, "since_us": now_us - 5_000_000}],
     }
 
 

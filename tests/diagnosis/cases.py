@@ -1,8 +1,11 @@
 """The cases: planted faults with what the console should say, and healthy loads.
 
-Three faults are of kinds that operators of other servers have reported in public: workers whose KV
-layouts differ (vLLM issue 42895), a worker that hangs while it looks alive (vLLM issue 39863), and
-a worker that crashes again and again.
+Some faults are of kinds that operators of other servers have reported in public: workers whose KV
+layouts differ (vLLM issue 42895), a worker that hangs while it looks alive (vLLM issue 39863), a
+worker that crashes again and again, a router that gets too little CPU under load (vLLM
+production-stack issue 448), clients of whom every request is refused because of what they name
+(vLLM production-stack pull request 643), and transfers of KV that fail, so that prompts are
+computed again unnoticed (vLLM issue 32200).
 """
 
 from __future__ import annotations
@@ -120,6 +123,15 @@ FAULTS = (
          faults.more_load(Load(num_clients=12, pause_s=0.2, key=BATCH)), ONE,
          loads=(Load(key=CHAT),), keys=((BATCH, KeyTerms("batch", inflight=2)),
                                         (CHAT, KeyTerms("chat")))),
+    Case("invalid_requests",
+         _fact("Most requests are invalid", "invalid", "BatonRequestsInvalid"),
+         faults.more_load(Load(num_clients=8, pause_s=0.2, model="llama-of-yesterday")), ONE),
+    Case("log_disk_full",
+         _fact("The log of router cannot be written", "logs", "BatonLogsLost"),
+         faults.log_disk_full("router", faults.joined(Beside("decode-x", "decode"))), ONE),
+    Case("router_slow",
+         _fact("The router is slow", "router", "BatonGoodputLow", within_s=20.0),
+         faults.throttled("router"), ONE, STRICT),
     Case("store_killed", _fact("The store does not answer", "store", "BatonStoreUnreachable"),
          faults.store_killed, ONE),
     Case("store_paused", _fact("The store does not answer", "store", "BatonStoreUnreachable"),
@@ -139,7 +151,8 @@ FAULTS = (
          TWO | {"chunk_max_tokens": 64},
          {"BATON_TTFT_TARGET_MS": "250", "BATON_TPOT_TARGET_MS": "5000"}),
     Case("memory_full",
-         _judged("", "memory_full", "Decode is out of KV memory", tolerated=("cache_thrash",)),
+         _judged("", "memory_full", "Decode is out of KV memory", "BatonDecodeShort",
+                 tolerated=("cache_thrash",)),
          settings=ONE | {"num_blocks": 56, "max_context": 512},
          loads=(Load(num_clients=12, prompts=(200, 240), outputs=(120,), prefix=0, pause_s=0.0),)),
     Case("slow_worker",
@@ -151,7 +164,8 @@ FAULTS = (
          faults.killed_again_and_again("decode-1"), TWO | {"restart": True},
          loads=(Load(num_clients=3),)),
     Case("targets_out_of_reach",
-         _judged("", "targets", "The targets are out of reach", tolerated=("decode_slow",)),
+         _judged("", "targets", "The targets are out of reach", "BatonGoodputLow",
+                 tolerated=("decode_slow",)),
          settings=ONE, environment=CONTENT | {"BATON_TPOT_TARGET_MS": "0.1"}),
     Case("stalls",
          _judged("", "stalls", "Prompts on decode workers hold up streams"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -187,6 +188,22 @@ def more_load(*loads: Load) -> Plant:
     def plant(scene: Scene) -> Iterator[None]:
         with sent(scene.url, *loads):
             yield
+
+    return plant
+
+
+def log_disk_full(name: str, occasion: Plant) -> Plant:
+    """The disk of a process's log is full: a limit on the size of files refuses all lines. An
+    `occasion` makes it write some."""
+
+    @contextmanager
+    def plant(scene: Scene) -> Iterator[None]:
+        pid = scene.pid(name)
+        former = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, former[1]))
+        with occasion(scene):
+            yield
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, former)
 
     return plant
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from statistics import median
 from typing import Any
 
 FACT_S, JUDGEMENT_S = 10.0, 60.0
@@ -16,13 +17,24 @@ PATIENCE = 3.0
 _REMOVES = re.compile(r"\b(drain|restart|stop|remove)\b", re.IGNORECASE)
 
 
+class Kind(StrEnum):
+    """What a case is: a fact that is to be found within 10 s, a judgement of speed within 60 s, or
+    a healthy load."""
+
+    FACT = "facts"
+    JUDGEMENT = "judgements"
+    HEALTHY = "healthy loads"
+
+
 class Verdict(StrEnum):
-    """How the console did: the right cause came first; it came after another finding; it never
-    came; there was a finding where none was right; or advice would have harmed a healthy worker.
-    STARVED: the machine really gave the fleet too little CPU, and the console said that instead."""
+    """How the console did: the right cause came first; it came after another finding; its alert
+    never fired; it never came; there was a finding or an alert where none was right; or advice
+    would have harmed a healthy worker, or changed nothing. STARVED: the machine really gave the
+    fleet too little CPU, and the console said that instead."""
 
     RIGHT = "right"
     NOT_FIRST = "not first"
+    NO_ALERT = "no alert"
     SILENT = "silent"
     FALSE = "false"
     DANGEROUS = "dangerous"
@@ -44,16 +56,26 @@ class Expected:
     tolerated: Collection[str] = ()
     at_fault: Collection[str] = ()
 
+    @property
+    def kind(self) -> Kind:
+        """What is expected of the console."""
+        if self.rule is None:
+            return Kind.HEALTHY
+        return Kind.JUDGEMENT if self.within_s >= JUDGEMENT_S else Kind.FACT
+
 
 @dataclass(frozen=True)
 class Moment:
-    """What the console said so many seconds after the fault."""
+    """What the console said after the fault. `at_s` counts the seconds in which the fleet had the
+    cores that it could use: waiting for a core stops this clock, so that a busy machine makes
+    nothing late. `wall_s` counts all of them, as an alert does."""
 
     at_s: float
     headline: str
     findings: Sequence[Mapping[str, Any]]
     alerts: Collection[str]
     healthy: Collection[str] = ()
+    wall_s: float = 0.0
 
 
 @dataclass
@@ -62,11 +84,15 @@ class Outcome:
 
     name: str
     verdict: Verdict
+    kind: Kind = Kind.FACT
+    expected_alert: str | None = None
     headline_s: float | None = None
     finding_s: float | None = None
     alert_s: float | None = None
     is_late: bool = False
     pressed: float = 0.0
+    cpu_s: float = 0.0
+    took_s: float = 0.0
     notes: list[str] = field(default_factory=list)
 
     def row(self) -> str:
@@ -79,17 +105,22 @@ class Outcome:
         return (
             f"{self.name:<28} {self.verdict + late:<16} headline {seconds(self.headline_s):>5}  "
             f"finding {seconds(self.finding_s):>5}  alert {seconds(self.alert_s):>5}  "
-            f"machine {self.pressed:.0%}  {'; '.join(self.notes)}"
+            f"machine {self.pressed:.0%}  cpu {self.cpu_s:.0f} s  {'; '.join(self.notes)}"
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """The outcome for the summary."""
+        return asdict(self)
 
 
 def judge(name: str, expected: Expected, moments: Sequence[Moment]) -> Outcome:
     """The verdict on what the console said in these moments."""
-    outcome = Outcome(name, Verdict.RIGHT)
+    outcome = Outcome(name, Verdict.RIGHT, expected.kind, expected.alert)
     is_starved = expected.rule != HOSTS and _finds(moments, HOSTS)
     dangerous = {text for each in moments for text in _dangerous(each, expected)}
     if expected.rule is None:
         found = sorted({e["rule"] for each in moments for e in each.findings})
+        found += sorted({alert for each in moments for alert in each.alerts})
         outcome.verdict = Verdict.FALSE if found else Verdict.RIGHT
         outcome.notes += found
     else:
@@ -97,7 +128,11 @@ def judge(name: str, expected: Expected, moments: Sequence[Moment]) -> Outcome:
         outcome.finding_s = _first(moments, lambda e: _is_first(expected, e))
         outcome.verdict = _of_fault(expected, moments, outcome)
     if expected.alert is not None:
-        outcome.alert_s = _first(moments, lambda e: expected.alert in e.alerts)
+        fired = (each.wall_s for each in moments if expected.alert in each.alerts)
+        outcome.alert_s = next(fired, None)
+        if outcome.alert_s is None and outcome.verdict is Verdict.RIGHT:
+            outcome.verdict = Verdict.NO_ALERT
+            outcome.notes.append(f"{expected.alert} did not fire")
     if is_starved and outcome.verdict is not Verdict.RIGHT:
         outcome.verdict = Verdict.STARVED
     if dangerous:
@@ -125,7 +160,7 @@ def _of_fault(expected: Expected, moments: Sequence[Moment], outcome: Outcome) -
     return Verdict.FALSE if others else Verdict.RIGHT
 
 
-def _first(moments: Iterable[Moment], holds: Any) -> float | None:
+def _first(moments: Iterable[Moment], holds: Callable[[Moment], bool]) -> float | None:
     return next((each.at_s for each in moments if holds(each)), None)
 
 
@@ -154,22 +189,22 @@ def _dangerous(moment: Moment, expected: Expected) -> Iterable[str]:
                 yield f"{change['setting']} for {', '.join(sorted(harmed))}"
 
 
-def score(faults: Sequence[Outcome], healthy: Sequence[Outcome]) -> str:
-    """The score of a run."""
+def score(outcomes: Sequence[Outcome]) -> str:
+    """The score of a run, by kind. Times are medians, and the slowest."""
+    names = ["cases", *Verdict, "late", "finding", "alert"]
+    rows = [["", *names]]
+    for kind in Kind:
+        cases = [each for each in outcomes if each.kind is kind]
+        numbers = [len(cases), *(sum(e.verdict is each for e in cases) for each in Verdict)]
+        numbers.append(sum(each.is_late for each in cases))
+        times = [_times(each.finding_s for each in cases), _times(each.alert_s for each in cases)]
+        rows.append([kind, *map(str, numbers), *times])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    harmful = sum(each.verdict is Verdict.DANGEROUS for each in outcomes)
+    return "\n".join([*lines, f"wrong or dangerous advice, which must be 0: {harmful}"])
 
-    def number(outcomes: Sequence[Outcome], verdict: Verdict) -> int:
-        return sum(each.verdict is verdict for each in outcomes)
 
-    every = [*faults, *healthy]
-    return "\n".join(
-        (
-            f"right cause first        {number(faults, Verdict.RIGHT)} of {len(faults)}",
-            f"right, but late          {sum(each.is_late for each in faults)}",
-            f"right, but not first     {number(faults, Verdict.NOT_FIRST)}",
-            f"wrong or dangerous       {number(every, Verdict.DANGEROUS)}",
-            f"silent                   {number(faults, Verdict.SILENT)}",
-            f"not judged: the machine itself was starved  {number(every, Verdict.STARVED)}",
-            f"false                    {number(every, Verdict.FALSE)}",
-            f"healthy, nothing found   {number(healthy, Verdict.RIGHT)} of {len(healthy)}",
-        )
-    )
+def _times(seconds: Iterable[float | None]) -> str:
+    known = [each for each in seconds if each is not None]
+    return f"{median(known):.0f} s, {max(known):.0f} s" if known else "-"

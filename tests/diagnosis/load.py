@@ -25,6 +25,7 @@ class Load:
     - `read_pause_s`: between two reads of an answer.
     - `leaves_after`: clients go away after so many lines of an answer; 0: they read it all.
     - `key`: the API key of these clients.
+    - `model`: the model that they ask for.
     """
 
     num_clients: int = 2
@@ -37,6 +38,7 @@ class Load:
     read_pause_s: float = 0.0
     leaves_after: int = 0
     key: str = ""
+    model: str = DEMO_MODEL.name
 
     def body(self, number: int) -> dict[str, object]:
         """The body of a request."""
@@ -45,7 +47,7 @@ class Load:
         prefix = [(start + 11 * k) % 900 + 20 for k in range(self.prefix)]
         rest = [(number * 31 + 7 * k) % 900 + 20 for k in range(length - self.prefix)]
         return {
-            "model": DEMO_MODEL.name, "prompt": prefix + rest, "ignore_eos": True,
+            "model": self.model, "prompt": prefix + rest, "ignore_eos": True,
             "max_tokens": self.outputs[number % len(self.outputs)], "stream": True,
         }  # fmt: skip
 

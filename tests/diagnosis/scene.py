@@ -7,10 +7,12 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from cli.child import Child
 from cli.fleet import Fleet
@@ -52,6 +54,10 @@ class Reading:
     headline: str
     findings: Sequence[Mapping[str, Any]]
     alerts: frozenset[str]
+    healthy: frozenset[str]
+    """The ids of usable workers."""
+    starved_share: float
+    """Of the time that the fleet's processes could run, the share in which they waited."""
 
 
 class Scene:
@@ -81,17 +87,26 @@ class Scene:
 
     def read(self) -> Reading:
         """What the console says now."""
-        rules = self._prometheus.rules()
+        fleet, rules = self.get("/fleet"), self._prometheus.rules()
         return Reading(
-            headline=self.get("/fleet")["pressure"]["verdict"],
+            headline=fleet["pressure"]["verdict"],
             findings=self.get("/doctor")["findings"],
             alerts=frozenset(n for n, each in rules.items() if each["state"] == "firing"),
+            healthy=_usable(fleet),
+            starved_share=max((each["waiting_share"] for each in fleet["hosts"]), default=0.0),
         )
+
+    def cpu_s(self) -> float:
+        """The CPU time of the fleet's processes that live."""
+        total = 0.0
+        for each in (*self.fleet.processes.values(), *self.processes.values()):
+            with suppress(psutil.NoSuchProcess):
+                total += sum(psutil.Process(each.pid).cpu_times()[:2])
+        return total
 
     def healthy_workers(self) -> set[str]:
         """The ids of usable workers."""
-        workers = self.get("/fleet")["workers"]
-        return {e["worker_id"] for e in workers if e["condition"]["state"] == "usable"}
+        return set(_usable(self.get("/fleet")))
 
     def start(self, beside: Beside) -> None:
         """Start a process beside the fleet; it may be one that the fleet cannot use."""
@@ -120,6 +135,11 @@ class Scene:
         for each in self.processes.values():
             each.signal(signal.SIGKILL)
             each.wait(60.0)
+
+
+def _usable(fleet: Mapping[str, Any]) -> frozenset[str]:
+    workers = fleet["workers"]
+    return frozenset(e["worker_id"] for e in workers if e["condition"]["state"] == "usable")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ LOST, FAULTS_TOO, SLOW = finding("workers"), finding("faults", "?"), finding("de
 
 
 def moment(at_s: float, *findings: dict[str, Any], **fields: Any) -> Moment:
-    usual: dict[str, Any] = {"headline": "d2 is lost", "alerts": (), "healthy": ("d1",)}
-    return Moment(at_s=at_s, findings=findings, **(usual | fields))
+    usual: dict[str, Any] = {"headline": "d2 is lost", "alerts": ("Lost",), "healthy": ("d1",)}
+    return Moment(at_s=at_s, findings=findings, **({"wall_s": at_s} | usual | fields))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ def moment(at_s: float, *findings: dict[str, Any], **fields: Any) -> Moment:
         ([moment(2, FAULTS_TOO, LOST)], Verdict.NOT_FIRST),
         ([moment(2, LOST, headline="Both pools have room")], Verdict.NOT_FIRST),
         ([moment(2, SLOW), moment(3, LOST)], Verdict.FALSE),
+        ([moment(2, LOST, alerts=("Other",))], Verdict.NO_ALERT),
         ([moment(2), moment(60)], Verdict.SILENT),
         ([moment(2, STARVED)], Verdict.STARVED),
         ([moment(2, STARVED, LOST), moment(3, LOST)], Verdict.STARVED),
@@ -49,26 +51,36 @@ def test_the_verdict_on_a_fault(moments: list[Moment], verdict: Verdict) -> None
 
 
 def test_times_are_those_of_the_first_right_look() -> None:
-    moments = [moment(1, headline="?"), moment(9, LOST), moment(31, LOST, alerts=("Lost",))]
+    moments = [
+        moment(1, headline="?", alerts=()), moment(9, LOST, alerts=()), moment(31, LOST, wall_s=90),
+    ]  # fmt: skip
     outcome = judge("a fault", EXPECTED, moments)
-    assert (outcome.headline_s, outcome.finding_s, outcome.alert_s) == (9, 9, 31)
+    assert (outcome.headline_s, outcome.finding_s, outcome.alert_s) == (9, 9, 90)
     assert not outcome.is_late
     assert judge("late", EXPECTED, [moment(11, LOST)]).is_late
 
 
 def test_a_healthy_fleet_has_no_finding_at_all() -> None:
-    assert judge("idle", Expected(), [moment(1)]).verdict is Verdict.RIGHT
-    assert judge("idle", Expected(), [moment(1), moment(2, SLOW)]).verdict is Verdict.FALSE
+    calm = moment(1, alerts=())
+    assert judge("idle", Expected(), [calm]).verdict is Verdict.RIGHT
+    assert judge("idle", Expected(), [calm, moment(2, SLOW)]).verdict is Verdict.FALSE
+    alarmed = judge("idle", Expected(), [calm, moment(2)])
+    assert (alarmed.verdict, alarmed.notes) == (Verdict.FALSE, ["Lost"])
 
 
-def test_the_score_counts_each_verdict() -> None:
-    right = judge("a", EXPECTED, [moment(2, LOST)])
-    silent = judge("b", EXPECTED, [moment(2)])
-    idle = judge("idle", Expected(), [moment(1)])
-    text = score([right, silent], [idle])
-    assert "right cause first        1 of 2" in text
-    assert "silent                   1" in text
-    assert "healthy, nothing found   1 of 1" in text
+def test_the_score_counts_each_verdict_by_kind() -> None:
+    slow = replace(EXPECTED, within_s=60.0)
+    outcomes = [
+        judge("a", EXPECTED, [moment(2, LOST)]), judge("b", EXPECTED, [moment(2)]),
+        judge("c", slow, [moment(45, LOST)]), judge("idle", Expected(), [moment(1, alerts=())]),
+    ]  # fmt: skip
+    names, facts, judgements, healthy, harm = score(outcomes).splitlines()
+    column = {each: names.index(each) for each in ("cases", "right", "silent", "late", "finding")}
+    assert [facts[column[each]] for each in ("cases", "right", "silent")] == ["2", "1", "1"]
+    assert facts[column["finding"] :].startswith("2 s, 2 s")
+    assert [judgements[column[each]] for each in ("cases", "right", "late")] == ["1", "1", "0"]
+    assert [healthy[column[each]] for each in ("cases", "right")] == ["1", "1"]
+    assert harm.endswith(": 0")
 
 
 def test_there_are_enough_cases_and_each_has_its_name() -> None:

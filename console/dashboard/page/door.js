@@ -3,7 +3,7 @@
 import { age, clock, int } from "./numbers.js";
 import { Card, html, Table } from "./parts.js";
 
-const NUMBERS = ["accepted", "429", "5xx", "left", "slow", "waiting"];
+const NUMBERS = ["accepted", "4xx", "429", "5xx", "left", "slow", "waiting"];
 
 export const Door = ({ rows }) =>
 	rows.length > 0 &&

@@ -1,16 +1,16 @@
-"""What surrounds the fleet: the store, other routers, logs, tiers, the machines' CPU, clients that
-flood.
+"""What surrounds the fleet: the store, other routers, logs, tiers, the machines' CPU.
 
 Facts: no number of requests needed.
 """
 
 from __future__ import annotations
 
-from console.doctor.clients import clients_of, floods
+from console.doctor.clients import clients_of
 from console.doctor.facts import HostFacts
 from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgency
-from console.doctor.observation import Observation
-from process.figures import count, integer, percent, significant
+from console.doctor.observation import FEW_REQUESTS, Observation
+from console.doctor.rules.targets import unreachable_tpot_ms, unreachable_ttft_ms
+from process.figures import count, percent, significant
 from protocol.messages import Role
 
 STORE_US = 3_000_000
@@ -139,45 +139,6 @@ def _tier_change(names: str, is_disk: bool) -> Change:
     )  # fmt: skip
 
 
-def check_flood(seen: Observation) -> Finding | str:
-    """Whether a key sends far more than it may. Others are safe: each key has its own limit."""
-    flooding = [each for each in seen.facts.keys if floods(each)]
-    if not flooding:
-        limited = sum(each.limited for each in seen.facts.keys)
-        return f"{count(limited, 'request')} refused for their key's limit in the last minute"
-    names = ", ".join(each.name for each in flooding)
-    others = clients_of(seen.facts)
-    limited = sum(each.limited for each in flooding)
-    return Finding(
-        rule="flood",
-        title=f"Key {names} sends more than it may",
-        text=(
-            f"{count(limited, 'request')} of it were refused in the last minute (429). Other "
-            f"keys have limits of their own: {percent(others.goodput)} of their requests meet "
-            "their targets.",
-        ),
-        evidence=Evidence(
-            kind="requests of the last minute, refused for their key's limit",
-            unit="requests",
-            bars=tuple(
-                Bar(each.name, each.limited, each in flooding)
-                for each in sorted(seen.facts.keys, key=lambda each: -each.limited)[:8]
-            ),
-            numbers=(
-                Number(integer(sum(each.accepted for each in flooding)), "of it accepted"),
-                Number(percent(others.goodput), "goodput of the others"),
-            ),
-        ),
-        changes=(
-            Change(
-                setting="inflight", scope=f"key {names}",
-                text="Ask its owner to obey Retry-After. Raise the key's limit only if the fleet "
-                "has room for it.",
-            ),
-        ),
-    )  # fmt: skip
-
-
 def starved_host(seen: Observation) -> HostFacts | None:
     """The machine that gives the fleet least of its CPU, if clients suffer, and the queues are no
     longer than that explains."""
@@ -185,9 +146,19 @@ def starved_host(seen: Observation) -> HostFacts | None:
         return None
     starved = [each for each in seen.facts.hosts if _is_starved(each)]
     host = max(starved, key=lambda each: each.waiting_share + each.throttled_share, default=None)
-    if host is None or _overload(seen) > _slowdown(host):
+    if host is None or _overload(seen) > _slowdown(host) or _is_out_of_reach(seen, host):
         return None
     return host
+
+
+def _is_out_of_reach(seen: Observation, host: HostFacts) -> bool:
+    """Whether a target would be missed with all of the machine's CPU, too."""
+    if len(seen.requests) < FEW_REQUESTS:
+        return False
+    tpot_ms, ttft_ms = unreachable_tpot_ms(seen), unreachable_ttft_ms(seen)
+    return (tpot_ms or 0.0) / _slowdown(host) > seen.targets.tpot_ms or (
+        ttft_ms or 0.0
+    ) / _slowdown(host) > seen.targets.ttft_ms
 
 
 def _slowdown(host: HostFacts) -> float:

@@ -12,6 +12,7 @@ from console.doctor.facts import Facts, StoreFacts, WorkerStanding
 from console.telemetry.facts.failing_tiers import TierWatch
 from console.telemetry.facts.hosts import HostWatch
 from console.telemetry.facts.keys import KeyWindow, key_facts
+from console.telemetry.facts.loop_lag import LoopLag
 from console.telemetry.facts.lost_logs import LogWatch
 from console.telemetry.facts.router_presence import RouterPresence
 from http_kit.door import Door
@@ -31,6 +32,7 @@ class FactWatch:
         self, fleet: Fleet, traces: TraceStore, door: Door, routers: RouterPresence
     ) -> None:
         self.keys = KeyWindow(traces.wall_us)
+        self.loop = LoopLag()
         self.latest = Facts()
         self._fleet, self._traces, self._door, self._routers = fleet, traces, door, routers
         self._hosts, self._logs, self._tiers = HostWatch(), LogWatch(), TierWatch()
@@ -52,6 +54,7 @@ class FactWatch:
             hosts=self._hosts.facts(),
             logs=self._logs.facts(),
             tiers=self._tiers.facts(),
+            loop=self.loop.facts(),
         )
         return self.latest
 

@@ -60,7 +60,7 @@ def test_findings_are_printed_with_evidence_and_changes(
 ) -> None:
     assert run(router, diagnosis_of(SLOW)) == 1
     printed = capsys.readouterr().out
-    assert "1 finding, 17 checks passed" in printed
+    assert "1 finding, 18 checks passed" in printed
     assert "decode-1 is slower than the decode pool" in printed
     assert "◀" in printed
     assert "→ drain decode-1" in printed
@@ -72,7 +72,7 @@ def test_a_healthy_fleet_ends_with_0(
 ) -> None:
     diagnosis = diagnosis_of(Plan())
     assert run(router, diagnosis) == 0
-    assert "The fleet is healthy: 18 checks" in capsys.readouterr().out
+    assert "The fleet is healthy: 19 checks" in capsys.readouterr().out
     assert run(router, diagnosis, "--json") == 0
     assert json.loads(capsys.readouterr().out) == diagnosis
 

@@ -91,16 +91,16 @@ def key(name: str, accepted: int = 0, **numbers: int) -> dict[str, Any]:
 def test_the_keys_with_the_most_trouble_come_first() -> None:
     keys = [key(f"calm-{i}", 100 - i) for i in range(6)]
     flood = key("flood", 5, limited=944, waiting=2)
-    slow = key("slow", 50, ended=40, good=10, late=3, left=1, refused=2)
+    slow = key("slow", 50, invalid=4, ended=40, good=10, late=3, left=1, refused=2)
     assert part("door", keys=[*keys, flood, slow]) == [
-        ["flood", "flood", 5, 944, 0, 0, 0, 2],
-        ["slow", "slow", 50, 0, 2, 1, 33, 0],
-        ["calm-0", "calm-0", 100, 0, 0, 0, 0, 0],
-        ["calm-1", "calm-1", 99, 0, 0, 0, 0, 0],
-        ["calm-2", "calm-2", 98, 0, 0, 0, 0, 0],
-        ["", "3 other keys", 288, 0, 0, 0, 0, 0],
+        ["flood", "flood", 5, 0, 944, 0, 0, 0, 2],
+        ["slow", "slow", 50, 4, 0, 2, 1, 33, 0],
+        ["calm-0", "calm-0", 100, 0, 0, 0, 0, 0, 0],
+        ["calm-1", "calm-1", 99, 0, 0, 0, 0, 0, 0],
+        ["calm-2", "calm-2", 98, 0, 0, 0, 0, 0, 0],
+        ["", "3 other keys", 288, 0, 0, 0, 0, 0, 0],
     ]
-    assert part("door", keys=[key("", 7)]) == [["", "without a key", 7, 0, 0, 0, 0, 0]]
+    assert part("door", keys=[key("", 7)]) == [["", "without a key", 7, 0, 0, 0, 0, 0, 0]]
 
 
 def test_a_store_a_router_and_a_log_that_are_away_are_told() -> None:

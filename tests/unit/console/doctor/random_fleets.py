@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from hypothesis import strategies as st
 
-from console.doctor.facts import KeyFacts
+from console.doctor.facts import KeyFacts, LogFacts, LoopFacts
 from console.doctor.observation import (
     Observation,
     PairFacts,
@@ -66,6 +66,7 @@ def keys(draw: st.DrawFn, name: str) -> KeyFacts:
         good=round(ended * draw(st.sampled_from((0, 0.9, 1)))),
         limited=draw(st.sampled_from((0, 0, 30, 900))),
         refused=draw(st.sampled_from((0, 0, 5, 400))),
+        invalid=draw(st.sampled_from((0, 0, 90))),
         waiting=late + draw(st.integers(0, 3)),
         late=late,
     )
@@ -187,6 +188,8 @@ def fleets(draw: st.DrawFn) -> Staged:
         store=draw(st.sampled_from((None, None, STORE))),
         routers=draw(st.sampled_from(((), (), ROUTERS))),
         hosts=draw(st.sampled_from(((), (), (STARVED,)))),
+        loop=draw(st.sampled_from((None, LoopFacts(lag_ms=41.0, worst_ms=90.0)))),
+        logs=draw(st.sampled_from(((), (LogFacts(process="router", lost=3, since_us=SINCE_US),)))),
         workers=tuple(draw(measured(e.worker_id)) for e in standing if e.is_usable),
         requests=draw(requests()),
         pairs=tuple(draw(st.lists(pairs(), max_size=2))),

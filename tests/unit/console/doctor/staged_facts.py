@@ -11,6 +11,7 @@ from console.doctor.facts import (
     HostFacts,
     KeyFacts,
     LogFacts,
+    LoopFacts,
     RouterFacts,
     StoreFacts,
     TierFacts,
@@ -53,7 +54,7 @@ def seen(
     *workers: WorkerStanding, keys: tuple[KeyFacts, ...] = (GOOD,), **fields: Any
 ) -> Observation:
     """An observation of facts alone: no request has been judged."""
-    names = ("store", "routers", "hosts", "logs", "tiers")
+    names = ("store", "routers", "hosts", "logs", "tiers", "loop")
     facts = {name: fields.pop(name) for name in names if name in fields}
     whole = Observation(
         now_us=NOW_US,
@@ -95,6 +96,10 @@ HEALTHY = {
         worker("decode-1"), worker("prefill-1", condition="silent", cause="silent",
                                    reason="it does not answer", since_us=NOW_US - 3 * 10**6),
     ),
+    "a router that is late while clients are content": seen(
+        loop=LoopFacts(lag_ms=41.0, worst_ms=90.0)
+    ),
+    "some invalid requests": seen(keys=(KeyFacts(accepted=100, ended=100, good=100, invalid=60),)),
     "a key at its limit": seen(keys=(KeyFacts(name="a", accepted=600, limited=30, ended=600,
                                               good=600),)),
 }  # fmt: skip
@@ -182,6 +187,17 @@ TROUBLE = {
     "a log on a full disk": (
         seen(logs=(LogFacts(process="decode-1", lost=12, since_us=SINCE_US),)),
         "The log of decode-1 cannot be written", "logs",
+    ),
+    "clients that name another model": (
+        seen(keys=(KeyFacts(name="app", accepted=2, ended=2, good=2, invalid=80), GOOD)),
+        "Most requests of key app are invalid", "invalid",
+    ),
+    "clients without keys that name another model": (
+        seen(keys=(KeyFacts(invalid=80),)), "Most requests are invalid", "invalid",
+    ),
+    "a router without the CPU that it needs": (
+        seen(keys=(BAD,), loop=LoopFacts(lag_ms=41.0, worst_ms=90.0)),
+        "The router is slow: its event loop runs 41.0\u00a0ms late", "router",
     ),
     "a starved host": (
         seen(keys=(BAD,), hosts=(STARVED,), short=(Role.PREFILL,), pressure_prefill=1.4),

@@ -75,6 +75,9 @@ EXCLUSIVE = (
     {"pool_balance", "prefill_slow"},  # prompts wait, or take long
     {"decode_slow", "memory_full", "long_output", "slow_worker", "stalls"},
     {"pools", "workers"},
+    {"pools", "router"},
+    {"hosts", "router"},
+    {"router", "pool_balance"},
     {"pools", "hosts"},
     {"pools", "pool_balance"},
     {"hosts", "pool_balance"},

@@ -202,7 +202,9 @@ def test_a_finding_says_which_stages_of_requests_it_explains() -> None:
     explained = {rule.name: set(rule.stages) for rule in RULES}
     assert all(names <= stages for names in explained.values())
     silent = {name for name, names in explained.items() if not names}
-    assert silent == {"targets", "pools", "workers", "store", "routers", "logs", "tiers", "flood"}
+    assert silent == {
+        "targets", "pools", "workers", "store", "routers", "logs", "tiers", "flood", "invalid",
+    }  # fmt: skip
     (finding,) = examine(observe(Plan(slow={"decode-1": 1.6}))).findings
     assert finding.as_json()["stages"] == ("prefill", "decode")
 

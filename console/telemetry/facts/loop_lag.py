@@ -1,0 +1,28 @@
+"""How late this router's event loop runs: the lags of the last seconds. Owns them."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from console.doctor.facts import LoopFacts
+
+SECONDS = 10
+MIN_LAGS = 10
+
+
+class LoopLag:
+    """The lags of timers, of which one runs every `interval_s`."""
+
+    def __init__(self, interval_s: float = 0.1) -> None:
+        self._lags_ms: deque[float] = deque(maxlen=round(SECONDS / interval_s))
+
+    def add(self, lag_s: float) -> None:
+        """A timer ran so late."""
+        self._lags_ms.append(lag_s * 1000)
+
+    def facts(self) -> LoopFacts | None:
+        """Half of the timers run later than this; None while there are too few."""
+        if len(self._lags_ms) < MIN_LAGS:
+            return None
+        return LoopFacts(lag_ms=median(self._lags_ms), worst_ms=max(self._lags_ms))
