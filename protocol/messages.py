@@ -77,6 +77,7 @@ class Hello(Message, frozen=True, kw_only=True):
     """The connecting side's first message; an empty fingerprint (a router's) is not compared.
 
     A router names a new `session` for each connection: load reports count its requests by it.
+    `weight_version` and `revision` are a worker's, as in `WorkerInfo`.
     """
 
     sender: Text
@@ -85,6 +86,8 @@ class Hello(Message, frozen=True, kw_only=True):
     model_fingerprint: Text
     layout_fingerprint: Text
     session: Text = ""
+    weight_version: Text = ""
+    revision: Text = ""
 
 
 class HelloAccepted(Message, frozen=True, kw_only=True):

@@ -37,6 +37,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `start_ms`: the time of each phase of its start, in the order of the phases; empty until it
       has registered.
     - `sends_weights`: it has files of weights for workers that start.
+    - `weight_version`: the commit of its model's weights, if they came from a hub; `revision`: that
+      of its deployment. Both are for people; "" if unknown.
 
     The limits of a step and the grace of a drain are the worker's settings; 0 if unknown.
     """
@@ -68,3 +70,16 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     drain_grace_s: Duration = 0.0
     start_ms: Annotated[dict[Text, Count], Meta(max_length=256)] = {}
     sends_weights: bool = False
+    weight_version: Text = ""
+    revision: Text = ""
+
+    @property
+    def generation(self) -> str:
+        """Its weights and its deployment, for people."""
+        return generation(self.weight_version, self.revision)
+
+
+def generation(weight_version: str, revision: str) -> str:
+    """The weights and the deployment of a worker, for people; "" if neither is known."""
+    known = (("weights", weight_version), ("deployment", revision))
+    return ", ".join(f"{what} {name}" for what, name in known if name)

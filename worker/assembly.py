@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkpoint.model_source import commit_of
 from checkpoint.texts_fingerprint import texts_fingerprint
 from checkpoint.trial import start_trial
 from engine.device import bind_thread, pick_device
@@ -250,6 +251,8 @@ def _connect(
         layout.unsharded.fingerprint,
         machine=machine_name(),
         pid=os.getpid(),
+        weight_version=commit_of(local.folder) or "",
+        revision=settings.deployment_revision,
     )
     control = tcp_endpoint(settings.host, settings.control_port)
     server = ControlServer(network, control, policy, settings.peer_silence_s)
@@ -286,7 +289,7 @@ def _connect(
     )
     around = Surroundings(
         network=network,
-        hello=_hello(role, policy),
+        hello=policy.hello(role),
         descriptor=local.descriptor,
         is_alive=lease.is_alive,
         find=lease.find,
@@ -302,16 +305,6 @@ def _connect(
         stack.callback(weights.close)
         host.send_weights(weights)
     return _Member(host, around, lease, info)
-
-
-def _hello(role: Role, policy: HelloPolicy) -> Hello:
-    return Hello(
-        sender=policy.worker_id,
-        role=role,
-        protocol_version=PROTOCOL_VERSION,
-        model_fingerprint=policy.model_fingerprint,
-        layout_fingerprint=policy.layout_fingerprint,
-    )
 
 
 def _start_transfers(settings: WorkerSettings, wakeup: Wakeup, stack: ExitStack) -> TransferService:
@@ -403,4 +396,6 @@ def _info(
         itl_target_ms=settings.itl_target_ms,
         drain_grace_s=settings.drain_grace_s,
         sends_weights=can_send(local.folder),
+        weight_version=policy.weight_version,
+        revision=policy.revision,
     )

@@ -234,6 +234,12 @@ class WorkerSettings(SharedSettings):
         unit="ms",
         minimum=10,
     )
+    deployment_revision: str = setting(
+        "",
+        help="name of the deployment that this worker belongs to, as a pod template's hash: "
+        "workers that refuse each other's KV blocks name both",
+        pattern=r"[\w.:/+-]*",
+    )
     kv_checksum: bool = setting(
         False,
         help="a decode worker wants a digest of every KV block and compares it; prefill workers "

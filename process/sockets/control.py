@@ -35,6 +35,7 @@ from protocol.messages import (
     Prefill,
     Role,
 )
+from protocol.registration import generation
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +70,12 @@ class HelloPolicy:
     layout_fingerprint: str
     machine: str = ""
     pid: int = 0
+    weight_version: str = ""
+    revision: str = ""
 
     def answer(self, hello: Hello) -> HelloAccepted | HelloRefused:
-        """The answer after comparing version and model, then the layout. An empty layout is not
-        compared."""
+        """The answer after comparing version and model, then the layout. A router's fingerprints
+        may be empty, and are not compared then; only equal ones prove that KV is the same."""
         if hello.protocol_version != PROTOCOL_VERSION:
             return HelloRefused(
                 what="protocol version",
@@ -83,13 +86,35 @@ class HelloPolicy:
             ("model fingerprint", self.model_fingerprint, hello.model_fingerprint),
             ("KV layout fingerprint", self.layout_fingerprint, hello.layout_fingerprint),
         ):
-            if ours and theirs and ours != theirs:
-                return HelloRefused(what=what, ours=ours, theirs=theirs)
+            if ours and ours != theirs and (theirs or hello.role is not Role.ROUTER):
+                return self._refusal(what, ours, theirs, hello)
         return HelloAccepted(
             worker_id=self.worker_id,
             incarnation=self.incarnation,
             machine=self.machine,
             pid=self.pid,
+        )
+
+    def hello(self, role: Role) -> Hello:
+        """Our own Hello, as a worker of this role."""
+        return Hello(
+            sender=self.worker_id,
+            role=role,
+            protocol_version=PROTOCOL_VERSION,
+            model_fingerprint=self.model_fingerprint,
+            layout_fingerprint=self.layout_fingerprint,
+            weight_version=self.weight_version,
+            revision=self.revision,
+        )
+
+    def _refusal(self, what: str, ours: str, theirs: str, hello: Hello) -> HelloRefused:
+        """Names both fingerprints and, as far as they are known, both generations."""
+        own = generation(self.weight_version, self.revision)
+        other = generation(hello.weight_version, hello.revision)
+        return HelloRefused(
+            what=what,
+            ours=f"{ours} ({own})" if own else ours,
+            theirs=f"{theirs} ({other})" if other else theirs,
         )
 
 

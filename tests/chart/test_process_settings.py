@@ -30,6 +30,7 @@ FIELDS = {
     "metadata.name": "demo-baton-decode-6d4cf56db6-x2x9z",
     "metadata.uid": "7f0c9e3b-4f0e-4a55-9c2e-0d9b8f7e6a51",
     "status.podIP": "10.1.2.3",
+    "metadata.labels['pod-template-hash']": "6d4cf56db6",
 }
 HUB_NAMES = "".join(
     (Path(huggingface_hub.__file__).parent / each).read_text()
@@ -131,7 +132,7 @@ def test_values_reach_the_processes_as_they_are() -> None:
     assert decode.cores == ("0-3", "8")
     assert (decode.kv_interface, decode.allow_kv_over_tcp) == (("mlx5_0:1",), False)
     given = (decode.worker_id, decode.pod_uid, decode.advertise_address)
-    assert given == tuple(FIELDS.values())
+    assert (*given, decode.deployment_revision) == tuple(FIELDS.values())
     assert decode.pod_name == FIELDS["metadata.name"]
     assert (router.request_timeout_s, decode.request_deadline_s) == (900, 900)
     assert (decode.device, decode.torch_threads) == ("cuda", None)

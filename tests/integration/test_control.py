@@ -115,6 +115,22 @@ def test_a_router_without_a_layout_is_taken_and_a_worker_with_the_same(bench: Be
     assert connected(server, bench.link(server)).role is Role.ROUTER
 
 
+def test_workers_of_two_deployments_whose_fingerprints_are_equal_speak_to_each_other(
+    bench: Bench,
+) -> None:
+    server = bench.serve()
+    worker = Hello(
+        sender="decode-2",
+        role=Role.DECODE,
+        protocol_version=PROTOCOL_VERSION,
+        model_fingerprint="model-a",
+        layout_fingerprint="layout-a",
+        weight_version="another commit",
+        revision="another deployment",
+    )
+    assert connected(server, bench.link(server, worker)).name == "decode-2"
+
+
 @pytest.mark.parametrize(
     ("hello", "refusal"),
     [
@@ -127,6 +143,14 @@ def test_a_router_without_a_layout_is_taken_and_a_worker_with_the_same(bench: Be
             ("model fingerprint", "model-a", "model-b"),
         ),
         ({"layout_fingerprint": "layout-b"}, ("KV layout fingerprint", "layout-a", "layout-b")),
+        (
+            {"model_fingerprint": "model-b", "weight_version": "1f3a", "revision": "6d4c"},
+            ("model fingerprint", "model-a", "model-b (weights 1f3a, deployment 6d4c)"),
+        ),
+        (
+            {"role": Role.DECODE, "model_fingerprint": "", "revision": "6d4c"},
+            ("model fingerprint", "model-a", " (deployment 6d4c)"),
+        ),
     ],
 )
 def test_a_mismatch_is_refused_with_both_values(

@@ -17,7 +17,7 @@ from process.process_watch import WatchedProcess
 from process.sockets.control import ControlLink
 from protocol.errors import ProtocolError
 from protocol.messages import ControlMessage, KvPeer, Message, Role
-from protocol.registration import WorkerInfo, WorkerState
+from protocol.registration import WorkerInfo, WorkerState, generation
 from worker.assembly import Surroundings
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,9 @@ class SourcePeers:
             ("transport", info.transport, transport),
         ):
             if theirs != ours:
-                return f"its {what} is {theirs}, ours is {ours}"
+                own = generation(hello.weight_version, hello.revision)
+                named = [f" ({each})" if each else "" for each in (info.generation, own)]
+                return f"its {what} is {theirs}{named[0]}, ours is {ours}{named[1]}"
         return None
 
     def takers(self) -> list[KvPeer]:

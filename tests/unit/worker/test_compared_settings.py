@@ -58,8 +58,9 @@ MAY_DIFFER = {
     "kv_checksum",
     # addresses, logs, names for people
     "advertise_address", "allow_kv_over_tcp", "control_port", "events_port", "host",
-    "kv_interface", "kv_ports", "log_format", "log_level", "metrics_host", "metrics_port",
-    "parent_pid", "pod_conditions", "pod_name", "pod_uid", "probe_port", "served_model_name",
+    "deployment_revision", "kv_interface", "kv_ports", "log_format", "log_level", "metrics_host",
+    "metrics_port", "parent_pid", "pod_conditions", "pod_name", "pod_uid", "probe_port",
+    "served_model_name",
     # readiness, for orchestrators
     "require_prefill",
 }  # fmt: skip

@@ -346,3 +346,14 @@ def test_a_worker_that_offers_its_cache_is_found_in_the_fleet(pair: Pair) -> Non
     assert pair.peers.leaving("unknown") is None
     pair.members = [member(pair, transport="another")]
     assert pair.peers.leaving("p") is None
+
+
+def test_a_worker_of_another_generation_is_named_in_one_line_with_ours(pair: Pair) -> None:
+    changes = {"layout_fingerprint": "another", "weight_version": "1f3a", "revision": "6d4c"}
+    pair.members = [member(pair, **changes)]
+    found = pair.peers.obstacles(0.0)
+    assert found == {
+        "p": "its KV layout fingerprint is another (weights 1f3a, deployment 6d4c), ours is layout"
+    }
+    pair.members = [member(pair, weight_version="1f3a", revision="6d4c")]
+    assert pair.peers.obstacles(0.0) == {"p": "not connected yet"}, "equal fingerprints prove it"

@@ -88,6 +88,8 @@ resourceClaims:
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: BATON_ADVERTISE_ADDRESS
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: BATON_DEPLOYMENT_REVISION
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['pod-template-hash']"}}
 {{- if include "baton.writesEvents" . }}
 - name: BATON_POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
