@@ -100,6 +100,7 @@ class RequestFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     - `decode_cached_tokens`: tokens that did not have to move, because its decode worker had them.
     - `early_step_ms`, `late_step_ms`: medians over the first and the last quarter of its decode
       steps, None for short outputs.
+    - `failed_attempts`: for each attempt that failed, the workers that it was placed on.
     - `num_long_steps`: those of its `num_steps` decode steps that took over twice their median;
       `num_long_shared_steps` of these computed prompt tokens of other requests.
     """
@@ -108,6 +109,7 @@ class RequestFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     key: str = ""
     outcome: str = "finished"
     num_attempts: int = 1
+    failed_attempts: tuple[tuple[str, ...], ...] = ()
     prefill: str | None = None
     decode: str | None = None
     num_prompt_tokens: int = 0

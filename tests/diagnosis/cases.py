@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway.admission.api_keys import make_key
 from http_kit.tenant import KeyTerms
-from tests.diagnosis import faults
+from tests.diagnosis import faults, unsendable
 from tests.diagnosis.faults import Plant, nothing
 from tests.diagnosis.judge import JUDGEMENT_S, Expected
 from tests.diagnosis.load import Load
@@ -163,6 +163,11 @@ FAULTS = (
                  at_fault=("decode-1",)),
          faults.killed_again_and_again("decode-1"), TWO | {"restart": True},
          loads=(Load(num_clients=3),)),
+    Case("transfers_fail",
+         _judged("", "faults", "Attempts with prefill-x fail", "BatonRequestsRepeated",
+                 at_fault=("prefill-x",)),
+         faults.joined(Beside("prefill-x", "prefill", module=unsendable.__name__)), ONE,
+         loads=(Load(num_clients=4, prefix=0),)),
     Case("targets_out_of_reach",
          _judged("", "targets", "The targets are out of reach", "BatonGoodputLow",
                  tolerated=("decode_slow",)),

@@ -38,13 +38,14 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 @dataclass(frozen=True)
 class Beside:
     """A further process of the fleet: a `decode` or `prefill` worker, or a `router`, with settings
-    of its own by environment."""
+    of its own by environment; `module` is run."""
 
     name: str
     kind: str
     environment: Mapping[str, str] = field(default_factory=dict)
     model: Path = DEMO_MODEL
     secret: str = SECRET
+    module: str = "cli.main"
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Scene:
             "BATON_TORCH_THREADS": "1",
             **beside.environment,
         }
-        command = [sys.executable, "-m", "cli.main", beside.kind, f"--model={beside.model}"]
+        command = [sys.executable, "-m", beside.module, beside.kind, f"--model={beside.model}"]
         command += ["--host=127.0.0.1"]
         if beside.kind == "router":
             command += ["--port=0"]

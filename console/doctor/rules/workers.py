@@ -19,6 +19,8 @@ EXPOSED_MS = 10.0
 MAX_FAILED = 0.001
 MAX_RETRIED = 0.05
 MAX_LOSSES = 2
+MOSTLY = 0.5
+"""How much more often failed attempts are placed on a worker than good ones, if it is the cause."""
 
 
 def check_slow_worker(seen: Observation) -> Finding | str | None:
@@ -181,6 +183,9 @@ def check_faults(seen: Observation) -> Finding | str:
         )
     names = ", ".join(each.worker_id for each in unstable)
     title = f"{names} keeps ending" if unstable else "Requests are repeated or fail"
+    culprit = None if unstable else _culprit(seen)
+    if culprit is not None:
+        names, title = culprit, f"Attempts with {culprit} fail"
     return Finding(
         rule="faults",
         title=title,
@@ -203,6 +208,22 @@ def check_faults(seen: Observation) -> Finding | str:
         ),
         changes=(
             Change(setting="logs", scope=names or "workers", text="The last lines of the worker's "
-                   "log name the cause: memory, the device, or a request that kills it."),
+                   "log name the cause: memory, the device, transfers that fail, or a request that "
+                   "kills it."),
         ),
     )  # fmt: skip
+
+
+def _culprit(seen: Observation) -> str | None:
+    """The worker of most failed attempts, if requests that end well are seldom placed on it."""
+    attempts = [attempt for each in seen.requests for attempt in each.failed_attempts]
+    good = [(each.prefill, each.decode) for each in seen.requests if not failed(each)]
+    if not attempts or not good:
+        return None
+
+    def excess(name: str) -> float:
+        bad_share = sum(name in each for each in attempts) / len(attempts)
+        return bad_share - sum(name in each for each in good) / len(good)
+
+    worst = max({name for each in attempts for name in each}, key=excess, default=None)
+    return worst if worst is not None and excess(worst) >= MOSTLY else None

@@ -34,6 +34,7 @@ def request_facts(trace: RequestTrace, now_us: int) -> RequestFacts:
         key=trace.key,
         outcome=trace.outcome or "finished",
         num_attempts=len(trace.attempts),
+        failed_attempts=tuple(_workers(e) for e in trace.attempts if e.failed is not None),
         prefill=placement.prefill.worker_id if placement and placement.prefill else None,
         decode=placement.decode.worker_id if placement else None,
         num_prompt_tokens=trace.num_prompt_tokens,
@@ -51,6 +52,12 @@ def request_facts(trace: RequestTrace, now_us: int) -> RequestFacts:
         early_step_ms=early,
         late_step_ms=late,
     )
+
+
+def _workers(attempt: AttemptTrace) -> tuple[str, ...]:
+    """The ids of the workers that an attempt was placed on."""
+    placed = (attempt.placement.prefill, attempt.placement.decode)
+    return tuple(each.worker_id for each in placed if each is not None)
 
 
 def _expected(attempt: AttemptTrace | None, num_tokens: int) -> int:

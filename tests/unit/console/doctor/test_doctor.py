@@ -209,6 +209,19 @@ def test_a_finding_says_which_stages_of_requests_it_explains() -> None:
     assert finding.as_json()["stages"] == ("prefill", "decode")
 
 
+def test_a_worker_with_which_attempts_fail_is_named() -> None:
+    """Requests end well elsewhere: only their repetition shows it."""
+    good = msgspec.structs.replace(GOOD, prefill="p1", decode="d1")
+    again = msgspec.structs.replace(good, num_attempts=2, failed_attempts=(("p2", "d1"),))
+    found = check_faults(seen(0, requests=(good,) * 60 + (again,) * 40))
+    assert isinstance(found, Finding)
+    assert (found.title, found.changes[0].scope) == ("Attempts with p2 fail", "p2")
+    anywhere = msgspec.structs.replace(again, failed_attempts=(("p1", "d1"),))
+    found = check_faults(seen(0, requests=(good,) * 60 + (anywhere,) * 40))
+    assert isinstance(found, Finding)
+    assert found.title == "Requests are repeated or fail"
+
+
 def test_a_worker_that_forbids_the_best_way_is_named_alone() -> None:
     pair = PairFacts(
         prefill="p", decode="d2", path="TCP", expected_path="CMA", bytes_moved=1, narrowed=("d2",)
