@@ -118,7 +118,8 @@ class Reader:
     def __init__(self, folder: Path, kind: Kind, device: torch.device) -> None:
         """Raises ModelLoadError, and BatonError if the kernels are unavailable on this CPU."""
         config, bits = load_model_config(folder), BITS[kind.weights]
-        keeps_blocks = kind.weights == "auto" and device.type == "cpu" and has_blocks(folder)
+        is_auto = kind.weights == "auto" and device.type == "cpu"
+        keeps_blocks = is_auto and has_blocks(folder, config)
         weights = (
             load_block_weights(folder, config, torch.bfloat16)
             if keeps_blocks

@@ -7,7 +7,6 @@ before anything large is loaded.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,8 +34,6 @@ from protocol.layout import FP8, TOKENS, KvLayout
 from scheduling.block_manager import BlockManager
 from scheduling.scheduler import Scheduler
 from scheduling.step_model import StepModel
-
-logger = logging.getLogger(__name__)
 
 Allocate = Callable[[int], memoryview | None]
 EnterPhase = Callable[[str], None]
@@ -104,15 +101,13 @@ def _load(
     theirs = None if config.open_tensors is None else config.open_tensors()
     fingerprint = model_fingerprint(config.folder) if theirs is None else theirs.fingerprint
     dtype = torch_dtype(backend.dtype)
-    if backend.keeps_blocks and theirs is None and has_blocks(config.folder):
+    if backend.keeps_blocks and theirs is None and has_blocks(config.folder, whole):
         fingerprint += "-blocks"
-        weights = load_block_weights(config.folder, whole, dtype, progress)
+        weights = load_block_weights(config.folder, whole, dtype, progress, backend.device)
     else:
         weights = load_weights(
             theirs or config.folder, whole, backend.device, dtype, progress, backend.shard
         )
-        if whole.quantization is not None:
-            logger.info("quantized weights are dequantized to %s at load", backend.dtype)
     layout = _layout(config, whole, backend, fingerprint)
     scheduler = config.scheduler
     sizes = Sizes(

@@ -258,6 +258,21 @@ FORMATS: dict[str, Format] = {
 }  # fmt: skip
 
 
+FORMATS_IN_PANELS: dict[str, Format] = {
+    "fp8 in blocks": fp8("weight_scale_inv", (64, 128), torch.float32, weight_block_size=[64, 128]),
+    "fp8 per output": fp8("weight_scale", (1, None), torch.bfloat16),
+    "int8": FORMATS["int8 with zero points"],
+    "packed int4": pack_quantized(4, 32, has_zeros=True),
+    "packed int8": pack_quantized(8, -1),
+    "gptq": gptq(4, 64, sym=False),
+    "gptq, 8 bits": gptq(8, 64),
+    "awq": awq(128),
+    "mxfp4": float4(32),
+    "nvfp4": float4(16),
+}
+"""Those that our kernels multiply as they are, if sizes are multiples of 64."""
+
+
 def is_linear(name: str) -> bool:
     """Whether a plain checkpoint's tensor is one that formats quantize by default."""
     return name.endswith("_proj.weight")

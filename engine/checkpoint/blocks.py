@@ -1,33 +1,77 @@
-"""Quantized weights as GGUF files hold them: rows of blocks, each with a scale of its own.
+"""Quantized weights as our kernels take them: rows of blocks, each with a scale of its own.
 
 A row of a matrix is a whole number of blocks, so rows can be reordered and cut without a loss.
-Values are those of the `gguf` package's own dequantization.
+Values of a GGUF file's blocks are those of the `gguf` package's own dequantization.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from checkpoint.gguf.header import BLOCK_TYPES, PLAIN_TYPES
+from checkpoint.gguf.header import BLOCK_TYPES, PLAIN_TYPES, BlockType
 
-KIND_NUMBERS = {each.name: number for number, each in BLOCK_TYPES.items()}
-"""Of the types, as the files and the kernels number them."""
+SCALED_HEAD_BYTES = 8
+"""Of a block of scaled codes: a scale and a zero, fp32. A byte for each code follows."""
+SCALED_TYPES = {
+    number: BlockType(name, size, SCALED_HEAD_BYTES + size)
+    for number, name, size in (
+        (64, "INT4_32", 32),
+        (65, "INT4_64", 64),
+        (66, "INT8_64", 64),
+        (67, "E2M1_16", 16),
+        (68, "E2M1_32", 32),
+        (69, "E4M3_64", 64),
+    )
+}
+"""Codes of other formats in blocks, by the kernels' numbers; their names say the block's inputs."""
+_TYPES = BLOCK_TYPES | SCALED_TYPES
+_TYPES_BY_NAME = {each.name: each for each in _TYPES.values()}
+KIND_NUMBERS = {each.name: number for number, each in _TYPES.items()}
+"""Of the types, as GGUF files and the kernels number them."""
 QUANTIZED_TYPES = {each.name: each for each in BLOCK_TYPES.values() if each.name not in PLAIN_TYPES}
+"""Those of GGUF files."""
 PANEL_OUTPUTS = 64
 """Outputs that the kernels of a CPU multiply together."""
 _NUMBERS_AT_A_TIME = 1 << 22
 """Dequantization takes some twenty bytes for each."""
 
 
+class PanelRows(Protocol):
+    """Rows of a quantized matrix that our kernels pack without a loss."""
+
+    @property
+    def kind(self) -> str:
+        """The type of the blocks, a name in `KIND_NUMBERS`."""
+
+    @property
+    def num_rows(self) -> int:
+        """The outputs."""
+
+    @property
+    def inputs(self) -> int:
+        """Numbers in a row."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What the rows take in memory, about."""
+
+    def pieces(self) -> Iterator[BlockRows]:
+        """All rows in order; all pieces but the last are whole panels."""
+
+    def dequantized(self) -> torch.Tensor:
+        """The values, [outputs, inputs], fp32."""
+
+
 @dataclass(frozen=True)
 class BlockRows:
-    """Rows of a file's blocks: `rows` [outputs, bytes], uint8, a mapping of the file.
+    """Rows of blocks: `rows` [outputs, bytes], uint8; of a GGUF file, a mapping of the file.
 
     With `pairs_of_heads`, the rows of each of so many heads lie in the order of rotated pairs (see
     ModelConfig.qk_rows_in_pairs).
@@ -38,10 +82,24 @@ class BlockRows:
     pairs_of_heads: int | None = None
 
     @property
+    def num_rows(self) -> int:
+        """See PanelRows."""
+        return len(self.rows)
+
+    @property
     def inputs(self) -> int:
-        """Numbers in a row."""
-        kind = QUANTIZED_TYPES[self.kind]
+        """See PanelRows."""
+        kind = _TYPES_BY_NAME[self.kind]
         return self.rows.shape[1] // kind.num_bytes * kind.size
+
+    @property
+    def num_bytes(self) -> int:
+        """See PanelRows."""
+        return self.rows.nbytes
+
+    def pieces(self) -> Iterator[BlockRows]:
+        """See PanelRows."""
+        yield self
 
     def order(self) -> torch.Tensor:
         """The row of each output, [outputs] int64."""
@@ -61,12 +119,12 @@ class BlockRows:
 class BlockMatrix:
     """A weight [outputs, inputs] of blocks, in parts of whole rows that may differ in kind."""
 
-    parts: Sequence[BlockRows]
+    parts: Sequence[PanelRows]
 
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
-        return sum(len(part.rows) for part in self.parts), self.parts[0].inputs
+        return sum(part.num_rows for part in self.parts), self.parts[0].inputs
 
     def dequantized(self) -> torch.Tensor:
         """The values, [outputs, inputs], fp32."""
@@ -97,22 +155,20 @@ def as_tensor(matrix: Matrix) -> torch.Tensor:
     return torch.cat([as_tensor(part) for part in matrix.parts])
 
 
-def together(parts: Sequence[BlockRows | torch.Tensor | None]) -> BlockMatrix | MatrixStack:
+def together(parts: Sequence[PanelRows | torch.Tensor]) -> BlockMatrix | MatrixStack:
     """Join the parts of one weight, some of them blocks: into one matrix if the kernels can
     multiply it whole, else into a stack."""
-    blocks = [part for part in parts if isinstance(part, BlockRows)]
+    blocks = [part for part in parts if not isinstance(part, torch.Tensor)]
     if len(blocks) == len(parts) and fit_panels(blocks):
         return BlockMatrix(blocks)
-    found: list[torch.Tensor | BlockMatrix] = []
-    for part in parts:
-        assert part is not None
-        found.append(BlockMatrix([part]) if isinstance(part, BlockRows) else part)
-    return MatrixStack(found)
+    return MatrixStack(
+        [part if isinstance(part, torch.Tensor) else BlockMatrix([part]) for part in parts]
+    )
 
 
-def fit_panels(parts: Sequence[BlockRows]) -> bool:
+def fit_panels(parts: Sequence[PanelRows]) -> bool:
     """Whether each part but the last fills whole panels, so that a panel has one kind."""
-    return all(len(part.rows) % PANEL_OUTPUTS == 0 for part in parts[:-1])
+    return all(part.num_rows % PANEL_OUTPUTS == 0 for part in parts[:-1])
 
 
 def in_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

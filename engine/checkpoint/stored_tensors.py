@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from checkpoint.regular_file import open_regular
-from engine.checkpoint.blocks import QUANTIZED_TYPES
+from engine.checkpoint.blocks import QUANTIZED_TYPES, BlockRows, PanelRows
 from engine.checkpoint.files import (
     TensorEntry,
     model_fingerprint,
@@ -61,6 +61,10 @@ class StoredTensors(Protocol):
         the order of the entries' files and places. Raises ModelLoadError, and TransferError if the
         tensors are another worker's."""
 
+    def panel_rows(self, name: str, pairs_of_heads: int | None) -> PanelRows | None:
+        """The rows of a quantized matrix that our kernels multiply as it is; None if they do not,
+        or if it is not quantized. `pairs_of_heads` as in `BlockRows`."""
+
     def finish(self) -> None:
         """Say that all wanted tensors have been read."""
 
@@ -99,6 +103,13 @@ class FileTensors:
         # ACCESS_COPY because torch wants a writable buffer; no code writes to it
         count, offset = math.prod(shape), entry.begin - start
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+
+    def panel_rows(self, name: str, pairs_of_heads: int | None) -> BlockRows | None:
+        """See StoredTensors; those of GGUF files."""
+        kind = self.entries[name].dtype
+        if kind not in QUANTIZED_TYPES:
+            return None
+        return BlockRows(self.read(name), kind, pairs_of_heads)
 
     def finish(self) -> None:
         """Mappings end with their tensors."""

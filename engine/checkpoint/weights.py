@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from engine.checkpoint.blocks import (
     BlockMatrix,
     BlockRows,
     Matrix,
+    PanelRows,
     copy_dequantized,
     in_halves,
     together,
@@ -98,10 +99,14 @@ def load_weights(
 
 
 def load_block_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, progress: Progress | None = None
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    device: torch.device | str = "cpu",
 ) -> Weights:
-    """Like `load_weights` on a CPU, but quantized weights stay the blocks of their files."""
-    target = _Target(torch.device("cpu"), dtype, keeps_blocks=True)
+    """Like `load_weights`, but quantized weights stay in their files, as blocks."""
+    target = _Target(torch.device(device), dtype, keeps_blocks=True)
     return _load(FileTensors(folder), config, target, progress)
 
 
@@ -127,7 +132,7 @@ def _load(
     part = config if shard is None else config.sharded(shard.size)
     blocks = _kept_blocks(expected, tensors) if target.keeps_blocks else {}
     _check_memory(tensors.where, part, target, blocks)
-    weights = empty_weights(part, device, dtype)
+    weights = empty_weights(part, device, dtype, blocks.keys())
     places = _places(part, weights)
     map_embed = device.type == "cpu" and PLAIN_DTYPES.get(entries[_EMBED].dtype) == dtype
     copies = copies_to(device)
@@ -135,7 +140,7 @@ def _load(
     for name in sorted(places, key=lambda name: (entries[name].file, entries[name].begin)):
         if name == _EMBED and map_embed:
             weights.embed = tensors.read(name)
-        elif name not in blocks:
+        elif name not in blocks or (name == _EMBED and not _is_looked_up(blocks[name])):
             stored = _stored(name, tensors, expected[name].heads_in_pairs)
             split = places[name].split
             copies.copy(
@@ -146,36 +151,33 @@ def _load(
             progress(done, total)
     copies.finish()
     tensors.finish()
-    if blocks:
-        _put_blocks(weights, part, blocks)
-    if config.tie_word_embeddings:
-        weights.lm_head = weights.embed
+    _put_blocks(weights, part, blocks)
     return weights
 
 
-def has_blocks(folder: Path) -> bool:
-    """Whether some of the checkpoint's tensors are quantized blocks. Raises ModelLoadError."""
-    return any(
+def has_blocks(folder: Path, config: ModelConfig) -> bool:
+    """Whether some of the checkpoint's tensors are quantized. Raises ModelLoadError."""
+    return config.quantization is not None or any(
         entry.dtype in QUANTIZED_TYPES
         for file in weight_files(folder)
         for entry in read_tensor_entries(file).values()
     )
 
 
-def _kept_blocks(places: Places, tensors: StoredTensors) -> dict[str, BlockRows]:
+def _kept_blocks(places: Places, tensors: StoredTensors) -> dict[str, PanelRows]:
     """The model's quantized matrices by name, as mappings of their files. Quantized norms and
     biases are not among them: they are dequantized like any other vector."""
     found = {}
     for name, place in places.items():
-        dtype = tensors.entries[name].dtype
-        if dtype in QUANTIZED_TYPES and place.tensor.dim() == 2 and not place.is_wide:
-            found[name] = BlockRows(tensors.read(name), dtype, place.heads_in_pairs)
+        if place.tensor.dim() == 2 and not place.is_wide:
+            rows = tensors.panel_rows(name, place.heads_in_pairs)
+            if rows is not None:
+                found[name] = rows
     return found
 
 
-def _put_blocks(weights: Weights, config: ModelConfig, blocks: dict[str, BlockRows]) -> None:
-    """Replace quantized matrices with their blocks. The memory reserved for them was never touched,
-    so it costs nothing."""
+def _put_blocks(weights: Weights, config: ModelConfig, blocks: dict[str, PanelRows]) -> None:
+    """Replace quantized matrices with their blocks."""
     for name, tensors, kind in _halves(config, weights):
         for each in tensors:
             matrix = kind.matrices.get(each.name)
@@ -185,9 +187,18 @@ def _put_blocks(weights: Weights, config: ModelConfig, blocks: dict[str, BlockRo
             kind.matrices[each.name] = together(
                 [blocks.get(f"{name}.{rows.name}", part) for rows, part in parts]
             )
-    for field, name in (("embed", _EMBED), ("lm_head", _LM_HEAD)):
-        if name in blocks:
-            setattr(weights, field, BlockMatrix([blocks[name]]))
+    if _is_looked_up(blocks.get(_EMBED)):
+        weights.embed = BlockMatrix([blocks[_EMBED]])
+    logits = blocks.get(_EMBED if config.tie_word_embeddings else _LM_HEAD)
+    if logits is not None:
+        weights.lm_head = BlockMatrix([logits])
+    elif config.tie_word_embeddings:
+        weights.lm_head = weights.embed
+
+
+def _is_looked_up(rows: PanelRows | None) -> bool:
+    """Whether an embedding can be read from these rows; others are dequantized for it."""
+    return isinstance(rows, BlockRows)
 
 
 def _part(stored: torch.Tensor, split: Split, shard: Shard) -> torch.Tensor:
@@ -241,13 +252,13 @@ def _check(tensors: StoredTensors, places: Places) -> None:
 
 
 def _check_memory(
-    where: str, config: ModelConfig, target: _Target, blocks: dict[str, BlockRows]
+    where: str, config: ModelConfig, target: _Target, blocks: dict[str, PanelRows]
 ) -> None:
     """Raises ModelLoadError if the weights cannot fit: the system would kill this process, since a
     file may claim more than there is (a sparse one takes no space on a disk)."""
     device, dtype = target.device, target.dtype
     places = _places(config, empty_weights(config, torch.device("meta"), dtype))
-    kept = {name: part.rows.nbytes for name, part in blocks.items()}
+    kept = {name: part.num_bytes for name, part in blocks.items()}
     sizes = {name: place.tensor.nbytes for name, place in places.items() if name != _EMBED}
     needed = sum(kept.get(name, size) for name, size in sizes.items())
     available = available_bytes(device)
@@ -258,28 +269,38 @@ def _check_memory(
         )
 
 
-def empty_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Weights:
-    """Weights of the model's shapes, not initialised."""
+def empty_weights(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, kept: Collection[str] = ()
+) -> Weights:
+    """Weights of the model's shapes, not initialised. Those whose tensors are `kept` elsewhere take
+    no memory."""
 
-    def empty(*shape: int, is_wide: bool = False) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.float32 if is_wide else dtype, device=device)
+    def empty(*shape: int, is_wide: bool = False, names: Sequence[str] = ()) -> torch.Tensor:
+        is_kept = bool(names) and all(name in kept for name in names)
+        place = torch.device("meta") if is_kept else device
+        return torch.empty(shape, dtype=torch.float32 if is_wide else dtype, device=place)
 
-    def half(tensors: Sequence[LayerTensor]) -> KindWeights:
+    def half(name: str, tensors: Sequence[LayerTensor]) -> KindWeights:
         weights = KindWeights()
         for each in tensors:
             is_matrix = each.inputs is not None and not each.is_wide
-            kept = weights.matrices if is_matrix else weights.vectors
-            kept[each.name] = empty(*each.shape, is_wide=each.is_wide)
+            found = weights.matrices if is_matrix else weights.vectors
+            names = [f"{name}.{rows.name}" for rows in each.rows]
+            found[each.name] = empty(*each.shape, is_wide=each.is_wide, names=names)
         return weights
 
     hidden = config.hidden_size
     layers = []
-    for kinds in config.layer_kinds:
-        attention = half(ATTENTION[kinds.attention].tensors(config))
-        feed_forward = half(FEED_FORWARD[kinds.feed_forward].tensors(config))
+    for index, kinds in enumerate(config.layer_kinds):
+        name = f"model.layers.{index}"
+        tensors = ATTENTION[kinds.attention].tensors(config)
+        attention = half(f"{name}.{kinds.attention_name}", tensors)
+        tensors = FEED_FORWARD[kinds.feed_forward].tensors(config)
+        feed_forward = half(f"{name}.{kinds.feed_forward_name}", tensors)
         layers.append(LayerWeights(empty(hidden), attention, empty(hidden), feed_forward))
-    embed = empty(config.vocab_size, hidden)
-    lm_head = embed if config.tie_word_embeddings else empty(config.vocab_size, hidden)
+    lm_head = embed = empty(config.vocab_size, hidden)
+    if not config.tie_word_embeddings:
+        lm_head = empty(config.vocab_size, hidden, names=[_LM_HEAD])
     return Weights(embed=embed, layers=layers, final_norm=empty(hidden), lm_head=lm_head)
 
 

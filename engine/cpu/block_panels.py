@@ -1,4 +1,4 @@
-"""Panels of quantized blocks: what a GGUF file holds, packed for our kernels without a change.
+"""Panels of quantized blocks: what a checkpoint holds, packed for our kernels without a change.
 
 Owns the packed panels of a `BlockMatrix`. `native/block_panels.h` defines their layout and packs;
 their values are those of the blocks, bit for bit.
@@ -47,7 +47,7 @@ class BlockPanels:
     def __init__(self, matrix: BlockMatrix, kernels: ctypes.CDLL, memory: HugePages) -> None:
         assert fit_panels(matrix.parts)
         self._kernels = kernels
-        self._counts = [len(part.rows) for part in matrix.parts]
+        self._counts = [part.num_rows for part in matrix.parts]
         self._inputs = matrix.shape[1]
         self._memory: list[torch.Tensor] = []
         self.parts = (_Part * len(matrix.parts))()
@@ -56,18 +56,16 @@ class BlockPanels:
         first = 0
         for place, part in enumerate(matrix.parts):
             kind = KIND_NUMBERS[part.kind]
-            num_panels = -(-len(part.rows) // PANEL_OUTPUTS)
-            size = num_panels * panel_bytes(kind, self._inputs)
-            panels = memory.empty((size,), torch.uint8)
+            num_panels = -(-part.num_rows // PANEL_OUTPUTS)
+            each = panel_bytes(kind, self._inputs)
+            panels = memory.empty((num_panels * each,), torch.uint8)
             self._memory.append(panels)
             self.parts[place] = _Part(panels.data_ptr(), first, kind)
-            order = part.order()
-            kernels.baton_pack_blocks(
-                ctypes.byref(file_rows(part)),
-                ctypes.c_void_p(order.data_ptr()),
-                ctypes.c_int32(len(order)),
-                ctypes.byref(self.parts[place]),
-            )
+            packed = 0
+            for piece in part.pieces():
+                to = _Part(panels.data_ptr() + packed // PANEL_OUTPUTS * each, 0, kind)
+                _pack(piece, to, kernels)
+                packed += piece.num_rows
             first += num_panels
 
     @property
@@ -88,11 +86,23 @@ class BlockPanels:
         return values
 
 
+def _pack(rows: BlockRows, to: _Part, kernels: ctypes.CDLL) -> None:
+    """Pack rows into the panels from the part's first on."""
+    order = rows.order()
+    kernels.baton_pack_blocks(
+        ctypes.byref(file_rows(rows)),
+        ctypes.c_void_p(order.data_ptr()),
+        ctypes.c_int32(len(order)),
+        ctypes.byref(to),
+    )
+
+
 class BlockEmbedding:
     """An embedding that stays a mapping of its file's blocks; rows are dequantized when read."""
 
     def __init__(self, matrix: BlockMatrix, kernels: ctypes.CDLL) -> None:
         (part,) = matrix.parts
+        assert isinstance(part, BlockRows)
         assert part.pairs_of_heads is None
         self._part = part  # keeps the mapping
         self._look_up = kernels.baton_block_rows

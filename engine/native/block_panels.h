@@ -4,6 +4,9 @@
 // are multiplied by (64 of scales, 64 of minima), then its groups. A group: scales, minima, the lower four
 // bits of its words, the upper ones. Codes become bf16 by their place in its seven bits: of 4 bits as
 // 16 + code, of 5 as 32 + code, of 6 as 64 + code; group sums of x take that off again.
+//
+// Scaled codes have a span for each block: scales in fp32 (64), of integers zeros as halves (64), and
+// groups that are codes alone.
 
 #pragma once
 
@@ -97,15 +100,19 @@ struct BlockFormat {
   static constexpr int kInputs = kShape.group;
   static constexpr int kWords = kInputs / 2;
   static constexpr int kScales = kShape.has_minimum ? 2 : 1;
-  static constexpr int kScaleBytes = kScales * (kShape.is_super ? 64 : 128);
+  static constexpr bool kIsInteger = kShape.levels == Levels::kIntegers;
+  static constexpr int kScaleBytes =
+      kShape.is_scaled ? 0 : kScales * (kShape.is_super ? 64 : 128);
   static constexpr int kLowBytes = kWords * (kShape.bits == 8 ? 128 : 64);
   static constexpr int kHighBytes = kShape.bits == 8 ? 0 : kWords * 16 * (kShape.bits - 4);
   static constexpr int kGroupBytes = kScaleBytes + kLowBytes + kHighBytes;
-  static constexpr int kHeadBytes = kShape.is_super ? kScales * 128 : 0;
+  static constexpr int kHeadBytes = kShape.is_scaled  ? (kIsInteger ? 384 : 256)
+                                    : kShape.is_super ? kScales * 128
+                                                      : 0;
   static constexpr int kGroups = kShape.block / kInputs;  // of a span
   static constexpr int kSpanBytes = kHeadBytes + kGroups * kGroupBytes;
-  static constexpr int kBase = kShape.bits == 8 ? 0 : 1 << kShape.bits;
-  static constexpr bool kNeedsSums = kShape.bits != 8;
+  static constexpr int kBase = kShape.bits == 8 || !kIsInteger ? 0 : 1 << kShape.bits;
+  static constexpr bool kNeedsSums = kShape.is_scaled ? kIsInteger : kShape.bits != 8;
 
   static int64_t panel_bytes(int inputs) { return (int64_t)inputs / kShape.block * kSpanBytes; }
 
@@ -117,7 +124,9 @@ struct BlockFormat {
   }
 
   BATON_INLINE static auto words_at(const char* group) {
-    if constexpr (kShape.bits == 8) return Int8Panel{group + kScaleBytes};
+    if constexpr (kShape.levels == Levels::kE2M1) return Float4Panel{group};
+    else if constexpr (kShape.levels == Levels::kE4M3) return Float8Panel{group};
+    else if constexpr (kShape.bits == 8) return Int8Panel{group + kScaleBytes};
     else
       return CodeWords<kShape.bits>{group + kScaleBytes, group + kScaleBytes + kLowBytes};
   }
@@ -125,6 +134,14 @@ struct BlockFormat {
   // Of 16 outputs: what products of a group are multiplied by, and sums of x.
   BATON_INLINE static void scales_of(const char* span, const char* group, int j, Vec& scale,
                                      Vec& sums) {
+    if constexpr (kShape.is_scaled) {
+      scale = load((const float*)span + 16 * j);
+      if constexpr (kIsInteger)
+        sums = scale * (splat(-(float)kBase) - halves_at(span + 256 + 32 * j));
+      else
+        sums = splat(0.0f);
+      return;
+    }
     if constexpr (kShape.is_super)
       scale = halves_at(span + 32 * j) * bytes_at<kKind == kQ6_K>(group + 16 * j);
     else
@@ -148,6 +165,12 @@ BATON_INLINE inline void with_format(int kind, const Action& action) {
     case kQ8_0: return action(BlockFormat<kQ8_0>());
     case kQ4_K: return action(BlockFormat<kQ4_K>());
     case kQ5_K: return action(BlockFormat<kQ5_K>());
+    case kInt4By32: return action(BlockFormat<kInt4By32>());
+    case kInt4By64: return action(BlockFormat<kInt4By64>());
+    case kInt8By64: return action(BlockFormat<kInt8By64>());
+    case kFloat4By16: return action(BlockFormat<kFloat4By16>());
+    case kFloat4By32: return action(BlockFormat<kFloat4By32>());
+    case kFloat8By64: return action(BlockFormat<kFloat8By64>());
     default: return action(BlockFormat<kQ6_K>());
   }
 }
@@ -196,6 +219,22 @@ inline uint8_t code_in(const char* group, int i, int o) {
   return (uint8_t)code;
 }
 
+template <class Format>
+inline void put_scales(const FileGroup& from, char* span, char* group, int o) {
+  if constexpr (Format::kShape.is_scaled) {
+    ((float*)span)[o] = from.wide_scale;
+    if (Format::kIsInteger) ((uint16_t*)(span + 256))[o] = to_half(from.wide_zero);
+    return;
+  }
+  uint16_t* halves = (uint16_t*)(Format::kShape.is_super ? span : group);
+  halves[o] = from.scale;
+  if (Format::kShape.has_minimum) halves[64 + o] = from.minimum;
+  if (Format::kShape.is_super) {
+    group[o] = (char)from.factor;
+    if (Format::kShape.has_minimum) group[64 + o] = (char)from.minimum_factor;
+  }
+}
+
 // `outputs` rows of a file, from `rows` on, each `row_bytes` long, into a panel; the other outputs are
 // zeros. `order` [outputs] says which row an output is.
 template <class Format>
@@ -207,13 +246,7 @@ inline void pack_blocks(int kind, const FileRows& rows, const int64_t* order, in
       const FileGroup from = read_group(kind, rows.at + order[o] * rows.row_bytes, g);
       char* span = (char*)Format::span_at(panel, g);
       char* group = (char*)Format::group_at(panel, g);
-      uint16_t* halves = (uint16_t*)(Format::kShape.is_super ? span : group);
-      halves[o] = from.scale;
-      if (Format::kShape.has_minimum) halves[64 + o] = from.minimum;
-      if (Format::kShape.is_super) {
-        group[o] = (char)from.factor;
-        if (Format::kShape.has_minimum) group[64 + o] = (char)from.minimum_factor;
-      }
+      put_scales<Format>(from, span, group, o);
       for (int i = 0; i < Format::kInputs; ++i) put_code<Format>(group, i, o, from.codes[i]);
     }
 }
@@ -226,7 +259,12 @@ inline FileGroup packed_group(const char* panel, int g, int o) {
   const uint16_t* halves = (const uint16_t*)(Format::kShape.is_super ? span : group);
   FileGroup found{};
   found.factor = found.minimum_factor = 1;
-  found.scale = halves[o];
+  if constexpr (Format::kShape.is_scaled) {
+    found.wide_scale = ((const float*)span)[o];
+    if (Format::kIsInteger) found.wide_zero = to_float(((const uint16_t*)(span + 256))[o]);
+  } else {
+    found.scale = halves[o];
+  }
   if (Format::kShape.has_minimum) found.minimum = halves[64 + o];
   if (Format::kShape.is_super) {
     found.factor = Format::kShape.has_minimum ? (uint8_t)group[o] : (int8_t)group[o];

@@ -1,7 +1,10 @@
-// Quantized blocks as GGUF files hold them: the numbers and scales of a row's groups.
+// Quantized blocks as GGUF files hold them, and scaled codes of other formats: the numbers and scales of
+// a row's groups.
 //
 // Format: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. A value is
 // scale * (code - zero) - minimum; its products are exact in fp32, so that it is rounded at most once.
+// Scaled codes have a scale and a zero in fp32 for each block, then a byte for each code: see
+// engine/checkpoint/formats/panel_rows.py. A value is (level of the code - zero) * scale.
 
 #pragma once
 
@@ -14,10 +17,14 @@
 
 namespace baton {
 
-// By their numbers in the files, as `BLOCK_TYPES` in checkpoint/gguf/header.py.
+// By their numbers in the files, as `BLOCK_TYPES` in checkpoint/gguf/header.py; from 64 on our own, as
+// `SCALED_TYPES` in engine/checkpoint/blocks.py: integers and floats of 4 or 8 bits, by a block's inputs.
 enum BlockKind : int32_t {
-  kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12, kQ5_K = 13, kQ6_K = 14
+  kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12, kQ5_K = 13, kQ6_K = 14,
+  kInt4By32 = 64, kInt4By64 = 65, kInt8By64 = 66, kFloat4By16 = 67, kFloat4By32 = 68, kFloat8By64 = 69
 };
+
+enum class Levels { kIntegers, kE2M1, kE4M3 };  // what codes stand for
 
 constexpr int kSuperInputs = 256;  // of a block of groups whose scales are small integers
 constexpr int kMostGroupInputs = 32;
@@ -30,6 +37,8 @@ struct FileGroup {
   uint16_t minimum;
   int factor;
   int minimum_factor;
+  float wide_scale;  // of scaled codes, instead of all of these
+  float wide_zero;
 };
 
 struct BlockShape {
@@ -40,7 +49,11 @@ struct BlockShape {
   int zero;      // the code of no scale at all; 0 where there is a minimum
   bool has_minimum;
   bool is_super;
+  bool is_scaled = false;
+  Levels levels = Levels::kIntegers;
 };
+
+constexpr int kScaledHead = 8;  // bytes of a block of scaled codes before the codes
 
 constexpr BlockShape shape_of(int kind) {
   switch (kind) {
@@ -51,6 +64,12 @@ constexpr BlockShape shape_of(int kind) {
     case kQ8_0: return {8, 32, 32, 34, 0, false, false};
     case kQ4_K: return {4, 32, 256, 144, 0, true, true};
     case kQ5_K: return {5, 32, 256, 176, 0, true, true};
+    case kInt4By32: return {4, 32, 32, kScaledHead + 32, 0, false, false, true};
+    case kInt4By64: return {4, 32, 64, kScaledHead + 64, 0, false, false, true};
+    case kInt8By64: return {8, 32, 64, kScaledHead + 64, 0, false, false, true};
+    case kFloat4By16: return {4, 16, 16, kScaledHead + 16, 0, false, false, true, Levels::kE2M1};
+    case kFloat4By32: return {4, 32, 32, kScaledHead + 32, 0, false, false, true, Levels::kE2M1};
+    case kFloat8By64: return {8, 32, 64, kScaledHead + 64, 0, false, false, true, Levels::kE4M3};
     default: return {6, 16, 256, 210, 32, false, true};
   }
 }
@@ -63,6 +82,10 @@ inline uint16_t half_at(const uint8_t* at) {
 
 inline float to_float(uint16_t half) {
   return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
+
+inline uint16_t to_half(float x) {
+  return (uint16_t)_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(x), 0));
 }
 
 // The 6-bit scale and minimum of a group of Q4_K and Q5_K: those of the last four groups have their upper
@@ -115,6 +138,12 @@ inline FileGroup read_group(int kind, const uint8_t* row, int group) {
   const uint8_t* block = row + (int64_t)(group / per_block) * shape.bytes;
   FileGroup found{};
   found.factor = found.minimum_factor = 1;
+  if (shape.is_scaled) {
+    std::memcpy(&found.wide_scale, block, 4);
+    std::memcpy(&found.wide_zero, block + 4, 4);
+    std::memcpy(found.codes, block + kScaledHead + within * shape.group, (size_t)shape.group);
+    return found;
+  }
   found.scale = half_at(kind == kQ6_K ? block + 208 : block);
   if (shape.has_minimum) found.minimum = half_at(block + 2);
   switch (kind) {
@@ -138,9 +167,23 @@ inline FileGroup read_group(int kind, const uint8_t* row, int group) {
   return found;
 }
 
+inline float level_of(const BlockShape& shape, uint8_t code) {
+  constexpr float kSizes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  switch (shape.levels) {
+    case Levels::kE2M1: return code & 8 ? -kSizes[code & 7] : kSizes[code & 7];
+    case Levels::kE4M3: return to_float(Fp8{code});
+    default: return shape.bits == 8 ? (float)(int8_t)code : (float)code;
+  }
+}
+
 // The values of a group, at `to`.
 inline void group_values(int kind, const FileGroup& from, float* to) {
   const BlockShape shape = shape_of(kind);
+  if (shape.is_scaled) {
+    for (int i = 0; i < shape.group; ++i)
+      to[i] = (level_of(shape, from.codes[i]) - from.wide_zero) * from.wide_scale;
+    return;
+  }
   const float scale = to_float(from.scale) * (float)from.factor;
   float minimum = 0.0f;
   if (shape.has_minimum) minimum = to_float(from.minimum) * (float)from.minimum_factor;

@@ -1,4 +1,4 @@
-// Panels of integers of 8 or 4 bits.
+// Panels of integers and floats of 8 or 4 bits.
 
 #pragma once
 
@@ -40,26 +40,77 @@ struct Int8Panel {
   0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, \
       0x4080, 0x40a0, 0x40c0, 0x40e0
 
-struct Int4Panel {
+// e2m1 in bf16.
+#define BATON_FLOATS                                                                               \
+  0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, \
+      0xc000, 0xc040, 0xc080, 0xc0c0
+
+// Of sixteen numbers the one that the lower four bits of each 16 say.
+template <bool kFloats>
+BATON_INLINE inline Vec nibble_numbers(Bits codes) {
+#if defined(BATON_HALVES)
+  static constexpr NumberTable kIntegers({BATON_VALUES}), kOfFloats({BATON_FLOATS});
+  return (Vec)(kFloats ? kOfFloats : kIntegers).look_up(codes);
+#else
+  alignas(64) static constexpr uint16_t kIntegers[32] = {BATON_VALUES, BATON_VALUES};
+  alignas(64) static constexpr uint16_t kOfFloats[32] = {BATON_FLOATS, BATON_FLOATS};
+  const Bits values = _mm512_load_si512(kFloats ? kOfFloats : kIntegers);
+  return (Vec)_mm512_permutexvar_epi16(codes, values);  // the index is five bits, one of them idle
+#endif
+}
+#undef BATON_FLOATS
+
+template <bool kFloats>
+struct NibblePanel {
   const char* at;
   static constexpr int kWordBytes = 64;
   BATON_INLINE void read(int w, Vec* to) const {
     const Bits packed = _mm512_load_si512(at + w * kWordBytes);
-#if defined(BATON_HALVES)
-    static constexpr NumberTable kValues({BATON_VALUES});
-    const auto number = [](Bits codes) BATON_INLINE { return (Vec)kValues.look_up(codes); };
-#else
-    alignas(64) static constexpr uint16_t kValues[32] = {BATON_VALUES, BATON_VALUES};
-    const Bits values = _mm512_load_si512(kValues);  // the index is five bits, one of them idle
-    const auto number = [&](Bits codes) BATON_INLINE {
-      return (Vec)_mm512_permutexvar_epi16(codes, values);
-    };
-#endif
-    to[0] = number(packed);
-    to[1] = number(_mm512_srli_epi16(packed, 4));
-    to[2] = number(_mm512_srli_epi16(packed, 8));
-    to[3] = number(_mm512_srli_epi16(packed, 12));
+    to[0] = nibble_numbers<kFloats>(packed);
+    to[1] = nibble_numbers<kFloats>(_mm512_srli_epi16(packed, 4));
+    to[2] = nibble_numbers<kFloats>(_mm512_srli_epi16(packed, 8));
+    to[3] = nibble_numbers<kFloats>(_mm512_srli_epi16(packed, 12));
   }
+};
+using Int4Panel = NibblePanel<false>;
+using Float4Panel = NibblePanel<true>;
+
+// e4m3, in the order of Int8Panel. A number's seven bits are bf16's, 120 exponents lower; those below
+// 2^-6, multiples of 2^-9, are put right by a table.
+struct Float8Panel {
+  const char* at;
+  static constexpr int kWordBytes = 128;
+
+  BATON_INLINE void read(int w, Vec* to) const {
+    for (int j = 0; j < kPanelColumns; ++j)
+      to[j] = numbers(
+          _mm512_cvtepi8_epi16(_mm256_load_si256((const __m256i*)(at + w * kWordBytes + 32 * j))));
+  }
+
+ private:
+  BATON_INLINE static Vec numbers(Bits bytes) {
+    const Bits size = _mm512_and_si512(bytes, _mm512_set1_epi16(0x7f));
+    const Bits shifted =
+        _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
+    const Bits number =
+        _mm512_add_epi16(shifted, correction(_mm512_min_epu16(size, _mm512_set1_epi16(8))));
+    return (Vec)_mm512_or_si512(
+        number, _mm512_and_si512(bytes, _mm512_set1_epi16((short)0x8000)));
+  }
+
+// What is to be added to 0x3c00 + 16 i for i * 2^-9, and 0 from 8 on.
+#define BATON_CORRECTIONS                                                                          \
+  0xc400, 0xfef0, 0xff60, 0xff90, 0xffc0, 0xffd0, 0xffe0, 0xfff0, 0, 0, 0, 0, 0, 0, 0, 0
+  BATON_INLINE static Bits correction(Bits places) {
+#if defined(BATON_HALVES)
+    static constexpr NumberTable kTable({BATON_CORRECTIONS});
+    return kTable.look_up(places);
+#else
+    alignas(64) static constexpr uint16_t kTable[32] = {BATON_CORRECTIONS, BATON_CORRECTIONS};
+    return _mm512_permutexvar_epi16(places, _mm512_load_si512(kTable));
+#endif
+  }
+#undef BATON_CORRECTIONS
 };
 #undef BATON_VALUES
 

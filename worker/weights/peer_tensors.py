@@ -148,6 +148,9 @@ class PeerTensors:
             raise TransferError(f"tensor {name!r} has another digest here than at {self.where}")
         return stored.view(dtype).view(shape)
 
+    def panel_rows(self, name: str, pairs_of_heads: int | None) -> None:
+        """See `StoredTensors`; quantized weights are not sent."""
+
     def finish(self) -> None:
         """Skip the remaining bytes, so that the worker writes nothing any more, and close. All
         wanted tensors are here, so errors are ignored."""

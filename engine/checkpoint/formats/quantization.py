@@ -72,6 +72,15 @@ class Quantization:
     zero_offset: int = 0
     activations: str | None = None
 
+    @property
+    def is_fp8_by_rows(self) -> bool:
+        """Whether all weights are fp8 with a scale per output or tensor."""
+        sharings = (PER_TENSOR, PER_OUTPUT)
+        return bool(self.groups) and all(
+            (each.bits, each.is_float) == (8, True) and each.sharing in sharings
+            for each in self.groups
+        )
+
     def groups_of(self, bits: int, is_float: bool) -> list[WeightGroup]:
         """Those of numbers of so many bits."""
         return [each for each in self.groups if (each.bits, each.is_float) == (bits, is_float)]

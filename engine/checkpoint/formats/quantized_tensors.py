@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from engine.checkpoint.blocks import PanelRows
 from engine.checkpoint.files import TensorEntry
 from engine.checkpoint.formats.byte_weights import DTYPES, byte_matrix
 from engine.checkpoint.formats.float4 import block_matrix, float4_matrix
@@ -21,6 +22,7 @@ from engine.checkpoint.formats.gptq import awq_matrix, gptq_matrix
 from engine.checkpoint.formats.matrix import QuantizedMatrix
 from engine.checkpoint.formats.module_tensors import ModuleTensors
 from engine.checkpoint.formats.packed_words import packed_matrix
+from engine.checkpoint.formats.panel_rows import panel_rows
 from engine.checkpoint.formats.quantization import Quantization
 from engine.checkpoint.stored_tensors import StoredTensors
 from protocol.errors import ModelLoadError
@@ -49,6 +51,7 @@ class QuantizedTensors:
     ) -> None:
         self._tensors = tensors
         self.where = tensors.where
+        self._num_packed = 0
         self.matrices: dict[str, QuantizedMatrix] = {}
         self.entries: dict[str, TensorEntry] = dict(tensors.entries)
         for name in wanted:
@@ -73,9 +76,23 @@ class QuantizedTensors:
         matrix = self.matrices.get(name)
         return self._tensors.read(name) if matrix is None else matrix.values()
 
+    def panel_rows(self, name: str, pairs_of_heads: int | None) -> PanelRows | None:
+        """See StoredTensors."""
+        matrix = self.matrices.get(name)
+        if matrix is None or pairs_of_heads is not None:
+            return None
+        rows = panel_rows(matrix)
+        if rows is not None:
+            self._num_packed += 1
+        return rows
+
     def finish(self) -> None:
         """See StoredTensors."""
         self._tensors.finish()
+        logger.info(
+            "%s: %d quantized matrices are multiplied as they are, %d are dequantized",
+            self.where, self._num_packed, len(self.matrices) - self._num_packed,
+        )  # fmt: skip
 
     def _say(self, quantization: Quantization) -> None:
         """Log what is quantized, and what is not used."""

@@ -9,15 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoint.json_keys import JsonKeys
+from engine.checkpoint.blocks import Matrix, MatrixStack
 from engine.checkpoint.config import Shard, load_model_config
 from engine.checkpoint.files import model_fingerprint
 from engine.checkpoint.formats.quantization import parse_quantization
 from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.stored_tensors import FileTensors
-from engine.checkpoint.weights import load_weights
+from engine.checkpoint.weights import load_block_weights, load_weights
 from tests.effort import some
 from tests.published_formats import (
     FORMATS,
+    FORMATS_IN_PANELS,
     change_config,
     change_tensors,
     compressed,
@@ -137,6 +139,54 @@ def test_ranks_load_their_parts(published, name):
         pairs = [each.feed_forward.matrices["gate_up"].chunk(2) for each in of_ranks]
         gates, ups = zip(*pairs, strict=True)
         assert torch.equal(torch.cat([*gates, *ups]), layer.feed_forward.matrices["gate_up"])
+
+
+@pytest.mark.parametrize("name", FORMATS_IN_PANELS)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_weights_stay_codes_with_the_same_values(make_tiny, name, is_tied):
+    """The embedding, from which rows are looked up, is dequantized."""
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8}
+    tiny = make_tiny(**SIZES | sizes, vocab_size=128, tie_word_embeddings=is_tied)
+    values = publish(tiny.folder, FORMATS_IN_PANELS[name], is_any_matrix)
+    weights = load_block_weights(tiny.folder, load_model_config(tiny.folder), torch.float32)
+    assert torch.equal(weights.embed, values["model.embed_tokens.weight"])
+    logits = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
+    assert torch.equal(of_codes(weights.lm_head), values[logits])
+    for index, layer in enumerate(weights.layers):
+        halves = layer.attention.matrices | layer.feed_forward.matrices
+        for matrix, parts in PARTS.items():
+            expected = [values[f"model.layers.{index}.{part}_proj.weight"] for part in parts]
+            assert torch.equal(of_codes(halves[matrix]), torch.cat(expected))
+
+
+PARTS = {
+    "qkv": [f"self_attn.{name}" for name in "qkv"],
+    "o": ["self_attn.o"],
+    "gate_up": ["mlp.gate", "mlp.up"],
+    "down": ["mlp.down"],
+}
+
+
+def of_codes(weight: Matrix) -> torch.Tensor:
+    """The values of codes; fails for a plain tensor."""
+    if isinstance(weight, MatrixStack):
+        return torch.cat([of_codes(part) for part in weight.parts])
+    return weight.dequantized()
+
+
+@pytest.mark.parametrize("name", some(FORMATS_IN_PANELS, 4))
+def test_experts_have_the_formats_too(make_tiny, paged_model, text, name):
+    """Logits are those of a plain checkpoint with the values."""
+    options = {"hidden_size": 128, "num_hidden_layers": 2, "moe_intermediate_size": 64}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    tinies = [make_tiny("Qwen3MoeForCausalLM", **options, **experts) for _ in range(2)]
+    values = publish(tinies[0].folder, FORMATS_IN_PANELS[name])
+    assert any(".experts.3." in each for each in values)
+    change_tensors(tinies[1].folder, lambda tensors: tensors.update(values))
+    quantized, plain = (
+        paged_model(tiny.folder).step([(text(TOKENS), 0, range(TOKENS))]) for tiny in tinies
+    )
+    assert torch.equal(quantized, plain)
 
 
 def test_matrices_of_experts_keep_their_dimensions(tmp_path):

@@ -1,0 +1,105 @@
+"""Quantized matrices as rows of blocks of scaled codes, which our kernels pack into panels.
+
+A block is a scale and a zero in fp32, and a byte for each code (`SCALED_TYPES`); values stay the
+same, bit for bit. Rows are made when they are packed, some at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoint.blocks import SCALED_HEAD_BYTES, BlockRows
+from engine.checkpoint.formats.matrix import CodeRows, Levels, QuantizedMatrix
+
+_BLOCKS = {
+    Levels.INT4: ("INT4", (64, 32), 4),
+    Levels.INT8: ("INT8", (64,), 8),
+    Levels.E2M1: ("E2M1", (32, 16), 4),
+    Levels.E4M3: ("E4M3", (64,), 8),
+}
+"""The name, the inputs that a block may have, the most first, and the bits of a code."""
+_PACKED_HEAD_BYTES = 6
+"""What a scale and a zero take in a panel."""
+
+
+@dataclass(frozen=True)
+class MatrixRows:
+    """See PanelRows; rows of `matrix` in blocks of `block` inputs."""
+
+    matrix: QuantizedMatrix
+    block: int
+
+    @property
+    def kind(self) -> str:
+        """See PanelRows."""
+        return f"{_BLOCKS[self.matrix.levels][0]}_{self.block}"
+
+    @property
+    def num_rows(self) -> int:
+        """See PanelRows."""
+        return self.matrix.num_rows
+
+    @property
+    def inputs(self) -> int:
+        """See PanelRows."""
+        return self.matrix.shape[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        """See PanelRows."""
+        bits = _BLOCKS[self.matrix.levels][2]
+        block_bytes = _PACKED_HEAD_BYTES + self.block * bits // 8
+        return self.num_rows * self.inputs // self.block * block_bytes
+
+    def pieces(self) -> Iterator[BlockRows]:
+        """See PanelRows."""
+        for rows in self.matrix.pieces():
+            yield BlockRows(self._in_blocks(self.matrix.read(rows)), self.kind)
+
+    def dequantized(self) -> torch.Tensor:
+        """See PanelRows."""
+        return self.matrix.values()
+
+    def _in_blocks(self, rows: CodeRows) -> torch.Tensor:
+        """[rows, bytes], uint8."""
+        codes = rows.codes.contiguous().view(torch.uint8).unflatten(1, (-1, self.block))
+        blocks = torch.zeros(
+            (*codes.shape[:2], SCALED_HEAD_BYTES + self.block), dtype=torch.uint8
+        )  # [rows, blocks of a row, bytes]
+        scales = self._of_blocks(rows.scales)
+        if self.matrix.levels is Levels.E4M3:  # a NaN among its codes makes the block's outputs NaN
+            is_nan = ((codes & 127) == 127).any(dim=-1)
+            scales = torch.where(is_nan, torch.nan, scales)
+        blocks[:, :, :4] = _as_bytes(scales, codes)
+        if rows.zeros is not None:
+            blocks[:, :, 4:SCALED_HEAD_BYTES] = _as_bytes(self._of_blocks(rows.zeros), codes)
+        blocks[:, :, SCALED_HEAD_BYTES:] = codes
+        return blocks.flatten(1)
+
+    def _of_blocks(self, shared: torch.Tensor) -> torch.Tensor:
+        """What groups share [rows, groups], for each block; both may be 1."""
+        if shared.shape[1] == 1:
+            return shared
+        firsts = torch.arange(0, self.inputs, self.block)
+        return shared[:, firsts // self.matrix.group_inputs]
+
+
+def panel_rows(matrix: QuantizedMatrix) -> MatrixRows | None:
+    """The rows of a matrix for our kernels; None if its groups are not whole blocks."""
+    inputs = matrix.shape[-1]
+    has_one_group = matrix.group_inputs >= inputs
+    if len(matrix.shape) != 2 or (matrix.groups is not None and not has_one_group):
+        return None
+    for block in _BLOCKS[matrix.levels][1]:
+        if inputs % block == 0 and (has_one_group or matrix.group_inputs % block == 0):
+            return MatrixRows(matrix, block)
+    return None
+
+
+def _as_bytes(numbers: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """fp32 numbers for all blocks, [rows, blocks, 4]."""
+    every = numbers.float().expand(codes.shape[:2]).contiguous()
+    return every.view(torch.uint8).unflatten(1, (-1, 4))
