@@ -11,12 +11,13 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.attention.torch_backend import TorchAttention
 from engine.backend import WHOLE, CapturedDecodes, FusedPass, Sizes
-from engine.checkpoint.blocks import BlockMatrix, Matrix
+from engine.checkpoint.blocks import BlockMatrix, Matrix, as_tensor
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.experts_config import ExpertsConfig
 from engine.device import dtype_name
 from engine.gpu.fp8_linear import Fp8Linear, can_scale
 from engine.gpu.memory import NO_GRAPHS, Graphs, LargestStep, blocks_for_card, profile, report_taken
+from engine.gpu.stored_fp8 import stored_codes
 from engine.kv_pool import KvPool
 from engine.layers.embedding import TorchEmbedding
 from engine.layers.experts import Experts, ExpertWeights, TorchExperts
@@ -63,9 +64,17 @@ class CardBackend:
         """See Backend."""
         return (TOKENS,)
 
+    def keep_fp8(self) -> None:
+        """Multiply by weights of a checkpoint in fp8 as they are; others are not changed."""
+        self.keeps_blocks, self.numerics = True, "fp8"
+
     def linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """See Backend."""
-        assert isinstance(weight, torch.Tensor)
+        if not isinstance(weight, torch.Tensor):
+            codes = stored_codes(weight, self.device)
+            if codes is not None and can_scale(codes[0]):
+                return Fp8Linear.of_codes(*codes, bias)
+            weight = as_tensor(weight).to(self.device)
         if self.rounds_weights and can_scale(weight):
             return Fp8Linear(weight, bias)
         return torch_linear(weight, bias)
@@ -80,8 +89,7 @@ class CardBackend:
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
         """See Backend."""
-        assert isinstance(weight, torch.Tensor)
-        return torch_linear(weight)
+        return torch_linear(as_tensor(weight).to(self.device))
 
     def embedding(self, weight: torch.Tensor | BlockMatrix) -> TorchEmbedding:
         """See Backend."""

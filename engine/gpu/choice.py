@@ -30,9 +30,22 @@ def card_backend(
     if settings.batch_invariant:
         _check_invariant(settings)
     kv_dtype = kv_torch_dtype(_kv_dtype(settings, device, dtype))
-    _check_quantization(settings, config)
+    keeps_fp8 = _keeps_fp8(settings, config, device, dtype)
     weight_bits = _weight_bits(settings.weights, device, dtype)
-    computed = torch_dtype(dtype)
+    backend = _backend(settings, config, device, (torch_dtype(dtype), kv_dtype, weight_bits))
+    if keeps_fp8:
+        backend.keep_fp8()
+    return backend
+
+
+def _backend(
+    settings: EngineConfig,
+    config: ModelConfig,
+    device: torch.device,
+    numbers: tuple[torch.dtype, torch.dtype, int],
+) -> CardBackend:
+    """The fastest backend for `numbers`: the dtypes of activations and KV, and bits per weight."""
+    computed, kv_dtype, weight_bits = numbers
     if settings.batch_invariant:
         return InvariantBackend(config, device, computed, kv_dtype)
     if settings.attention != "torch":
@@ -50,13 +63,24 @@ def card_backend(
     return CardBackend(config, device, computed, kv_dtype, weight_bits)
 
 
-def _check_quantization(settings: EngineConfig, config: ModelConfig) -> None:
-    """Raises ConfigError for quantized weights that no kernel of a card multiplies as they are."""
-    if config.quantization is not None and settings.weights == "auto":
-        raise ConfigError(
-            f"weights is 'auto', but no kernel of a card multiplies {config.quantization.method} "
-            "weights; use exact16, which dequantizes them at load"
-        )
+def _keeps_fp8(
+    settings: EngineConfig, config: ModelConfig, device: torch.device, dtype: str
+) -> bool:
+    """Whether the checkpoint's weights are multiplied as they are. Raises ConfigError for quantized
+    weights that no kernel of a card multiplies."""
+    quantization = config.quantization
+    if quantization is None or settings.weights != "auto":
+        return False
+    if not quantization.is_fp8_by_rows:
+        reason = f"no kernel of a card multiplies this checkpoint's {quantization.method} weights"
+    elif settings.batch_invariant:
+        reason = "with batch_invariant no kernel multiplies fp8"
+    else:
+        reason = _why_no_fp8(device, dtype)
+        reason = reason and f"the checkpoint's fp8 {reason}"
+    if reason:
+        raise ConfigError(f"weights is 'auto', but {reason}; use exact16, which dequantizes them")
+    return True
 
 
 def _check_invariant(settings: EngineConfig) -> None:
@@ -93,13 +117,21 @@ def _weight_bits(weights: str, device: torch.device, dtype: str) -> int:
         raise ConfigError(
             f"weights {weights} is for our own kernels, on a CPU; on a card use auto or fp8"
         )
-    if dtype != "bfloat16":
-        raise ConfigError(f"weights fp8 needs dtype bfloat16, not {dtype}; use auto")
-    reason = why_not_fp8(torch.cuda.get_device_capability(device), torch.__version__)
+    reason = _why_no_fp8(device, dtype)
     if reason:
         raise ConfigError(f"weights fp8 {reason}; use auto")
+    return 8
+
+
+def _why_no_fp8(device: torch.device, dtype: str) -> str:
+    """Why products in fp8 are not available; "" if they are."""
+    if dtype != "bfloat16":
+        return f"needs dtype bfloat16, not {dtype}"
+    reason = why_not_fp8(torch.cuda.get_device_capability(device), torch.__version__)
+    if reason:
+        return reason
     try:
         importlib.import_module("triton")
     except ImportError as error:
-        raise ConfigError(f"weights fp8 needs Triton: {error}") from error
-    return 8
+        return f"needs Triton: {error}"
+    return ""

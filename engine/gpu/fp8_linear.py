@@ -41,11 +41,24 @@ def why_not_fp8(capability: tuple[int, int], torch_version: str) -> str:
 
 class Fp8Linear:
     """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None, bf16. Keeps an
-    fp8 copy of `weight`."""
+    fp8 copy of `weight`, rounded anew."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         assert can_scale(weight), weight.shape
-        values, scales = scaled_rows(weight)
+        self._keep(*scaled_rows(weight), bias)
+
+    @classmethod
+    def of_codes(
+        cls, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> Fp8Linear:
+        """The layer of a weight that is in fp8: `values` [outputs, inputs], e4m3, times `scales`
+        [outputs, 1], fp32."""
+        assert can_scale(values), values.shape
+        layer = cls.__new__(cls)
+        layer._keep(values, scales, bias)
+        return layer
+
+    def _keep(self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = values.t()  # [inputs, outputs], column-major as the product requires
         self._scales = scales.t().contiguous()  # [1, outputs]
         self._bias = bias
