@@ -170,6 +170,14 @@ def overlap(device: torch.device) -> Iterator[Row]:
         yield from check_overlap(Card.unmeasured(device), passes, chunk)
 
 
+def tiers(device: torch.device) -> Iterator[Row]:
+    """A chunk's blocks go to pinned host memory and back, alone and beside other chunks."""
+    from bench.gpu.tiers import check_tiers
+
+    passes = _passes(_llama(), device, 2 * max(CHUNKS) // BLOCK_SIZE, [1])
+    yield from check_tiers(Card.unmeasured(device), passes, max(CHUNKS))
+
+
 def fp8(device: torch.device) -> Iterator[Row]:
     """Cost and gain of weights and KV in fp8."""
     from bench.gpu.numerics import check_accuracy, check_error, check_fast_accum, check_gain
@@ -246,6 +254,7 @@ PARTS: dict[str, Part] = {
     "ahead": ahead,
     "prefill": prefill,
     "overlap": overlap,
+    "tiers": tiers,
     "build-fp8": build_fp8,
     "fp8": fp8,
     "invariant": invariant,

@@ -225,7 +225,7 @@ def check_overlap(card: Card, passes: Passes, chunk: int) -> Iterator[Row]:
     """Measure a chunk alone, its blocks' copy alone and both at once. The pool must hold two
     chunks."""
     num_blocks = -(-chunk // BLOCK_SIZE)
-    compute = _chunk(card, passes, chunk)
+    compute = chunk_work(card, passes, chunk)
     source = passes.pool.tensor[num_blocks : 2 * num_blocks]
     target = torch.empty_like(source)
     beside = _stream_beside(card.device)
@@ -266,7 +266,8 @@ def _stream_beside(device: torch.device) -> Callable[[], AbstractContextManager[
     return beside
 
 
-def _chunk(card: Card, passes: Passes, chunk: int) -> Callable[[], None]:
+def chunk_work(card: Card, passes: Passes, chunk: int) -> Callable[[], None]:
+    """The computing of a prompt's first chunk, in the first blocks of the pool."""
     segment = Segment(chunk, chunk, range(-(-chunk // BLOCK_SIZE)))
     tokens = torch.ones(chunk, dtype=torch.int64, device=card.device)
     positions = torch.arange(chunk, device=card.device)

@@ -138,6 +138,15 @@ EXPECTED = {
         "chunk of 32: copy hidden",
         "chunk of 32: slower beside a copy",
     ],
+    "tiers": [
+        "blocks to host memory, alone",
+        "blocks to host memory, beside chunks",
+        "chunks beside copies to host memory",
+        "blocks from host memory, alone",
+        "blocks from host memory, beside chunks",
+        "chunks beside copies from host memory",
+        "blocks that came back",
+    ],
 }
 
 
