@@ -66,6 +66,19 @@ class KeysSettings:
         True, help="let workers keep the KV of this key's requests in host memory and on disk, too"
     )
 
+    ttft_ms: int | None = setting(
+        None,
+        help="target of the time to the first token of requests that name none; none: the router's",
+        unit="ms",
+        minimum=1,
+    )
+    tpot_ms: int | None = setting(
+        None,
+        help="target of the time per output token of requests that name none; none: the router's",
+        unit="ms",
+        minimum=1,
+    )
+
     def __post_init__(self) -> None:
         if self.terms.priority < self.max_priority:
             raise ConfigError("priority is more urgent than max_priority; lower is more urgent")
@@ -75,7 +88,8 @@ class KeysSettings:
         """What the key will allow."""
         priority = max(0, self.max_priority) if self.priority is None else self.priority
         limits = (priority, self.max_priority, self.inflight)
-        return KeyTerms(self.name or "", *limits, self.cache, self.tiers)
+        targets = (self.ttft_ms, self.tpot_ms)
+        return KeyTerms(self.name or "", *limits, self.cache, self.tiers, *targets)
 
 
 def main(argv: Sequence[str]) -> int:

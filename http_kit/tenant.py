@@ -25,6 +25,8 @@ class KeyTerms:
     - `inflight`: the most sequences in flight (None: the router's default).
     - `cache`: keys with the same value share cached prefixes; a key without one shares with no
       other key.
+    - `ttft_ms`, `tpot_ms`: targets of requests that name none, in milliseconds: to the first token,
+      and for each later one (None: the router's).
     - `tiers`: workers may keep the KV of its requests in host memory and on disk, too.
     """
 
@@ -34,6 +36,8 @@ class KeyTerms:
     inflight: int | None = None
     cache: str | None = None
     tiers: bool = True
+    ttft_ms: int | None = None
+    tpot_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

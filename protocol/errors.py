@@ -17,6 +17,7 @@ BatonError
 └── ServiceError           Baton's fault: becomes a 5xx
     ├── Overloaded         503 with Retry-After
     │   ├── DeadlineUnreachable 503, the request would wait for longer than its time
+    │   ├── TargetUnreachable  503, it would wait for longer than its target of the first token
     │   └── StoreTrouble       503, the request needs the store of responses
     │       ├── StoreAway      which cannot be reached
     │       ├── StoreFull      which has no room
@@ -212,6 +213,12 @@ class DeadlineUnreachable(Overloaded):
     """The prompts ahead of the request take longer than its remaining time."""
 
     code = "deadline_unreachable"
+
+
+class TargetUnreachable(Overloaded):
+    """The prompts ahead of the request take longer than it gives its first token."""
+
+    code = "target_unreachable"
 
 
 class StoreTrouble(Overloaded):

@@ -42,7 +42,8 @@ _PHASES = {
 OUTCOMES = ("finished", "failed", "closed")
 FAILURE_KINDS = ("connection_broke", "worker_lost", "no_room", "retryable", "final")
 REFUSALS = (
-    "overloaded", "deadline_unreachable", "prompt_too_long", "invalid_request", "failed", "other",
+    "overloaded", "deadline_unreachable", "target_unreachable", "prompt_too_long",
+    "invalid_request", "failed", "other",
 )  # fmt: skip
 SOURCES = ("cached", "computed", "transferred", "computed_before")
 BAD_FRAMES = ("undecodable", "handshake", "no_hello", "foreign", "unexpected", "impossible")

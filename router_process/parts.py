@@ -45,6 +45,7 @@ from router.metrics import FleetMetrics
 from router.requests.dispatcher import Dispatcher
 from router.requests.trace import TraceStore
 from router.routing.cache_index import CacheIndex
+from router.routing.view import Targets as Limits
 from router_process.settings import RouterSettings
 
 
@@ -102,7 +103,9 @@ def assemble(settings: RouterSettings, stack: AsyncExitStack) -> Parts:
     ignored = IgnoredEntries()
     registry.register(ignored)
     door = Door(time.perf_counter)
-    report = FleetReport(fleet, traces, Targets.of(settings), ignored, door)
+    targets = Targets.of(settings)
+    dispatcher.use_targets(lambda: Limits(targets.ttft_target_ms, targets.tpot_target_ms))
+    report = FleetReport(fleet, traces, targets, ignored, door)
     exporter = None
     if settings.otlp_endpoint is not None:
         ratio = settings.otlp_sample_ratio

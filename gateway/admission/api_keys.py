@@ -69,7 +69,7 @@ def key_line(hashed: str, terms: KeyTerms) -> str:
     """The line of a key file for a hash and its terms. Default terms are left out."""
     usual = KeyTerms(terms.name)
     fields = [("name", terms.name)] if terms.name else []
-    for name in ("priority", "max_priority", "inflight", "cache", "tiers"):
+    for name in ("priority", "max_priority", "inflight", "cache", "tiers", "ttft_ms", "tpot_ms"):
         value = getattr(terms, name)
         if value != getattr(usual, name):
             fields.append((name, "off" if value is False else value))
@@ -275,6 +275,8 @@ _FIELDS = {
     "inflight": _count,
     "cache": _word,
     "tiers": _switch,
+    "ttft_ms": _count,
+    "tpot_ms": _count,
 }
 
 

@@ -12,6 +12,8 @@ from http_kit.tenant import EVERYBODY, Tenant
 from protocol.errors import InvalidRequest
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
+TTFT_HEADER, TPOT_HEADER = "x-baton-ttft-ms", "x-baton-tpot-ms"
+"""A request's targets: the time to its first token, and of each later one."""
 SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
 """The first of these headers in a request names its session."""
 _SESSION_BYTES = 16
@@ -21,12 +23,15 @@ _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 class RequestTerms(msgspec.Struct, frozen=True):
     """`ends_at` is when the client stops waiting, by the clock that noted the request's arrival;
     None if the client set no limit. Without a gate there is no `ticket`. `session` identifies the
-    client's session; empty if the client named none."""
+    client's session; empty if the client named none. `ttft_ms` and `tpot_ms` are its targets, by
+    its headers or its key; None if neither has any."""
 
     tenant: Tenant = EVERYBODY
     ticket: Ticket | None = None
     ends_at: float | None = None
     session: str = ""
+    ttft_ms: int | None = None
+    tpot_ms: int | None = None
 
     def count_sequences(self, num: int) -> None:
         """The request starts so many sequences. Raises as `Ticket.widen`."""
@@ -46,9 +51,11 @@ def session_of(tenant: Tenant, name: str) -> str:
 
 def read_timeout_s(header: str) -> float:
     """The time that a client gives its request, in seconds. Raises InvalidRequest."""
-    if _MILLISECONDS.fullmatch(header) is None or int(header) == 0:
-        raise InvalidRequest(
-            f"'{TIMEOUT_HEADER}' must be a whole number of milliseconds, at least 1",
-            TIMEOUT_HEADER,
-        )
-    return int(header) / 1000
+    return read_ms(TIMEOUT_HEADER, header) / 1000
+
+
+def read_ms(name: str, value: str) -> int:
+    """The milliseconds in the header of this name. Raises InvalidRequest."""
+    if _MILLISECONDS.fullmatch(value) is None or int(value) == 0:
+        raise InvalidRequest(f"'{name}' must be a whole number of milliseconds, at least 1", name)
+    return int(value)

@@ -276,6 +276,8 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
                 share=self.identity.terms.tenant.share,
                 shared_tokens=shared.num_shared,
                 session=self.identity.terms.session,
+                ttft_target_ms=self.identity.terms.ttft_ms,
+                tpot_target_ms=self.identity.terms.tpot_ms,
                 stays_in_pool=not self.identity.terms.tenant.terms.tiers,
                 # prompt log-probabilities are not kept with the tokens
                 is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,

@@ -17,7 +17,7 @@ from msgspec import Struct
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.admission.terms import SESSION_HEADERS, TIMEOUT_HEADER
+from gateway.admission.terms import SESSION_HEADERS, TIMEOUT_HEADER, TPOT_HEADER, TTFT_HEADER
 from gateway.api.operations import OPERATIONS, Operation
 from gateway.api.replies.timing import TIMING_HEADER
 from gateway.http.access import Door
@@ -102,6 +102,9 @@ _TEXTS = ("text/plain", "text/html")
 _LIMIT_HEADERS = (
     "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
 )  # fmt: skip
+_OF_GENERATIONS = (
+    TIMING_HEADER, RESUMING_HEADER, TIMEOUT_HEADER, TTFT_HEADER, TPOT_HEADER, SESSION_HEADER,
+)  # fmt: skip
 _RARE_HEADERS = ("retry-after", "request-id", *_LIMIT_HEADERS)
 
 
@@ -127,7 +130,7 @@ def _operation(each: Operation, answers: dict[Any, Any], bodies: dict[Any, Any])
             {"$ref": "#/components/parameters/traceparent"},
             *(
                 {"$ref": f"#/components/parameters/{name}"}
-                for name in (TIMING_HEADER, RESUMING_HEADER, TIMEOUT_HEADER, SESSION_HEADER)
+                for name in _OF_GENERATIONS
                 if each.event
             ),
         ],
@@ -265,6 +268,14 @@ def _parameters() -> dict[str, Any]:
             TIMEOUT_HEADER,
             "Milliseconds after which the client no longer waits; the request then ends everywhere",
             pattern="^[0-9]{1,12}$",
+        ),
+        TTFT_HEADER: header(
+            TTFT_HEADER,
+            "Target: milliseconds to the first token; a request that would wait longer is refused",
+            pattern="^[0-9]{1,12}$",
+        ),
+        TPOT_HEADER: header(
+            TPOT_HEADER, "Target: milliseconds of each later token", pattern="^[0-9]{1,12}$"
         ),
         SESSION_HEADER: header(
             SESSION_HEADER, "The conversation or agent: its requests stay on the same workers"

@@ -29,7 +29,10 @@ from gateway.admission.gate import Gate, Ticket
 from gateway.admission.terms import (
     SESSION_HEADERS,
     TIMEOUT_HEADER,
+    TPOT_HEADER,
+    TTFT_HEADER,
     RequestTerms,
+    read_ms,
     read_timeout_s,
     session_of,
 )
@@ -99,10 +102,18 @@ class RequestRecord:
         self.request_id = prefix + self.request_id[-2 * _ID_BYTES :]
 
     def terms(self) -> RequestTerms:
-        """The terms of the request. Raises InvalidRequest for a malformed time to wait."""
+        """The terms of the request. Raises InvalidRequest for a malformed time."""
         timeout = self.header(_TIMEOUT)
         ends_at = None if timeout is None else self.arrived + read_timeout_s(timeout)
-        return RequestTerms(self.tenant, self.ticket, ends_at, self._session())
+        allowed = self.tenant.terms
+        ttft_ms = self._target(TTFT_HEADER, allowed.ttft_ms)
+        tpot_ms = self._target(TPOT_HEADER, allowed.tpot_ms)
+        return RequestTerms(self.tenant, self.ticket, ends_at, self._session(), ttft_ms, tpot_ms)
+
+    def _target(self, name: str, usual: int | None) -> int | None:
+        """The target in this header, else the key's."""
+        value = self.header(name.encode())
+        return usual if value is None else read_ms(name, value)
 
     def _session(self) -> str:
         for name in _SESSIONS:

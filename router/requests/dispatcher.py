@@ -56,6 +56,7 @@ from router.requests.resumption import Searches, placement_of
 from router.requests.retries import Retries
 from router.requests.token_stream import TokenPiece
 from router.requests.trace import TraceStore
+from router.routing.view import Targets
 from router.settings import RoutingSettings
 
 
@@ -87,6 +88,10 @@ class Dispatcher:
         metrics.inflight.set_function(lambda: self.inflight)
         self.on_refused: Callable[[str, str], None] = lambda request_id, reason: None
         """Called with each request that is not admitted, and the reason."""
+
+    def use_targets(self, targets: Callable[[], Targets]) -> None:
+        """Place requests that have no targets of their own by these."""
+        self._launcher.targets = targets
 
     @property
     def inflight(self) -> int:

@@ -66,6 +66,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
       role.
     - `share`: workers give each share equal turns.
     - `session`: requests of one session go to the same workers if that costs no more.
+    - `ttft_target_ms`, `tpot_target_ms`: the targets of the client or its key; None: the router's.
+      A request that would wait for longer than its own first target is refused.
     - `shared_tokens`: leading tokens declared as shared by everybody; the blocks that they fill
       have no salt.
     - `stays_in_pool`: workers may keep its KV nowhere but in their pools.
@@ -86,6 +88,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     shared_tokens: int = 0
     session: str = ""
     stays_in_pool: bool = False
+    ttft_target_ms: float | None = None
+    tpot_target_ms: float | None = None
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):

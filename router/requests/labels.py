@@ -11,12 +11,14 @@ from protocol.errors import (
     PromptTooLong,
     RequestError,
     ServiceError,
+    TargetUnreachable,
 )
 from router.fleet.worker import Loss
 
 _ERRORS: dict[type[Exception], str] = {
     Overloaded: "overloaded",
     DeadlineUnreachable: "deadline_unreachable",
+    TargetUnreachable: "target_unreachable",
     PromptTooLong: "prompt_too_long",
     InvalidRequest: "invalid_request",
     GenerationFailed: "failed",

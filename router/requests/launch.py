@@ -28,7 +28,7 @@ from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
 from router.requests.waiting_ahead import check_deadline
 from router.routing.decision import Charge, Decision, Query, apply, decide
-from router.routing.view import Mode, Placement
+from router.routing.view import NO_TARGETS, Mode, Placement, Targets
 from router.settings import BY_LOAD, ON, RoutingSettings
 
 PlacedListener = Callable[[Sequence[bytes], Placement, int], None]
@@ -54,6 +54,8 @@ class Launcher:
         self._fleet = fleet
         self._rng = rng
         self._seed = seed_of(settings.cluster_secret)
+        self.targets: Callable[[], Targets] = lambda: NO_TARGETS
+        """The targets of requests that have none of their own."""
 
     def check_length(self, request: GenerationRequest) -> None:
         """Raises PromptTooLong for more tokens than any ready decode worker accepts."""
@@ -169,10 +171,18 @@ class Launcher:
             by_load=self._by_load,
             local_threshold_tokens=self._local_threshold,
             session=request.session,
+            targets=self._targets(request),
             output_tokens=self._experience.expected_output(
                 generation.max_tokens - generation.num_tokens
             ),
         )
+
+    def _targets(self, request: GenerationRequest) -> Targets:
+        usual = self.targets()
+        ttft_ms, tpot_ms = request.ttft_target_ms, request.tpot_target_ms
+        if ttft_ms is None and tpot_ms is None:
+            return usual
+        return Targets(ttft_ms or usual.ttft_ms, tpot_ms or usual.tpot_ms)
 
     def _attempt(
         self,

@@ -1,9 +1,10 @@
-"""Refuses a request whose deadline will have passed before its turn comes.
+"""Refuses a request whose deadline, or own target of the first token, will have passed before its
+turn comes.
 
 Counts only prompts that are sure to come first: those of this router, on the same worker, older
 than the request, of its share and of no lower priority. Other shares, other routers and the
-request's own prompt would make it later still. So a refused request would have been late even if
-the prediction is too high by a factor of `MARGIN`.
+request's own prompt would make it later still. So a request that is refused for its deadline would
+have been late even if the prediction is too high by a factor of `MARGIN`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import time
 from collections.abc import Iterable
 
-from protocol.errors import DeadlineUnreachable
+from protocol.errors import DeadlineUnreachable, TargetUnreachable
 from router.requests.generation import Generation
 from router.routing.prediction import least_wait_ms
 from router.routing.view import Mode, Placement, WorkerLoad
@@ -28,8 +29,8 @@ def check_deadline(
     loads: Iterable[WorkerLoad],
     running: Iterable[Generation],
 ) -> None:
-    """Raises DeadlineUnreachable if the prompts of `running` on the same worker take too long.
-    `loads` are those from which the placement was made."""
+    """Raises DeadlineUnreachable or TargetUnreachable if the prompts of `running` on the same
+    worker take too long. `loads` are those from which the placement was made."""
     worker_id = _computing(placement)[0]
     for load in loads:
         if load.worker_id == worker_id:
@@ -39,17 +40,31 @@ def check_deadline(
     if load.speed is None:
         return
     left_ms = (generation.deadline - time.monotonic()) * 1000
-    if least_wait_ms(load.speed, load.queued_tokens) <= MARGIN * left_ms:
+    target_ms, most_ms = generation.request.ttft_target_ms, MARGIN * left_ms
+    if target_ms is not None:
+        most_ms = min(most_ms, target_ms)
+    if least_wait_ms(load.speed, load.queued_tokens) <= most_ms:
         return
     ahead = sum(_waiting_tokens(each, worker_id) for each in running if _precedes(each, generation))
     wait_ms = least_wait_ms(load.speed, min(ahead, load.queued_tokens))
+    told = f"the prompts that wait before this one take about {wait_ms / 1000:.1f} s, and its"
     if wait_ms > MARGIN * left_ms:
-        retry_s = max(1, min(MAX_RETRY_S, math.ceil((wait_ms - left_ms) / 1000)))
+        retry_s = _retry_s(wait_ms - left_ms)
         raise DeadlineUnreachable(
-            f"the prompts that wait before this one take about {wait_ms / 1000:.1f} s, and its "
-            f"deadline is in {max(0.0, left_ms) / 1000:.1f} s; try again in {retry_s} s",
+            f"{told} deadline is in {max(0.0, left_ms) / 1000:.1f} s; try again in {retry_s} s",
             retry_s,
         )
+    if target_ms is not None and wait_ms > target_ms:
+        retry_s = _retry_s(wait_ms - target_ms)
+        raise TargetUnreachable(
+            f"{told} first token is to come within {target_ms / 1000:.1f} s; try again in "
+            f"{retry_s} s",
+            retry_s,
+        )
+
+
+def _retry_s(late_ms: float) -> int:
+    return max(1, min(MAX_RETRY_S, math.ceil(late_ms / 1000)))
 
 
 def _precedes(other: Generation, generation: Generation) -> bool:

@@ -20,6 +20,7 @@ from protocol.errors import (
     Overloaded,
     PromptTooLong,
     RequestError,
+    TargetUnreachable,
 )
 from protocol.messages import FinishReason, Generate, Prefill
 from router.fleet.worker import Loss
@@ -95,7 +96,7 @@ def test_counters_show_every_word_of_their_label_before_the_first_event() -> Non
     FleetMetrics(registry)
     errors = (
         Overloaded, DeadlineUnreachable, InvalidRequest, GenerationFailed, DeadlineExceeded,
-        RequestError,
+        RequestError, TargetUnreachable,
     )  # fmt: skip
     words = {error_label(each) for each in (*(kind("x") for kind in errors), PromptTooLong(1, 2))}
     kinds = {

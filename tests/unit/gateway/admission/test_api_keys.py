@@ -60,6 +60,7 @@ def test_a_key_that_was_replaced_is_forgotten_at_once() -> None:
         (" name=ops priority=-2 max_priority=-10", KeyTerms("ops", -2, -10)),
         (" max_priority=3", KeyTerms("key 1", 3, 3)),
         (" cache=team-a inflight=7", KeyTerms("key 1", inflight=7, cache="team-a")),
+        (" ttft_ms=500 tpot_ms=40", KeyTerms("key 1", ttft_ms=500, tpot_ms=40)),
     ],
 )
 def test_a_line_says_what_its_key_allows(fields: str, terms: KeyTerms) -> None:
@@ -106,6 +107,7 @@ def test_a_line_that_was_written_reads_the_same() -> None:
         KeyTerms("b", 2, -3, 5, "group"),
         KeyTerms("c", max_priority=-1),
         KeyTerms("d", tiers=False),
+        KeyTerms("e", ttft_ms=500, tpot_ms=40),
     ):
         assert parse_line(key_line(hash_key(make_key()), terms)).terms == terms
 

@@ -32,7 +32,8 @@ def running_api(checkpoint: Path, tokenizer: Tokenizer) -> Iterator[LiveApi]:
         [
             f"{hash_key(PLAIN)} name=plain",
             f"{hash_key(OTHER)} name=other",
-            f"{hash_key(URGENT)} name=urgent priority=-1 max_priority=-5 cache=team",
+            f"{hash_key(URGENT)} name=urgent priority=-1 max_priority=-5 cache=team "
+            "ttft_ms=500 tpot_ms=40",
             f"{hash_key(BATCH)} name=batch max_priority=3 cache=team",
             f"{hash_key(SMALL)} name=small inflight=1 tiers=off",
         ]
@@ -202,11 +203,24 @@ def test_a_client_says_how_long_it_waits(api: LiveApi) -> None:
     assert answer.json()["error"]["code"] == "deadline_exceeded"
 
 
+@pytest.mark.parametrize("name", ["x-request-timeout-ms", "x-baton-ttft-ms", "x-baton-tpot-ms"])
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "", "1" * 13])
-def test_a_malformed_time_to_wait_is_refused(api: LiveApi, value: str) -> None:
-    answer = complete(api, PLAIN, headers={"x-request-timeout-ms": value})
+def test_a_malformed_time_is_refused(api: LiveApi, name: str, value: str) -> None:
+    answer = complete(api, PLAIN, headers={name: value})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "x-request-timeout-ms"
+    assert answer.json()["error"]["param"] == name
+
+
+def test_targets_come_from_the_headers_else_from_the_key(api: LiveApi) -> None:
+    def targets(key: str, **headers: str) -> tuple[float | None, float | None]:
+        named = {f"x-baton-{name}-ms": value for name, value in headers.items()}
+        request = asked_by(api, key, headers=named)
+        return request.ttft_target_ms, request.tpot_target_ms
+
+    assert targets(PLAIN) == (None, None)
+    assert targets(PLAIN, ttft="300") == (300, None)
+    assert targets(URGENT) == (500, 40)
+    assert targets(URGENT, tpot="20") == (500, 20)
 
 
 @pytest.mark.parametrize("header", ["x-session-id", "x-dynamo-session-id", "x-smg-routing-key"])

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from protocol.errors import DeadlineUnreachable
+from protocol.errors import DeadlineUnreachable, TargetUnreachable
 from protocol.events import WorkerStats
 from protocol.messages import FinishReason, Generate, Prefill
+from router.routing.view import Targets
 from tests.unit.router.fake_worker import FakeWorker
 from tests.unit.router.router_harness import (
     Consumer,
@@ -130,6 +131,37 @@ async def test_prompts_of_a_higher_priority_come_first(queue: Queue) -> None:
     await queue.report()
     with pytest.raises(DeadlineUnreachable):
         await Consumer(queue.harness.dispatcher, next_request(priority=-1)).end()
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_sent"),
+    [
+        ({"ttft_target_ms": 900.0 * WAIT_S}, False),
+        ({"ttft_target_ms": 900.0 * WAIT_S, "share": "another"}, True),
+        ({"ttft_target_ms": 900.0 * WAIT_S, "priority": 1}, True),
+        ({"ttft_target_ms": 1100.0 * WAIT_S}, True),
+        ({"tpot_target_ms": 1.0}, True),
+    ],
+    ids=["late", "another share", "more urgent", "in time", "no first target"],
+)
+async def test_a_target_that_passes_while_it_waits(queue: Queue, fields, is_sent: bool) -> None:
+    """The least urgent requests are refused first: more prompts come before them."""
+    await queue.report()
+    if is_sent:
+        await queue.next_is_sent(deadline_ms=WAIT_S * 2000, **fields)
+        return
+    consumer = Consumer(queue.harness.dispatcher, next_request(WAIT_S * 2000, **fields))
+    with pytest.raises(TargetUnreachable, match=r"first token is to come within 90\.0 s") as caught:
+        await consumer.end()
+    assert (caught.value.status, caught.value.code) == (503, "target_unreachable")
+    assert caught.value.retry_after_s == 10
+    assert queue.harness.metric("refusals_total", reason="target_unreachable") == 1
+
+
+async def test_the_routers_own_targets_refuse_nothing(queue: Queue) -> None:
+    queue.harness.dispatcher.use_targets(lambda: Targets(1.0, 1.0))
+    await queue.report()
+    await queue.next_is_sent(deadline_ms=WAIT_S * 2000)
 
 
 async def test_a_prompt_that_has_its_first_token_is_computed(queue: Queue) -> None:

@@ -295,6 +295,32 @@ def test_tokens_that_can_be_fetched_cost_little_so_load_decides() -> None:
     assert fetching.prefill.recompute_tokens == 1000
 
 
+def test_a_decode_worker_that_holds_nothing_computes_what_no_pair_begins_in_time() -> None:
+    decode, prefill = [load("d1"), load("d2", num_requests=8)], [load("p1", queued_tokens=20_000)]
+    assert by_cost(1000, decode, prefill).mode is Mode.REMOTE
+    spare = by_cost(1000, decode, prefill, targets=Targets(ttft_ms=500.0))
+    assert (spare.mode, spare.rule, spare.decode.worker_id) == (Mode.LOCAL, Rule.SPARE, "d1")
+    assert spare.meets_targets
+    assert spare.reason.startswith("local: d1 gives the first token in time, after 6.25")
+    assert spare.alternative is not None
+    assert spare.alternative.prefill == "p1"
+    hopeless = by_cost(1000, decode, prefill, targets=Targets(ttft_ms=50.0))
+    assert (hopeless.mode, hopeless.meets_targets) == (Mode.REMOTE, False)
+
+
+def test_targets_outweigh_costs() -> None:
+    """p1 has most of the prompt, but also a queue; d1 has the rest of the batch's time."""
+    prefill = [load("p1", 120, queued_tokens=1500), load("p2")]
+    decode = [load("d1"), load("d2", num_requests=30)]
+    cheap = by_cost(2000, decode, prefill)
+    assert cheap.prefill is not None
+    assert cheap.prefill.worker_id == "p1"
+    timely = by_cost(400, decode, prefill, targets=Targets(ttft_ms=100.0, tpot_ms=3.0))
+    assert timely.prefill is not None
+    assert (timely.prefill.worker_id, timely.decode.worker_id) == ("p2", "d1")
+    assert timely.meets_targets
+
+
 def test_a_worker_does_not_fetch_from_itself() -> None:
     elsewhere = HeldElsewhere("p1", 60, 20)
     assert (elsewhere.beside("p1"), elsewhere.beside("p2")) == (20, 60)
