@@ -8,7 +8,6 @@ something happens that the next plan depends on; then the leap ends with the ste
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -26,6 +25,8 @@ from simulator.leaps import MAX_STEPS, advance, longest_leap
 from simulator.network import Network
 from simulator.requests import Request
 from simulator.sequences import SimulatedSequence, simulated_sequence
+
+_NOTHING = Batch()
 
 
 @dataclass(frozen=True)
@@ -83,17 +84,13 @@ class _Decodes:
 
     batch: Batch
     begun: float
+    rows: int
     context: int
     fixed_s: float
     slope_s: float
     learns: bool
     num_done: int = 0
     num_planned: int = 0
-
-    @property
-    def rows(self) -> int:
-        """Sequences that decode."""
-        return len(self.batch.decodes)
 
     def end(self, number: int) -> float:
         """When so many steps from the begin of the run on are over."""
@@ -102,8 +99,15 @@ class _Decodes:
 
     def num_over(self, now: float) -> int:
         """How many steps are over when the one ends that is under way at `now`."""
-        numbers = range(self.num_done + 1, self.num_done + self.num_planned)
-        return self.num_done + 1 + bisect_left(numbers, now, key=self.end)
+        most = self.num_done + self.num_planned
+        least = self.num_done + 1
+        step_s = self.fixed_s + self.slope_s * (self.context + self.rows * least)
+        number = min(most, max(least, int((now - self.begun) / step_s)))
+        while number < most and self.end(number) < now:
+            number += 1
+        while number > least and self.end(number - 1) >= now:
+            number -= 1
+        return number
 
 
 class SimulatedWorker:
@@ -251,8 +255,10 @@ class SimulatedWorker:
         happened."""
         goes_on = run is not None and not (self._has_woken or self._has_changed)
         self._has_woken = False
-        batch = self.scheduler.schedule(self._queue.now)
-        self._begin(batch)
+        batch = _NOTHING
+        if self.scheduler.has_work:
+            batch = self.scheduler.schedule(self._queue.now)
+            self._begin(batch)
         self._is_busy = not batch.is_empty
         if batch.chunks:
             self._compute(batch)
@@ -334,7 +340,7 @@ class SimulatedWorker:
         context = sum([len(each.tokens) for each in batch.decodes])
         fixed, slope = self.spec.times.decode_line(rows)
         learns = rows != self._learnt_rows
-        self._leap(_Decodes(batch, now, context, fixed, slope, learns))
+        self._leap(_Decodes(batch, now, rows, context, fixed, slope, learns))
 
     def _leap(self, run: _Decodes) -> None:
         most, decodes = self.spec.max_leap, cast("list[SimulatedSequence]", run.batch.decodes)

@@ -5,10 +5,12 @@ Each process reads the trace once. Results do not depend on the number of proces
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -55,7 +57,9 @@ def simulate(
 ) -> Result:
     """Run the trace through one fleet."""
     fleet = Fleet(Devices(settings).fleet(run.size, POLICIES[run.policy]), settings.seed)
-    outcome = fleet.run(trace_of(settings), on_progress)
+    trace = trace_of(settings)
+    with _uncollected():
+        outcome = fleet.run(trace, on_progress)
     targets = Targets(settings.ttft_ms, settings.tpot_ms)
     return Result(summarize(run.name, outcome, targets, usd_per_gpu_hour), outcome.requests)
 
@@ -82,6 +86,16 @@ def simulate_all(
             simulate(settings, run, usd_per_gpu_hour, partial(note, number))
             for number, run in enumerate(runs)
         ]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No looking for circles of references: a simulation makes none, but millions of objects."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def num_jobs(wanted: int | None) -> int:
