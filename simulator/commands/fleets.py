@@ -11,6 +11,7 @@ from protocol.messages import Role
 from scheduling.scheduler import SchedulerConfig
 from simulator.commands.settings import SimulationSettings
 from simulator.devices.cards import Card, card_named, read_card
+from simulator.devices.measured_steps import MeasuredSteps
 from simulator.devices.model_shape import ModelShape, model_shape
 from simulator.devices.roofline import Precision, Roofline
 from simulator.fleet import FleetSpec
@@ -57,7 +58,12 @@ class Devices:
         self._settings = settings
         self._shape: ModelShape = model_shape(settings.model)
         path = Path(settings.gpu).expanduser()
-        self._card: Card = read_card(path) if path.is_file() else card_named(settings.gpu)
+        self._card: Card
+        self._measured: MeasuredSteps | None = None
+        if path.is_file():
+            self._card, self._measured = read_card(path)
+        else:
+            self._card = card_named(settings.gpu)
         self._precision = Precision(settings.weight_bits / 8, settings.kv_bits / 8)
         self.num_cards = settings.tp or self.fewest_cards()
 
@@ -124,6 +130,6 @@ class Devices:
             num_blocks,
             roofline.kv_bytes_per_token * size,
             min(settings.max_context or self._shape.max_positions, num_blocks * size),
-            roofline,
+            self._measured or roofline,
             self.num_cards,
         )

@@ -1,7 +1,7 @@
 """What is known of the cards that a simulated worker may run on: their makers' data sheets.
 
-The efficiencies are the shares of the peaks that good kernels reach. `--card-file` of
-`baton simulate` replaces any number with a measured one.
+The efficiencies are the shares of the peaks that good kernels reach. A file that `--gpu` names
+replaces any number with a measured one, or the whole roofline with measured steps.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from checkpoint.json_keys import JsonKeys, read_json_object
 from protocol.errors import ConfigError
+from simulator.devices.measured_steps import MeasuredSteps, read_steps
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,14 @@ def card_named(name: str) -> Card:
     )
 
 
-def read_card(path: Path) -> Card:
+def read_card(path: Path) -> tuple[Card, MeasuredSteps | None]:
     """The card in a JSON file: the key `like` names a card of the list, the others are those of
-    `Card` and replace its numbers. Raises ModelLoadError and ConfigError."""
+    `Card` and replace its numbers; `steps`, if it is there, has the coefficients of steps. Raises
+    ModelLoadError and ConfigError."""
     keys = JsonKeys(read_json_object(path), str(path))
     card = card_named(keys.text("like"))
     known = {each.name for each in fields(Card)}
-    unknown = sorted(keys.values.keys() - known - {"like"})
+    unknown = sorted(keys.values.keys() - known - {"like", "steps"})
     if unknown:
         raise ConfigError(
             f"{path}: {unknown[0]!r} is no property of a card; there are {', '.join(sorted(known))}"
@@ -82,4 +84,6 @@ def read_card(path: Path) -> Card:
         for name in known
         if name in keys
     }
-    return replace(card, **{"name": path.stem, **changes})
+    steps = keys.table("steps")
+    measured = None if steps is None else read_steps(steps)
+    return replace(card, **{"name": path.stem, **changes}), measured

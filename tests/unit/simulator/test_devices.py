@@ -9,10 +9,13 @@ import pytest
 
 from checkpoint.json_keys import JsonKeys
 from protocol.errors import ConfigError, ModelLoadError
+from scheduling.batch import Batch, Chunk
+from scheduling.step_model import StepModel
 from simulator.devices.cards import CARDS, card_named, read_card
 from simulator.devices.model_shape import model_shape, shape_of
 from simulator.devices.roofline import Precision, Roofline
-from simulator.devices.step_times import ChunkWork
+from simulator.devices.step_times import ChunkWork, chunk_work
+from tests.sequences import greedy, sequence_of
 
 DEEPSEEK_V3 = {
     "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
@@ -112,9 +115,29 @@ def test_cards_are_found_in_any_case() -> None:
 def test_a_card_file_replaces_numbers(tmp_path: Path) -> None:
     path = tmp_path / "ours.json"
     path.write_text('{"like": "H100", "step_s": 0.001, "memory_share": 0.7}')
-    card = read_card(path)
+    card, steps = read_card(path)
+    assert steps is None
     assert (card.name, card.step_s, card.memory_share) == ("ours", 0.001, 0.7)
     assert card.flops == CARDS["H100"].flops
     path.write_text('{"like": "H100", "stepp_s": 0.001}')
     with pytest.raises(ConfigError, match="'stepp_s' is no property"):
+        read_card(path)
+
+
+def test_measured_steps_are_those_of_the_step_model(tmp_path: Path) -> None:
+    path = tmp_path / "ours.json"
+    coefficients = {"fixed_us": 900, "per_token_us": 40, "per_attended_us": 0.002}
+    path.write_text(json.dumps({"like": "L40S", "steps": coefficients}))
+    _, steps = read_card(path)
+    assert steps is not None
+    model = StepModel(900e-6, 40e-6, 0.002e-6)
+    decoding = [sequence_of(range(n), greedy(5), 16) for n in (33, 70)]
+    for each in decoding:
+        each.num_computed = each.num_tokens - 1
+    prompt = sequence_of(range(64), greedy(5), 16)
+    batch = Batch(decoding, [Chunk(prompt, 16, 32, False)])
+    took = steps.seconds(2, 103, chunk_work(batch))
+    assert took == pytest.approx(model.predict(batch.cost))
+    path.write_text(json.dumps({"like": "L40S", "steps": {"fixed_us": 900}}))
+    with pytest.raises(ModelLoadError, match="'per_token_us' is missing"):
         read_card(path)
