@@ -135,7 +135,8 @@ class WorkerSettings(SharedSettings):
     )
     disk_tier_bytes: int = setting(
         0,
-        help="most that disk_tier_dir may take for KV blocks that leave host memory; 0: none",
+        help="most that this worker may take of disk_tier_dir, for KV blocks that leave host "
+        "memory; 0: none",
         unit="bytes",
         minimum=0,
     )

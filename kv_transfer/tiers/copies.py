@@ -30,14 +30,16 @@ class BlockCopies(Protocol):
 
 
 class HostCopies:
-    """Slots beside a pool that lies in this process's memory, too. Pages that were never used take
-    no memory."""
+    """Slots beside a pool that lies in this process's memory, too. All are resident, so that a lack
+    of memory shows at the start."""
 
     def __init__(self, pool: PoolMemory, num_slots: int) -> None:
         self._pool = pool
         self._size = pool.block_bytes
         self._num_slots = num_slots
-        self._arena = mmap.mmap(-1, num_slots * self._size)
+        populate = getattr(mmap, "MAP_POPULATE", 0)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate
+        self._arena = mmap.mmap(-1, num_slots * self._size, flags=flags)
         self._bytes = memoryview(self._arena)
         self._anchor = ctypes.c_char.from_buffer(self._arena)
         self._address = ctypes.addressof(self._anchor)

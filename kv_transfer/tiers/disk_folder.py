@@ -7,17 +7,22 @@ whose file it can read, so that it finds its blocks again after a restart.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
-import stat
+from contextlib import suppress
 from pathlib import Path
 
 from kv_transfer.tiers.block_file import is_of
 from kv_transfer.tiers.disk_key import DiskScope
 from protocol.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 FILE_NAME = "kv-blocks"
 MAX_WORKERS = 64
+_FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def claim_file(common: Path, scope: DiskScope) -> int:
@@ -39,7 +44,7 @@ def _choose(common: Path, scope: DiskScope, free: list[int]) -> int:
     """Lock the free files one after the other, in `free`, and take the chosen one out of it."""
     for number in range(MAX_WORKERS):
         folder = common / f"worker-{number}"
-        is_new = not folder.exists()
+        is_new = not os.path.lexists(folder)
         if is_new and free:
             return free.pop(0)
         fd = _try_lock(folder)
@@ -50,19 +55,24 @@ def _choose(common: Path, scope: DiskScope, free: list[int]) -> int:
         free.append(fd)
     if free:
         return free.pop(0)
-    raise ConfigError(f"disk_tier_dir {common}: {MAX_WORKERS} workers use it already")
+    raise ConfigError(f"disk_tier_dir {common}: none of {MAX_WORKERS} folders for workers is free")
 
 
 def _try_lock(folder: Path) -> int | None:
-    """The file of a worker's folder; None if another worker has it. Raises OSError, and ConfigError
-    for a folder of another user."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise ConfigError(f"{folder} is not a folder of the user that this worker runs as")
-    folder.chmod(0o700)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(folder / FILE_NAME, flags, 0o600)
+    """The file of a worker's folder; None if another worker has it, or if the folder is a link or
+    another user's. Raises OSError."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    held = _try_open_folder(folder)
+    if held is None:
+        log.warning(
+            "%s is no folder of the user that this worker runs as: it is left alone", folder
+        )
+        return None
+    try:
+        fd = os.open(FILE_NAME, _FILE_FLAGS, 0o600, dir_fd=held)
+    finally:
+        os.close(held)
     try:
         os.fchmod(fd, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,4 +82,19 @@ def _try_lock(folder: Path) -> int | None:
     except OSError:
         os.close(fd)
         raise
+    return fd
+
+
+def _try_open_folder(folder: Path) -> int | None:
+    """A descriptor of our own folder, which nobody else may enter from now on."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
+            return None
+        raise
+    if os.fstat(fd).st_uid != os.geteuid():
+        os.close(fd)
+        return None
+    os.fchmod(fd, 0o700)
     return fd

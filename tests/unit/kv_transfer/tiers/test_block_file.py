@@ -193,20 +193,40 @@ def test_each_worker_of_a_folder_has_a_file_of_its_own_and_finds_it_again(disk: 
     assert sorted(os.listdir(disk.folder)) == ["worker-0", "worker-1"]
 
 
-@pytest.mark.parametrize("what", ["folder", "file"])
-def test_links_are_not_followed(disk: Disk, tmp_path: Path, what: str) -> None:
+def test_a_link_in_place_of_a_folder_is_left_alone(
+    disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "precious").write_text("keep me")
+    elsewhere.mkdir(mode=0o755)
     disk.folder.mkdir()
-    if what == "folder":
-        (disk.folder / "worker-0").symlink_to(elsewhere)
-    else:
-        (disk.folder / "worker-0").mkdir()
-        disk.path.symlink_to(elsewhere / "precious")
-    with pytest.raises(ConfigError, match=r"disk_tier_dir|not a folder"):
+    (disk.folder / "worker-0").symlink_to(elsewhere)
+    disk.open().close()
+    assert "left alone" in caplog.text
+    assert list(elsewhere.iterdir()) == []
+    assert elsewhere.stat().st_mode & 0o777 == 0o755
+    assert (disk.folder / "worker-1" / FILE_NAME).is_file()
+
+
+def test_a_link_in_place_of_a_file_stops_the_start(disk: Disk, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    (disk.folder / "worker-0").mkdir(parents=True)
+    disk.path.symlink_to(precious)
+    with pytest.raises(ConfigError, match="disk_tier_dir"):
         disk.open()
-    assert (elsewhere / "precious").read_text() == "keep me"
+    assert precious.read_text() == "keep me"
+
+
+def test_folders_of_another_user_are_left_alone(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (disk.folder / "worker-0").mkdir(parents=True)
+    own = os.geteuid()
+    answers = iter([own + 1, own])
+    monkeypatch.setattr(os, "geteuid", lambda: next(answers))
+    disk.open().close()
+    assert (disk.folder / "worker-1" / FILE_NAME).is_file()
+    assert not disk.path.exists()
 
 
 def test_a_folder_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
