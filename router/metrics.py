@@ -118,6 +118,10 @@ class FleetMetrics:
             "time_to_first_token_prediction_error_seconds",
             "How far the prediction was off, either way",
         )
+        self._tpot_error = self._histogram(
+            "time_per_output_token_prediction_error_seconds",
+            "How far the prediction of a placement was off, either way",
+        )
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"baton_router_{name}", text, labels, registry=self._registry)
@@ -135,6 +139,10 @@ class FleetMetrics:
         """Compare the predicted time to the first token with that of the attempt."""
         self._predicted.observe(predicted_ms / 1000)
         self._prediction_error.observe(abs(predicted_ms - took_ms) / 1000)
+
+    def observe_tpot(self, predicted_ms: float, took_ms: float) -> None:
+        """Compare the predicted time per output token with that of the attempt."""
+        self._tpot_error.observe(abs(predicted_ms - took_ms) / 1000)
 
     def observe_durations(self, durations: Sequence[Mapping[str, float | None]]) -> None:
         """Observe the phases of generations that ended, in milliseconds; skip None."""

@@ -24,6 +24,8 @@ def time_table(trace: dict[str, Any]) -> Table:
     table.add_column("time", justify="right")
     table.add_column("what happened")
     table.add_row("reason", "", trace["placement"]["reason"])
+    if trace.get("predicted_ttft_ms") is not None:
+        table.add_row("forecast", _shown_ms(trace["predicted_ttft_ms"]), _cost_words(trace))
     if worker := prefill or decode:
         table.add_row("prompt", "", _prompt_words(worker))
     if prefill is not None:
@@ -59,6 +61,17 @@ def _rows(stages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
 
 def _shown_ms(value: float) -> str:
     return f"{tenths(value)} ms"
+
+
+def _cost_words(trace: dict[str, Any]) -> str:
+    """What the placement was predicted to cost, beside the best one of the other kind."""
+    placement = trace["placement"]
+    words = f"to the first token; everybody's time: {ms(placement['cost_ms'])}"
+    other = placement["alternative"]
+    if other is None:
+        return words
+    named = " → ".join(filter(None, (other["prefill"], other["decode"])))
+    return f"{words}, on {named}: {ms(other['cost_ms'])}"
 
 
 def _prompt_words(worker: dict[str, Any]) -> str:

@@ -61,12 +61,23 @@ def _spans(trace: dict[str, Any]) -> Iterator[Event]:
     attempts = trace["attempts"]
     started = attempts[0]["started_us"] if attempts else trace["finished_us"]
     yield from _span(_ROUTER, "tokenize", trace["received_us"], trace["tokenized_us"])
-    yield from _span(_ROUTER, "placement", trace["tokenized_us"], started)
+    decided = _decided(attempts[0]["placement"]) if attempts else {}
+    yield from _span(_ROUTER, "placement", trace["tokenized_us"], started, **decided)
     for attempt in attempts:
         yield from _attempt(trace, attempt)
     received, sent = trace["first_token_received_us"], trace["first_token_us"]
     yield from _span(_ROUTER, "first token delivery", received, sent)
     yield from _span(_ROUTER, "stream", sent, trace["last_token_us"])
+
+
+def _decided(placement: dict[str, Any]) -> dict[str, Any]:
+    """Why the request was placed there: predictions, and the parts of each candidate's cost."""
+    shown = {name: placement[name] for name in ("mode", "reason", "ttft_ms", "tpot_ms", "cost_ms")}
+    for role in ("prefill", "decode"):
+        for each in placement[f"{role}_candidates"]:
+            parts = {name: part for name, part in each.items() if name.endswith("_ms") and part}
+            shown[f"{role} {each['worker_id']}"] = parts
+    return shown
 
 
 def _attempt(trace: dict[str, Any], attempt: dict[str, Any]) -> Iterator[Event]:

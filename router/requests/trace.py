@@ -276,6 +276,8 @@ class TraceStore:
         if predicted_ms is not None:
             took_ms = (trace.first_token_received_us - attempt.started_us) / 1000
             self._metrics.observe_forecast(predicted_ms, took_ms)
+            if attempt.placement.tpot_ms is not None and trace.tpot_ms is not None:
+                self._metrics.observe_tpot(attempt.placement.tpot_ms, trace.tpot_ms)
 
     def attach_prefill(
         self,

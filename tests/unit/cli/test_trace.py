@@ -29,7 +29,7 @@ PLACED.attempts = [
             Candidate("p1", 1.0, 1, 1),
             "not cached",
             (),
-            (),
+            (Candidate("p1", 1.0, 1, 1),),
             (),
         ),
         1_000_020,
@@ -103,6 +103,9 @@ def test_recorders_of_the_request_s_workers_join_its_file(
     whole = json.loads(path.read_text())["traceEvents"]
     steps = [each for each in whole if each["name"] == "step"]
     assert [each["ts"] for each in steps] == [1_000_030]
+    (placed,) = [each for each in whole if each["name"] == "placement"]
+    assert placed["args"]["reason"] == "not cached"
+    assert placed["args"]["prefill p1"]["cost_ms"] == 1.0
     assert "without the recorder of p1" in capsys.readouterr().err, "it is gone"
 
 

@@ -67,6 +67,16 @@ def test_a_remote_prefill() -> None:
     ]
 
 
+def test_what_was_predicted_stands_beside_what_happened() -> None:
+    other = {"prefill": "p1", "decode": "d1", "cost_ms": 210.0, "ttft_ms": 90.0}
+    placement = {"reason": "because", "cost_ms": 132.0, "alternative": other}
+    told = trace(None, None, placement=placement, predicted_ttft_ms=95.0)
+    words = "to the first token; everybody's time: 132 ms, on p1 → d1: 210 ms"
+    assert shown(told)[1] == ["forecast", "95.0 ms", words]
+    alone = trace(None, None, placement=placement | {"alternative": None}, predicted_ttft_ms=95.0)
+    assert shown(alone)[1][2] == "to the first token; everybody's time: 132 ms"
+
+
 @given(st.lists(st.floats(0.1, 20_000), min_size=1, max_size=9))
 def test_the_rows_add_up_to_their_part_as_they_are_written(times_ms: list[float]) -> None:
     stages = [stage("queue", each) for each in times_ms]
