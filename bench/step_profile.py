@@ -157,7 +157,7 @@ def profile(run: BatonRun, work: Work, seconds: float) -> tuple[float, dict[str,
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.step_profile", description=__doc__)
-    parser.add_argument("--model", default="M1", help="M1, M2 or a checkpoint's folder")
+    parser.add_argument("--model", default="M1", help="M1, M2, M4 or a checkpoint's folder")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--attention", default="auto", choices=("auto", "kernel", "torch"))
     parser.add_argument("--threads", type=int, default=1)

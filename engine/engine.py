@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.expert_loads import ExpertLoads
 from engine.fences import Fence
 from engine.runner import AnyRunner
 from engine.step_result import StepResult, commit
@@ -28,6 +29,7 @@ class Engine:
     """Scheduler and runner of one worker; used by one thread.
 
     `one_step_ahead` lets `run` launch a step before it reads the previous one's result.
+    `expert_loads` returns those of the model's mixtures so far, None if it has none.
     """
 
     def __init__(
@@ -37,10 +39,12 @@ class Engine:
         layout: KvLayout,
         limits: EngineLimits,
         clock: Callable[[], float],
+        expert_loads: Callable[[], ExpertLoads | None] = lambda: None,
     ) -> None:
         self.scheduler = scheduler
         self.layout = layout
         self.limits = limits
+        self.expert_loads = expert_loads
         self._runner = runner
         self._clock = clock
         self.one_step_ahead = False

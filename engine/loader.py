@@ -224,6 +224,7 @@ class _Loaded:
         runner = ModelRunner(backend.runnable(model), attention, sampler, grammars, graphs, step)
         blocks = BlockManager(pool.num_blocks, pool.forget)
         scheduler = Scheduler(config.scheduler, blocks, StepModel())
-        engine = Engine(scheduler, runner, self.layout, EngineLimits(vocab_size, context), clock)
+        limits = EngineLimits(vocab_size, context)
+        engine = Engine(scheduler, runner, self.layout, limits, clock, model.expert_loads)
         backend.report(pool)
         return LoadedEngine(engine, pool, self.model_config, grammars)

@@ -30,6 +30,10 @@ _NAMES = {
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate.": "ffn_gate_inp.",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -73,6 +77,11 @@ def write_metadata(
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
+    if experts := config.get("num_local_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        if name != "llama":
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -116,9 +125,9 @@ def write_gguf(
     write_metadata(writer, name, config, **others)
     quant = gguf.GGMLQuantizationType[kind]
     values = {}
-    for tensor_name, tensor in load_file(folder / "model.safetensors").items():
+    for tensor_name, tensor in _with_stacks(load_file(folder / "model.safetensors")).items():
         data = tensor.float().numpy()
-        is_kind = data.ndim > 1 or has_vectors_of_kind
+        is_kind = (data.ndim > 1 or has_vectors_of_kind) and ".mlp.gate." not in tensor_name
         stored = quantize(data, quant) if is_kind else data
         values[tensor_name] = torch.from_numpy(
             gguf.quants.dequantize(stored, quant) if is_kind else data
@@ -135,3 +144,18 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return values
+
+
+def _with_stacks(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With gate and up of all experts apart, as llama.cpp keeps them."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = tensor.chunk(2, dim=1)
+            found[name.replace("gate_up_proj", "gate_proj.weight")] = gate.contiguous()
+            found[name.replace("gate_up_proj", "up_proj.weight")] = up.contiguous()
+        elif name.endswith("experts.down_proj"):
+            found[f"{name}.weight"] = tensor
+        else:
+            found[name] = tensor
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 
+from engine.expert_loads import ExpertLoads
 from process.host_load import CpuTotals
 from process.logs import LogCounts
 
@@ -61,6 +62,9 @@ class Count(StrEnum):
     LAPSES = "lapses"
     STALLS = "stalls"
     DESCRIPTORS_REFUSED = "descriptors_refused"
+    EXPERT_PAIRS = "expert_pairs"
+    BUSIEST_EXPERT_PAIRS = "busiest_expert_pairs"
+    USED_EXPERTS = "used_experts"
     CPU_US = "cpu_us"
     CPU_WAIT_US = "cpu_wait_us"
     CPU_THROTTLED_US = "cpu_throttled_us"
@@ -167,6 +171,17 @@ MEANINGS: dict[Count, str] = {
     Count.DESCRIPTORS_REFUSED: (
         "Descriptors of other workers' pools refused: not authentic, or for another transport"
     ),
+    Count.EXPERT_PAIRS: (
+        "Pairs of a token with one of its experts, over all layers that are mixtures of experts"
+    ),
+    Count.BUSIEST_EXPERT_PAIRS: (
+        "Of these the pairs of the busiest expert of each layer and step; times the number of "
+        "experts, divided by `expert_pairs`, it is the imbalance, 1 where all have equally many"
+    ),
+    Count.USED_EXPERTS: (
+        "Experts that had a token in a step, added up over layers and steps: their weights were "
+        "read"
+    ),
     Count.CPU_US: "CPU time of this process's threads",
     Count.CPU_WAIT_US: "Time that its threads could run and waited for a core",
     Count.CPU_THROTTLED_US: "Time that the CPU limit of its control group held it up",
@@ -192,6 +207,12 @@ class Counters:
         self.values[Count.CPU_THROTTLED_US] = cpu.throttled_us
         self.values[Count.HOST_CPU_US] = cpu.busy_us
         self.values[Count.HOST_PRESSURE_US] = cpu.pressed_us
+
+    def set_expert_loads(self, loads: ExpertLoads) -> None:
+        """Take the totals of the model's mixtures."""
+        self.values[Count.EXPERT_PAIRS] = loads.pairs
+        self.values[Count.BUSIEST_EXPERT_PAIRS] = loads.busiest_pairs
+        self.values[Count.USED_EXPERTS] = loads.used_experts
 
     def set_log(self, lines: LogCounts) -> None:
         """Take the counts of this process's log."""

@@ -93,6 +93,8 @@ class Reporter:
             return
         self.counters.set_cpu(self.host_load.totals(now))
         self.counters.set_log(log_counts())
+        if (expert_loads := self._engine.expert_loads()) is not None:
+            self.counters.set_expert_loads(expert_loads)
         stats = self.stats(load)
         if stats == self._last and now - self._last_at < self._idle_s:
             return

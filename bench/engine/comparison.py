@@ -1,6 +1,6 @@
 """Tokens per second of Baton's engine and of its peers, on the same checkpoint in one run.
 
-    python -m bench.engine --model M1|M2|FOLDER|FILE.gguf
+    python -m bench.engine --model M1|M2|M4|FOLDER|FILE.gguf
         [--peers llama.cpp,vllm,transformers,openvino] [--peer-python vllm=PYTHON]
         [--threads 2] [--repeat 3] [--only "decode 8"]
         [--sweep | --served]
@@ -9,12 +9,11 @@ Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of 
 `--sweep`, decode at batch 8 as the context grows to 8,192. Each figure is the median of the
 repeats, with their spread. Contestants take turns (ours, theirs, the machine's limits, ours, ...),
 so that drift of the machine's speed affects all alike; a ratio is the median of the turns' ratios.
-M1 and M2 are made on first use (see bench.tools.checkpoints). Of a GGUF file, llama.cpp reads the
-very file. The program installs no packages: it
-names a missing peer and how to get it. Each peer runs in its own process (see
-bench.engine.peer_process). `--attention kernel,torch` compares our own backends. `--served`
-compares servers as their users run them, over HTTP: `baton up` with one decode worker, and
-`vllm serve` (see bench.engine.served).
+M1, M2 and M4 are made on first use (see bench.tools.checkpoints). Of a GGUF file, llama.cpp reads
+the very file. The program installs no packages: it names a missing peer and how to get it. Each
+peer runs in its own process (see bench.engine.peer_process). `--attention kernel,torch` compares
+our own backends. `--served` compares servers as their users run them, over HTTP: `baton up` with
+one decode worker, and `vllm serve` (see bench.engine.served).
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
     default = str(DEMO_MODEL)
     parser.add_argument(
-        "--model", default=default, help="M1, M2, a checkpoint's folder, or a GGUF file"
+        "--model", default=default, help="M1, M2, M4, a checkpoint's folder, or a GGUF file"
     )
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (ours only)")

@@ -39,16 +39,23 @@ class StepNeeds:
     kv_bytes_per_token: int
     attention_flops_per_pair: int  # per query and key, over all layers and heads
     weight_bits: float = 16.0
+    expert_weights: int = 0  # of one expert, over all layers that are mixtures
+    num_experts: int = 1
+    experts_per_token: int = 0
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """Bytes read by one step: every weight once, and the batch's KV."""
-        weights = int((self.layer_weights + self.head_weights) * self.weight_bits / 8)
+        """Bytes read by one step: every weight once, and the batch's KV. Of experts those that are
+        chosen, as many as tokens that choose evenly and apart from one another do."""
+        idle = (1 - self.experts_per_token / self.num_experts) ** batch
+        used = self.expert_weights * self.num_experts * (1 - idle)
+        weights = int((self.layer_weights + self.head_weights + used) * self.weight_bits / 8)
         return weights + batch * context * self.kv_bytes_per_token
 
     def prefill_flops(self, num_tokens: int) -> int:
         """Operations for a prompt with logits for its last token only; causal pairs only."""
         pairs = num_tokens * (num_tokens + 1) // 2
-        linear = 2 * (self.layer_weights * num_tokens + self.head_weights)
+        of_token = self.layer_weights + self.experts_per_token * self.expert_weights
+        linear = 2 * (of_token * num_tokens + self.head_weights)
         return linear + self.attention_flops_per_pair * pairs
 
 
@@ -66,13 +73,22 @@ def bits_per_weight(folder: Path) -> float:
 def step_needs(config: ModelConfig, weight_bits: float = 16.0) -> StepNeeds:
     """The needs of a model with the shapes of `config`, for KV of 2 bytes."""
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    per_layer = config.hidden_size * (2 * q + 2 * kv + 3 * config.intermediate_size)
+    hidden, experts = config.hidden_size, config.experts
+    num_mixtures = sum(kinds.feed_forward == "experts" for kinds in config.layer_kinds)
+    num_dense = config.num_layers - num_mixtures
+    weights = config.num_layers * hidden * (2 * q + 2 * kv)
+    weights += num_dense * hidden * 3 * config.intermediate_size
+    if experts is not None:
+        weights += num_mixtures * hidden * (3 * experts.shared_inner + experts.count)
     return StepNeeds(
-        layer_weights=config.num_layers * per_layer,
-        head_weights=config.vocab_size * config.hidden_size,
+        layer_weights=weights,
+        head_weights=config.vocab_size * hidden,
         kv_bytes_per_token=2 * 2 * config.num_layers * kv,
         attention_flops_per_pair=4 * config.num_layers * q,
         weight_bits=weight_bits,
+        expert_weights=0 if experts is None else num_mixtures * hidden * 3 * experts.inner,
+        num_experts=1 if experts is None else experts.count,
+        experts_per_token=0 if experts is None else experts.per_token,
     )
 
 

@@ -3,8 +3,9 @@
 M1 is Llama-shaped with some 100M parameters, M2 is shaped like Qwen3-0.6B. M3 is M2 changed so that
 a wrong KV gives wrong tokens: with tied embeddings random weights repeat the last token, and they
 attend to all tokens nearly alike, whatever the KV holds. M3's embeddings are not tied, and its
-norms of q and k make attention sparse. Weights are seeded, so every machine measures the same
-numbers. Knows no engines.
+norms of q and k make attention sparse. M4 is a mixture of experts like Qwen3-MoE with half a
+billion of its 1.6 billion weights at work for each token. Weights are seeded, so every machine
+measures the same numbers. Knows no engines.
 """
 
 from __future__ import annotations
@@ -49,6 +50,22 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 SHAPES["M3"] = SHAPES["M2"] | {"tie_word_embeddings": False, "vocab_size": 32_000}
+SHAPES["M4"] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 3072,
+    "moe_intermediate_size": 512,
+    "num_experts": 32,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "vocab_size": 64_000,
+    "tie_word_embeddings": False,
+}
 _QK_NORMS = {"M3": 2.0}
 _REST = {
     "max_position_embeddings": 32_768,
@@ -63,7 +80,7 @@ _REST = {
 
 
 def benchmark_checkpoint(name: str) -> Path:
-    """The folder of M1, M2 or M3 in the user's cache; made if it is missing."""
+    """The folder of M1, M2, M3 or M4 in the user's cache; made if it is missing."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "baton" / "bench" / name
     if folder.exists():
@@ -129,11 +146,16 @@ def random_weights(config: dict[str, Any], qk_norm: float = 1.0) -> dict[str, to
             "self_attn.k_proj.weight": normal(kv, hidden),
             "self_attn.v_proj.weight": normal(kv, hidden),
             "self_attn.o_proj.weight": normal(hidden, q),
-            "mlp.gate_proj.weight": normal(inner, hidden),
-            "mlp.up_proj.weight": normal(inner, hidden),
-            "mlp.down_proj.weight": normal(hidden, inner),
         }
-        if config["model_type"] == "qwen3":
+        if "num_experts" in config:
+            layer["mlp.gate.weight"] = normal(config["num_experts"], hidden)
+            inner = config["moe_intermediate_size"]
+        for each in range(config.get("num_experts", 1)):
+            prefix = f"mlp.experts.{each}" if "num_experts" in config else "mlp"
+            layer[f"{prefix}.gate_proj.weight"] = normal(inner, hidden)
+            layer[f"{prefix}.up_proj.weight"] = normal(inner, hidden)
+            layer[f"{prefix}.down_proj.weight"] = normal(hidden, inner)
+        if config["model_type"].startswith("qwen3"):
             norm = qk_norm * ones(head)
             layer |= {"self_attn.q_norm.weight": norm, "self_attn.k_norm.weight": norm.clone()}
         weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
 """Our names by those in `general.architecture`, which calls Mistral's models llama, too."""
 PERMUTED = frozenset({"llama"})
@@ -27,6 +28,8 @@ PERMUTED = frozenset({"llama"})
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that divides each rotary frequency, as Llama 3.1 scales them."""
+_MIXTURES = {"llama": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
+"""Those that may be mixtures of experts."""
 _EMBED, _OUTPUT = "token_embd.weight", "output.weight"
 _END_IDS = ("eos", "eot", "eom")
 _END_NAMES = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
@@ -43,14 +46,13 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
             f"{keys.where}: the architecture {name!r} is not supported; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
-    if keys.integer(f"{name}.expert_count", 0, minimum=0):
-        raise ModelLoadError(f"{keys.where}: mixtures of experts are not supported")
+    experts = _experts(keys, name)
     window = keys.integer(f"{name}.attention.sliding_window", None)
     num_heads, num_kv_heads, head_dim = _heads(keys, name)
     max_positions = keys.integer(f"{name}.context_length")
     ours = "MistralForCausalLM" if name == "llama" and window else ARCHITECTURES[name]
     config = {
-        "architectures": [ours],
+        "architectures": [_MIXTURES[name] if experts else ours],
         "vocab_size": _rows(keys, tensors, _EMBED),
         "hidden_size": keys.integer(f"{name}.embedding_length"),
         "intermediate_size": _uniform(keys, f"{name}.feed_forward_length"),
@@ -69,10 +71,31 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
         "dtype": _dtype(tensors),
         "eos_token_id": end_ids(keys),
         "qk_rows_in_pairs": name in PERMUTED,
+        **experts,
     }
-    if name in ("qwen2", "qwen3") and window:
+    if name in ("qwen2", "qwen3", "qwen3moe") and window:
         raise ModelLoadError(f"{keys.where}: a sliding window of {name} is not supported")
     return config
+
+
+def _experts(keys: JsonKeys, name: str) -> dict[str, Any]:
+    """The keys of a mixture of experts, whose weights llama.cpp always normalizes for these; none
+    of a dense model."""
+    count = keys.integer(f"{name}.expert_count", 0, minimum=0)
+    if not count:
+        return {}
+    if name not in _MIXTURES or keys.integer(f"{name}.expert_shared_count", 0, minimum=0):
+        raise ModelLoadError(f"{keys.where}: mixtures of experts of this kind are not supported")
+    if keys.number(f"{name}.expert_weights_scale", 1.0) != 1.0:
+        raise keys.wrong(f"{name}.expert_weights_scale", "1 or absent")
+    inner = _uniform(keys, f"{name}.feed_forward_length")
+    return {
+        "num_experts": count,
+        "num_local_experts": count,
+        "num_experts_per_tok": keys.integer(f"{name}.expert_used_count"),
+        "moe_intermediate_size": keys.integer(f"{name}.expert_feed_forward_length", inner),
+        "norm_topk_prob": True,
+    }
 
 
 def end_ids(keys: JsonKeys) -> list[int]:

@@ -45,7 +45,7 @@ class _Weights(ctypes.Structure):
         ("router", _Router),
         *((name, ctypes.c_void_p) for name in ("gate_up", "down")),
         *((name, Weight) for name in ("shared_gate_up", "shared_down")),
-        *((name, ctypes.c_void_p) for name in ("shared_gate", "loads")),
+        *((name, ctypes.c_void_p) for name in ("shared_gate", "tally")),
     )
 
 
@@ -86,9 +86,10 @@ def _can_pack(kernels: ctypes.CDLL | None, matrix: Matrix) -> bool:
 
 class ExpertsMemory:
     """Working memory of the steps of a model's mixtures, which run one after the other; it fits the
-    largest step so far."""
+    largest step so far. They share a tally, too."""
 
     def __init__(self, config: ExpertsConfig, hidden: int) -> None:
+        self.tally = torch.zeros(3, dtype=torch.int64)
         self._config = config
         self._hidden = hidden
         self._tensors: list[torch.Tensor] = []
@@ -148,7 +149,7 @@ class NativeExperts:
         ]
         weights.shared_gate_up = weights.shared_down = None
         self.shared = _packed(shared, pack)
-        self.loads = torch.zeros(config.count, dtype=torch.int64)
+        self.tally = memory.tally
         self._arrays = [
             (Weight * config.count)(*(layer.weight for layer in layers))
             for layers in (self.gate_up, self.down)
@@ -162,7 +163,7 @@ class NativeExperts:
             *(ctypes.addressof(array) for array in self._arrays),
             *(layer.weight for layer in self.shared),
         )
-        self.weights.shared_gate, self.weights.loads = shared_gate, self.loads.data_ptr()
+        self.weights.shared_gate, self.weights.tally = shared_gate, self.tally.data_ptr()
 
     @property
     def products(self) -> Sequence[LinearLayer]:

@@ -41,8 +41,8 @@ class ExpertWeights:
 class Experts(Protocol):
     """The experts of one layer."""
 
-    loads: torch.Tensor
-    """How many tokens each expert has had so far, [experts] int64."""
+    tally: torch.Tensor
+    """The three totals of `ExpertLoads` so far, [3] int64; layers may share one."""
 
     @property
     def products(self) -> Sequence[LinearLayer]:
@@ -85,7 +85,7 @@ class TorchExperts:
             self._shared = linear_layer(gate_up, None), linear_layer(down, None)
         device = self._router.device
         self._numbers = torch.arange(config.count, device=device)
-        self.loads = torch.zeros(config.count, dtype=torch.int64, device=device)
+        self.tally = torch.zeros(3, dtype=torch.int64, device=device)
 
     @property
     def products(self) -> Sequence[LinearLayer]:
@@ -104,7 +104,8 @@ class TorchExperts:
         chosen, weights = choose(self._config, linear(x.float(), self._router), self._bias)
         experts, order = chosen.flatten().sort(stable=True)  # [N * per_token]: expert by expert
         ends = torch.searchsorted(experts, self._numbers, right=True)
-        self.loads += ends.diff(prepend=ends.new_zeros(1))
+        counts = ends.diff(prepend=ends.new_zeros(1))
+        self.tally += torch.stack((counts.sum(), counts.max(), (counts > 0).sum()))
         if not len(x):
             return torch.zeros_like(x)
         ends = ends.to(torch.int32)

@@ -16,7 +16,9 @@ from engine.attention.base import AttentionBackend
 from engine.backend import Backend, WholeStep
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.weights import LayerWeights, Weights
+from engine.expert_loads import ExpertLoads
 from engine.layers.attention_pass import AttentionPass
+from engine.layers.experts_feed_forward import ExpertsFeedForward
 from engine.layers.kinds import ATTENTION, FEED_FORWARD
 from engine.layers.linear import LinearLayer
 from engine.layers.rope import Rope, query_scale
@@ -56,6 +58,17 @@ class DecoderModel:
         yield self._parts.lm_head
         for layer in self._parts.layers:
             yield from (*layer.attention.products, *layer.feed_forward.products)
+
+    def expert_loads(self) -> ExpertLoads | None:
+        """How evenly mixtures have used their experts; None if there are none. Waits for a card."""
+        tallies = {
+            half.experts.tally.data_ptr(): half.experts.tally
+            for half in (layer.feed_forward for layer in self._parts.layers)
+            if isinstance(half, ExpertsFeedForward)
+        }
+        if not tallies:
+            return None
+        return ExpertLoads(*torch.stack(list(tallies.values())).sum(0).tolist())
 
     @torch.inference_mode()
     def forward(

@@ -21,7 +21,7 @@ struct ExpertsWeights {
   LinearWeight shared_gate_up;  // without outputs: no shared expert
   LinearWeight shared_down;
   const float* shared_gate;     // [hidden]: a logit that the shared expert is weighted by; or null
-  int64_t* loads;               // [experts]: tokens so far
+  int64_t* tally;               // [3]: totals as in engine/expert_loads.py
 };
 
 // Working memory; mirrors `MemoryAddresses` in native_experts.py. A pair is a token with one of its experts;
@@ -102,10 +102,12 @@ inline int64_t sort_pairs(const ExpertsCall& call) {
   std::fill_n(memory.counts, experts, 0);
   for (int64_t pair = 0; pair < pairs; ++pair)
     memory.places[pair] = memory.counts[memory.chosen[pair]]++;
+  weights.tally[0] += pairs;
+  weights.tally[1] += *std::max_element(memory.counts, memory.counts + experts);
   int64_t end = 0;
   for (int e = 0; e < experts; ++e) {
     memory.begins[e] = (int32_t)end;
-    weights.loads[e] += memory.counts[e];
+    weights.tally[2] += memory.counts[e] > 0;
     end += (memory.counts[e] + kGroupAlignment - 1) / kGroupAlignment * kGroupAlignment;
   }
   for (int64_t pair = 0; pair < pairs; ++pair)

@@ -124,7 +124,7 @@ class SummedExperts:
     def __init__(self, part: Experts, ranks: Ranks) -> None:
         self._part = part
         self._ranks = ranks
-        self.loads = part.loads
+        self.tally = part.tally
 
     @property
     def products(self) -> Sequence[LinearLayer]:

@@ -262,7 +262,11 @@ def test_yarn_multiplies_its_own_factor_by_that_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("others", "reason"),
     [
-        ({"llama__expert_count": (8, U32)}, "mixtures of experts"),
+        ({"llama__expert_count": (8, U32)}, "'llama.expert_used_count' is missing"),
+        (
+            {"llama__expert_count": (8, U32), "llama__expert_shared_count": (1, U32)},
+            "mixtures of experts of this kind",
+        ),
         ({"llama__rope__scaling__type": ("longrope", TEXT)}, "longrope"),
         ({"tokenizer__ggml__padding_token_id": (9999, U32)}, "padding_token_id"),
     ],

@@ -95,6 +95,21 @@ def test_needs_count_every_matrix_once():
     assert two_tokens == 2 * needs.layer_weights + 2 * (2 * 2 * 3 * 6 * 16)
 
 
+def test_needs_count_the_experts_of_a_token_only():
+    shape = {**SMALL, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    shape |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    needs = step_needs(parse_model_config(JsonKeys(shape, "config.json")))
+    sizes = {name: w.numel() for name, w in random_weights(shape).items() if w.dim() == 2}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    assert needs.expert_weights * 8 == experts
+    others = needs.layer_weights + needs.head_weights
+    assert others == sum(sizes.values()) - experts
+    assert needs.decode_bytes(1, 0) == 2 * (others + experts // 4)
+    assert 2 * (others + experts * 9 // 10) < needs.decode_bytes(12, 0) < 2 * (others + experts)
+    two_tokens = needs.prefill_flops(2) - needs.prefill_flops(1)
+    assert two_tokens == 2 * (needs.layer_weights + experts // 4) + 2 * (2 * 2 * 3 * 6 * 16)
+
+
 def test_a_peer_that_is_not_known_is_named():
     assert installed_peers("", {}) == ([], [])
     with pytest.raises(BatonError, match="fastllm"):

@@ -84,6 +84,49 @@ def test_each_family_is_loaded(make_tiny, tmp_path, architecture):
         )
 
 
+MIXTURES = {
+    "MixtralForCausalLM": ("llama", {"num_local_experts": 4}),
+    "Qwen3MoeForCausalLM": (
+        "qwen3moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_mixtures_are_loaded(make_tiny, tmp_path, architecture, kind):
+    """One tensor holds an expert after the other, in blocks, too; routers stay fp32."""
+    name, options = MIXTURES[architecture]
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    tiny = make_tiny(architecture, **sizes, **options)
+    (tiny.folder / "model.safetensors").unlink()
+    tiny.reference.save_pretrained(tiny.folder, save_original_format=False)
+    folder, values = folder_of(tmp_path, tiny, name, kind=kind)
+    config = load_model_config(folder)
+    assert config.architecture == architecture
+    assert config.experts == load_model_config(tiny.folder).experts
+    assert config.experts is not None
+    load, plain = load_block_weights, values_of
+    if kind == "F32":
+        load, plain = load_weights, torch.clone
+    for index, layer in enumerate(load(folder, config, dtype=torch.float32).layers):
+        half, prefix = layer.feed_forward, f"model.layers.{index}.mlp"
+        assert torch.equal(half.vectors["router"], values[f"{prefix}.gate.weight"])
+        for expert in range(config.experts.count):
+            parts = [
+                values[f"{prefix}.experts.{part}_proj.weight"][expert]
+                for part in ("gate", "up", "down")
+            ]
+            assert torch.equal(plain(half.matrices[f"gate_up.{expert}"]), torch.cat(parts[:2]))
+            assert torch.equal(plain(half.matrices[f"down.{expert}"]), parts[2])
+
+
 def test_biases_of_llama_are_permuted_too(make_tiny, tmp_path):
     tiny = make_tiny(attention_bias=True, mlp_bias=True)
     folder, _ = folder_of(tmp_path, tiny, "llama")

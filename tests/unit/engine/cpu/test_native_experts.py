@@ -8,11 +8,13 @@ import mmap
 import subprocess
 import sys
 
+import gguf
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.checkpoint.blocks import BlockMatrix, BlockRows
 from engine.checkpoint.experts_config import ExpertsConfig
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.native_experts import ExpertsMemory, NativeExperts
@@ -98,8 +100,28 @@ def test_as_torch_in_fp32(product_kernels, name, bits, rows, adds):
     expected = reference(x.float(), OPS, None if add is None else add.float())
     y = layer(x, OPS, add)
     torch.testing.assert_close(y.float(), expected, rtol=2**-7, atol=2**-6)
-    assert torch.equal(layer.loads, reference.loads)
-    assert layer.loads.sum() == rows * config.per_token
+    assert torch.equal(layer.tally, reference.tally)
+    assert layer.tally[0] == rows * config.per_token
+
+
+def in_blocks(matrix: torch.Tensor, kind: str) -> BlockMatrix:
+    rows = gguf.quants.quantize(matrix.float().numpy(), gguf.GGMLQuantizationType[kind])
+    return BlockMatrix([BlockRows(torch.from_numpy(rows), kind)])
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_blocks_of_different_kinds_are_multiplied_as_they_are(product_kernels, rows):
+    config, hidden = CONFIGS["largest of groups"], 96
+    blocks, values = random_weights(config, hidden), random_weights(config, hidden)
+    for expert in range(config.count):
+        kind = ("Q4_0", "Q8_0")[expert % 2]
+        for of_blocks, of_values in ((blocks.gate_up, values.gate_up), (blocks.down, values.down)):
+            of_blocks[expert] = in_blocks(of_blocks[expert], kind)
+            of_values[expert] = of_blocks[expert].dequantized()
+    layer = native(config, blocks, product_kernels)
+    x = numbers(7, rows, hidden).bfloat16()
+    expected = TorchExperts(config, values, TorchLinear)(x.float(), OPS, None)
+    torch.testing.assert_close(layer(x, OPS, None).float(), expected, rtol=2**-7, atol=2**-6)
 
 
 @settings(max_examples=times(15, 60), deadline=None, derandomize=True)
@@ -150,8 +172,7 @@ def test_one_expert_may_have_all_rows(product_kernels):
     torch.testing.assert_close(
         layer(x, OPS, None).float(), reference(x.float(), OPS, None), rtol=2**-7, atol=2**-5
     )
-    assert layer.loads.nonzero().tolist() == [[37]]
-    assert layer.loads[37] == 333
+    assert layer.tally.tolist() == [333, 333, 1]
 
 
 def test_a_logit_that_is_no_number_spoils_its_own_row_only(product_kernels):
