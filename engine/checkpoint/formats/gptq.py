@@ -38,6 +38,8 @@ def gptq_matrix(stored: ModuleTensors, quantization: Quantization) -> QuantizedM
 
     levels = Levels.INT4 if bits == 4 else Levels.INT8
     order = stored_groups(stored, _GROUPS, size, (inputs, num_groups))
+    if not quantization.has_order:
+        order = None
     title = f"GPTQ's {levels.value}, {group.sharing}"
     return QuantizedMatrix((outputs, inputs), levels, title, stored.names, size, read, order)
 

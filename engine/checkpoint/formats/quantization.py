@@ -63,13 +63,15 @@ class WeightGroup:
 class Quantization:
     """How a checkpoint's weights may be quantized: each matrix is like one of `groups`.
 
-    `zero_offset` is added to stored zero points. `activations` describes how its authors quantize
+    `zero_offset` is added to stored zero points. Without `has_order`, groups are neighbours,
+    whatever GPTQ's `g_idx` says. `activations` describes how the checkpoint's authors quantize
     activations; None if they do not.
     """
 
     method: str
     groups: tuple[WeightGroup, ...]
     zero_offset: int = 0
+    has_order: bool = True
     activations: str | None = None
 
     @property
@@ -167,7 +169,8 @@ def _gptq(table: JsonKeys) -> Quantization:
             bits_there = other.integer("bits", bits)
             size_there = other.integer("group_size", size, minimum=-1)
             groups.append(_gptq_group(other, bits_there, size_there))
-    return Quantization("gptq", tuple(groups), zero_offset=1 if name == "gptq" else 0)
+    has_order = table.flag("desc_act", False)
+    return Quantization("gptq", tuple(groups), 1 if name == "gptq" else 0, has_order)
 
 
 def _gptq_group(table: JsonKeys, bits: int, size: int) -> WeightGroup:

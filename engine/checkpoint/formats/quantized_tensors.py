@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _Reader = Callable[[ModuleTensors, Quantization], QuantizedMatrix]
 _SUFFIX = ".weight"
+_BY_WORDS: dict[str, _Reader] = {"awq": awq_matrix, "gptq": gptq_matrix}
+"""What reads `qweight`, by the method."""
 _OF_ACTIVATIONS = re.compile(r"\.(in|out)put_(global_)?(scale(_ub)?|zero_point)$")
 _OF_KV = re.compile(r"\.(q|k|v|kv|prob)_(scale|zero_point)$")
 _ORPHANS = {
@@ -121,8 +123,13 @@ def _reader(tensors: StoredTensors, name: str, quantization: Quantization) -> _R
         return float4_matrix if plain.dtype == "U8" else None
     if packed := entries.get(f"{module}.weight_packed"):
         return float4_matrix if packed.dtype == "U8" else packed_matrix
-    if f"{module}.qweight" in entries:
-        return awq_matrix if quantization.method == "awq" else gptq_matrix
+    if words := entries.get(f"{module}.qweight"):
+        if quantization.method not in _BY_WORDS:
+            raise ModelLoadError(
+                f"{words.file}: tensor '{module}.qweight' is GPTQ's or AWQ's, but 'quant_method' "
+                f"is {quantization.method!r}"
+            )
+        return _BY_WORDS[quantization.method]
     if f"{module}_blocks" in entries:
         return block_matrix
     for missing, others in _ORPHANS.items():

@@ -189,6 +189,57 @@ def test_experts_have_the_formats_too(make_tiny, paged_model, text, name):
     assert torch.equal(quantized, plain)
 
 
+def in_bf16(tensors):
+    for name in tensors:
+        if name.endswith(("scales", "weight_scale")):
+            tensors[name] = tensors[name].bfloat16()
+
+
+def without_sense(tensors):
+    for name in tensors:
+        if name.endswith("g_idx"):
+            tensors[name] = torch.zeros_like(tensors[name])
+
+
+def with_zero_biases(tensors):
+    for name in list(tensors):
+        if name.endswith("qweight"):
+            tensors[name.replace("qweight", "bias")] = torch.zeros(tensors[name].shape[1])
+
+
+def with_logits(tensors):
+    tensors["lm_head.weight"] = torch.zeros(97, 96).to(torch.float8_e4m3fn)
+    tensors["lm_head.weight_scale"] = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "options"),
+    [
+        ("gptq", without_sense, {}),  # as some writers leave it where desc_act is false
+        ("gptq", with_zero_biases, {}),  # of layers that have none
+        ("fp8 per tensor", with_logits, {"tie_word_embeddings": True}),  # stored although tied
+    ],
+)
+def test_tensors_that_say_nothing_do_no_harm(published, paged_model, text, name, change, options):
+    tiny = published(name, **options)
+    change_tensors(tiny.folder, change)
+    logits = paged_model(tiny.folder).step([(text(TOKENS), 0, range(TOKENS))])
+    torch.testing.assert_close(logits, tiny.expected_logits(text(TOKENS)), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gptq", "packed int4", "awq"])
+def test_scales_may_be_in_bf16(make_tiny, name):
+    """Values follow the rounded scales."""
+    tiny = make_tiny(**SIZES)
+    values = publish(tiny.folder, FORMATS[name])
+    change_tensors(tiny.folder, in_bf16)
+    config = load_model_config(tiny.folder)
+    down = load_weights(tiny.folder, config).layers[0].feed_forward.matrices["down"]
+    expected = values["model.layers.0.mlp.down_proj.weight"]
+    assert not torch.equal(down, expected)
+    torch.testing.assert_close(down, expected, rtol=2**-8, atol=0)
+
+
 def test_matrices_of_experts_keep_their_dimensions(tmp_path):
     """gpt-oss stores all experts of a layer in one tensor of blocks."""
     form = float4(32)

@@ -10,7 +10,7 @@ from engine.checkpoint.config import load_model_config
 from engine.checkpoint.formats.quantization import parse_quantization
 from engine.checkpoint.weights import load_weights
 from protocol.errors import ModelLoadError
-from tests.published_formats import FORMATS, change_tensors, compressed, publish
+from tests.published_formats import FORMATS, change_config, change_tensors, compressed, publish
 
 Q = "model.layers.1.self_attn.q_proj"
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
@@ -58,6 +58,22 @@ def test_unknown_quantizations_are_refused_by_name(config, needles):
     assert "\n" not in message
     for needle in needles:
         assert needle in message
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        compressed("int-quantized", {"num_bits": 8, "strategy": "channel", "actorder": "static"}),
+        compressed("dense", {}, config_groups={"kv": {"targets": ["re:.*attn"], "weights": None}}),
+        _GPTQ | {"group_size": -1, "meta": {"quantizer": ["gptqmodel:4"]}, "lm_head": False},
+        _GPTQ | {"dynamic": {"-:.*mtp.*": {}, "+:.*down.*": {"bits": 8, "group_size": 32}}},
+        {"quant_method": "awq", "bits": 4, "group_size": -1, "version": "GEMM", "zero_point": True},
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "exclude_modules": []}},
+    ],
+)
+def test_what_writers_add_is_accepted(config):
+    assert parse_quantization(JsonKeys({"quantization_config": config}, "config.json")) is not None
 
 
 def drop(suffix: str):
@@ -123,6 +139,14 @@ def test_wrong_tensors_are_named(make_tiny, name, change, needles):
     assert "\n" not in message
     for needle in (Q, *needles):
         assert needle in message
+
+
+def test_tensors_of_another_method_are_refused(make_tiny):
+    tiny = make_tiny(hidden_size=96, intermediate_size=160)
+    publish(tiny.folder, FORMATS["gptq, 8 bits"])
+    change_config(tiny.folder, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(ModelLoadError, match=r"q_proj\.qweight' is GPTQ's or AWQ's, .* 'fp8'"):
+        load_weights(tiny.folder, load_model_config(tiny.folder))
 
 
 def test_codes_without_a_configuration_are_refused(make_tiny):
