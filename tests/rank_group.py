@@ -27,6 +27,7 @@ class RankGroup:
     """The processes; each does what comes by its pipe, and answers there."""
 
     def __init__(self, main: RankMain, store: Path, size: int) -> None:
+        load_library()  # built once, and before anybody waits
         context = fork_context()
         self._connections: list[Connection] = []
         self._processes = []

@@ -3,9 +3,11 @@ a control server, a transfer service, a decode worker's links to prefill workers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kv_transfer.head_slices import Share
 from kv_transfer.transfer_loop import PeerAdded, TransferEvent, WriteCommand, WriteFinished
 from process.sockets.control import Peer
 from protocol.messages import KvAsk, KvBegun, KvPeer, Message
@@ -70,7 +72,9 @@ class FakeTransfers:
         self.events: list[TransferEvent] = []
         self.disconnected: list[set[str]] = []  # whom each call spared
 
-    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
+    ) -> None:
         self.peers.add(agent)
         self.events.append(PeerAdded(agent))
 

@@ -19,6 +19,7 @@ from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
 from decode_worker.role import DecodeRole
 from engine.engine import Engine, EngineLimits
+from engine.kv_pool import block_digest
 from engine.sampling.grammar import Grammars
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.handoff.sink import HandoffSink
@@ -135,6 +136,10 @@ class CardPool:
 
     model: FakeModel
     memory: torch.Tensor
+    layout = LAYOUT
+
+    def digest(self, block: int) -> bytes:
+        return block_digest(self.tensor[block])
 
     @property
     def tensor(self) -> torch.Tensor:

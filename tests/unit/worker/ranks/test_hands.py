@@ -42,7 +42,7 @@ class Group:
         settings = HandSettings(CONFIG, 2, 1, "warning", "text", "test")
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.hands = Hands(settings, environ, self._note, silence_s)
-        (self.hand,) = psutil.Process().children()
+        (self.hand,) = hands()
 
     def _note(self, reason: str) -> None:
         self.told.append(reason)
@@ -55,14 +55,19 @@ class Group:
         return load_engine(CONFIG, time.monotonic, allocate, ranks=self.hands.ranks)
 
 
+def hands() -> list[psutil.Process]:
+    """Those of this process that run."""
+    children = psutil.Process().children()
+    return [each for each in children if "worker.ranks.hand" in each.cmdline()]
+
+
 @pytest.fixture
 def groups() -> Iterator[list[Group]]:
     made: list[Group] = []
-    before = psutil.Process().children()
     yield made
     for group in made:
         group.hands.close()
-    assert psutil.Process().children() == before
+    assert hands() == []
 
 
 def generate(loaded: LoadedEngine, num_tokens: int = 12) -> list[int]:
