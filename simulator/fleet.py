@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from router.routing.view import NO_TARGETS, Targets
 from simulator.event_queue import EventQueue
 from simulator.network import Network
 from simulator.policies.choices import Policy
@@ -20,6 +21,7 @@ class FleetSpec:
     """A fleet: its pools, each as `(specification, number of workers)`, and what joins them.
 
     - `policy` makes the policy of a router.
+    - `targets`: what every request names as its targets.
     - `link_bytes_per_s`, `link_s`: bandwidth of a worker's network card in one direction, and the
       latency of a transfer; `message_s`: the time of a control message.
     """
@@ -30,6 +32,7 @@ class FleetSpec:
     link_s: float = 2e-5
     message_s: float = 2e-4
     num_routers: int = 1
+    targets: Targets = NO_TARGETS
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Fleet:
         for number in range(spec.num_routers):
             rng = random.Random(f"{seed}/{number}")
             router = SimulatedRouter(
-                f"router-{number}", self._queue, spec.policy(), rng, spec.message_s
+                f"router-{number}", self._queue, spec.policy(), rng, spec.message_s, spec.targets
             )
             router.on_end = self._on_end
             self._reports.routers[router.name] = router

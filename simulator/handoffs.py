@@ -54,6 +54,9 @@ class HandoffOwner(Protocol):
     def on_granted(self, key: HandoffKey, num_bytes: float) -> None:
         """The sink has granted blocks for so many bytes."""
 
+    def on_written(self, key: HandoffKey, num_blocks: int, began: float, ended: float) -> None:
+        """Blocks were written to the sink."""
+
     def on_released(self, key: HandoffKey) -> None:
         """The handoff is over at its source."""
 
@@ -135,8 +138,9 @@ class Handoffs:
     def hear_abort(self, key: HandoffKey, agent: str) -> None:
         self._carry_out(self._source.abort(key, agent=agent))
 
-    def end_write(self, write_id: int) -> None:
-        self._carry_out(self._source.write_finished(write_id, None))
+    def end_write(self, write: PostWrite, began: float, ended: float) -> None:
+        self.owner.on_written(write.key, len(write.source_blocks), began, ended)
+        self._carry_out(self._source.write_finished(write.write_id, None))
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -187,11 +191,11 @@ class Handoffs:
 
     def _post(self, write: PostWrite) -> None:
         sink, ours = self.peers[write.agent], self.owner
-        notification = write.notification()
+        notification, began = write.notification(), self._queue.now
 
         def landed() -> None:
             sink.owner.deliver(sink.hear_written, notification)
-            ours.deliver(self.end_write, write.write_id)
+            ours.deliver(self.end_write, write, began, self._queue.now)
 
         num_bytes = len(write.source_blocks) * ours.block_bytes
         self._network.send(ours.number, sink.owner.number, num_bytes, landed)

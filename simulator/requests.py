@@ -15,6 +15,8 @@ class Request:
 
     - `content`: digests of its blocks, those of its output included where they are known.
     - `prefill`: the worker that computed the prompt for `decode`; None if that did itself.
+    - `sent_blocks` blocks with `sent_bytes` were moved to `decode`; for `write_s` a write was under
+      way, the last one until `write_ended`.
     - `exposed_s`: how long the first token was known before the request could go on.
     - `failure`: why the router or a worker refused it; "" if it did not.
     """
@@ -34,6 +36,9 @@ class Request:
     end: float = nan
     cached_tokens: int = 0
     sent_bytes: float = 0.0
+    sent_blocks: int = 0
+    write_s: float = 0.0
+    write_ended: float = 0.0
     exposed_s: float = 0.0
     num_preemptions: int = 0
     failure: str = ""

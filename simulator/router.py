@@ -16,6 +16,8 @@ from protocol.registration import WorkerInfo, WorkerState
 from router.routing.cache_index import CacheIndex
 from router.routing.decision import Charge, Decision, Query, apply
 from router.routing.fleet_view import FleetView
+from router.routing.output_lengths import OutputLengths
+from router.routing.view import NO_TARGETS, Targets
 from router.routing.worker_view import Liveness, WorkerView
 from simulator.event_queue import EventQueue
 from simulator.policies.choices import Policy
@@ -31,7 +33,13 @@ class SimulatedRouter:
     over, whether it was served or refused."""
 
     def __init__(
-        self, name: str, queue: EventQueue, policy: Policy, rng: random.Random, message_s: float
+        self,
+        name: str,
+        queue: EventQueue,
+        policy: Policy,
+        rng: random.Random,
+        message_s: float,
+        targets: Targets = NO_TARGETS,
     ) -> None:
         self.name = name
         self.on_end: Callable[[Request], None] = lambda _: None
@@ -39,10 +47,12 @@ class SimulatedRouter:
         self._policy = policy
         self._rng = rng
         self._message_s = message_s
+        self._targets = targets
         self._view = FleetView(CacheIndex(EXPECTED_S))
         self._workers: dict[str, SimulatedWorker] = {}
         self._num_sent: dict[str, int] = {}
         self._reserved: dict[int, list[Charge]] = {}
+        self._outputs = OutputLengths()
 
     def connect(self, worker: SimulatedWorker) -> None:
         """Use a worker from now on."""
@@ -67,6 +77,8 @@ class SimulatedRouter:
             hashes=request.content[: request.num_prompt // size],
             may_fetch=False,
             session=request.session,
+            output_tokens=self._outputs.expected(request.num_output),
+            targets=self._targets,
         )
         try:
             decision = self._policy(self._view, query, now, self._rng)
@@ -98,9 +110,16 @@ class SimulatedRouter:
         """The request's first token arrives `message_s` after `time`."""
         request.first_token = time + self._message_s
 
+    def on_moved(self, request: Request) -> None:
+        """The blocks of the request's prompt have arrived at its decode worker."""
+        if request.prefill is not None:
+            took_ms = request.write_s * 1000
+            self._view.pairs.observe(request.prefill, request.decode, request.sent_blocks, took_ms)
+
     def on_last_token(self, request: Request) -> None:
         """The request is over: its reservations end."""
         request.end = self._queue.now
+        self._outputs.observe(request.num_output)
         for view, reservation in self._reserved.pop(request.number):
             view.release(reservation)
         self.on_end(request)
@@ -126,6 +145,11 @@ class Reports:
     def on_first_token(self, request: Request, time: float) -> None:
         """See `Listener`."""
         self.routers[request.router].on_first_token(request, time)
+
+    def on_moved(self, request: Request, time: float) -> None:
+        """See `Listener`."""
+        router = self.routers[request.router]
+        self._queue.at(time + self._message_s, router.on_moved, request)
 
     def on_end(self, request: Request, time: float) -> None:
         """See `Listener`."""

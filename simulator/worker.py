@@ -47,6 +47,7 @@ class Listener(Protocol):
     """The router, as a worker sees it. Messages reach it at once; it adds the time on the way."""
 
     def on_first_token(self, request: Request, time: float) -> None: ...
+    def on_moved(self, request: Request, time: float) -> None: ...
     def on_end(self, request: Request, time: float) -> None: ...
     def on_change(self, worker: SimulatedWorker) -> None: ...
 
@@ -230,9 +231,18 @@ class SimulatedWorker:
             task.request.sent_bytes += num_bytes
             self.scheduler.shares.release(task.sequence)
 
+    def on_written(self, key: HandoffKey, num_blocks: int, began: float, ended: float) -> None:
+        """See `HandoffOwner`."""
+        request = self._tasks[key.request_id].request
+        request.sent_blocks += num_blocks
+        request.write_s += ended - max(began, request.write_ended)
+        request.write_ended = ended
+
     def on_released(self, key: HandoffKey) -> None:
         """See `HandoffOwner`."""
-        self.scheduler.release_blocks(self._tasks.pop(key.request_id).sequence)
+        task = self._tasks.pop(key.request_id)
+        self.scheduler.release_blocks(task.sequence)
+        self._listener.on_moved(task.request, self._queue.now)
         if self.scheduler.num_waiting:
             self._wake()
         elif not self._is_busy:

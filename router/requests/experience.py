@@ -9,11 +9,8 @@ from collections.abc import Iterable
 
 from protocol.traces import FetchSpan, PrefillTrace, WriteSpan
 from router.requests.trace import AttemptTrace, RequestTrace, TraceStore
+from router.routing.output_lengths import OutputLengths
 from router.routing.pairs import Pairs
-from router.routing.view import USUAL_OUTPUT_TOKENS
-
-_WEIGHT = 0.05
-"""The weight of a new output in the average length."""
 
 
 class Experience:
@@ -21,17 +18,17 @@ class Experience:
 
     def __init__(self, traces: TraceStore, pairs: Pairs) -> None:
         self._pairs = pairs
-        self._output_tokens = float(USUAL_OUTPUT_TOKENS)
+        self._outputs = OutputLengths()
         traces.on_end(self._take_end)
         traces.on_moved(self._take_moved)
 
     def expected_output(self, most: int) -> int:
         """The expected length of an output of at most so many tokens."""
-        return max(1, min(most, round(self._output_tokens)))
+        return self._outputs.expected(most)
 
     def _take_end(self, trace: RequestTrace) -> None:
         if trace.outcome == "finished":
-            self._output_tokens += _WEIGHT * (trace.num_output_tokens - self._output_tokens)
+            self._outputs.observe(trace.num_output_tokens)
         for attempt in trace.attempts:
             if attempt.decode is not None and attempt.decode.fetches:
                 self._take_fetches(attempt.decode.worker_id, attempt.decode.fetches)

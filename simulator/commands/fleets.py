@@ -8,6 +8,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigError
 from protocol.messages import Role
+from router.routing.view import NO_TARGETS, Targets
 from scheduling.scheduler import SchedulerConfig
 from simulator.commands.settings import SimulationSettings
 from simulator.devices.cards import Card, card_named, read_card
@@ -107,6 +108,7 @@ class Devices:
             settings.link_latency_us / 1e6,
             settings.message_ms / 1e3,
             settings.routers,
+            Targets(settings.ttft_ms, settings.tpot_ms) if settings.name_targets else NO_TARGETS,
         )
 
     def _worker(self, role: Role) -> WorkerSpec:

@@ -37,6 +37,9 @@ class SimulationSettings:
     tpot_ms: float = setting(
         50.0, help="target: time of each later token of a good request", unit="ms", minimum=0.001
     )
+    name_targets: bool = setting(
+        True, help="requests name the targets, as clients and keys can; placement then heeds them"
+    )
     seed: int = setting(0, help="of everything random; equal seeds give equal results", minimum=0)
     speed: float = setting(
         1.0, help="how many times faster than recorded requests come", minimum=1e-6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from protocol.messages import Role
 from router.routing.decision import decide
@@ -46,16 +47,15 @@ def small_fleet(
     num_blocks: int = 64,
     max_leap: int = MAX_STEPS,
     policy: Policy = decide,
-    routers: int = 1,
+    **changes: Any,
 ) -> Fleet:
+    """A fleet of small workers; `changes` are those of its `FleetSpec`."""
     pools = tuple(
         (worker_spec(role, num_blocks, max_leap), count)
         for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode))
         if count
     )
-    return Fleet(
-        FleetSpec(pools, lambda: policy, link_bytes_per_s=1e9, num_routers=routers), seed=7
-    )
+    return Fleet(FleetSpec(pools, lambda: policy, link_bytes_per_s=1e9, **changes), seed=7)
 
 
 def single(at: float, prompt: int, output: int, ids: tuple[tuple[int, int], ...] = ()) -> Session:

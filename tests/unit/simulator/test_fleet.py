@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from math import isclose, isnan
 
 import pytest
 
+from router.routing.decision import Decision, Query, decide
+from router.routing.fleet_view import FleetView
+from router.routing.view import Targets
 from simulator.traces.sessions import BlockRuns, Session, Turn
 from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet
 
@@ -76,7 +80,7 @@ def test_a_prompt_that_fits_nowhere_is_refused_and_its_session_goes_on() -> None
 
 def test_several_routers_share_the_fleet() -> None:
     requests = [single(number / 20, 5 + number, 4) for number in range(10)]
-    outcome = served(small_fleet(routers=2), *requests)
+    outcome = served(small_fleet(num_routers=2), *requests)
     assert {each.router for each in outcome.requests} == {"router-0", "router-1"}
     assert all(each.end > 0 for each in outcome.requests)
 
@@ -85,3 +89,25 @@ def test_equal_seeds_give_equal_results() -> None:
     requests = [single(number / 50, 5 + number, 6) for number in range(20)]
     one, other = (served(small_fleet(decode=4), *requests) for _ in range(2))
     assert [(e.decode, e.end) for e in one.requests] == [(e.decode, e.end) for e in other.requests]
+
+
+def test_placement_learns_lengths_and_links_and_knows_the_targets() -> None:
+    queries: list[Query] = []
+    views: list[FleetView] = []
+
+    def noting(view: FleetView, query: Query, now: float, rng: random.Random) -> Decision:
+        queries.append(query)
+        views.append(view)
+        return decide(view, query, now, rng)
+
+    targets = Targets(500.0, 40.0)
+    fleet = small_fleet(policy=noting, targets=targets)
+    served(fleet, *(single(float(number), 40, 90) for number in range(4)))
+    assert {each.targets for each in queries} == {targets}
+    expected = [each.output_tokens for each in queries]
+    assert expected == [90] * 4, "no request expects more than it may have"
+    pair = views[-1].pairs.find("prefill-0", "decode-1") or views[-1].pairs.find(
+        "prefill-0", "decode-2"
+    )
+    assert pair is not None
+    assert pair.ms_per_block == pytest.approx(1.0, rel=0.2), "1 MB at 1 GB/s"
