@@ -37,6 +37,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `start_ms`: the time of each phase of its start, in the order of the phases; empty until it
       has registered.
     - `sends_weights`: it has files of weights for workers that start.
+    - `tensor_parallel`: the ranks over which its model is split.
     - `weight_version`: the commit of its model's weights, if they came from a hub; `revision`: that
       of its deployment. Both are for people; "" if unknown.
 
@@ -70,6 +71,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     drain_grace_s: Duration = 0.0
     start_ms: Annotated[dict[Text, Count], Meta(max_length=256)] = {}
     sends_weights: bool = False
+    tensor_parallel: Count = 1
     weight_version: Text = ""
     revision: Text = ""
 

@@ -395,6 +395,7 @@ def _info(
         chunk_max_tokens=scheduler.chunk_max_tokens,
         itl_target_ms=settings.itl_target_ms,
         drain_grace_s=settings.drain_grace_s,
+        tensor_parallel=settings.tensor_parallel,
         sends_weights=can_send(local.folder),
         weight_version=policy.weight_version,
         revision=policy.revision,

@@ -35,6 +35,7 @@ _LOAD: tuple[_Column, ...] = (
     ("WAITING", "num_waiting"),
     ("QUEUED TOKENS", "queued_tokens"),
 )
+_RANKS: tuple[_Column, ...] = (("RANKS", "tensor_parallel"),)
 _TIERS: tuple[_Column, ...] = (("TIERS", "tiers"),)
 _WHERE: tuple[_Column, ...] = (("HOST", "host"), ("PID", "pid"))
 
@@ -70,10 +71,11 @@ def workers_table(workers: Iterable[Mapping[str, Any]], with_load: bool) -> Tabl
 
 
 def _load_columns(workers: Sequence[Mapping[str, Any]], with_load: bool) -> tuple[_Column, ...]:
-    """The columns of load, with one for tiers where a worker has some."""
+    """The columns of ranks and load; those of ranks and tiers only where a worker has some."""
+    ranks = _RANKS if any(each.get("tensor_parallel", 1) != 1 for each in workers) else ()
     if not with_load:
-        return _LOAD[:1]
-    return _LOAD + (_TIERS if any(map(tiers_text, workers)) else ())
+        return ranks + _LOAD[:1]
+    return ranks + _LOAD + (_TIERS if any(map(tiers_text, workers)) else ())
 
 
 def state_of(worker: Mapping[str, Any]) -> str:
@@ -120,6 +122,8 @@ def _table(workers: Iterable[Mapping[str, Any]], columns: Sequence[_Column]) -> 
 def _cell(worker: Mapping[str, Any], key: str) -> str:
     if key == "tiers":
         return tiers_text(worker)
+    if key == "tensor_parallel":  # an older router reports no ranks
+        return integer(worker.get(key, 1))
     value = worker[key]
     if key == "transport":  # with its best path; an older router reports no paths
         return ": ".join([value, *worker.get("transport_paths", ())[:1]])

@@ -125,6 +125,7 @@ def registered(info: WorkerInfo) -> dict[str, Any]:
         "incarnation": info.incarnation,
         "max_batch_size": info.max_batch_size,
         "blocks_total": info.num_blocks,
+        "tensor_parallel": info.tensor_parallel,
         "start_ms": info.start_ms,
     }
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from cli.output.tables import print_table, print_workers
+from cli.output.tables import print_table, print_workers, workers_table
 
 HEADINGS = [
     "WORKER", "ROLE", "STATE", "MODEL", "TRANSPORT", "KV BLOCKS", "USED", "CACHED", "RUNNING",
@@ -95,3 +95,13 @@ def test_words_fold_in_a_terminal(width: int) -> None:
     lines = stream.getvalue().splitlines()
     assert max(len(line) for line in lines) <= width
     assert [word for word in words if word not in stream.getvalue()] == []
+
+
+def test_ranks_have_a_column_where_a_worker_has_several() -> None:
+    """A worker in the answer of an older router says nothing of ranks."""
+    prefill, decode = WORKERS
+    table = workers_table([prefill, {**decode, "tensor_parallel": 4}], with_load=True)
+    ranks = next(each for each in table.columns if each.header == "RANKS")
+    assert list(ranks.cells) == ["4", "1"]
+    alone = workers_table([{**decode, "tensor_parallel": 1}], with_load=True)
+    assert "RANKS" not in [each.header for each in alone.columns]
