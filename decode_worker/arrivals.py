@@ -77,7 +77,8 @@ class Arrivals:
     def expect(self, task: DecodeTask) -> None:
         """Ask the worker that computes the new task's prompt, if there is one."""
         if task.prefill is not None:
-            self.inbound.ask(task.key, task.prefill)
+            prompt = task.sequence.digest(task.sequence.num_tokens)
+            self.inbound.ask(task.key, task.prefill, prompt)
 
     def grant(self, task: DecodeTask) -> None:
         """Grant the source the missing blocks; there may be none. A silent worker gets no blocks,

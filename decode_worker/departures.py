@@ -68,7 +68,8 @@ class Departures:
             cached_tokens=task.cached_tokens,
             last_chunk_end_us=now_us,
         )
-        self.outbound.open(key, num_blocks, sequence.deadline)
+        prompt = sequence.digest(sequence.num_computed)
+        self.outbound.open(key, num_blocks, sequence.deadline, prompt)
         self.outbound.begin(key)
         blocks, fence = sequence.block_table[:num_blocks], self._host.engine.computed
         self.outbound.offer(key, 0, blocks, chunk=-1, fence=fence)

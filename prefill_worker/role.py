@@ -104,7 +104,8 @@ class PrefillRole:
         self.tasks.add(task)
         self._fetches.hint(sequence, message.holders)
         num_blocks = sequence.blocks_for(sequence.num_tokens)
-        self.outbound.open(task.key, num_blocks, sequence.deadline)
+        prompt = sequence.digest(sequence.num_tokens)
+        self.outbound.open(task.key, num_blocks, sequence.deadline, prompt)
 
     def refuse(self, key: HandoffKey, reason: str) -> None:
         """Tell the sink, too, that the prompt is not computed here."""

@@ -413,13 +413,15 @@ class KvAsk(Message, frozen=True, kw_only=True):
     """Sink to source: tell me when you hold every block of this attempt's prompt.
 
     The ask is valid for `ttl_ms` from receipt; a repeated one renews it. KvBegun answers as soon as
-    the source holds the blocks. Nothing is granted yet.
+    the source holds the blocks. Nothing is granted yet. `prompt` is the digest of the prompt's
+    tokens: the source closes a handoff whose prompt has another one.
     """
 
     request_id: RequestId
     attempt: Count
     agent: Text
     ttl_ms: TtlMs
+    prompt: Hash = b""
 
 
 class KvBegun(Message, frozen=True, kw_only=True):

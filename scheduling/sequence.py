@@ -228,6 +228,12 @@ class Sequence:
         if state is SequenceState.FINISHED and self.grammar is not None:
             self.grammar.close()
 
+    def digest(self, num_tokens: int) -> bytes:
+        """Identifies the first `num_tokens` tokens and all else that their KV depends on."""
+        num_full = num_tokens // self.block_size
+        parent = self.hashes[num_full - 1] if num_full else self.root_hash
+        return next_hash(parent, self.tokens[num_full * self.block_size : num_tokens])
+
     def extend_hashes(self) -> None:
         """Hash the blocks that have become full since the last call."""
         size = self.block_size

@@ -121,9 +121,10 @@ class OutboundHandoffs:
 
     # -- calls by the owner -----------------------------------------------------------------
 
-    def open(self, key: HandoffKey, num_blocks: int, deadline: float) -> None:
-        """Expect a handoff of `num_blocks` blocks; its grant must arrive before `deadline`."""
-        self._carry_out(self._source.open(key, num_blocks, self._clock.now(), deadline))
+    def open(self, key: HandoffKey, num_blocks: int, deadline: float, prompt: bytes) -> None:
+        """Expect a handoff of `num_blocks` blocks; its grant must arrive before `deadline`.
+        `prompt` is the digest of its tokens."""
+        self._carry_out(self._source.open(key, num_blocks, self._clock.now(), deadline, prompt))
 
     def begin(self, key: HandoffKey) -> None:
         """The owner holds every block of the handoff and keeps them until `on_released`."""

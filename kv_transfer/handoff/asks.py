@@ -16,6 +16,7 @@ class Ask:
 
     peer: str
     next_send: float
+    prompt: bytes
     has_begun: bool = False
 
 
@@ -31,10 +32,10 @@ class Asks:
     def __contains__(self, key: HandoffKey) -> bool:
         return key in self._asks
 
-    def add(self, key: HandoffKey, peer: str, now: float) -> SendAsk:
-        """Ask from now on."""
-        self._asks[key] = Ask(peer, now + self._interval_s)
-        return self._send(key, peer)
+    def add(self, key: HandoffKey, peer: str, prompt: bytes, now: float) -> SendAsk:
+        """Ask from now on for the prompt with this digest."""
+        ask = self._asks[key] = Ask(peer, now + self._interval_s, prompt)
+        return self._send(key, ask)
 
     def find(self, key: HandoffKey) -> Ask | None:
         """The ask, if there is one."""
@@ -57,11 +58,15 @@ class Asks:
                 break
             ask.next_send = now + self._interval_s
             self._asks.move_to_end(key)
-            repeated.append(self._send(key, ask.peer))
+            repeated.append(self._send(key, ask))
         return repeated
 
-    def _send(self, key: HandoffKey, peer: str) -> SendAsk:
-        ask = KvAsk(
-            request_id=key.request_id, attempt=key.attempt, agent=self._agent, ttl_ms=self._ttl_ms
+    def _send(self, key: HandoffKey, ask: Ask) -> SendAsk:
+        message = KvAsk(
+            request_id=key.request_id,
+            attempt=key.attempt,
+            agent=self._agent,
+            ttl_ms=self._ttl_ms,
+            prompt=ask.prompt,
         )
-        return SendAsk(peer, ask)
+        return SendAsk(ask.peer, message)

@@ -22,11 +22,13 @@ class Outgoing:
     source_first: int = 0  # the index in the prompt of the first of these
     source_blocks: list[int] = field(default_factory=list)  # prompt blocks ready so far
     chunks: list[int] = field(default_factory=list)  # the chunk that completed each of them
+    prompt: bytes = b""  # digest of its tokens; "" matches any
     has_begun: bool = False
     ask_by: float = float("inf")
     is_finished: bool = False
     # the ask and then the grant, once there is one
     agent: str | None = None
+    asked_prompt: bytes = b""  # the digest that the sink expects
     expires: float = 0.0
     first_block: int = 0
     target_blocks: Sequence[int] = ()
@@ -57,6 +59,11 @@ class Outgoing:
             target_blocks=tuple(fetch.block_ids[: len(blocks)]),
             why=why,
         )
+
+    @property
+    def is_asked_for_another(self) -> bool:
+        """Whether the sink asked for another prompt than this one."""
+        return bool(self.prompt and self.asked_prompt) and self.prompt != self.asked_prompt
 
     @property
     def end_block(self) -> int:

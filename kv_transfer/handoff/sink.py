@@ -105,11 +105,11 @@ class HandoffSink:
 
     # -- calls by the owner -------------------------------------------------------------------
 
-    def ask(self, key: HandoffKey, peer: str, now: float) -> list[SinkAction]:
-        """Ask source `peer` for this prompt: Begun or Failed follows."""
+    def ask(self, key: HandoffKey, peer: str, now: float, prompt: bytes = b"") -> list[SinkAction]:
+        """Ask source `peer` for the prompt with this digest: Begun or Failed follows."""
         if self.is_known(key):
             raise IllegalMove(f"handoff {key} is asked for twice")
-        return [self._asks.add(key, peer, now)]
+        return [self._asks.add(key, peer, prompt, now)]
 
     def offer(
         self, key: HandoffKey, first_block: int, block_ids: Sequence[int], now: float

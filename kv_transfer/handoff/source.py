@@ -102,9 +102,15 @@ class HandoffSource:
     # -- calls by the owner -------------------------------------------------------------------
 
     def open(
-        self, key: HandoffKey, num_blocks: int, now: float, grant_deadline: float
+        self,
+        key: HandoffKey,
+        num_blocks: int,
+        now: float,
+        grant_deadline: float,
+        prompt: bytes = b"",
     ) -> list[SourceAction]:
         """Expect a prompt of `num_blocks` blocks; its grant must arrive before `grant_deadline`.
+        `prompt` is the digest of its tokens: a sink that asks for another one gets nothing.
         Source blocks that are reported as ready stay pinned until Release."""
         handoff = self._handoffs.get(key)
         if handoff is None and self._closed.error_of(key) is not None:
@@ -118,7 +124,8 @@ class HandoffSource:
             raise IllegalMove(f"handoff {key} is opened twice")
         handoff.num_blocks = num_blocks
         handoff.deadline = grant_deadline
-        return []
+        handoff.prompt = prompt
+        return self._refuse_another(key, handoff)
 
     def begin(self, key: HandoffKey, now: float) -> list[SourceAction]:
         """The owner holds blocks for the whole prompt and keeps them until Release."""
@@ -239,7 +246,8 @@ class HandoffSource:
             return []
         handoff.agent = ask.agent
         handoff.expires = expires
-        return self._answer_ask(key, handoff)
+        handoff.asked_prompt = ask.prompt
+        return self._refuse_another(key, handoff) or self._answer_ask(key, handoff)
 
     def grant(self, grant: KvGrant, now: float) -> list[SourceAction]:
         """The sink grants its blocks, in answer to KvBegun."""
@@ -325,6 +333,12 @@ class HandoffSource:
         return actions
 
     # -- steps ---------------------------------------------------------------------------
+
+    def _refuse_another(self, key: HandoffKey, handoff: Outgoing) -> list[SourceAction]:
+        """Stop a handoff whose sink expects another prompt: two requests have one name."""
+        if not handoff.is_asked_for_another:
+            return []
+        return self._stop(key, handoff, "the sink asked for another prompt under this name")
 
     def _answer_ask(self, key: HandoffKey, handoff: Outgoing) -> list[SourceAction]:
         """Answer an ask, once the prompt has begun."""

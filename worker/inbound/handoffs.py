@@ -106,10 +106,10 @@ class InboundHandoffs:
 
     # -- calls by the owner -----------------------------------------------------------------
 
-    def ask(self, key: HandoffKey, peer: KvPeer) -> None:
-        """Wait until a peer has begun with this prompt."""
+    def ask(self, key: HandoffKey, peer: KvPeer, prompt: bytes) -> None:
+        """Wait until a peer has begun with the prompt that has this digest."""
         self._peers.connect(peer)
-        self._carry_out(self._sink.ask(key, peer.incarnation, self._clock.now()))
+        self._carry_out(self._sink.ask(key, peer.incarnation, self._clock.now(), prompt))
 
     def offer(self, key: HandoffKey, first_block: int, blocks: Seq[int]) -> None:
         """Grant our blocks to the peer that has begun, for the prompt blocks from `first_block` on;
