@@ -18,6 +18,7 @@ const VIEWS = {
 	cache: ["Cache", CacheView],
 	controls: ["Controls", Controls],
 };
+const SUMMED_UP = ["doctor", "cache"]; // views with a summary of their own in the stream
 const THEME = "baton-theme";
 const THEMES = ["", "light", "dark"];
 
@@ -114,8 +115,11 @@ function Body({ view, name, id }) {
 		<//>`;
 	}
 	if (!fleet) return html`<${Empty} title="Reading the fleet">The first summary is on its way.<//>`;
+	if (!fleet.offers.includes(name)) return html`<${Empty} title="No data">This router does not offer this view yet.<//>`;
+	const data = live.data[name];
+	if (SUMMED_UP.includes(name) && !data) return html`<${Empty} title="Reading the ${name}" />`;
 	return html`${isSilent && html`<${Banner} />`}
-		<div class=${isSilent ? "gone" : ""}><${view} live=${live} fleet=${fleet} id=${id} key=${name} /></div>`;
+		<div class=${isSilent ? "gone" : ""}><${view} live=${live} fleet=${fleet} data=${data} id=${id} key=${name} /></div>`;
 }
 
 function Banner() {

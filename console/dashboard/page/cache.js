@@ -1,9 +1,8 @@
 // How much the prefix cache saves, and whether another size would save more.
 
 import { hline, label, LineChart, linePath, Spark, vline } from "./charts.js";
-import { notOffered } from "./doctor.js";
 import { count, int, kilo, known, share, sig3, ticks, times } from "./numbers.js";
-import { Bar, Card, clamped, Empty, html, Legend, Named, Table, Tag, unseen, useWidth } from "./parts.js";
+import { Bar, Card, clamped, Empty, html, Legend, Named, Sized, Table, Tag, unseen } from "./parts.js";
 
 const SOURCES = [
 	["computed", "fill-p", "computed"],
@@ -16,10 +15,7 @@ const STEP_MS = 60_000; // from one value of a history to the next
 const SIZES = [[0.5, "half"], [1, "today"], [1.5, "1.5 times"], [2, "twice"]];
 const TICKS = [[0.25, "¼×", "start"], [0.5, "½×"], [1, "today"], [2, "2×"], [4, "4×", "end"]];
 
-export function CacheView({ live, fleet }) {
-	if (!fleet.offers.includes("cache")) return notOffered("cache figures", "figures of the prefix cache yet");
-	const { cache } = live.data;
-	if (!cache) return html`<${Empty} title="Reading the caches" />`;
+export function CacheView({ data: cache }) {
 	const { tokens_per_s: rates, workers, prefixes } = cache;
 	const all = SOURCES.reduce((sum, [name]) => sum + rates[name], 0);
 	if (!all) return html`<${Empty} title="No prompt yet">The caches have served no prompt in the last minutes.<//>`;
@@ -107,8 +103,9 @@ function Sizes({ points, blocks_now: now, sample_rate: rate }) {
 		<${Table} label="Effect of other cache sizes" columns=${columns} rows=${SIZES.map(row)} />`;
 }
 
-function Curve({ points, now }) {
-	const [ref, width] = useWidth();
+const Curve = (props) => html`<${Sized} draw=${(width) => curve(props, width)} />`;
+
+function curve({ points, now }, width) {
 	const [x0, x1, top, y0] = [50, width - 12, 10, 246];
 	const doublings = (blocks) => Math.log2(blocks / now);
 	const x = (blocks) => x0 + (x1 - x0) * clamped((doublings(blocks) + 2) / 4, 0, 1);
@@ -116,17 +113,14 @@ function Curve({ points, now }) {
 	const seen = points.filter((each) => Math.abs(doublings(each.blocks)) < 2.1);
 	const missed = nearest(points, now).miss_ratio;
 	const line = linePath(seen.map((each) => each.miss_ratio), (i) => x(seen[i].blocks), y);
-	return html`<div ref=${ref}>
-		${width > 0 &&
-		html`<svg width=${width} height="286" role="img" aria-label="Miss ratio by cache size: ${share(missed)} today">
-			${[0, 0.25, 0.5, 0.75, 1].map((v) => [hline("grid-l", y(v), x0, x1), label(x0 - 8, y(v) + 4, share(v), "end")])}
-			${TICKS.map(([factor, name, anchor]) => label(x(now * factor), y0 + 18, name, anchor))}
-			${label((x0 + x1) / 2, y0 + 36, "cache size of the fleet")} ${vline("flag", x(now), top, y0)}
-			<path class="line prefill" stroke-width="2.25" d=${line} />
-			<circle class="end prefill" cx=${x(now)} cy=${y(missed)} r="4" />
-			${label(x(now) + 8, y(missed) - 8, `${share(missed)} miss`, "start", "ink")}
-		</svg>`}
-	</div>`;
+	return html`<svg width=${width} height="286" role="img" aria-label="Miss ratio by cache size: ${share(missed)} today">
+		${[0, 0.25, 0.5, 0.75, 1].map((v) => [hline("grid-l", y(v), x0, x1), label(x0 - 8, y(v) + 4, share(v), "end")])}
+		${TICKS.map(([factor, name, anchor]) => label(x(now * factor), y0 + 18, name, anchor))}
+		${label((x0 + x1) / 2, y0 + 36, "cache size of the fleet")} ${vline("flag", x(now), top, y0)}
+		<path class="line prefill" stroke-width="2.25" d=${line} />
+		<circle class="end prefill" cx=${x(now)} cy=${y(missed)} r="4" />
+		${label(x(now) + 8, y(missed) - 8, `${share(missed)} miss`, "start", "ink")}
+	</svg>`;
 }
 
 function Prefixes({ prefixes }) {

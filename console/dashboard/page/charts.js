@@ -1,7 +1,7 @@
 // Charts as SVG in the pixels of their container. Colours come from CSS, so a theme needs no redraw.
 
 import { clock, known, px } from "./numbers.js";
-import { clamped, html, stepping, useWidth } from "./parts.js";
+import { clamped, html, Sized, stepping } from "./parts.js";
 
 const MIN_WIDTH = 220;
 const LABEL_S = [60, 120, 300, 600, 1200]; // between two labels of the time axis
@@ -33,10 +33,8 @@ export function spread(xs, last, gap = 20) {
 
 /** Lines over time, one point per `stepMs` from `startUs`. `isBelow`: what is below the target misses it.
  * `onIndex` gets the point that the reader looks at. */
-export function LineChart(props) {
-	const [ref, width] = useWidth();
-	return html`<div ref=${ref} class="chart">${width > 0 && plot(props, Math.max(MIN_WIDTH, width))}</div>`;
-}
+export const LineChart = (props) =>
+	html`<${Sized} extra="chart" draw=${(width) => plot(props, Math.max(MIN_WIDTH, width))} />`;
 
 function plot({ marks = [], left = 46, ...o }, width) {
 	const [x0, x1, top, y0] = [left, width - 8, 8, o.height - (o.hasLetters ? 44 : o.hasAxis ? 22 : 6)];
@@ -90,13 +88,14 @@ function axis({ startUs, stepMs }, width, end, x0, x1, y0, at) {
 
 function letters(marks, at, x1, y0) {
 	const places = spread(marks.map((mark) => at(mark.at_us)), x1 + 4);
-	return marks.map(
-		(mark, i) =>
-			html`<g class="ev ${mark.kind}" transform="translate(${places[i]} ${y0 + 32})">
-				<circle r="8.5" /><text y="4.3">${mark.letter}</text><title>${clock(mark.at_us)} ${mark.text}</title>
-			</g>`,
-	);
+	return marks.map((mark, i) => letter(mark, places[i], y0 + 32));
 }
+
+/** The letter of an event in a circle. */
+export const letter = ({ kind, letter, at_us, text }, x, y) =>
+	html`<g class="ev ${kind}" transform="translate(${x} ${y})">
+		<circle r="8.5" /><text y="4.3">${letter}</text><title>${clock(at_us)} ${text}</title>
+	</g>`;
 
 /** Handlers of the crosshair, by pointer and by keyboard. */
 function reading({ index, onIndex }, end, x0, x1) {

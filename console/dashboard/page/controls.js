@@ -1,10 +1,9 @@
 // How to change the fleet, and who changed what. Each change asks once and is logged.
 
 import { Dialog } from "./dialog.js";
-import { notOffered } from "./doctor.js";
 import { getJson, postJson, setKey } from "./live.js";
 import { clock, count, DASH, int, known, ms, times } from "./numbers.js";
-import { Card, html, KeyForm, Named, PlainTable, State, Table, Tag, toast, useLoaded, useState } from "./parts.js";
+import { Card, html, KeyForm, Named, PlainTable, State, Table, Tag, toast, told, useLoaded, useState } from "./parts.js";
 import { isOver, linkTo } from "./requests.js";
 import { hasNumbers, requestsOf, shownState } from "./workers.js";
 
@@ -14,16 +13,14 @@ const TRACE_POLL_MS = 400;
 export function Controls({ live, fleet }) {
 	const [version, setVersion] = useState(0);
 	const reload = () => setVersion((now) => now + 1);
-	const isOffered = fleet.offers.includes("controls");
 	const load = async (signal) => {
-		if (!isOffered || !live.mayControl) return {};
+		if (!live.mayControl) return {};
 		const read = (name) => getJson(`control/${name}`, signal);
 		const [settings, log, key] = await Promise.all([read("settings"), read("log"), read("key")]);
 		return { settings, log, key: key.name };
 	};
 	const { value, error } = useLoaded(load, [version, live.mayControl]);
 	const [question, ask] = useState(null);
-	if (!isOffered) return notOffered("controls", "controls");
 	if (!live.mayControl || error?.status === 401) {
 		const onKey = () => {
 			live.mayControl = true;
@@ -40,12 +37,7 @@ export function Controls({ live, fleet }) {
 		live.retry();
 	};
 	const act = async (path, body, done) => {
-		try {
-			const { reason } = await postJson(`control/${path}`, body);
-			toast(reason ? `Refused: ${reason}` : done);
-		} catch (failed) {
-			toast(failed.message);
-		}
+		await told(postJson(`control/${path}`, body), ({ reason }) => (reason ? `Refused: ${reason}` : done));
 		reload();
 	};
 	const onClose = (isYes) => {

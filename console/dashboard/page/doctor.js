@@ -3,14 +3,9 @@
 import { clock, count, ms, sig3, times } from "./numbers.js";
 import { Bar, Card, copy, Empty, html, Icon, Tag } from "./parts.js";
 
-export const notOffered = (what, why) => html`<${Empty} title="No ${what}">This router does not offer ${why}.<//>`;
-
-export function Doctor({ live, fleet }) {
-	if (!fleet.offers.includes("doctor")) return notOffered("diagnosis", "a diagnosis yet");
-	const { doctor } = live.data;
-	if (!doctor) return html`<${Empty} title="Reading the diagnosis" />`;
+export function Doctor({ fleet, data: doctor }) {
 	const { findings, passed } = doctor;
-	const { tone, verdict } = fleet.pressure;
+	const { tone, verdict, cause } = fleet.pressure;
 	const isCalm = ["ok", "idle"].includes(tone);
 	if (!findings.length && !doctor.is_conclusive) {
 		return html`<${Empty} title=${isCalm ? "No fault is known" : verdict}>
@@ -23,7 +18,7 @@ export function Doctor({ live, fleet }) {
 		return html`<div class="grid">
 			<section class="card calm">
 				${isCalm && html`<${Icon} name="check" />`}
-				<div><h1>${isCalm ? "The fleet is healthy" : verdict}</h1><p>${count(passed.length, "check")} over ${minutes} found nothing.</p></div>
+				<div><h1>${isCalm ? "The fleet is healthy" : verdict}</h1><p>${!isCalm && `${cause} `}${count(passed.length, "check")} over ${minutes} found nothing.</p></div>
 			</section>
 			<${Passed} title="What was checked" passed=${passed} />
 		</div>`;

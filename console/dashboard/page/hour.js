@@ -1,6 +1,6 @@
 // The last hour: goodput, TTFT and TPOT on one time axis, with the fleet's events as marks.
 
-import { LineChart } from "./charts.js";
+import { letter, LineChart } from "./charts.js";
 import { clock, known, ms, over, share, share1, ticks } from "./numbers.js";
 import { Card, html, Legend, Table, Tag, useState } from "./parts.js";
 
@@ -23,8 +23,7 @@ const tickMs = (v) => (v ? ms(v).replace(/\.0+(?=\D)/, "") : "0");
 
 export function LastHour({ fleet }) {
 	const [index, setIndex] = useState(null);
-	const { targets, totals } = fleet;
-	const { history } = fleet;
+	const { targets, totals, history } = fleet;
 	const { goodput, start_us: startUs, step_ms: stepMs } = history;
 	const marks = lettered(fleet.events, startUs);
 	const shared = { startUs, stepMs, marks, index, onIndex: setIndex, left: 58 };
@@ -72,8 +71,11 @@ export function LastHour({ fleet }) {
 		${latency("tpot", "TPOT", "decode", { height: 186, hasAxis: true, hasLetters: true })}
 		<ol class="events" aria-label="Events of the last hour">
 			${marks.map(
-				({ kind, letter, at_us, text }) =>
-					html`<li><span class="k ${kind}">${letter}</span><span class="faint">${clock(at_us)}</span><span>${text}</span></li>`,
+				(mark) =>
+					html`<li>
+						<svg width="20" height="20">${letter(mark, 10, 10)}</svg><span class="faint">${clock(mark.at_us)}</span>
+						<span>${mark.text}</span>
+					</li>`,
 			)}
 			${!marks.length && html`<li class="none">No worker came, left or was changed.</li>`}
 		</ol>

@@ -124,8 +124,8 @@ export const PlainTable = ({ columns, rows, extra, style }) =>
 /** A table that scrolls sideways where it is too wide, also by keyboard. */
 export const Table = ({ label, ...table }) => html`<${Scroll} label=${label}><${PlainTable} ...${table} /><//>`;
 
-export const Scroll = ({ label, children }) =>
-	html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>${children}</div>`;
+export const Scroll = ({ label, extra = "scroll", onScroll, children }) =>
+	html`<div class=${extra} tabindex="0" role="region" aria-label=${label} onScroll=${onScroll}>${children}</div>`;
 
 /** A name for screen readers where the eye needs none. */
 export const unseen = (text) => html`<span class="sr">${text}</span>`;
@@ -165,6 +165,9 @@ export function toast(text) {
 	toast.timer = setTimeout(() => box.classList.remove("on"), 1800);
 }
 
+/** Says what came of `work`: what `done` makes of its result, or why it failed. */
+export const told = async (work, done) => toast(await work.then(done, ({ message }) => message));
+
 export async function copy(text, done) {
 	try {
 		await navigator.clipboard.writeText(text);
@@ -186,6 +189,12 @@ export function useWidth() {
 		return () => observer.disconnect();
 	}, []);
 	return [ref, width];
+}
+
+/** A place that `draw(width)` fills once its width is known. */
+export function Sized({ extra, draw }) {
+	const [ref, width] = useWidth();
+	return html`<div ref=${ref} class=${extra}>${width > 0 && draw(width)}</div>`;
 }
 
 /** The answer to `load(signal)`, loaded again when `deps` change, or after `waitMs(answer)` if that is not 0. */

@@ -2,7 +2,7 @@
 
 import { getJson } from "./live.js";
 import { bytes, clock, count, int, known, ms, over, plural, shortId } from "./numbers.js";
-import { Choice, clamped, copy, Empty, Facts, html, Tag, toast, useEffect, useLoaded, useShortcuts, useState } from "./parts.js";
+import { Choice, clamped, copy, Empty, Facts, html, Tag, told, useEffect, useLoaded, useShortcuts, useState } from "./parts.js";
 import { hasLongNames } from "./lanes.js";
 import { largest, largestNamed, StageBar, StageTable } from "./stages.js";
 import { Patterns, Waterfall } from "./waterfall.js";
@@ -86,8 +86,10 @@ function List({ rows, value, error, prefix, chosen, targets }) {
 	}
 	const nothing = prefix ? `No request that is kept begins with “${prefix}” or has this key.` : "None of the requests that are kept.";
 	const text = error ? `The list cannot be read: ${error.message}.` : value ? nothing : "Reading the list.";
-	return html`<div class="empty"><h2>${value ? "No request matches" : "Requests"}</h2><p>${text}</p></div>`;
+	return html`<${Nothing} title=${value ? "No request matches" : "Requests"}>${text}<//>`;
 }
+
+const Nothing = ({ title, children }) => html`<div class="empty"><h2>${title}</h2><p>${children}</p></div>`;
 
 function Row({ row, isChosen, targets }) {
 	const stages = row.stages.map(([stage, each]) => ({ stage, ms: each }));
@@ -127,14 +129,11 @@ function Detail({ id, live, fleet }) {
 	if (!trace) {
 		return html`<section class="card req-detail">
 			${back}
-			<div class="empty">
-				<h2>${error ? `No trace of ${id}` : "Reading the trace"}</h2>
-				<p>
-					${error &&
-					html`${error.message}. A router keeps the traces of its last finished requests (<code>trace_history</code>); an
-						older one may be in your trace store, if OTLP export is on.`}
-				</p>
-			</div>
+			<${Nothing} title=${error ? `No trace of ${id}` : "Reading the trace"}>
+				${error &&
+				html`${error.message}. A router keeps the traces of its last finished requests (<code>trace_history</code>); an
+					older one may be in your trace store, if OTLP export is on.`}
+			<//>
 		</section>`;
 	}
 	const nowUs = live.now() * 1000;
@@ -199,11 +198,7 @@ function Lead({ trace, target }) {
 
 function Actions({ id }) {
 	const link = location.href.split("#")[0] + linkTo(id);
-	const onSave = (path, kind) => () =>
-		getJson(path).then(
-			(content) => save(`${id}.${kind}.json`, content),
-			(error) => toast(error.message),
-		);
+	const onSave = (path, kind) => () => told(getJson(path), (content) => save(`${id}.${kind}.json`, content));
 	const path = `requests/${encodeURIComponent(id)}`;
 	return html`<button class="btn" onClick=${() => copy(link, "Link copied")}>Copy link</button>
 		<button class="btn" onClick=${onSave(`${path}/perfetto`, "trace")}>Perfetto</button>
@@ -214,5 +209,5 @@ function save(name, content) {
 	const url = URL.createObjectURL(new Blob([JSON.stringify(content)], { type: "application/json" }));
 	Object.assign(document.createElement("a"), { href: url, download: name }).click();
 	URL.revokeObjectURL(url);
-	toast(`Saved ${name}`);
+	return `Saved ${name}`;
 }

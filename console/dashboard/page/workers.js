@@ -1,9 +1,10 @@
 // One worker as a card, or as a row where a pool is large.
 
 import { age, clock, count, DASH, int, kilo, known, ms, plural, share } from "./numbers.js";
-import { Bar, Columns, html, State, useState } from "./parts.js";
+import { Bar, Columns, html, Scroll, State, useState } from "./parts.js";
 
 export const MAX_CARDS = 12;
+const COLUMNS = ["worker", "state", ["KV", "num"], ["runs", "num"], ["waits", "num"], ["tok/s", "num wide-col"]];
 const MAX_ROWS = 40;
 const SHOWN_ROWS = 20;
 const ROW_PX = 28;
@@ -84,22 +85,16 @@ export function WorkerRows({ workers, now, role }) {
 	const rowPx = innerWidth > 760 ? ROW_PX : 2 * ROW_PX; // a phone's rows have two lines
 	const first = isWhole ? Math.max(0, Math.floor(top / rowPx) - 2) : 0;
 	const seen = isWhole ? rows.slice(first, first + WINDOW_ROWS) : rows;
-	const columns = ["worker", "state", ["KV", "num"], ["runs", "num"], ["waits", "num"], ["tok/s", "num wide-col"]];
 	const room = (count) => count > 0 && html`<tr class="room" style=${{ height: `${count * rowPx}px` }} />`;
-	return html`<div
-			class="rows ${isWhole ? "whole" : ""}"
-			tabindex="0"
-			role="region"
-			aria-label="${role} workers"
-			onScroll=${(event) => setTop(event.currentTarget.scrollTop)}
-		>
+	const onScroll = (event) => setTop(event.currentTarget.scrollTop);
+	return html`<${Scroll} label="${role} workers" extra="rows ${isWhole ? "whole" : ""}" onScroll=${onScroll}>
 			<table>
-				<${Columns} names=${columns} />
+				<${Columns} names=${COLUMNS} />
 				<tbody>
 					${room(first)} ${seen.map((each) => row(each, now))} ${room(rows.length - first - seen.length)}
 				</tbody>
 			</table>
-		</div>
+		<//>
 		${workers.length > MAX_ROWS &&
 		html`<button class="btn" onClick=${() => setWhole(!isWhole)}>
 			${isWhole ? `Show ${SHOWN_ROWS}` : `Show all ${workers.length}`}
@@ -109,13 +104,12 @@ export function WorkerRows({ workers, now, role }) {
 function row(worker, now) {
 	const has = hasNumbers(worker);
 	const { cause, reason } = worker.condition;
+	const kv = share(worker.blocks_used / worker.blocks_total);
+	const numbers = [kv, int(worker.num_running), int(worker.num_waiting), kilo(worker.tokens_per_s)];
 	return html`<tr key=${worker.worker_id} data-worker=${worker.worker_id}>
 		<th scope="row" title=${worker.started}>${worker.worker_id}</th>
 		<td><${State} ...${shownState(worker, now)} />${cause && html`<span class="at">${reason}</span>`}</td>
-		<td class="num">${has ? share(worker.blocks_used / worker.blocks_total) : DASH}</td>
-		<td class="num">${has ? int(worker.num_running) : DASH}</td>
-		<td class="num">${has ? int(worker.num_waiting) : DASH}</td>
-		<td class="num wide-col">${has ? kilo(worker.tokens_per_s) : DASH}</td>
+		${numbers.map((each, i) => html`<td class=${COLUMNS[i + 2][1]}>${has ? each : DASH}</td>`)}
 	</tr>`;
 }
 
