@@ -1,10 +1,12 @@
-"""`python -m tests.hostile`."""
+"""`python -m tests.hostile`; without arguments a whole run, with `tests.hostile.neighbours`."""
 
 import sys
 
 from tests.hostile import attacks, neighbours
+from tests.hostile.core_waits import is_busy
 
-if "--help" in sys.argv or "-h" in sys.argv:
-    sys.exit(attacks.main(sys.argv[1:]))
+busy = is_busy()
 did_harm = attacks.main(sys.argv[1:])
-sys.exit(did_harm or neighbours.main([]))
+if not sys.argv[1:]:
+    did_harm = neighbours.main([], busy) or did_harm
+sys.exit(did_harm)

@@ -2,28 +2,29 @@
 
 The bystander is a process of its own, so that nothing the attackers do in Python delays it. It
 reads one stream after another and notes the longest gap between two pieces of a stream. It also
-asks for `/live` all the time, which no worker answers. A thread of it only sleeps, which shows how
-long the machine itself kept the process waiting.
+asks for `/live` all the time, which no worker answers. For each wait it notes how long the router
+and itself had no core meanwhile. A thread of it only sleeps, which shows how long the machine
+itself kept the process waiting.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import multiprocessing.connection
+import os
 import select
 import socket
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from bench.router.late_steps import Span
 from protocol.errors import BatonError
+from tests.hostile.core_waits import core_waits, longest_wait_s
 
 _POLL_S = 0.01
 _NAP_S = 0.005
@@ -33,14 +34,23 @@ _LIVE = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @dataclass(frozen=True)
+class Gap:
+    """A time between two pieces of the stream, and the part of it without a core."""
+
+    span: Span
+    core_wait_s: float
+
+
+@dataclass(frozen=True)
 class Seen:
     """What the bystander saw since the last question: the gaps in its stream. Seconds: the longest
-    wait for `GET /live`, how long a thread of the router waited for a core meanwhile, and the
-    longest oversleeping of the bystander's own thread."""
+    wait for `GET /live`, how long there was no core meanwhile, the longest wait without the times
+    without a core, and the longest oversleeping of the bystander's own thread."""
 
-    gaps: tuple[Span, ...]
+    gaps: tuple[Gap, ...]
     probe_s: float
     core_wait_s: float
+    probe_on_core_s: float
     machine_s: float
     num_pieces: int
 
@@ -82,11 +92,20 @@ class Bystander:
 class _Watch:
     """The bystander's side."""
 
-    def __init__(self) -> None:
-        self.machine_s = self.probe_s = self.core_wait_s = 0.0
-        self.gaps: list[Span] = []
+    def __init__(self, router_pid: int) -> None:
+        self.machine_s = self.probe_s = self.core_wait_s = self.probe_on_core_s = 0.0
+        self.gaps: list[Gap] = []
         self.num_pieces = 0
-        self.last = time.monotonic()
+        self._pids = router_pid, os.getpid()
+        self.restart()
+
+    def restart(self) -> None:
+        """The next gap begins now."""
+        self._last, self._waits = time.monotonic(), self.core_waits()
+
+    def core_waits(self) -> dict[str, int]:
+        """The times without a core of the router and of this process so far."""
+        return core_waits(*self._pids)
 
     def nap(self) -> None:
         """Sleep and note by how much too long, for ever."""
@@ -97,16 +116,26 @@ class _Watch:
 
     def piece(self) -> None:
         """A piece of the stream came."""
-        now = time.monotonic()
-        self.gaps.append(Span(self.last, now))
-        self.last = now
+        self.gaps.append(self._gap())
+        self.restart()
         self.num_pieces += 1
+
+    def _gap(self) -> Gap:
+        """The gap until now."""
+        span = Span(self._last, time.monotonic())
+        return Gap(span, longest_wait_s(self._waits, self.core_waits()))
 
     def take(self) -> Seen:
         """Everything since the last call."""
-        gaps = (*self.gaps, Span(self.last, time.monotonic()))
-        seen = Seen(gaps, self.probe_s, self.core_wait_s, self.machine_s, self.num_pieces)
-        self.probe_s = self.core_wait_s = self.machine_s = 0.0
+        seen = Seen(
+            (*self.gaps, self._gap()),
+            self.probe_s,
+            self.core_wait_s,
+            self.probe_on_core_s,
+            self.machine_s,
+            self.num_pieces,
+        )
+        self.probe_s = self.core_wait_s = self.probe_on_core_s = self.machine_s = 0.0
         self.gaps = []
         self.num_pieces = 0
         return seen
@@ -115,10 +144,9 @@ class _Watch:
 class _Probe:
     """One connection on which `GET /live` is asked again and again."""
 
-    def __init__(self, host: str, port: int, watch: _Watch, router_pid: int) -> None:
+    def __init__(self, host: str, port: int, watch: _Watch) -> None:
         self._target = (host, port)
         self._watch = watch
-        self._router_pid = router_pid
         self._core_waits: dict[str, int] = {}
         self._asked_at: float | None = None
         self.socket = self._connect()
@@ -128,7 +156,7 @@ class _Probe:
         connection as idle and close it; the next question then takes a new one."""
         if self._asked_at is not None:
             return
-        self._core_waits = _core_waits(self._router_pid)
+        self._core_waits = self._watch.core_waits()
         self._asked_at = time.perf_counter()
         try:
             self.socket.sendall(_LIVE)
@@ -158,28 +186,20 @@ class _Probe:
         """Note the wait so far."""
         if self._asked_at is None:
             return
-        waited = time.perf_counter() - self._asked_at
-        if waited > self._watch.probe_s:
-            now, before = _core_waits(self._router_pid), self._core_waits
-            longest = max((ns - before.get(thread, ns) for thread, ns in now.items()), default=0)
-            self._watch.probe_s, self._watch.core_wait_s = waited, longest / 1e9
-
-
-def _core_waits(pid: int) -> dict[str, int]:
-    """Nanoseconds for which each thread of a process was ready to run and had no core, so far.
-    Empty where the kernel does not say."""
-    waits: dict[str, int] = {}
-    for stats in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, IndexError, ValueError):  # the thread has ended
-            waits[stats.parent.name] = int(stats.read_text().split()[1])
-    return waits
+        watch, waited = self._watch, time.perf_counter() - self._asked_at
+        if waited <= watch.probe_on_core_s:
+            return
+        longest = longest_wait_s(self._core_waits, watch.core_waits())
+        watch.probe_on_core_s = max(watch.probe_on_core_s, waited - longest)
+        if waited > watch.probe_s:
+            watch.probe_s, watch.core_wait_s = waited, longest
 
 
 def _run(
     pipe: multiprocessing.connection.Connection, host: str, port: int, model: str, router_pid: int
 ) -> None:
-    watch = _Watch()
-    probe = _Probe(host, port, watch, router_pid)
+    watch = _Watch(router_pid)
+    probe = _Probe(host, port, watch)
     threading.Thread(target=watch.nap, daemon=True).start()
     while True:
         with _ask_for_stream(host, port, model) as stream:
@@ -219,7 +239,7 @@ def _follow(
     has_begun = False
     while True:
         if not has_begun:
-            watch.last = time.monotonic()  # the wait for the first token is none between tokens
+            watch.restart()  # the wait for the first token is none between tokens
         probe.ask()
         watched: list[Any] = [stream, pipe, probe.socket]
         readable, _, _ = select.select(watched, [], [], _POLL_S)

@@ -38,8 +38,8 @@ class Answers:
             return
         status = int(matched[1])
         self.statuses[status] = self.statuses.get(status, 0) + 1
-        if status == 503 and not _RETRY_AFTER.search(head):
-            self.faults.append("503 without Retry-After")
+        if status in (429, 503) and not _RETRY_AFTER.search(head):
+            self.faults.append(f"{status} without Retry-After")
         elif status >= 500 and status != 503:
             self.faults.append(head.decode("latin-1")[:300])
 

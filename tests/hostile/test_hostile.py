@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,6 +19,7 @@ from tests.hostile import wire
 from tests.hostile.attacks import Outcome, all_attacks, report
 from tests.hostile.client import HostileClient, body_of
 from tests.hostile.conversations import BODY_ATTACKS
+from tests.hostile.core_waits import core_waits, longest_wait_s
 from tests.hostile.sizes import SMALL, base_of
 from tests.hostile.wrong import all_fields, body_schemas, reached_fields
 from tests.paths import ROOT
@@ -119,6 +121,26 @@ def outcome(**changes: object) -> Outcome:
 def test_harm_is_a_stall_too_much_memory_or_a_wrong_answer(harm: dict[str, object]) -> None:
     assert outcome().is_harmless
     assert not outcome(**harm).is_harmless
+    assert "\n" not in outcome(**harm).harm
+
+
+def test_each_harm_is_named_in_one_line() -> None:
+    harm = outcome(rest_s=0.3, memory=2 << 30, faults=["a\r\nb"] * 3).harm
+    assert (
+        harm == "the stream stalled 300 ms, bound 250; the router had 2048 MiB, bound 1430; 3 x a b"
+    )
+
+
+def test_times_without_a_core_are_those_of_the_thread_that_had_the_most() -> None:
+    before = {"1/1": 0, "1/2": 10, "2/2": 5}
+    now = {"1/1": 2_000_000_000, "1/2": 1_000_000_010, "2/2": 500_000_005, "1/3": 9**9}
+    assert longest_wait_s(before, now) == 2.0
+
+
+def test_the_kernel_tells_how_long_each_thread_of_this_process_had_no_core() -> None:
+    waits = core_waits(os.getpid())
+    assert f"{os.getpid()}/{os.getpid()}" in waits
+    assert longest_wait_s(waits, core_waits(os.getpid())) >= 0
 
 
 @pytest.mark.parametrize(
@@ -127,6 +149,7 @@ def test_harm_is_a_stall_too_much_memory_or_a_wrong_answer(harm: dict[str, objec
         (b"HTTP/1.1 200 OK\r\n\r\n", []),
         (b"HTTP/1.1 503 Unavailable\r\nRetry-After: 1\r\n\r\n", []),
         (b"HTTP/1.1 503 Unavailable\r\n\r\n", ["503 without Retry-After"]),
+        (b"HTTP/1.1 429 Too Many Requests\r\n\r\n", ["429 without Retry-After"]),
         (b"HTTP/1.1 500 Error\r\n\r\n", ["HTTP/1.1 500 Error\r\n\r\n"]),
         (b"", ["no answer: b''"]),
     ],
