@@ -146,7 +146,7 @@ FAULTS = (
     Case("prefill_short",
          _judged("Prefill is short", "pool_balance", "Prefill is short", "BatonPrefillShort",
                  tolerated=("targets",)),
-         faults.more_load(Load(num_clients=16, prompts=(600, 800), outputs=(4,), num_prefixes=64,
+         faults.more_load(Load(num_clients=48, prompts=(600, 800), outputs=(4,), num_prefixes=64,
                                prefix=0, pause_s=0.0)),
          TWO | {"chunk_max_tokens": 64},
          {"BATON_TTFT_TARGET_MS": "250", "BATON_TPOT_TARGET_MS": "5000"}),
