@@ -18,6 +18,7 @@ from scheduling.block_manager import BlockManager
 from scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.step_model import StepCost, StepModel
+from simulator.decode_run import DecodeRun
 from simulator.devices.step_times import StepTimes, chunk_work
 from simulator.event_queue import Action, EventQueue
 from simulator.handoffs import Handoffs
@@ -78,39 +79,6 @@ class Usage:
     num_preemptions: int = 0
 
 
-@dataclass(eq=False)
-class _Decodes:
-    """A run of steps that only decode, from `begun` on: `num_done` are over, `num_planned` more are
-    leapt over at once. With `learns`, the step model learns from the first of all."""
-
-    batch: Batch
-    begun: float
-    rows: int
-    context: int
-    fixed_s: float
-    slope_s: float
-    learns: bool
-    num_done: int = 0
-    num_planned: int = 0
-
-    def end(self, number: int) -> float:
-        """When so many steps from the begin of the run on are over."""
-        attended = self.context * number + self.rows * (number * (number - 1) // 2)
-        return self.begun + (self.fixed_s * number + self.slope_s * attended)
-
-    def num_over(self, now: float) -> int:
-        """How many steps are over when the one ends that is under way at `now`."""
-        most = self.num_done + self.num_planned
-        least = self.num_done + 1
-        step_s = self.fixed_s + self.slope_s * (self.context + self.rows * least)
-        number = min(most, max(least, int((now - self.begun) / step_s)))
-        while number < most and self.end(number) < now:
-            number += 1
-        while number > least and self.end(number - 1) >= now:
-            number -= 1
-        return number
-
-
 class SimulatedWorker:
     """One worker; events call its methods."""
 
@@ -138,7 +106,7 @@ class SimulatedWorker:
         self._has_changed = self._has_woken = False
         self._learnt_rows = -1
         self._step_ends = 0.0  # of a step with chunks
-        self._decodes: _Decodes | None = None
+        self._run: DecodeRun | None = None
 
     @property
     def num_tasks(self) -> int:
@@ -151,10 +119,10 @@ class SimulatedWorker:
         """Handle a message when the step under way ends."""
         if not self._is_busy:
             handler(*arguments)
-        elif self._decodes is None:
+        elif self._run is None:
             self._queue.at(self._step_ends, handler, *arguments)
         else:
-            decodes = self._decodes
+            decodes = self._run
             ends = decodes.end(decodes.num_over(self._queue.now))
             self._queue.at(ends, handler, *arguments)
 
@@ -164,8 +132,8 @@ class SimulatedWorker:
             self._is_busy = True
             self._step_ends = self._queue.now
             self._queue.step_end(self._queue.now, self.number, self._turn)
-        elif self._decodes is not None:
-            self._cut(self._decodes)
+        elif self._run is not None:
+            self._cut(self._run)
 
     def generate(self, request: Request) -> None:
         """Generate tokens; if the request has a prefill worker, ask that for the prompt."""
@@ -230,6 +198,8 @@ class SimulatedWorker:
         if task is not None:
             task.request.sent_bytes += num_bytes
             self.scheduler.shares.release(task.sequence)
+            if self.scheduler.num_waiting:
+                self._wake()
 
     def on_written(self, key: HandoffKey, num_blocks: int, began: float, ended: float) -> None:
         """See `HandoffOwner`."""
@@ -260,7 +230,7 @@ class SimulatedWorker:
 
     # -- the loop: a turn, the steps that it begins, and their ends ---------------------------
 
-    def _turn(self, run: _Decodes | None = None) -> None:
+    def _turn(self, run: DecodeRun | None = None) -> None:
         """Plan a step, and begin it. `run` has just been leapt over; it goes on if nothing has
         happened."""
         goes_on = run is not None and not (self._has_woken or self._has_changed)
@@ -350,19 +320,19 @@ class SimulatedWorker:
         context = sum([len(each.tokens) for each in batch.decodes])
         fixed, slope = self.spec.times.decode_line(rows)
         learns = rows != self._learnt_rows
-        self._leap(_Decodes(batch, now, rows, context, fixed, slope, learns))
+        self._leap(DecodeRun(batch, now, rows, context, fixed, slope, learns))
 
-    def _leap(self, run: _Decodes) -> None:
+    def _leap(self, run: DecodeRun) -> None:
         most, decodes = self.spec.max_leap, cast("list[SimulatedSequence]", run.batch.decodes)
         run.num_planned = 1 if most == 1 else min(longest_leap(self.scheduler, decodes), most)
-        self._decodes = run
+        self._run = run
         self._expect_end(run)
 
-    def _expect_end(self, run: _Decodes) -> None:
+    def _expect_end(self, run: DecodeRun) -> None:
         over = run.num_done + run.num_planned
         self._queue.step_end(run.end(over), self.number, self._end_leap, run, over)
 
-    def _cut(self, run: _Decodes) -> None:
+    def _cut(self, run: DecodeRun) -> None:
         """Something has happened: the leap ends with the step under way."""
         self._has_woken = True
         num_planned = run.num_over(self._queue.now) - run.num_done
@@ -370,10 +340,10 @@ class SimulatedWorker:
             run.num_planned = num_planned
             self._expect_end(run)
 
-    def _end_leap(self, run: _Decodes, over: int) -> None:
-        if run is not self._decodes or over != run.num_done + run.num_planned:
+    def _end_leap(self, run: DecodeRun, over: int) -> None:
+        if run is not self._run or over != run.num_done + run.num_planned:
             return  # it was cut
-        self._decodes = None
+        self._run = None
         decodes, now = cast("list[SimulatedSequence]", run.batch.decodes), self._queue.now
         if run.learns and not run.num_done:
             self.scheduler.model.observe(StepCost(run.rows, run.context), run.end(1) - run.begun)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from math import log, sqrt
 
 from protocol.errors import ConfigError
+from simulator.traces.lines import MAX_TOKENS
 from simulator.traces.sessions import BlockRuns, Session, Turn
 
 BLOCK_TOKENS = 64
@@ -22,6 +23,11 @@ KINDS: Mapping[str, Mapping[str, float]] = {
     "turns": {**_COMMON, "turns": 5.0, "pause": 10.0, "shared": 512.0},
 }
 """The kinds of traffic, each with its numbers and their defaults."""
+
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "rate": (1e-6, 1e6), "requests": (1, 1e7), "prompt": (1, 1e7), "output": (1, 1e6),
+    "spread": (0, 10), "shared": (0, 1e7), "burst": (1, 1e6), "turns": (1, 1e4), "pause": (0, 1e6),
+}  # fmt: skip
 
 
 def is_generated(text: str) -> bool:
@@ -44,13 +50,15 @@ def sessions(text: str, rng: random.Random) -> Iterator[Session]:
 
 
 def _number(text: str, name: str, value: str) -> float:
+    low, high = _BOUNDS[name]
     try:
         number = float(value)
     except ValueError:
         number = -1.0
-    lowest = 0.0 if name in ("spread", "pause", "shared") else 1e-9
-    if not lowest <= number <= 1e9:
-        raise ConfigError(f"--trace {text}: {name} must be a positive number, not {value!r}")
+    if not low <= number <= high:
+        raise ConfigError(
+            f"--trace {text}: {name} must be a number from {low:g} to {high:g}, not {value!r}"
+        )
     return number
 
 
@@ -100,4 +108,4 @@ def _length(numbers: Mapping[str, float], name: str, rng: random.Random) -> int:
     """A length from a log-normal distribution with this mean and this relative deviation."""
     variance = log(1 + numbers["spread"] ** 2)
     mean = log(numbers[name]) - variance / 2
-    return max(1, round(rng.lognormvariate(mean, sqrt(variance))))
+    return min(MAX_TOKENS, max(1, round(rng.lognormvariate(mean, sqrt(variance)))))

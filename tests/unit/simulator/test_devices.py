@@ -48,7 +48,17 @@ def test_a_config_file_and_its_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "not valid JSON"), ("{}", "hidden_size"), ('{"hidden_size": "x"}', "an integer")],
+    [
+        ("{", "not valid JSON"),
+        ("[]", "must hold a JSON object"),
+        ("{}", "hidden_size"),
+        ('{"hidden_size": "x"}', "an integer"),
+        ('{"hidden_size": 64, "num_attention_heads": 0}', "at least 1"),
+        (
+            '{"hidden_size": 8, "num_attention_heads": 4, "vocab_size": 9, "num_hidden_layers": 2}',
+            "'intermediate_size' is missing",
+        ),
+    ],
 )
 def test_a_bad_config_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "config.json"

@@ -156,8 +156,12 @@ def test_a_bad_file_is_one_line_that_says_where(tmp_path: Path, text: str, words
         ("/nowhere/trace", "No such file"),
         ("/", "it is a folder"),
         ("poisson:rat=3", "'rat' is none"),
-        ("poisson:rate=x", "rate must be a positive number"),
-        ("turns:turns=0", "turns must be a positive number"),
+        ("poisson:rate=x", "rate must be a number from 1e-06"),
+        ("poisson:rate=nan", "rate must be a number"),
+        ("poisson:prompt=inf", "prompt must be a number"),
+        ("poisson:requests", "requests must be a number"),
+        ("turns:turns=0", "turns must be a number from 1 to"),
+        ("bursts:burst=0.5", "burst must be a number from 1 to"),
     ],
 )
 def test_a_trace_that_cannot_be_read(name: str, words: str) -> None:
