@@ -12,8 +12,13 @@ from pathlib import Path
 
 from checkpoint.generation_config import load_generation_config
 from checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
+from checkpoint.regular_file import is_there
 from engine.checkpoint.experts_config import ExpertsConfig, parse_experts
-from engine.checkpoint.formats.quantization import Quantization, parse_quantization
+from engine.checkpoint.formats.quantization import (
+    Quantization,
+    parse_model_optimizer,
+    parse_quantization,
+)
 from engine.checkpoint.rope_config import RopeConfig, parse_rope
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
 from protocol.errors import ConfigError, ModelLoadError
@@ -24,6 +29,7 @@ MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 22
 """Of a layer or a vocabulary, in numbers; many times that of the largest models."""
 
+_MODEL_OPTIMIZER_FILE = "hf_quant_config.json"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -108,10 +114,13 @@ def load_model_config(folder: Path) -> ModelConfig:
     End-of-text ids come from generation_config.json if it has any, else from config.json; this is
     the order of transformers' `generate`. Raises ModelLoadError.
     """
-    path = folder / "config.json"
-    return parse_model_config(
-        JsonKeys(read_json_object(path), str(path)), load_generation_config(folder).eos_token_ids
-    )
+    path, beside = folder / "config.json", folder / _MODEL_OPTIMIZER_FILE
+    keys = JsonKeys(read_json_object(path), str(path))
+    config = parse_model_config(keys, load_generation_config(folder).eos_token_ids)
+    if config.quantization is not None or not is_there(beside):
+        return config
+    quantization = parse_model_optimizer(JsonKeys(read_json_object(beside), str(beside)))
+    return replace(config, quantization=quantization)
 
 
 def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> ModelConfig:

@@ -102,6 +102,12 @@ def parse_quantization(keys: JsonKeys) -> Quantization | None:
     return parse(table)
 
 
+def parse_model_optimizer(keys: JsonKeys) -> Quantization:
+    """What the keys of ModelOpt's own file say, `hf_quant_config.json`; older checkpoints have no
+    other. Raises ModelLoadError."""
+    return _modelopt(keys)
+
+
 def _method(table: JsonKeys) -> str:
     method: str = table.text("quant_method")
     return method

@@ -189,6 +189,15 @@ def test_experts_have_the_formats_too(make_tiny, paged_model, text, name):
     assert torch.equal(quantized, plain)
 
 
+def test_older_checkpoints_of_modelopt_say_so_in_a_file_of_their_own(published, paged_model, text):
+    tiny = published("nvfp4 of ModelOpt")
+    change_config(tiny.folder, quantization_config=None)
+    own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
+    (tiny.folder / "hf_quant_config.json").write_text(json.dumps(own))
+    logits = paged_model(tiny.folder).step([(text(TOKENS), 0, range(TOKENS))])
+    torch.testing.assert_close(logits, tiny.expected_logits(text(TOKENS)), atol=1e-4, rtol=1e-4)
+
+
 def in_bf16(tensors):
     for name in tensors:
         if name.endswith(("scales", "weight_scale")):
