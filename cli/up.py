@@ -19,6 +19,7 @@ from checkpoint.model_source import commit_of, model_name, resolve_model
 from cli.child_settings import ChildSettings
 from cli.fleet import Fleet
 from cli.output.json_output import JsonOutput
+from cli.output.lossy_text import LossyText
 from cli.output.tables import print_workers
 from cli.output.terminal_text import plain_console
 from cli.up_settings import TO_STDOUT, UpSettings
@@ -72,9 +73,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def console_on(output: JsonOutput | None) -> Console:
-    """The console for the progress of `baton up`: the terminal, or lines of JSON."""
+    """The console for the progress of `baton up`: the terminal, or lines of JSON. The fleet goes on
+    also where nothing more can be written, as on a full disk."""
     if output is None:
-        return plain_console()
+        return plain_console(file=cast(TextIO, LossyText(sys.stdout)))
     stream = output.stream_of("up")
     return Console(
         file=cast(TextIO, stream), highlight=False, markup=False, soft_wrap=True, no_color=True

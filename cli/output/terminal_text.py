@@ -7,7 +7,7 @@ names of models and workers, and what else a router or a store tells.
 from __future__ import annotations
 
 import unicodedata
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 
@@ -36,6 +36,7 @@ def shown_json(value: Any) -> Any:
     return value
 
 
-def plain_console(soft_wrap: bool = True) -> Console:
-    """A console that prints text as it is: brackets in it are no markup, colons no emoji."""
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
+def plain_console(soft_wrap: bool = True, file: IO[str] | None = None) -> Console:
+    """A console that prints text as it is: brackets in it are no markup, colons no emoji. To
+    `file`, or standard output."""
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap, file=file)
