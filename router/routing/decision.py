@@ -98,7 +98,7 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
         session_workers=view.sessions.workers(query.session),
         local_threshold_tokens=query.local_threshold_tokens,
         output_tokens=query.output_tokens,
-        targets=query.targets,
+        targets=query.targets if query.prefer_decode is None else NO_TARGETS,
     )
     if query.source is None:
         placement = place(asked, decode_loads, prefill_loads, matches, rng, view.pairs)

@@ -83,7 +83,7 @@ def place(
     if prefillers and not picker.is_certainly_local(here, prefillers):
         remote = tuple([costs.remote(each) for each in decoders])
         pair = picker.pair(remote, prefillers, pairs)
-        if not (pair.meets or query.by_load or (here is not None and here.meets)):
+        if _may_overflow(query) and not any(e is not None and e.meets for e in (pair, here)):
             idle = tuple([costs.local(each, alone=False) for each in decoders])
             spare = picker.spare(idle)
     best, other, tie_ms = picker.best(here, pair)
@@ -269,6 +269,11 @@ def _starts_in_time(query: PlacementQuery, computing: Candidate) -> bool:
 def _is_quick(query: PlacementQuery, decode: Candidate) -> bool:
     target = query.targets.tpot_ms
     return target is None or decode.tpot_ms <= target
+
+
+def _may_overflow(query: PlacementQuery) -> bool:
+    """Whether a decode worker may compute a prompt of which it holds no part."""
+    return not query.by_load and query.local_threshold_tokens is None
 
 
 def _is_reported(

@@ -13,7 +13,7 @@ from router.routing.cache_index import CacheIndex
 from router.routing.decision import Query, apply, decide
 from router.routing.fleet_view import FleetView
 from router.routing.pace import HALF_LIFE_US
-from router.routing.view import Mode
+from router.routing.view import Mode, Targets
 from router.routing.worker_view import Liveness, WorkerView
 
 BLOCK = 16
@@ -124,6 +124,16 @@ def test_who_is_ready_by_what_the_connections_show(prefill, decode, ready) -> No
     view = view_of(*workers)
     found = view.ready(Role.PREFILL) + view.ready(Role.DECODE)
     assert {each.worker_id for each in found} == ready
+
+
+def test_a_worker_that_has_a_part_already_is_kept_whatever_the_targets() -> None:
+    d1, d2 = worker("d1"), worker("d2")
+    d1.take_stats(stats("d1", num_running=20))
+    view, targets = view_of(d1, d2, worker("p1")), Targets(1.0, 2.0)
+    for seed in range(3):
+        asked = query(prefer_decode="d1", targets=targets)
+        decision = decide(view, asked, 0.0, random.Random(seed))
+        assert decision.placement.decode.worker_id == "d1"
 
 
 def test_a_pair_that_was_measured_to_be_slow_is_avoided() -> None:

@@ -304,6 +304,7 @@ def test_a_decode_worker_that_holds_nothing_computes_what_no_pair_begins_in_time
     assert spare.reason.startswith("local: d1 gives the first token in time, after 6.25")
     assert spare.alternative is not None
     assert spare.alternative.prefill == "p1"
+    assert decide(1000, decode, prefill, targets=Targets(ttft_ms=500.0)).mode is Mode.REMOTE
     hopeless = by_cost(1000, decode, prefill, targets=Targets(ttft_ms=50.0))
     assert (hopeless.mode, hopeless.meets_targets) == (Mode.REMOTE, False)
 
@@ -458,8 +459,7 @@ def test_no_worker_without_room_and_none_that_is_excluded(scene: Scene) -> None:
     if placement.prefill is not None:
         assert placement.prefill.worker_id in set(able) - exclude
     elif scene.query["threshold"] is not None and set(able) - exclude:
-        held = placement.decode.missing_tokens <= scene.query["threshold"]
-        assert held or placement.rule is Rule.SPARE
+        assert placement.decode.missing_tokens <= scene.query["threshold"]
     assert 1 <= placement.decode.missing_tokens <= scene.query["num_tokens"]
 
 
