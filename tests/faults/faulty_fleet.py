@@ -75,7 +75,8 @@ class FaultyFleet:
             temporary.rename(self._folder / f"{name}.{point}")
 
     def spoil(self, role: Role, kind: str, passes: int = 1) -> None:
-        """The `passes`th write of one worker of a role will `fail`, `hang` or be `corrupt`."""
+        """The `passes`th write of one worker of a role will `fail`, `hang` or be `corrupt`, or its
+        lookup for a fetch meets a cache that it will `evict`."""
         temporary = self._folder / f".{role.value}"
         temporary.write_text(str(passes))
         temporary.rename(self._folder / f"{role.value}.{kind}")

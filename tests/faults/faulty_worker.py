@@ -8,8 +8,9 @@ already sent leave; the lease lives on. A loop that is held notes in `WORKER_ID.
 messages that have come meanwhile, and reads them when it goes on. At `post` a write may still be
 refused, at `landing` not.
 A file `ROLE.SPOIL` with a number spoils that write of whichever worker of the role comes to it
-first: it fails, hangs, or moves wrong bytes. Prompts that begin with POISON make a step raise,
-those that begin with DEADLY end the process, with DEADLY_LATER in a decode step.
+first: it fails, hangs, or moves wrong bytes. `ROLE.evict` makes a worker evict around that lookup
+for a fetch. Prompts that begin with POISON make a step raise, those that begin with DEADLY end the
+process, with DEADLY_LATER in a decode step.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ from kv_transfer.transports.shm import ShmTransport
 from process.sockets.control import ControlServer, Peer
 from protocol import wire
 from protocol.errors import TransferError
-from protocol.messages import ControlMessage
+from protocol.messages import ControlMessage, KvFetch
 from scheduling.batch import Batch
 from worker.outbound import OutboundHandoffs
+from worker.served_fetches import ServedFetches
 
 POISON = [13, 14, 13, 14, 15]
 DEADLY = [15, 14, 13, 14, 13]
@@ -50,6 +52,7 @@ DEADLY_LATER = [14, 13, 15, 13, 14]
 FAULTS_DIR = "FAULTS_DIR"
 WRITE_TIMEOUT = "FAULTS_WRITE_TIMEOUT_S"
 """Replaces the product's own, so that a write that hangs need not be waited for so long."""
+KEPT_BLOCKS = 8
 MAX_WRITE_BLOCKS = 4
 """Those of a chunk of 64 tokens: a long prompt takes many writes, also where all of it was computed
 before its grant came."""
@@ -137,6 +140,7 @@ def install(points: FaultPoints) -> None:
     _before(TransferService, "write", lambda *_: points.reach("write"))
     _before(HandoffSink, "offer", lambda *_: points.reach("offer"))
     _before(HandoffSource, "found", lambda *_: points.reach("serve"))
+    _evict_around_lookups(points)
     _before(OutboundHandoffs, "_close", lambda *_: points.reach("close"))
     _before(ModelRunner, "launch", _spoil)
     _before(ModelRunner, "launch_ahead", lambda batch, _: _spoil(batch))
@@ -159,6 +163,25 @@ def install(points: FaultPoints) -> None:
         return result
 
     Engine.run = run_and_reach  # type: ignore[method-assign]
+
+
+def _evict_around_lookups(points: FaultPoints) -> None:
+    """A holder that has promised blocks evicts all but the newest ones before it looks them up, and
+    all that is not pinned before it writes."""
+    pin = ServedFetches.pin
+
+    @wraps(pin)
+    def evict_and_pin(served: ServedFetches, fetch: KvFetch) -> Any:
+        blocks = served._scheduler.blocks
+        strikes = points.strikes("evict")
+        if strikes:
+            blocks.release(blocks.allocate(max(0, blocks.num_free - KEPT_BLOCKS)))
+        found = pin(served, fetch)
+        if strikes:
+            blocks.release(blocks.allocate(blocks.num_free))
+        return found
+
+    ServedFetches.pin = evict_and_pin  # type: ignore[method-assign]
 
 
 def _before(owner: type, name: str, action: Callable[..., None]) -> None:

@@ -16,6 +16,7 @@ from tests.integration.reference import NUM_TOKENS, Reference
 
 TRIES = 12
 LOAD = {"BATON_PLACEMENT": "load"}
+Counters = dict[str, dict[str, int]]
 
 
 @pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
@@ -56,3 +57,27 @@ def test_a_holder_that_ends_or_stops_in_mid_fetch(
     counted = all_counters(fleet.fleet)
     assert all(each["blocks_used"] == 0 for each in workers(fleet.fleet).values())
     assert sum(each["fetches"] for each in counted.values()) >= 1
+
+
+def test_a_holder_that_evicts_in_mid_fetch(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    """What it has pinned arrives, and the rest is computed."""
+    fleet.revive()
+    reference = long_prompts[-2]
+    complete(fleet.fleet, list(reference.prompt), max_tokens=1)
+    before = all_counters(fleet.fleet)
+    for role in (Role.PREFILL, Role.DECODE):
+        fleet.spoil(role, "evict")
+    for _ in range(TRIES):
+        stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS).wait()
+        assert (stream.error, stream.tokens) == (None, list(reference.output))
+        after = all_counters(fleet.fleet)
+        if grown(before, after, "fetch_missing_blocks"):
+            assert grown(before, after, "fetched_tokens") > 0
+            return
+    raise AssertionError("nobody fetched")
+
+
+def grown(before: Counters, after: Counters, name: str) -> int:
+    return sum(after[each][name] - before[each][name] for each in after)
