@@ -1,7 +1,7 @@
 """Every accepted request ends, whatever workers admit first, and with it every block comes back.
 
 Workers of either role fetch cached blocks from each other, also both ways at once; many hints where
-to fetch are wrong.
+to fetch are wrong. Some have host memory below their pools.
 Pools hold one prompt or a few; prompts, priorities, grammars, routers and the network make workers
 admit in different orders. Clients go away; workers die, stand still and go on. Once no fault is
 left, everything ends within a number of turns that the work bounds, before any time-out.
@@ -43,9 +43,16 @@ class TightFleet(RuleBasedStateMachine):
         sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
         pools=st.tuples(st.integers(2, 9), st.integers(2, 9)),
         may_fail=st.booleans(),
+        host_slots=st.sampled_from([0, 0, 3, 16]),
     )
-    def begin(self, sizes: tuple[int, int, int], pools: tuple[int, int], may_fail: bool) -> None:
-        self.fleet = WorkerFleet(*sizes, *pools)
+    def begin(
+        self,
+        sizes: tuple[int, int, int],
+        pools: tuple[int, int],
+        may_fail: bool,
+        host_slots: int,
+    ) -> None:
+        self.fleet = WorkerFleet(*sizes, *pools, host_slots=host_slots)
         self.may_fail = may_fail
         self.num_faults = 0
         self.longest = min(pools) * BLOCK
@@ -169,6 +176,12 @@ class TightFleet(RuleBasedStateMachine):
             self.fleet.is_calm = False
             self.fleet.frozen.add(names[choice % len(names)])
 
+    @rule(choice=st.integers(0, 99), is_held=st.booleans())
+    def copies_stop_or_go_on(self, choice: int, is_held: bool) -> None:
+        """A tier's thread is slow: nothing is copied between pool and host memory for a while."""
+        workers = list(self.fleet.workers.values())
+        workers[choice % len(workers)].tier_thread.is_held = is_held
+
     @rule()
     def silence_is_noticed(self) -> None:
         self.fleet.notice_silence()
@@ -188,6 +201,8 @@ class TightFleet(RuleBasedStateMachine):
             return
         fleet = self.fleet
         fleet.notice_silence()
+        for bench in fleet.workers.values():
+            bench.tier_thread.is_held = False
         finish_within_work(fleet, except_for_frozen=True)
         for name in sorted(fleet.frozen):
             fleet.kill(name)

@@ -94,9 +94,20 @@ class Request:
 
 
 class WorkerFleet:
-    """`channels` hold what is under way, by (sender, receiver)."""
+    """`channels` hold what is under way, by (sender, receiver). Workers have host memory for
+    `host_slots` blocks below their pools."""
 
-    def __init__(self, num_p: int, num_d: int, num_routers: int, p_pool: int, d_pool: int) -> None:
+    def __init__(
+        self,
+        num_p: int,
+        num_d: int,
+        num_routers: int,
+        p_pool: int,
+        d_pool: int,
+        *,
+        host_slots: int = 0,
+    ) -> None:
+        self.host_slots = host_slots
         self.clock = Clock()
         self.pools = {"p": p_pool, "d": d_pool}
         self.workers: dict[str, Bench] = {}
@@ -125,9 +136,9 @@ class WorkerFleet:
         name = f"{role}{self.num_born}"
         bench: Bench
         if role == "p":
-            bench = PrefillBench(name, self.clock, self.pools["p"])
+            bench = PrefillBench(name, self.clock, self.pools["p"], host_slots=self.host_slots)
         else:
-            bench = DecodeBench(name, self.clock, self.pools["d"])
+            bench = DecodeBench(name, self.clock, self.pools["d"], host_slots=self.host_slots)
         bench.peers.answers_asks = False  # prefill workers answer
         fetches: Any = bench.role._fetches  # type: ignore[attr-defined]
         fetches._pairs = FastPairs()
