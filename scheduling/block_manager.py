@@ -55,8 +55,8 @@ class BlockManager:
         self._num_cached_free = 0
         self.num_moves = 0
         """Calls so far that pinned or unpinned blocks."""
-        self.num_allocated = 0
-        """Blocks that were allocated so far, each as often as it was."""
+        self.num_changes = 0
+        """Times so far that a block was allocated or became free."""
 
     @property
     def num_free(self) -> int:
@@ -111,7 +111,7 @@ class BlockManager:
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
         self.num_moves += 1
-        self.num_allocated += count
+        self.num_changes += count
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._forget(block)
@@ -127,6 +127,7 @@ class BlockManager:
             assert self._pins[block] > 0, f"block {block} released twice"
             self._pins[block] -= 1
             if self._pins[block] == 0:
+                self.num_changes += 1
                 self._free[block] = None
                 if self._hash_of[block] is None:
                     self._free.move_to_end(block, last=False)

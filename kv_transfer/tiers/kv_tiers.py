@@ -17,7 +17,7 @@ from scheduling.block_manager import BlockManager
 MAX_WINDOW = 4096
 """Blocks of the pool that are kept ready for eviction, at most: looking at each takes 0.1 us."""
 SCAN_S = 0.25
-"""The time between two looks at the pool while few blocks are allocated."""
+"""The time between two looks at the pool while few blocks are allocated or released."""
 EXPIRE_S = 1.0
 
 
@@ -38,7 +38,7 @@ class KvTiers:
         self._blocks = blocks
         self._window = min(blocks.num_blocks, host.num_window, MAX_WINDOW)
         self._scanned_at = self._expired_at = float("-inf")
-        self._num_allocated = 0
+        self._num_changes = 0
         self._is_behind = False  # the threads had no time for all that was found
         blocks.on_withdraw = self.drop
 
@@ -94,10 +94,10 @@ class KvTiers:
         self.host.finish()
         if self.disk is not None:
             self.disk.finish()
-        num_new = self._blocks.num_allocated - self._num_allocated
+        num_new = self._blocks.num_changes - self._num_changes
         is_due = num_new >= max(1, self._window // 8) or now >= self._scanned_at + SCAN_S
         if self._is_behind or is_due:
-            self._scanned_at, self._num_allocated = now, self._blocks.num_allocated
+            self._scanned_at, self._num_changes = now, self._blocks.num_changes
             cold = self._blocks.coldest(self._window)
             has_saved = self.host.save(cold, self._blocks.is_unchanged, now)
             has_written = self.disk is None or self.disk.save_coldest(now)

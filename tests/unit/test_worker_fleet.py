@@ -22,18 +22,21 @@ from tests.unit.worker_harness import LANDING_S
 from worker import served_fetches
 from worker.inbound import fetches
 from worker.inbound.fetches import STOP_WAIT_S
+from worker.tiers import loads
 
 MAX_OPEN = 9
 
 
 @pytest.fixture(autouse=True)
 def small_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single block is fetched, too, and all of a pool may be granted and served."""
+    """A single block is fetched, too, and all of a pool may be granted and served. Whatever a tier
+    has is loaded."""
     monkeypatch.setattr(fetch_rule, "MIN_BLOCKS", 1)
     monkeypatch.setattr(fetch_rule, "SLACK_S", 0.0)
     monkeypatch.setattr(fetches, "HOLDER_SHARE", 1.0)
     monkeypatch.setattr(fetches, "ALL_SHARE", 1.0)
     monkeypatch.setattr(served_fetches, "SERVE_SHARE", 1.0)
+    monkeypatch.setattr(loads, "TURN_S", -1.0)
 
 
 class TightFleet(RuleBasedStateMachine):

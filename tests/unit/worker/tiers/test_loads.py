@@ -3,6 +3,8 @@ that of a worker without tiers."""
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +14,9 @@ from kv_transfer.tiers.host_tier import HostTier
 from protocol.messages import Abort, Generate, StepTokens
 from scheduling import fetch_rule
 from scheduling.sequence import SequenceState
+from tests.effort import times
 from tests.sequences import greedy
-from tests.unit.fake_model import BLOCK, continuation
+from tests.unit.fake_model import BLOCK, VOCAB, continuation
 from tests.unit.worker_harness import ROUTER, Clock, DecodeBench, pinned_for_peers
 from worker.counters import Count
 
@@ -225,3 +228,49 @@ def test_prompts_whose_logits_are_wanted_are_computed_whole(bench: DecodeBench) 
     bench.server.inbox.append((ROUTER, message))
     finish(bench, "again")
     assert bench.counter(Count.LOADED_TOKENS) == 0
+
+
+@pytest.mark.parametrize("one_step_ahead", [False, True])
+def test_many_requests_over_few_blocks_give_the_tokens_of_a_worker_without_tiers(
+    monkeypatch: pytest.MonkeyPatch, one_step_ahead: bool
+) -> None:
+    """Documents are asked about in any order, clients go away, and the tier's thread is slow."""
+    monkeypatch.setattr(fetch_rule, "SLACK_S", -1.0)
+    rng = random.Random(5)
+    bench = DecodeBench("d", Clock(), POOL, one_step_ahead=one_step_ahead, host_slots=SLOTS)
+    documents = [[rng.randrange(VOCAB) for _ in range(4 * BLOCK)] for _ in range(5)]
+    asked: dict[str, list[int]] = {}
+    given: dict[str, list[int]] = defaultdict(list)
+    gone: set[str] = set()
+    for number in range(times(150, 2000)):
+        name = f"r{number}"
+        asked[name] = [*rng.choice(documents)[: rng.randrange(1, 17)], number % VOCAB]
+        ask(bench, name, asked[name])
+        if rng.random() < 0.2:
+            name = f"r{rng.randrange(number + 1)}"
+            gone.add(name)
+            bench.server.inbox.append((ROUTER, Abort(request_id=name, attempt=0)))
+        bench.tier_thread.is_held = rng.random() < 0.5
+        for _ in range(rng.randrange(1, 7)):
+            turn(bench)
+            bench.scheduler.blocks.check()
+        collect(bench, given)
+    bench.tier_thread.is_held = False
+    while bench.scheduler.sequences or bench.engine.is_ahead:
+        turn(bench)
+    collect(bench, given)
+    turn(bench, 2)
+    assert {name: given[name] for name in asked.keys() - gone} == {
+        name: continuation(prompt, 2) for name, prompt in asked.items() if name not in gone
+    }
+    assert bench.counter(Count.LOADED_TOKENS) > 20 * BLOCK
+    assert bench.scheduler.blocks.num_pinned == 0
+    assert bench.model.strays == []
+    host_tier(bench).index.check()
+    bench.close()
+
+
+def collect(bench: DecodeBench, given: dict[str, list[int]]) -> None:
+    for message in bench.take_sent():
+        for each in message.sequences if isinstance(message, StepTokens) else ():
+            given[each.request_id] += each.token_ids
