@@ -7,6 +7,7 @@ from pathlib import Path
 
 from checkpoint.json_keys import JsonKeys, read_json_object
 from checkpoint.regular_file import is_there
+from protocol.sampling import MIN_REPETITION_PENALTY
 
 _JUST_BELOW_ZERO = -1e-9
 
@@ -40,5 +41,7 @@ def load_generation_config(folder: Path) -> GenerationConfig:
         top_k=keys.integer("top_k", None, minimum=0),
         top_p=keys.number("top_p", None, maximum=1.0),
         min_p=keys.number("min_p", None, above=_JUST_BELOW_ZERO, maximum=1.0),
-        repetition_penalty=keys.number("repetition_penalty", None, maximum=100.0),
+        repetition_penalty=keys.number(
+            "repetition_penalty", None, above=MIN_REPETITION_PENALTY, maximum=100.0
+        ),
     )

@@ -17,6 +17,7 @@ from protocol.bounds import Count, Logprob, Number, Packed, TokenId
 GREEDY_BELOW = 1e-5
 """Temperatures below this count as greedy: in fp32 they have the same effect."""
 
+MIN_REPETITION_PENALTY = 1e-3
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 262_144
 MAX_BAD_WORDS = 512

@@ -20,6 +20,7 @@ from protocol.sampling import (
     MAX_BAD_WORDS,
     MAX_GRAMMAR_CHARS,
     MAX_LOGPROBS,
+    MIN_REPETITION_PENALTY,
     SamplingParams,
 )
 from scheduling.sequence import Sequence
@@ -127,7 +128,7 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         "top_k": (0, 2**31),
         "top_p": (0.0, 1.0),
         "min_p": (0.0, 1.0),
-        "repetition_penalty": (1e-3, 1e3),
+        "repetition_penalty": (MIN_REPETITION_PENALTY, 1e3),
         "presence_penalty": (-100.0, 100.0),
         "frequency_penalty": (-100.0, 100.0),
         "seed": (-(2**63), 2**64 - 1),

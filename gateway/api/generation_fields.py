@@ -26,7 +26,7 @@ from gateway.api.constraints.format_fields import (
 from gateway.api.strict_model import StrictModel, first_error
 from gateway.api.unknown_fields.findings import ignorable
 from protocol.errors import InvalidRequest
-from protocol.sampling import MAX_LOGPROBS
+from protocol.sampling import MAX_LOGPROBS, MIN_REPETITION_PENALTY
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -109,7 +109,7 @@ class SamplingFields(RequestBody):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
     logit_bias: (
         Annotated[
             dict[str, Annotated[float, Field(ge=-100, le=100)]],

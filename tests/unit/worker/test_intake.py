@@ -9,6 +9,7 @@ import pytest
 
 from engine.engine import EngineLimits
 from engine.sampling.grammar import Grammars
+from gateway.api.generation_fields import SamplingFields
 from protocol.errors import InvalidRequest
 from protocol.layout import KvLayout
 from protocol.messages import Generate, KvPeer, Prefill
@@ -121,6 +122,25 @@ def test_impossible_requests_are_refused(
     with pytest.raises(InvalidRequest) as raised:
         intake.sequence(msgspec.structs.replace(GENERATE, **change), now=0.0)
     assert raised.value.param == field
+
+
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+           "frequency_penalty", "top_k", "seed")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_client_s_number_that_the_api_takes_is_taken_by_workers(
+    intake: Intake, name: str
+) -> None:
+    """Otherwise the client's mistake is answered as the server's."""
+    whole = SamplingFields.model_json_schema()["properties"][name]
+    schema = next(each for each in whole["anyOf"] if "type" in each and each["type"] != "null")
+    ends = {key: schema[key] for key in ("minimum", "maximum", "exclusiveMaximum") if key in schema}
+    assert len(ends) == 2, "a field without bounds"
+    for key, end in ends.items():
+        value = max(end, 0) if name == "top_k" else end - (key == "exclusiveMaximum")
+        sampling = msgspec.structs.replace(SAMPLING, **{name: value})
+        intake.sequence(msgspec.structs.replace(GENERATE, sampling=sampling), now=0.0)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ SHARED: dict[str, tuple[object, ...]] = {
     "min_p": (*NOT_NUMBERS, -0.1, 1.1),
     "presence_penalty": (*NOT_NUMBERS, -2.1, 2.1),
     "frequency_penalty": (*NOT_NUMBERS, -2.1, 2.1),
-    "repetition_penalty": (*NOT_NUMBERS, 0, -1, 10.5),
+    "repetition_penalty": (*NOT_NUMBERS, 0, 1e-300, -1, 10.5),
     "seed": ("1", True, 1.5, 2**63, -(2**63) - 1),
     "n": (*NOT_INTEGERS, 0, -1, 129),
     "stop": (1, True, {}, "", [""], ["a", 1], ["a"] * 17, "x" * 1025),
