@@ -33,6 +33,8 @@ def main(argv: Sequence[str]) -> int:
         section="simulate",
     )
     runs, devices = _runs(settings), Devices(settings)
+    if settings.html is not None:
+        write_page(settings.html, "")  # a simulation may take long: fail before it
     results = simulate_all(settings, runs, num_jobs(settings.jobs), settings.usd_per_gpu_hour)
     targets = Targets(settings.ttft_ms, settings.tpot_ms)
     title = f"{trace_of(settings).name}: {devices.title}"
