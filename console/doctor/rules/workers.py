@@ -69,10 +69,15 @@ def _slow_worker(
 
 
 def _drain(seen: Observation, role: Role, worker_id: str) -> tuple[Change, ...]:
-    """The advice to drain a worker, if the others of its pool can carry its load."""
+    """The advice to drain a worker, if the others of its pool can carry its load: by the pressures,
+    and by what waits there now."""
     pool = serving(seen, role)
     pressure = seen.pressure_prefill if role is Role.PREFILL else seen.pressure_decode
     if len(pool) < 2 or pressure is None or pressure * len(pool) / (len(pool) - 1) >= 1:
+        return ()
+    others = [each for each in seen.facts.usable(role) if each.worker_id != worker_id]
+    is_alone = bool(seen.facts.workers) and not others
+    if is_alone or role in seen.short or any(each.is_crowded for each in others):
         return ()
     text = "Until then: its requests move to the other workers, which have room for them."
     return (Change(setting=f"drain {worker_id}", scope=worker_id, live=True, text=text),)

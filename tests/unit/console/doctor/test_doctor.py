@@ -21,7 +21,7 @@ from console.doctor.observation import (
 )
 from console.doctor.rules.caches import check_cache_thrash
 from console.doctor.rules.decode import check_decode_slow, check_stalls
-from console.doctor.rules.workers import check_faults, check_slow_link
+from console.doctor.rules.workers import check_faults, check_slow_link, check_slow_worker
 from console.doctor.symptoms import goodput, percentile, slowness
 from protocol.messages import Role
 from router.requests.stages import Stage
@@ -207,6 +207,26 @@ def test_a_finding_says_which_stages_of_requests_it_explains() -> None:
     }  # fmt: skip
     (finding,) = examine(observe(Plan(slow={"decode-1": 1.6}))).findings
     assert finding.as_json()["stages"] == ("prefill", "decode")
+
+
+@pytest.mark.parametrize(
+    ("waiting", "short", "is_advised"),
+    [(0, (), True), (30, (), False), (0, (Role.DECODE,), False)],
+)
+def test_a_slow_worker_is_drained_only_into_room(
+    waiting: int, short: tuple[Role, ...], is_advised: bool
+) -> None:
+    staged = observe(Plan(slow={"decode-1": 1.6}))
+    others = tuple(
+        WorkerStanding(worker_id=f"decode-{i}", role=Role.DECODE, max_batch_size=4, num_running=4,
+                       num_waiting=waiting)
+        for i in (1, 2, 3)
+    )  # fmt: skip
+    staged = msgspec.structs.replace(staged, facts=Facts(workers=others), short=short)
+    found = check_slow_worker(staged)
+    assert isinstance(found, Finding)
+    drains = [each.setting for each in found.changes if each.setting.startswith("drain")]
+    assert drains == ["drain decode-1"] * is_advised
 
 
 def test_a_worker_with_which_attempts_fail_is_named() -> None:
