@@ -1,7 +1,7 @@
 """Random faults under steady load; every stream must be the same as without faults.
 
     python -m bench.chaos --minutes 10 --seed 1 [--model demo_model] [--clients 8]
-        [--num-blocks 1024] [--transports shm,nixl]
+        [--num-blocks 1024] [--transports shm,nixl] [--placement cache]
 
 Two routers, two prefill and two decode workers run as real processes. Faults: a worker or router
 is killed; a worker is stopped until it counts as dead, then continued; a prefill worker is stopped
@@ -9,9 +9,10 @@ for good, and killed later; a worker is drained; one joins and leaves; one comes
 worker that lives; the store is killed and restarted empty; and, if possible (see
 bench.reliability.connection_cut), a connection to a worker or to the store is cut. Faults come one
 at a time; ended processes are restarted before the next. The longest request takes 124 blocks, so
-that `--num-blocks 160` makes pools tight. Each transport gets a fleet and the minutes. Exits with 1
-unless mismatches, duplicates, losses, errors and leaks are all zero; a client that gets 503 with
-Retry-After asks again.
+that `--num-blocks 160` makes pools tight. With `--placement load` a talk's second turn lands where
+its KV is not, so that workers fetch from each other amid the faults. Each transport gets a fleet
+and the minutes. Exits with 1 unless mismatches, duplicates, losses, errors and leaks are all zero;
+a client that gets 503 with Retry-After asks again.
 """
 
 from __future__ import annotations
@@ -216,6 +217,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--num-blocks", type=int, default=1024)
     parser.add_argument("--transports", default="shm,nixl")
+    parser.add_argument("--placement", default="cache", choices=("cache", "load"))
     arguments = parser.parse_args(argv)
     console = Console(soft_wrap=True)
     are_clean = [
@@ -228,9 +230,17 @@ def run_with(transport: str, arguments: argparse.Namespace, console: Console) ->
     """Run a fleet with one transport and print the table; whether there were no failures."""
     config = small_fleet(arguments.model, arguments.num_blocks)
     flags = (*config.worker_flags, f"--transport={transport}", "--peer-silence-s=3")
-    with BenchFleet(replace(config, worker_flags=flags)) as fleet:
+    router_flags = (*config.router_flags, f"--placement={arguments.placement}")
+    config = replace(config, worker_flags=flags, router_flags=router_flags)
+    with BenchFleet(config) as fleet:
         chaos, tally, left = asyncio.run(run(arguments, fleet))
-    console.print(report(chaos, tally, left, f"chaos over {transport}, seed {arguments.seed}"))
+        fetched = sum(
+            each["counters"].get("fetched_tokens", 0)
+            for each in fleet.workers(fleet.names("router")[0]).values()
+        )
+    table = report(chaos, tally, left, f"chaos over {transport}, seed {arguments.seed}")
+    table.add_row("tokens fetched by workers since their last start", str(fetched))
+    console.print(table)
     for error in tally.errors[:10]:
         console.print(f"error: {error}", markup=False)
     return is_clean(tally, left)
