@@ -74,11 +74,23 @@ class _Scale:
         return _HEIGHT - _BOTTOM - value / self.top * (_HEIGHT - _TOP - _BOTTOM)
 
     def x_ticks(self) -> list[float]:
+        """Round values on the axis of x."""
         if not self.log_x:
-            return [self.low + (self.high - self.low) * n / 5 for n in range(6)]
-        first = math.ceil(math.log10(self.low))
-        last = math.floor(math.log10(self.high))
-        return [10.0**n for n in range(first, last + 1)] or [self.low, self.high]
+            return round_values(self.low, self.high)
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        decades = [10.0**number for number in range(first, last + 1)]
+        if last - first < 3:
+            decades = [each * factor for each in decades for factor in (1, 2, 5)]
+        return [each for each in decades if self.low <= each <= self.high]
+
+
+def round_values(low: float, high: float) -> list[float]:
+    """At most some six multiples of 1, 2 or 5 times a power of ten, from `low` to `high`."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    first = math.ceil(low / step)
+    return [number * step for number in range(first, math.floor(high / step) + 1)]
 
 
 def _grid(place: _Scale, chart: Chart) -> list[str]:
@@ -89,8 +101,7 @@ def _grid(place: _Scale, chart: Chart) -> list[str]:
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
         text = escape(significant(tick))
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{text}</text>')
-    for number in range(5):
-        value = place.top * number / 4
+    for value in round_values(0.0, place.top):
         y = place.y(value)
         parts.append(
             f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'

@@ -71,10 +71,8 @@ def _charts(runs: Sequence[tuple[Summary, Sequence[Request]]], targets: Targets)
     tpot = [
         Line(n, _shares([e.tpot_s * 1000 for e in each if e.num_output > 1])) for n, each in served
     ]
-    waiting = [
-        Line(n, _in_flight([(e.arrival, e.first_token) for e in each])) for n, each in served
-    ]
-    running = [Line(n, _in_flight([(e.first_token, e.end) for e in each])) for n, each in served]
+    waiting = [Line(n, in_flight([(e.arrival, e.first_token) for e in each])) for n, each in served]
+    running = [Line(n, in_flight([(e.first_token, e.end) for e in each])) for n, each in served]
     late = [Line(n, _worst_ttft(each)) for n, each in served]
     return [
         Chart("Share of requests with at most this TTFT", "ms", ttft, True, targets.ttft_ms),
@@ -93,19 +91,32 @@ def _shares(values: list[float]) -> list[tuple[float, float]]:
     return [(ordered[place], (place + 1) / len(ordered)) for place in places]
 
 
-def _in_flight(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """How many of the spans cover each of `_POINTS` times."""
-    if not spans:
+def in_flight(
+    spans: Sequence[tuple[float, float]], num_points: int = _POINTS
+) -> list[tuple[float, float]]:
+    """The mean number of spans that are under way in each of `num_points` intervals, at its middle.
+
+    A span adds its share of an interval; the intervals that it covers whole are noted by their
+    ends alone.
+    """
+    last = max((end for _, end in spans), default=0.0)
+    if last <= 0:
         return []
-    last = max(end for _, end in spans)
-    changes = [0] * (_POINTS + 2)
+    width = last / num_points
+    partly, changes = [0.0] * (num_points + 1), [0] * (num_points + 2)
     for begin, end in spans:
-        changes[round(begin / last * _POINTS)] += 1
-        changes[round(end / last * _POINTS) + 1] -= 1
-    points, count = [], 0
-    for number in range(_POINTS + 1):
-        count += changes[number]
-        points.append((last * number / _POINTS, float(count)))
+        first, final = int(begin / width), int(end / width)
+        if first == final:
+            partly[first] += (end - begin) / width
+            continue
+        partly[first] += first + 1 - begin / width
+        partly[final] += end / width - final
+        changes[first + 1] += 1
+        changes[final] -= 1
+    points, whole = [], 0
+    for number in range(num_points):
+        whole += changes[number]
+        points.append(((number + 0.5) * width, whole + partly[number]))
     return points
 
 
