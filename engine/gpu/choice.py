@@ -73,6 +73,8 @@ def _keeps_fp8(
         return False
     if not quantization.is_fp8_by_rows:
         reason = f"no kernel of a card multiplies this checkpoint's {quantization.method} weights"
+    elif config.experts is not None:
+        reason = "no kernel of a card multiplies experts in fp8"
     elif settings.batch_invariant:
         reason = "with batch_invariant no kernel multiplies fp8"
     else:

@@ -105,6 +105,13 @@ def test_a_card_multiplies_fp8_with_a_scale_per_output_as_it_is(make_tiny, card)
     torch.testing.assert_close(qkv(x).float(), exact, rtol=2**-8, atol=1e-3)
 
 
+def test_a_card_refuses_experts_in_fp8(make_tiny, card):
+    tiny = make_tiny("Qwen3MoeForCausalLM", hidden_size=96, num_experts=4, num_experts_per_tok=2)
+    publish(tiny.folder, FORMATS["fp8 per tensor"], lambda name: "self_attn.o_proj" in name)
+    with pytest.raises(ConfigError, match="multiplies experts in fp8; use exact16"):
+        card_backend(config(tiny.folder), load_model_config(tiny.folder), *card)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
