@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "masked.h"
 #include "panels.h"
 
 #if defined(BATON_PAIRS)
@@ -75,42 +76,14 @@ struct NibblePanel {
 using Int4Panel = NibblePanel<false>;
 using Float4Panel = NibblePanel<true>;
 
-// e4m3, in the order of Int8Panel. A number's seven bits are bf16's, 120 exponents lower; those below
-// 2^-6, multiples of 2^-9, are put right by a table.
+// e4m3, in the order of Int8Panel.
 struct Float8Panel {
   const char* at;
   static constexpr int kWordBytes = 128;
-
   BATON_INLINE void read(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j)
-      to[j] = numbers(
-          _mm512_cvtepi8_epi16(_mm256_load_si256((const __m256i*)(at + w * kWordBytes + 32 * j))));
+      to[j] = (Vec)load_pairs(0xffffffffu, (const Fp8*)(at + w * kWordBytes + 32 * j));
   }
-
- private:
-  BATON_INLINE static Vec numbers(Bits bytes) {
-    const Bits size = _mm512_and_si512(bytes, _mm512_set1_epi16(0x7f));
-    const Bits shifted =
-        _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
-    const Bits number =
-        _mm512_add_epi16(shifted, correction(_mm512_min_epu16(size, _mm512_set1_epi16(8))));
-    return (Vec)_mm512_or_si512(
-        number, _mm512_and_si512(bytes, _mm512_set1_epi16((short)0x8000)));
-  }
-
-// What is to be added to 0x3c00 + 16 i for i * 2^-9, and 0 from 8 on.
-#define BATON_CORRECTIONS                                                                          \
-  0xc400, 0xfef0, 0xff60, 0xff90, 0xffc0, 0xffd0, 0xffe0, 0xfff0, 0, 0, 0, 0, 0, 0, 0, 0
-  BATON_INLINE static Bits correction(Bits places) {
-#if defined(BATON_HALVES)
-    static constexpr NumberTable kTable({BATON_CORRECTIONS});
-    return kTable.look_up(places);
-#else
-    alignas(64) static constexpr uint16_t kTable[32] = {BATON_CORRECTIONS, BATON_CORRECTIONS};
-    return _mm512_permutexvar_epi16(places, _mm512_load_si512(kTable));
-#endif
-  }
-#undef BATON_CORRECTIONS
 };
 #undef BATON_VALUES
 

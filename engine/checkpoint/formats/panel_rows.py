@@ -69,11 +69,7 @@ class MatrixRows:
         blocks = torch.zeros(
             (*codes.shape[:2], SCALED_HEAD_BYTES + self.block), dtype=torch.uint8
         )  # [rows, blocks of a row, bytes]
-        scales = self._of_blocks(rows.scales)
-        if self.matrix.levels is Levels.E4M3:  # a NaN among its codes makes the block's outputs NaN
-            is_nan = ((codes & 127) == 127).any(dim=-1)
-            scales = torch.where(is_nan, torch.nan, scales)
-        blocks[:, :, :4] = _as_bytes(scales, codes)
+        blocks[:, :, :4] = _as_bytes(self._of_blocks(rows.scales), codes)
         if rows.zeros is not None:
             blocks[:, :, 4:SCALED_HEAD_BYTES] = _as_bytes(self._of_blocks(rows.zeros), codes)
         blocks[:, :, SCALED_HEAD_BYTES:] = codes
