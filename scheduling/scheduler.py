@@ -26,13 +26,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduling.batch import Batch, Chunk, Produced
 from scheduling.block_manager import BlockManager
+from scheduling.expected_blocks import ExpectedBlocks
 from scheduling.overtaking import Overtaking
 from scheduling.sequence import Key, Sequence, SequenceState
-from scheduling.step_model import StepCost, StepModel
+from scheduling.step_model import StepModel
+from scheduling.step_plan import StepPlan
 from scheduling.target_shares import TargetShares
 from scheduling.turns import Turns
 from scheduling.waiting_work import WaitingWork
@@ -63,25 +65,6 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must be at least the block size, {self.block_size}")
 
 
-@dataclass
-class _Step:
-    """A step under construction; with `budget_s` None, only the token limit applies."""
-
-    cost: StepCost
-    budget_s: float | None
-    chunks: list[Chunk] = field(default_factory=list)
-    received: list[Sequence] = field(default_factory=list)
-    fetching: list[Sequence] = field(default_factory=list)
-    num_chunk_tokens: int = 0
-
-    def add(self, sequence: Sequence, size: int) -> None:
-        """Compute `size` more tokens of `sequence`."""
-        start = sequence.num_launched
-        self.chunks.append(Chunk(sequence, start, size, start + size == sequence.num_tokens))
-        self.cost = self.cost.plus(size, start)
-        self.num_chunk_tokens += size
-
-
 FetchChooser = Callable[[Sequence, int], int | None]
 """How many blocks of a sequence with `holders` to fetch behind this many cached ones: 0 for none,
 None if it cannot be decided yet. It is called when the sequence could be admitted."""
@@ -105,7 +88,7 @@ class Scheduler:
         self.choose_fetch: FetchChooser = _fetch_nothing
         self._receiving: dict[Key, Sequence] = {}
         self._fetching: dict[Key, Sequence] = {}
-        self._expected: set[bytes] = set()  # hashes of the blocks that are being fetched
+        self._expected = ExpectedBlocks(config.block_size)
         self._prefilling: dict[Key, Sequence] = {}
         self._running: dict[Key, Sequence] = {}
         self._leaving: set[Sequence] = set()
@@ -138,7 +121,8 @@ class Scheduler:
         decodes, preempted = self._grow(ready)
         if decodes is None:
             return Batch(expired=expired, preempted=preempted, held=held)
-        step = _Step(Batch(decodes=decodes).cost, self._slack(decodes, now))
+        cost, budget_s = Batch(decodes=decodes).cost, self._slack(decodes, now)
+        step = StepPlan(cost, budget_s, self.config, self.model)
         self._continue_prefills(step)
         self._admit(step)
         return Batch(decodes, step.chunks, step.received, expired, preempted, held, step.fetching)
@@ -192,7 +176,7 @@ class Scheduler:
         """Note the next `num_blocks` blocks of a sequence, which a peer has delivered. It still
         fetches: `expect` or `fetch_over` follows."""
         assert sequence.state is SequenceState.FETCHING
-        self._expect_no_more(sequence)
+        self._expected.forget(sequence)
         sequence.num_computed += num_blocks * self.config.block_size
         sequence.num_fetched += num_blocks * self.config.block_size
         self._publish(sequence)
@@ -200,21 +184,18 @@ class Scheduler:
     def expect(self, sequence: Sequence, num_blocks: int) -> None:
         """The next `num_blocks` blocks of a sequence are being fetched: sequences that need them
         wait for them."""
-        self._expect_no_more(sequence)
-        sequence.num_expected = num_blocks
-        first = sequence.num_computed // self.config.block_size
-        self._expected.update(sequence.hashes[first : first + num_blocks])
+        self._expected.expect(sequence, num_blocks)
 
     def fetch_over(self, sequence: Sequence) -> None:
         """Compute what a sequence that has fetched still lacks."""
-        self._expect_no_more(sequence)
+        self._expected.forget(sequence)
         self._move(sequence, SequenceState.PREFILLING)
         self.turns.charge(sequence, max(sequence.num_remaining, self.config.block_size))
 
     def detach(self, sequence: Sequence, blocks: Collection[int]) -> None:
         """Take blocks that a peer may still write to out of a sequence that fetches, and is about
         to leave or to finish. They stay pinned; the caller releases them."""
-        self._expect_no_more(sequence)
+        self._expected.forget(sequence)
         kept = set(blocks)
         sequence.block_table = [each for each in sequence.block_table if each not in kept]
 
@@ -237,7 +218,7 @@ class Scheduler:
     def finish(self, sequence: Sequence, release: bool = True) -> None:
         """End a sequence in any state. With `release` False its blocks stay pinned until
         `release_blocks`, because a peer still reads or writes them."""
-        self._expect_no_more(sequence)
+        self._expected.forget(sequence)
         self._move(sequence, SequenceState.FINISHED)
         if release:
             self.release_blocks(sequence)
@@ -378,16 +359,16 @@ class Scheduler:
         left = [sequence for sequence in running if sequence.state is SequenceState.RUNNING]
         return [sequence for sequence in left if not _is_ending(sequence)], preempted
 
-    def _continue_prefills(self, step: _Step) -> None:
+    def _continue_prefills(self, step: StepPlan) -> None:
         for sequence in sorted(self._prefilling.values(), key=self.turns.seniority):
             if sequence.num_launched == sequence.num_tokens or sequence.awaits_mask:
                 continue  # the step under way completes it, or it awaits a mask
-            size = self._chunk_tokens(step, sequence, sequence.num_launched)
+            size = step.chunk_tokens(sequence, sequence.num_launched)
             if size == 0:
                 break
             step.add(sequence, size)
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: StepPlan) -> None:
         """Admit sequences in turn, each with all its blocks. One that does not fit lets only small
         ones pass, see `Overtaking`.
 
@@ -410,7 +391,7 @@ class Scheduler:
             if sequence.target in full_targets or not overtaking.may_pass(sequence):
                 continue
             cached = self._usable_prefix(sequence)
-            if self._expected and self._awaits_twin(sequence, len(cached)):
+            if self._expected.have_next_of(sequence, len(cached)):
                 continue
             if self.shares.exceeds(sequence, cached):
                 full_targets.add(sequence.target)
@@ -421,7 +402,7 @@ class Scheduler:
             size = 0
             if not sequence.remote and not num_fetched:
                 start = len(cached) * self.config.block_size
-                size = self._chunk_tokens(step, sequence, start) if budget_left else 0
+                size = step.chunk_tokens(sequence, start) if budget_left else 0
                 if size == 0:
                     budget_left = False
                     continue
@@ -431,7 +412,7 @@ class Scheduler:
             overtaking.passed(sequence)
             self._begin(step, sequence, size, num_fetched)
 
-    def _begin(self, step: _Step, sequence: Sequence, size: int, num_fetched: int) -> None:
+    def _begin(self, step: StepPlan, sequence: Sequence, size: int, num_fetched: int) -> None:
         """Receive, fetch or compute for a sequence that has its blocks. One that fetches is charged
         for what it computes when it has fetched."""
         charge = max(sequence.num_remaining, self.config.block_size)
@@ -458,24 +439,6 @@ class Scheduler:
             return None
         latest = min(sequence.last_token_at for sequence in decodes)
         return max(0.0, latest + self.config.itl_target_s - now)
-
-    def _chunk_tokens(self, step: _Step, sequence: Sequence, start: int) -> int:
-        """The number of tokens of `sequence` from `start` that fit into the step: whole blocks, or
-        all of the remaining tokens.
-
-        The first chunk of a step has at least `chunk_min_tokens`, however little slack there is.
-        `start` is a block boundary, because every chunk but the last ends on one.
-        """
-        rest = sequence.num_tokens - start
-        limit = min(self.config.chunk_max_tokens - step.num_chunk_tokens, rest)
-        if limit <= 0:
-            return 0
-        size = limit
-        if step.budget_s is not None:
-            size = self.model.tokens_within(step.budget_s, step.cost, start, limit)
-            if not step.chunks:
-                size = min(limit, max(size, self.config.chunk_min_tokens))
-        return size if size == rest else size - size % self.config.block_size
 
     def _usable_prefix(self, sequence: Sequence) -> list[int]:
         """Cached blocks of the sequence's prefix.
@@ -507,19 +470,6 @@ class Scheduler:
         if sequence.holders is None or sequence.remote:
             return 0
         return self.choose_fetch(sequence, num_cached)
-
-    def _awaits_twin(self, sequence: Sequence, num_cached: int) -> bool:
-        """Whether the next block that a local sequence lacks is being fetched for another one."""
-        if sequence.remote or num_cached >= len(sequence.hashes):
-            return False
-        return sequence.hashes[num_cached] in self._expected
-
-    def _expect_no_more(self, sequence: Sequence) -> None:
-        if not sequence.num_expected:
-            return
-        first = sequence.num_computed // self.config.block_size
-        self._expected.difference_update(sequence.hashes[first : first + sequence.num_expected])
-        sequence.num_expected = 0
 
     def _victim(self) -> Sequence:
         """The sequence to preempt: the least senior of those below `max_preemptions`, or of all if

@@ -1,0 +1,65 @@
+"""A step under construction: what it computes, and how many more prompt tokens fit in. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scheduling.batch import Chunk
+from scheduling.sequence import Sequence
+from scheduling.step_model import StepCost, StepModel
+
+
+class ChunkLimits(Protocol):
+    """The limits of a step's chunks, in tokens."""
+
+    @property
+    def block_size(self) -> int:
+        """Chunks but a prompt's last are whole blocks."""
+
+    @property
+    def chunk_min_tokens(self) -> int:
+        """The first chunk of a step has as many, however little time there is."""
+
+    @property
+    def chunk_max_tokens(self) -> int:
+        """All chunks of a step together have no more."""
+
+
+@dataclass
+class StepPlan:
+    """With `budget_s` None, only the token limit applies."""
+
+    cost: StepCost
+    budget_s: float | None
+    limits: ChunkLimits
+    model: StepModel
+    chunks: list[Chunk] = field(default_factory=list)
+    received: list[Sequence] = field(default_factory=list)
+    fetching: list[Sequence] = field(default_factory=list)
+    num_chunk_tokens: int = 0
+
+    def add(self, sequence: Sequence, size: int) -> None:
+        """Compute `size` more tokens of `sequence`."""
+        start = sequence.num_launched
+        self.chunks.append(Chunk(sequence, start, size, start + size == sequence.num_tokens))
+        self.cost = self.cost.plus(size, start)
+        self.num_chunk_tokens += size
+
+    def chunk_tokens(self, sequence: Sequence, start: int) -> int:
+        """The number of tokens of `sequence` from `start` that fit into the step: whole blocks, or
+        all of the remaining tokens.
+
+        The first chunk of a step has at least `chunk_min_tokens`, however little slack there is.
+        `start` is a block boundary, because every chunk but the last ends on one.
+        """
+        rest = sequence.num_tokens - start
+        limit = min(self.limits.chunk_max_tokens - self.num_chunk_tokens, rest)
+        if limit <= 0:
+            return 0
+        size = limit
+        if self.budget_s is not None:
+            size = self.model.tokens_within(self.budget_s, self.cost, start, limit)
+            if not self.chunks:
+                size = min(limit, max(size, self.limits.chunk_min_tokens))
+        return size if size == rest else size - size % self.limits.block_size
