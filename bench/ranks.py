@@ -11,7 +11,6 @@ more than 50 us to announce.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
 import sys
@@ -40,7 +39,6 @@ from worker.ranks.head import Hands, HandSettings
 LEAST, MOST_US = 0.8, 50.0
 WORKS = [Work("decode", batch, CONTEXT) for batch in BATCH_SIZES]
 WORKS.append(Work("prefill", 1, max(PREFILL_LENGTHS)))
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -126,7 +124,7 @@ def hands(config: EngineConfig, num_ranks: int, threads: int) -> Iterator[Hands]
         print(f"bench.ranks: {reason}", file=sys.stderr)
 
     settings = HandSettings(config, num_ranks, threads, "warning", "text", "bench")
-    group = Hands(settings, {**os.environ, "PYTHONPATH": str(_ROOT)}, lost)
+    group = Hands(settings, lost)
     try:
         yield group
     finally:

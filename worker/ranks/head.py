@@ -16,7 +16,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.checkpoint.config import Shard
@@ -55,7 +55,6 @@ class Hands:
     def __init__(
         self,
         settings: HandSettings,
-        environ: Mapping[str, str],
         lost: Callable[[str], None],
         silence_s: float = SILENCE_S,
     ) -> None:
@@ -74,7 +73,7 @@ class Hands:
         self._kernels = kernels
         self._is_closed = False
         for rank in range(1, settings.size):
-            self._start(rank, settings, environ, silence_s)
+            self._start(rank, settings, silence_s)
         sums = HostSums(kernels, self._shared, 0, settings.size, silence_s)
         self.ranks = Ranks(Shard(0, settings.size), self._links, sums)
         self._watch = LinkWatch(self._links, self._end_group)
@@ -114,17 +113,15 @@ class Hands:
         if self._pool is not None:
             self._pool.close()
 
-    def _start(
-        self, rank: int, settings: HandSettings, environ: Mapping[str, str], silence_s: float
-    ) -> None:
+    def _start(self, rank: int, settings: HandSettings, silence_s: float) -> None:
         ours, theirs = socket.socketpair()
         self._links.append(ours)
         with theirs:
-            command = [sys.executable, "-m", "worker.ranks.hand", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "worker.ranks.hand", str(theirs.fileno())]
             process = subprocess.Popen(
                 [*command, str(os.getpid())],
                 pass_fds=[theirs.fileno()],
-                env=dict(environ),
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
             )
         self._processes.append(process)
@@ -153,3 +150,9 @@ class Hands:
         elif process.returncode < 0:
             how = f"by signal {-process.returncode}"
         self._lost(f"rank {rank} of {self.ranks.shard.size} has ended {how}")
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with its path to our packages, and without its secrets and settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -80,8 +80,10 @@ def receive(link: socket.socket) -> tuple[Any, int]:
 
 
 def mapped(file: int, place: Place) -> memoryview:
-    """Map this part of an open file, and close the file."""
+    """Map this part of an open file, wherever it begins, and close the file."""
+    before = place.offset % mmap.ALLOCATIONGRANULARITY
     try:
-        return memoryview(mmap.mmap(file, place.num_bytes, offset=place.offset))
+        mapping = mmap.mmap(file, before + place.num_bytes, offset=place.offset - before)
     finally:
         os.close(file)
+    return memoryview(mapping)[before:]

@@ -133,7 +133,6 @@ class ModelLoading:
                 settings.log_format,
                 settings.worker_id or self._role.value,
             ),
-            os.environ,
             end_process,
         )
         stack.callback(self._hands.close)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -17,7 +16,7 @@ from engine.loader import LoadedEngine, load_engine
 from engine.parallel.sums import RankLost
 from kv_transfer.transports.shared_memory import SharedMemory
 from scheduling.scheduler import SchedulerConfig
-from tests.paths import DEMO_MODEL, ROOT
+from tests.paths import DEMO_MODEL
 from tests.sequences import greedy, sequence_of
 from worker.ranks.head import Hands, HandSettings
 
@@ -40,8 +39,7 @@ class Group:
         self.told: list[str] = []
         self.was_told = threading.Event()
         settings = HandSettings(CONFIG, 2, 1, "warning", "text", "test")
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.hands = Hands(settings, environ, self._note, silence_s)
+        self.hands = Hands(settings, self._note, silence_s)
         (self.hand,) = hands()
 
     def _note(self, reason: str) -> None:
