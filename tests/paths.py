@@ -6,3 +6,5 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DEMO_MODEL = ROOT / "demo_model"
+MIXTURE = ROOT / "tests" / "mixture"
+"""A small trained mixture of experts, which `scripts/train_test_mixture.py` makes."""

@@ -69,12 +69,12 @@ def make_references(seed: int = 20261121) -> list[Reference]:
 
 
 class GreedyGeneration:
-    """transformers' `generate` with the demo model in fp32."""
+    """transformers' `generate` with a model in fp32."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path = DEMO_MODEL) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.inference_mode()
     def __call__(self, prompt: Sequence[int]) -> tuple[list[int], float]:
