@@ -77,19 +77,23 @@ class HostileClient:
 
     async def send(self, *pieces: bytes, reads: bool = True, may_be_cut: bool = False) -> None:
         """One request in pieces, and its answer to the end; without `reads` the client leaves as
-        soon as the answer has begun. A request that goes on beyond a limit `may_be_cut`: what it
-        sends after the answer resets the connection."""
+        soon as the answer has begun. The answer is read while the request is still sent: a refusal
+        may come early, and the router does not wait for the rest of the body for ever. A request
+        that goes on beyond a limit `may_be_cut`: what it sends after the answer resets the
+        connection."""
         reader, writer = await self.connect()
+        reading = asyncio.ensure_future(self._read(reader, reads, may_be_cut))
         try:
             async with asyncio.timeout(PATIENCE_S):
                 with contextlib.suppress(ConnectionError):
                     for piece in pieces:
                         writer.write(piece)
                         await writer.drain()
-                await self._read(reader, reads, may_be_cut)
+                await reading
         except TimeoutError:
             self.answers.faults.append(f"not answered within {PATIENCE_S:g} s")
         finally:
+            reading.cancel()
             writer.transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader, to_end: bool, may_be_cut: bool) -> None:
