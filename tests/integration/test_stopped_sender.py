@@ -8,10 +8,11 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from bench.tools.two_hosts import ADDRESSES, TwoHosts
+from bench.tools.two_hosts import ADDRESSES, INTERFACE, TwoHosts
 from tests.integration.transport_workers import TransportWorker, Worker, connect, wait_until
 
 NUM_BLOCKS, BLOCK_BYTES = 64, 1 << 20
@@ -30,6 +31,8 @@ class DistantWorker(TransportWorker):
         assert libc.unshare(_CLONE_NEWNS) == 0
         for command in (["--make-rprivate", "/"], ["-t", "sysfs", "sysfs", "/sys"]):
             subprocess.run(["mount", *command], check=True)
+        state = Path(f"/sys/class/net/{INTERFACE}/operstate")
+        wait_until(lambda: state.read_text().strip() == "up", "interface that is up")
         os.environ["UCX_TLS"] = "tcp,self"
         super().__init__("nixl", num_blocks, block_bytes)
 
