@@ -30,10 +30,10 @@ NUM_CONVERSATIONS = 3
 
 @pytest.fixture(params=some(["shm", "nixl"], 1))
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    """Prompts are computed where they run. A lease is renewed every two seconds, and with it
+    """Prompts are computed where they run. A lease is renewed every second, and with it
     `baton drain` is seen."""
     settings = {"transport": request.param, "prefill": 0, "decode": 2}
-    with running_fleet({"BATON_LEASE_S": "6"}, **settings) as fleet:
+    with running_fleet({"BATON_LEASE_S": "3"}, **settings) as fleet:
         yield fleet
 
 

@@ -298,3 +298,17 @@ def test_a_stranger_gets_and_gives_nothing(fleet: WorkerFleet) -> None:
     assert answer.hashes == []
     assert d2.counter(Count.UNEXPECTED_MESSAGES) == 1
     fleet.channels.clear()
+
+
+def test_a_taker_whose_view_of_the_fleet_is_older_than_the_offer_looks_again(
+    fleet: WorkerFleet,
+) -> None:
+    talk(fleet, "one", prompt_of(1, 5))
+    leaver = drain(fleet, "d2", "d3")
+    taker = fleet.workers["d3"]
+    known, taker.peers.others = taker.peers.others, []
+    for _ in range(3):
+        fleet.round()
+    taker.peers.others = known
+    run_until_ended(fleet, leaver)
+    assert taker.counter(Count.TAKEN_BLOCKS) == 5

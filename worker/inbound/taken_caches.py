@@ -29,6 +29,8 @@ PART_SHARE = 1 / 8
 """A part has at most this many bytes, and takes at most this part of the pool."""
 PART_LIMITS = FetchLimits(deadline_s=2.0, stop_wait_s=0.5)
 BUSY_PAUSE_S = 0.02
+LOOK_S = 5.0
+"""A worker that offers its cache, and that the fleet does not list, is looked for that long."""
 
 
 @dataclass
@@ -71,6 +73,7 @@ class TakenCaches:
         self._peers = peers
         self._offers: dict[str, _Offer] = {}  # by incarnation
         self._current: _Offer | None = None  # whose prefix is being taken
+        self._unknown: dict[str, float] = {}  # offers of workers not seen yet: until when to look
         inbound.fetch_owners.append(self)
 
     @property
@@ -79,11 +82,9 @@ class TakenCaches:
         return [block for each in self._offers.values() for block in (*each.held, *each.granted)]
 
     def offer(self, worker_id: str) -> None:
-        """A worker drains and offers its cache."""
-        peer = self._peers.leaving(worker_id)
-        if peer is not None and peer.incarnation not in self._offers:
-            self._peers.connect(peer, is_leaving=True)
-            self._offers[peer.incarnation] = _Offer(peer)
+        """A worker drains and offers its cache. Our view of the fleet may not list it yet."""
+        self._unknown[worker_id] = self._clock.now() + LOOK_S
+        self._find_unknown()
 
     def take(self, incarnation: str, answer: CachedPrefix) -> None:
         """The worker names a prefix, or has no more."""
@@ -97,8 +98,20 @@ class TakenCaches:
         else:
             self._finish(offer)
 
+    def _find_unknown(self) -> None:
+        """Connect to the workers that offered their caches and are in the fleet now."""
+        for worker_id, until in list(self._unknown.items()):
+            peer = self._peers.leaving(worker_id)
+            if peer is not None and peer.incarnation not in self._offers:
+                self._peers.connect(peer, is_leaving=True)
+                self._offers[peer.incarnation] = _Offer(peer)
+            if peer is not None or self._clock.now() >= until:
+                del self._unknown[worker_id]
+
     def sweep(self) -> None:
         """Ask, and fetch the next part, if no request needs this worker."""
+        if self._unknown:
+            self._find_unknown()
         lifecycle, now = self._host.lifecycle, self._clock.now()
         for offer in list(self._offers.values()):
             if lifecycle.is_draining or lifecycle.has_lapsed:
