@@ -2,10 +2,10 @@
 
     python -m bench.router.unrecorded FLAGS
 
-Recording is what `console.telemetry` and the metrics learn of requests: traces, forecasts,
-receipts, counters, histograms, history and cache figures. `bench.router.recording` measures what
-it costs. What stays on: the two fields of a trace that the dispatcher sets with each token, for
-the price of a statement.
+Recording is what `console.telemetry` and the metrics learn of requests: traces, receipts, counters,
+histograms, history and cache figures. `bench.router.recording` measures what it costs. What stays
+on: the two fields of a trace that the dispatcher sets with each token, for the price of a
+statement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from console.telemetry.caches.reuse import ReuseCurve
 from console.telemetry.report import FleetReport
 from gateway.metrics import EndpointMetrics, LatencyProbe
 from process.metrics import fast_metrics
-from router.requests import launch
 from router.requests.trace import RequestTrace, TraceStore
 from router_process.main import main
 
@@ -39,7 +38,6 @@ SILENT: list[tuple[Any, str, Callable[..., None]]] = [
     (TraceStore, "end", _forget),
     (TraceStore, "attach_decode", _nothing),
     (TraceStore, "attach_prefill", _nothing),
-    (launch, "forecast", _nothing),
     (ReuseCurve, "use", _nothing),
     (fast_metrics.LabelledCounts, "add", _nothing),
     (fast_metrics.TokenHistogram, "observe", _nothing),

@@ -75,18 +75,22 @@ class HelloPolicy:
 
     def answer(self, hello: Hello) -> HelloAccepted | HelloRefused:
         """The answer after comparing version and model, then the layout. A router's fingerprints
-        may be empty, and are not compared then; only equal ones prove that KV is the same."""
+        may be empty, and are not compared then; only equal ones prove that KV is the same. A worker
+        that has none yet asks for weights."""
         if hello.protocol_version != PROTOCOL_VERSION:
             return HelloRefused(
                 what="protocol version",
                 ours=str(PROTOCOL_VERSION),
                 theirs=str(hello.protocol_version),
             )
+        may_lack = hello.role is Role.ROUTER or not (
+            hello.model_fingerprint or hello.layout_fingerprint
+        )
         for what, ours, theirs in (
             ("model fingerprint", self.model_fingerprint, hello.model_fingerprint),
             ("KV layout fingerprint", self.layout_fingerprint, hello.layout_fingerprint),
         ):
-            if ours and ours != theirs and (theirs or hello.role is not Role.ROUTER):
+            if ours and ours != theirs and (theirs or not may_lack):
                 return self._refusal(what, ours, theirs, hello)
         return HelloAccepted(
             worker_id=self.worker_id,

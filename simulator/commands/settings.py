@@ -31,11 +31,11 @@ class SimulationSettings:
     )
     weight_bits: float = setting(16, help="bits of a weight", minimum=1, maximum=32)
     kv_bits: float = setting(16, help="bits of a value in the KV cache", minimum=1, maximum=32)
-    ttft_ms: float = setting(
-        2000.0, help="target: time to the first token of a good request", unit="ms", minimum=0.001
+    ttft_ms: int = setting(
+        2000, help="target: time to the first token of a good request", unit="ms", minimum=1
     )
-    tpot_ms: float = setting(
-        50.0, help="target: time of each later token of a good request", unit="ms", minimum=0.001
+    tpot_ms: int = setting(
+        50, help="target: time of each later token of a good request", unit="ms", minimum=1
     )
     name_targets: bool = setting(
         True, help="requests name the targets, as clients and keys can; placement then heeds them"

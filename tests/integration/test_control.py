@@ -148,7 +148,12 @@ def test_workers_of_two_deployments_whose_fingerprints_are_equal_speak_to_each_o
             ("model fingerprint", "model-a", "model-b (weights 1f3a, deployment 6d4c)"),
         ),
         (
-            {"role": Role.DECODE, "model_fingerprint": "", "revision": "6d4c"},
+            {
+                "role": Role.DECODE,
+                "model_fingerprint": "",
+                "layout_fingerprint": "layout-a",
+                "revision": "6d4c",
+            },
             ("model fingerprint", "model-a", " (deployment 6d4c)"),
         ),
     ],

@@ -85,7 +85,7 @@ def hello(worker: WorkerInfo, **change: Any) -> Hello:
         "role": Role.ROUTER,
         "protocol_version": PROTOCOL_VERSION,
         "model_fingerprint": worker.model_fingerprint,
-        "layout_fingerprint": "",
+        "layout_fingerprint": worker.layout_fingerprint,
     }
     return Hello(**(fields | change))
 

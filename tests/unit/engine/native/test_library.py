@@ -30,7 +30,7 @@ def build() -> ctypes.CDLL:
 
 FUNCTIONS = (
     *("attention", "plan", "rms_norm", "rotate", "gate"),
-    *("largest", "linear", "experts", "layers"),
+    *("largest", "linear", "experts", "layers", "rank_sum", "stop_ranks"),
 )
 
 
