@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import msgspec
 
+from process.figures import count
 from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump, CacheDumpRequest
@@ -293,7 +294,7 @@ class CacheIndex:
         former, worker.hashes = worker.hashes, set()
         worker.seq, worker.buffer, worker.gathered = None, [], []
         self._sort(worker, former)
-        raise ProtocolError(f"it reports more than {worker.most} blocks")
+        raise ProtocolError(f"it reports more than {count(worker.most, 'block')}")
 
     @staticmethod
     def _hold(worker: _WorkerBlocks, events: CacheEvents) -> bool:

@@ -81,5 +81,5 @@ def test_histograms_of_latency_reach_as_far_as_a_request_may_take() -> None:
         bounds = {each.labels["le"] for each in family.samples if each.name.endswith("_bucket")}
         if bounds:
             found[family.name] = max(float(each) for each in bounds - {"+Inf"})
-    assert len(found) == 17
+    assert len(found) == 18
     assert all(last > longest for last in found.values()), found

@@ -65,6 +65,7 @@ def test_lines_that_a_full_disk_refuses_are_lost_and_counted(
 ) -> None:
     disk = Disk()
     setup_logs("info", "text", "router", disk)
+    logging.captureWarnings(False)  # of what other tests left to the collector
     log = logging.getLogger("some.module")
     log.info("before")
     disk.is_full = True
