@@ -61,5 +61,5 @@ def test_processes_serve_on_and_the_console_says_whose_log_is_lost(
     assert print_status([f"--router-url={fleet.url}"]) == 0
     assert "router cannot write its log" in capsys.readouterr().out
     limit_files(fleet, resource.RLIM_INFINITY)
-    fleet.revive()  # of which they write, too
-    wait_for("the logs to go on", lambda: not losing(fleet))
+    fleet.revive()  # of which the router writes
+    wait_for("the router's log to go on", lambda: "router" not in losing(fleet))
