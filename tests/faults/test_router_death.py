@@ -26,7 +26,8 @@ PATIENCE = {"BATON_RESUME_GRACE_S": "60", "BATON_RESUME_WAIT_S": "60"}
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[FaultyFleet]:
-    with faulty_fleet(environment=PATIENCE, prefill=1, decode=2) as fleet:
+    settings = {"prefill": 1, "decode": 2, "local_prefill_threshold_tokens": 0}
+    with faulty_fleet(environment=PATIENCE, **settings) as fleet:
         yield fleet
 
 

@@ -16,7 +16,8 @@ from tests.http_client import HTTP
 from tests.integration.fleets import assert_idle, trace_of, wait_for, workers
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
-SILENCE = {"BATON_PEER_SILENCE_S": "5"}
+SILENCE = {"BATON_PEER_SILENCE_S": "5", "BATON_KV_FETCH": "off"}
+"""Without fetches the silent worker is granted every block of its prompt."""
 CHUNK = 64
 
 
