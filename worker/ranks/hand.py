@@ -40,14 +40,14 @@ def main(argv: Sequence[str]) -> int:
     _end_with(head)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    orders, file = receive(link)
+    assert isinstance(orders, Orders)
     try:
-        orders, file = receive(link)
-        assert isinstance(orders, Orders)
         setup_logs(orders.log_level, orders.log_format, f"{orders.worker} rank {orders.rank}")
         torch.set_num_threads(orders.threads)
         _work(orders, link, mapped(file, orders.sums))
     except (ConfigError, ModelLoadError) as error:
-        print(f"rank {argv}: {one_line(error)}", file=sys.stderr)
+        print(f"rank {orders.rank}: {one_line(error)}", file=sys.stderr)
         return 2
     except RankLost as error:
         log.info("ends: %s", error)

@@ -59,7 +59,8 @@ class Hands:
         silence_s: float = SILENCE_S,
     ) -> None:
         """Start the hands, which load their shards at once. `lost` is called from another thread,
-        with the reason, when one has ended. Raises ConfigError without our kernels."""
+        with the reason, when one ends after `allocate`; one that ends before closes its link, so
+        that `ranks` raise RankLost. Raises ConfigError without our kernels."""
         try:
             kernels = load_library(prebuilt=settings.config.kernels_dir)
         except KernelsUnavailable as error:
@@ -72,11 +73,12 @@ class Hands:
         self._shared = memoryview(self._sums.view)
         self._kernels = kernels
         self._is_closed = False
+        self._silence_s = silence_s
         for rank in range(1, settings.size):
-            self._start(rank, settings, silence_s)
+            self._start(rank, settings)
         sums = HostSums(kernels, self._shared, 0, settings.size, silence_s)
         self.ranks = Ranks(Shard(0, settings.size), self._links, sums)
-        self._watch = LinkWatch(self._links, self._end_group)
+        self._watch: LinkWatch | None = None
 
     def allocate(
         self, num_bytes: int, by_transport: Callable[[int], SharedMemory | None]
@@ -89,6 +91,8 @@ class Hands:
         size = num_bytes // self.ranks.shard.size
         for rank, link in enumerate(self._links, start=1):
             send(link, Place(memory.offset + rank * size, size), memory.file)
+            link.settimeout(self._silence_s)  # a hand that stands still reads no more steps
+        self._watch = LinkWatch(self._links, self._end_group)
         return memoryview(memory.view)
 
     def close(self) -> None:
@@ -96,7 +100,8 @@ class Hands:
         if self._is_closed:
             return
         self._is_closed = True
-        self._watch.close()
+        if self._watch is not None:
+            self._watch.close()
         with contextlib.suppress(RankLost):
             self.ranks.announce(None)
         stop_sums(self._kernels, self._shared)
@@ -113,7 +118,7 @@ class Hands:
         if self._pool is not None:
             self._pool.close()
 
-    def _start(self, rank: int, settings: HandSettings, silence_s: float) -> None:
+    def _start(self, rank: int, settings: HandSettings) -> None:
         ours, theirs = socket.socketpair()
         self._links.append(ours)
         with theirs:
@@ -131,7 +136,7 @@ class Hands:
             settings.config,
             settings.threads,
             Place.of(self._sums),
-            silence_s,
+            self._silence_s,
             settings.log_level,
             settings.log_format,
             settings.worker,

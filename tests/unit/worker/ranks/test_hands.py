@@ -6,13 +6,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
+from engine.parallel.ranks import Step
 from engine.parallel.sums import RankLost
 from kv_transfer.transports.shared_memory import SharedMemory
 from scheduling.scheduler import SchedulerConfig
@@ -111,13 +111,24 @@ def test_a_hand_that_stands_still_fails_the_step_that_waits_for_it(groups: list[
         generate(loaded, 1)
 
 
-def test_a_checkpoint_that_does_not_load_is_no_wait(groups: list[Group], tmp_path: Path) -> None:
+def test_a_hand_that_ends_while_it_loads_leaves_the_word_to_the_head(groups: list[Group]) -> None:
+    """Whose own error, of the same checkpoint, says more than the end of a process."""
     group = Group()
     groups.append(group)
     group.hand.kill()
-    assert group.was_told.wait(DEADLINE_S)
     with pytest.raises(RankLost, match="gone"):
         group.load()
+    assert group.told == []
+
+
+def test_a_hand_that_reads_no_more_steps_fails_the_next_one(groups: list[Group]) -> None:
+    """Announcements that do not fit into the socket wait for as long as a sum does."""
+    group = Group(silence_s=1.0)
+    groups.append(group)
+    group.load()
+    group.hand.send_signal(signal.SIGSTOP)
+    with pytest.raises(RankLost, match="rank 1 takes no more steps"):
+        group.hands.ranks.announce(Step([1] * (1 << 20), []))
 
 
 def test_memory_of_a_transport_is_shared_with_the_hands(groups: list[Group]) -> None:
