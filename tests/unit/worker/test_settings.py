@@ -79,3 +79,18 @@ def test_worker_ids() -> None:
     chosen = {choose_worker_id("decode", None) for _ in range(50)}
     assert len(chosen) > 1
     assert all(re.fullmatch(r"decode-[0-9a-f]{6}", each) for each in chosen)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--weights-from=peer"],
+        ["--host-tier-bytes=1000000"],
+        ["--batch-invariant=true"],
+    ],
+)
+def test_what_several_ranks_do_not_have_is_refused_by_name(flags: list[str]) -> None:
+    load(*flags)
+    name = flags[0].removeprefix("--").partition("=")[0].replace("-", "_")
+    with pytest.raises(ConfigError, match=f"^{name}.*tensor_parallel"):
+        load("--tensor-parallel=2", *flags)

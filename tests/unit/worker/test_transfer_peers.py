@@ -1,0 +1,103 @@
+"""The pools that a worker may write to: of any ranks, but authentic and of the same cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.kv_pool import KvPool
+from kv_transfer.authentication import authenticate_descriptor
+from kv_transfer.head_slices import plan_shares
+from protocol.layout import KvLayout
+from protocol.messages import PeerDescriptor
+from worker.counters import Count, Counters
+from worker.transfer_peers import TransferPeers
+
+SECRET = b"of the fleet"
+WHOLE = KvLayout(
+    model_fingerprint="m",
+    dtype="float32",
+    num_layers=2,
+    num_kv_heads=4,
+    block_size=2,
+    head_dim=4,
+)
+
+
+class Transfers:
+    """A transfer service that records what it was told to add."""
+
+    transport_name = "nixl"
+
+    def __init__(self) -> None:
+        self.added: list[Any] = []
+
+    def add_peer(self, *arguments: Any) -> None:
+        self.added.append(arguments)
+
+
+class Own:
+    """A worker of two ranks."""
+
+    def __init__(self) -> None:
+        self.transfers, self.counters = Transfers(), Counters()
+        pool = KvPool(WHOLE.shard(0, 2), 3)
+        self.peers = TransferPeers(self.transfers, pool, SECRET, self.counters)  # type: ignore[arg-type]
+
+
+def descriptor(of: KvLayout | None, secret: bytes = SECRET, **changed: Any) -> PeerDescriptor:
+    digest = authenticate_descriptor(secret, "agent", b"where", 12, of)
+    made = PeerDescriptor(
+        transport="nixl",
+        agent="agent",
+        descriptor=b"where",
+        digest=digest,
+        num_blocks=12,
+        layout=of,
+    )
+    return msgspec.structs.replace(made, **changed)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_the_heads_of_each_rank_go_to_their_places(num_ranks: int) -> None:
+    own = Own()
+    theirs = WHOLE.shard(0, num_ranks)
+    assert own.peers.try_add(descriptor(theirs if num_ranks > 1 else None))
+    shares = plan_shares(WHOLE.shard(0, 2), theirs)
+    assert own.transfers.added == [("agent", b"where", 12, shares)]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (descriptor(WHOLE.shard(0, 2), b"other"), "not authentic"),
+        (descriptor(WHOLE.shard(0, 2), layout=WHOLE.shard(0, 4)), "not authentic"),
+        (descriptor(WHOLE.shard(0, 2), layout=None), "not authentic"),
+        (descriptor(WHOLE.shard(0, 2), transport="shm"), "transport differs"),
+        (descriptor(msgspec.structs.replace(WHOLE, block_size=4)), "differ in more"),
+        (descriptor(msgspec.structs.replace(WHOLE.shard(0, 2), tp_size=3)), "differ in more"),
+    ],
+)
+def test_others_are_refused_counted_and_named(
+    message: PeerDescriptor, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = Own()
+    assert not own.peers.try_add(message)
+    assert own.transfers.added == []
+    assert own.counters[Count.DESCRIPTORS_REFUSED] == 1
+    assert reason in caplog.text
+
+
+def test_a_digest_covers_the_heads_of_all_ranks() -> None:
+    whole = KvPool(WHOLE, 2)
+    whole.tensor.copy_(whole.tensor.new_tensor(range(whole.tensor.numel())).view_as(whole.tensor))
+    parts = [KvPool(WHOLE.shard(rank, 2), 2) for rank in range(2)]
+    for rank, part in enumerate(parts):
+        part.tensor.copy_(whole.tensor[:, :, :, 2 * rank : 2 * rank + 2])
+    shared = KvPool(WHOLE.shard(0, 2), 2, others=parts[1:])
+    shared.tensor.copy_(parts[0].tensor)
+    assert [shared.digest(block) for block in (0, 1)] == [whole.digest(0), whole.digest(1)]
+    parts[1].tensor[1, 0, 0, 0, 0, 0] += 1
+    assert shared.digest(1) != whole.digest(1)
