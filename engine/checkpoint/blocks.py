@@ -146,13 +146,13 @@ class MatrixStack:
 Matrix = torch.Tensor | BlockMatrix | MatrixStack
 
 
-def as_tensor(matrix: Matrix) -> torch.Tensor:
-    """The values, [outputs, inputs]; of blocks in bf16."""
+def as_tensor(matrix: Matrix, device: torch.device | None = None) -> torch.Tensor:
+    """The values, [outputs, inputs], on `device` (default: where they are); of blocks in bf16."""
     if isinstance(matrix, torch.Tensor):
-        return matrix
+        return matrix.to(device)
     if isinstance(matrix, BlockMatrix):
-        return matrix.dequantized().bfloat16()
-    return torch.cat([as_tensor(part) for part in matrix.parts])
+        return matrix.dequantized().bfloat16().to(device)
+    return torch.cat([as_tensor(part, device) for part in matrix.parts])
 
 
 def together(parts: Sequence[PanelRows | torch.Tensor]) -> BlockMatrix | MatrixStack:

@@ -74,7 +74,7 @@ class CardBackend:
             codes = stored_codes(weight, self.device)
             if codes is not None and can_scale(codes[0]):
                 return Fp8Linear.of_codes(*codes, bias)
-            weight = as_tensor(weight).to(self.device)
+            weight = as_tensor(weight, self.device)
         if self.rounds_weights and can_scale(weight):
             return Fp8Linear(weight, bias)
         return torch_linear(weight, bias)
@@ -89,7 +89,7 @@ class CardBackend:
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
         """See Backend."""
-        return torch_linear(as_tensor(weight).to(self.device))
+        return torch_linear(as_tensor(weight, self.device))
 
     def embedding(self, weight: torch.Tensor | BlockMatrix) -> TorchEmbedding:
         """See Backend."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.checkpoint.blocks import BlockMatrix, MatrixStack
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.stored_tensors import FileTensors
 from engine.checkpoint.weights import load_block_weights, load_weights
@@ -103,6 +104,23 @@ def test_a_card_multiplies_fp8_with_a_scale_per_output_as_it_is(make_tiny, card)
     exact = codes.float() * scales @ torch.cat(parts).T
     exact += layer.attention.vectors["qkv_bias"].float()
     torch.testing.assert_close(qkv(x).float(), exact, rtol=2**-8, atol=1e-3)
+
+
+def test_a_weight_that_is_fp8_in_part_is_joined_on_the_card(make_tiny):
+    """Of q, k and v, only q is in fp8; its values come from the files, the others' are there."""
+    tiny = make_tiny(hidden_size=128, num_attention_heads=8, dtype=torch.bfloat16)
+    publish(tiny.folder, FORMATS["fp8 per tensor"], lambda name: "q_proj" in name)
+    model, card = load_model_config(tiny.folder), torch.device("meta")
+    weights = load_block_weights(tiny.folder, model, torch.bfloat16)
+    qkv = weights.layers[0].attention.matrices["qkv"]
+    assert isinstance(qkv, MatrixStack)
+    codes, *others = qkv.parts
+    assert isinstance(codes, BlockMatrix)
+    placed = [each.to(card) for each in others if isinstance(each, torch.Tensor)]
+    assert len(placed) == 2
+    layer = CardBackend(model, card, torch.bfloat16).linear(MatrixStack([codes, *placed]), None)
+    y = layer(torch.empty(3, 128, dtype=torch.bfloat16, device=card))
+    assert (y.shape, y.device) == ((3, sum(qkv.counts)), card)
 
 
 def test_a_card_refuses_experts_in_fp8(make_tiny, card):
