@@ -14,6 +14,8 @@ from protocol.errors import ConfigError
 
 MAX_EXPERTS = 1024
 MAX_PER_TOKEN = 64
+_MAX_IN_ALL_LAYERS = 1 << 16
+"""Experts; the tensors of each are listed before the files are compared with them."""
 _MAX_INNER = 1 << 22
 
 
@@ -65,6 +67,8 @@ def parse_experts(
         return None, mixed
     count_key = next((key for key in kind.count if key in keys), kind.count[0])
     count = keys.integer(count_key, minimum=2, maximum=MAX_EXPERTS)
+    if count * sum(mixed) > _MAX_IN_ALL_LAYERS:
+        raise keys.wrong(count_key, f"at most {_MAX_IN_ALL_LAYERS} for all layers together")
     per_token = keys.integer("num_experts_per_tok", maximum=MAX_PER_TOKEN)
     if per_token > count:
         raise keys.wrong("num_experts_per_tok", f"at most {count_key} ({count})")
@@ -89,6 +93,7 @@ def _mixed_layers(keys: JsonKeys, num_layers: int) -> tuple[bool, ...]:
     dense = keys.raw("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(each) is int for each in dense):
         raise keys.wrong("mlp_only_layers", "a list of layers' numbers")
+    dense = frozenset(dense)
     first = keys.integer("first_k_dense_replace", 0, minimum=0)
     if keys.integer("moe_layer_freq", 1) != 1:
         raise keys.wrong("moe_layer_freq", "1 or absent")

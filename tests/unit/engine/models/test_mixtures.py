@@ -148,6 +148,11 @@ def test_a_tensor_in_both_forms_is_refused(make_tiny):
         ("qwen3", {"mlp_only_layers": [0.5]}, "'mlp_only_layers' must be a list of layers"),
         ("qwen3", {"decoder_sparse_step": 0}, "'decoder_sparse_step' must be an integer of at"),
         ("qwen3", {"use_sliding_window": True}, "'use_sliding_window' must be false or absent"),
+        (
+            "qwen3",
+            {"num_experts": 1024, "num_hidden_layers": 65},
+            "'num_experts' must be at most 65536 for all layers together, not 1024",
+        ),
         ("dots", {"n_group": 5}, "'n_group' must be a divisor of the number of experts"),
         ("dots", {"topk_group": 5}, "'topk_group' must be at most n_group"),
         ("dots", {"n_group": 12, "topk_group": 3}, "'n_group' must be so small that the chosen"),
