@@ -165,6 +165,29 @@ def test_requests_at_the_taker_come_first(fleet: WorkerFleet) -> None:
     assert taker.counter(Count.TAKEN_BLOCKS) == 5
 
 
+def test_a_request_gets_the_blocks_of_a_prefix_that_is_half_taken(fleet: WorkerFleet) -> None:
+    talk(fleet, "one", prompt_of(1, 20))
+    leaver, taker = drain(fleet, "d2", "d3"), fleet.workers["d3"]
+    while not taker.counter(Count.TAKEN_BLOCKS):
+        fleet.round()
+    assert taker.counter(Count.TAKEN_BLOCKS) < 20
+    request = Request("needs nearly all", fleet.routers[0], prompt_of(5, POOL - 4), 2, 0, False)
+    fleet.ask(request, None, "d3")
+    for _ in range(60):
+        fleet.round()
+    assert request.outcome == "done", fleet.describe()
+    run_until_ended(fleet, leaver)
+
+
+def test_a_busy_holder_is_asked_again(fleet: WorkerFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives one block at a time, of the eight that it is asked for."""
+    monkeypatch.setattr("worker.served_fetches.SERVE_SHARE", 0.0)
+    talk(fleet, "one", prompt_of(1, 12))
+    leaver, taker = drain(fleet, "d2", "d3"), fleet.workers["d3"]
+    run_until_ended(fleet, leaver)
+    assert taker.counter(Count.TAKEN_BLOCKS) == 12
+
+
 def test_nobody_is_waited_for_who_is_silent(fleet: WorkerFleet) -> None:
     talk(fleet, "one", prompt_of(1, 5))
     leaver = drain(fleet, "d2", "d3")

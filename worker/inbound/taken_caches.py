@@ -1,15 +1,16 @@
 """Takes over cached blocks of workers that drain: fetches without a request.
 
 One prefix at a time, in parts, and only while no request waits here. The blocks are free ones of
-our pool. They are pinned while the holder writes, then cached, as blocks that a request has left
-behind; a fetch that fails leaves them fenced, as any other. Nobody waits for a prefix, and a prefix
-waits for nothing but writes, so this adds no wait of memory for memory.
+our pool. They are pinned while the holder writes a part, then cached, as blocks that a request has
+left behind; a fetch that fails leaves them fenced, as any other. Nothing is pinned between two
+parts, and a part waits for nothing but writes, so this adds no wait of memory for memory.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.handoff.incoming import FetchLimits
@@ -37,8 +38,8 @@ LOOK_S = 5.0
 class _Offer:
     """A worker that drains, and what we have taken from it.
 
-    `held` are the pinned blocks of `prefix` from its first one on, `granted` those that the holder
-    writes. `num_left` blocks may still be taken.
+    While a part is fetched, `held` are the pinned blocks of `prefix` from its first one on, and
+    `granted` those behind them that the holder writes. `num_left` blocks may still be taken.
     """
 
     peer: KvPeer
@@ -137,11 +138,12 @@ class TakenCaches:
             return
         granted, offer.granted = offer.granted, []
         self._cache(offer, granted[:num_blocks])
-        offer.held += granted[:num_blocks]
-        self._blocks.release(granted[num_blocks:])
-        if num_blocks < len(granted) and offer.why is FetchShortfall.BUSY:
+        num_here, num_missing = len(offer.held) + num_blocks, len(granted) - num_blocks
+        self._release(offer, granted)
+        offer.num_left = (offer.num_left or 0) + num_missing
+        if num_missing and offer.why is FetchShortfall.BUSY:
             offer.next_part_at = self._clock.now() + BUSY_PAUSE_S
-        elif num_blocks < len(granted) or len(offer.held) == len(offer.prefix):
+        elif num_missing or num_here == len(offer.prefix):
             self._leave_prefix(offer)
 
     def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
@@ -174,10 +176,9 @@ class TakenCaches:
                 self._finish(offer)
 
     def _fetch_part(self, offer: _Offer) -> None:
-        if self._current is None:
-            self._current = offer
-            offer.held = self._blocks.match(offer.prefix)
-            self._blocks.pin(offer.held)
+        self._current = offer
+        offer.held = self._blocks.match(offer.prefix)
+        self._blocks.pin(offer.held)
         first = len(offer.held)
         most = min(
             max(1, PART_BYTES // self._block_bytes),
@@ -204,9 +205,14 @@ class TakenCaches:
         offer.num_taken += len(blocks)
         self._host.counters.add(Count.TAKEN_BLOCKS, len(blocks))
 
+    def _release(self, offer: _Offer, granted: Sequence[int] = ()) -> None:
+        """A part is over: requests may have its blocks, and those before it."""
+        self._blocks.release([*offer.held, *granted])
+        offer.held = []
+
     def _leave_prefix(self, offer: _Offer) -> None:
-        self._blocks.release(offer.held)
-        offer.prefix, offer.held = [], []
+        self._release(offer)
+        offer.prefix = []
         self._current = None if self._current is offer else self._current
 
     def _finish(self, offer: _Offer) -> None:
