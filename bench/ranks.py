@@ -1,6 +1,6 @@
 """A model on several ranks of this host beside one rank with as many threads.
 
-    python -m bench.ranks [--model M1] [--ranks 2] [--turns 5]
+    python -m bench.ranks [--model M1] [--ranks 2] [--turns 3]
 
 Both engines have the same cores: the ranks share them out, one thread or more each. They take turns
 in one process, and a figure is the median of the turns' ratios. Also measures what the head spends
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.ranks", description=__doc__.split("\n")[0])
     parser.add_argument("--model", choices=SHAPES, default="M1")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args(argv)
     folder = benchmark_checkpoint(options.model)
     add_tokenizer(folder)
