@@ -127,7 +127,9 @@ class DiskTier:
                 self.counts.num_stored += 1
                 return
             self.index.cancel(slot)
-            if error is not None:
+            if error is None:
+                self._erase(slot)  # or a later process would find what host memory has dropped
+            else:
                 self._note_failed_write(error)
 
         self._thread.submit(Job(run, over), is_urgent=False)

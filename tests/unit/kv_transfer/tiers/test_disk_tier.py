@@ -149,6 +149,20 @@ def test_a_block_that_was_withdrawn_while_it_was_read_does_not_come_back(tiers: 
     tiers.disk.index.check()
 
 
+def test_a_block_that_was_withdrawn_while_it_was_written_is_not_found_again(tiers: Tiers) -> None:
+    known = names(8)
+    tiers.disk_thread.is_held = True
+    tiers.push_down(known)
+    tiers.disk_thread.run()
+    tiers.tiers.drop(known)
+    tiers.disk_thread.is_held = False
+    assert {each.digest for each in tiers.file.found()} & set(known), "they were written"
+    tiers.turn()
+    tiers.turn()
+    assert not {each.digest for each in tiers.file.found()} & set(known)
+    tiers.disk.index.check()
+
+
 def test_reads_leave_half_of_host_memory_alone(tiers: Tiers) -> None:
     known = names(12)
     tiers.push_down(known)
