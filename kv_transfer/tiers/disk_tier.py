@@ -53,11 +53,13 @@ class DiskTier:
         self.expire(now)
         return len(self.index)
 
-    def save_coldest(self, now: float) -> bool:
-        """Write the blocks that host memory gives up next and that are not here yet, as many as the
-        thread may have to do. Returns whether that is all of them."""
+    def save_coldest(self, count: int, now: float) -> bool:
+        """Write the blocks that host memory gives up if `count` more come, and that are not here
+        yet, as many as the thread may have to do. Returns whether that is all of them."""
         self._now = now
-        for digest in self._host.index.coldest(self._host.num_window):
+        if len(self._writing) >= MAX_WRITING:
+            return False
+        for digest in self._host.index.coldest(count):
             if digest not in self.index and digest not in self._writing:
                 if len(self._writing) >= MAX_WRITING:
                     return False

@@ -15,7 +15,7 @@ from kv_transfer.tiers.host_tier import HostTier, Load
 from scheduling.block_manager import BlockManager
 
 MAX_WINDOW = 4096
-"""Blocks of the pool that are kept ready for eviction, at most: looking at each takes 0.1 us."""
+"""Blocks of a tier that are kept ready for eviction, at most: looking at each takes 0.1 us."""
 SCAN_S = 0.25
 """The time between two looks at the pool while few blocks are allocated or released."""
 EXPIRE_S = 1.0
@@ -36,7 +36,8 @@ class KvTiers:
         self.host = host
         self.disk = disk
         self._blocks = blocks
-        self._window = min(blocks.num_blocks, host.num_window, MAX_WINDOW)
+        self._host_window = min(host.num_window, MAX_WINDOW)
+        self._window = min(blocks.num_blocks, self._host_window)
         self._scanned_at = self._expired_at = float("-inf")
         self._num_changes = 0
         self._is_behind = False  # the threads had no time for all that was found
@@ -100,7 +101,7 @@ class KvTiers:
             self._scanned_at, self._num_changes = now, self._blocks.num_changes
             cold = self._blocks.coldest(self._window)
             has_saved = self.host.save(cold, self._blocks.is_unchanged, now)
-            has_written = self.disk is None or self.disk.save_coldest(now)
+            has_written = self.disk is None or self.disk.save_coldest(self._host_window, now)
             self._is_behind = not (has_saved and has_written)
         if now >= self._expired_at + EXPIRE_S:
             self._expired_at = now

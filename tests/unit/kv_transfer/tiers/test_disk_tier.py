@@ -169,3 +169,14 @@ def test_reads_leave_half_of_host_memory_alone(tiers: Tiers) -> None:
     assert tiers.tiers.raise_blocks(known[:4], lambda digest, seconds: None, tiers.now) == 2
     tiers.turn()
     assert tiers.tiers.num_ready(known[:4]) == 2
+
+
+def test_a_large_host_memory_is_not_looked_through_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kv_transfer.tiers.kv_tiers.MAX_WINDOW", 1)
+    tiers = Tiers(tmp_path)
+    tiers.push_down(names(10))
+    in_both = [each for each in tiers.host.index.hashes() if each in tiers.disk.index]
+    assert in_both == tiers.host.index.hashes()[:1]
+    tiers.tiers.close()
