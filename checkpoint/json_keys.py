@@ -121,7 +121,7 @@ class JsonKeys:
             return None
         if not isinstance(value, dict):
             raise self.wrong(key, "an object")
-        return JsonKeys(value, f"{self.where}: {key}")
+        return JsonKeys(value, f"{self.where}: {_short(json.dumps(key)[1:-1])}")
 
     def wrong(self, key: str, expected: str) -> ModelLoadError:
         """The error that states the value of `key` and the expected one."""
@@ -134,4 +134,8 @@ def _describe(value: Any) -> str:
         text = json.dumps(value, default=str)
     except RecursionError:
         return "a value that is nested too deeply"
+    return _short(text)
+
+
+def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."

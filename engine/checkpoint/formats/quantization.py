@@ -7,6 +7,7 @@ here, by name, before a weight is read: methods, bits, and how many weights may 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from protocol.errors import ModelLoadError
 
 _KEYS = ("quantization_config", "compression_config")
 _MAX_GROUPS = 4096
+_BLOCK = re.compile(r"[0-9]{1,7}x[0-9]{1,7}")
 _INTEGER_BITS = (4, 8)
 _FLOAT_BITS = (4, 8)
 _COMPRESSED_FORMATS = (
@@ -266,7 +268,7 @@ def _pair(table: JsonKeys, key: str) -> Sharing | None:
     value = table.raw(key, None)
     if value is None:
         return None
-    if isinstance(value, str) and all(part.isdecimal() for part in value.split("x")):
+    if isinstance(value, str) and _BLOCK.fullmatch(value):
         value = [int(part) for part in value.split("x")]
     is_pair = isinstance(value, list) and len(value) == 2
     if not is_pair or not all(type(each) is int and 0 < each <= 1 << 20 for each in value):

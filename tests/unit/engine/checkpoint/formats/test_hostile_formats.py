@@ -20,11 +20,11 @@ from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.stored_tensors import FileTensors
 from protocol.errors import ModelLoadError
 from tests.effort import some, times
-from tests.published_formats import FORMATS, FORMATS_IN_PANELS
+from tests.published_formats import FORMATS, FORMATS_IN_PANELS, compressed
 
 VALUES: list[Any] = [
     None, True, 0, -1, 3, 1 << 70, 0.5, float("nan"), "", "x", "128x", "9" * 400, [], [0, 0],
-    [128, "a"], {}, {"a": {}}, [[]], {"a": None}, {"weights": {"type": []}},
+    "9" * 5000 + "x1", [128, "a"], {}, {"a": {}}, [[]], {"a": None}, {"weights": {"type": []}},
 ]  # fmt: skip
 DTYPES = [
     torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int32,
@@ -43,7 +43,7 @@ def refusal_of(step: Callable[[], Any]) -> str | None:
     return None
 
 
-def is_one_line(message: str | None, start: str) -> None:
+def assert_one_line(message: str | None, start: str) -> None:
     if message is not None:
         assert message.startswith(start)
         assert "\n" not in message
@@ -69,7 +69,17 @@ def test_each_field_of_the_quantization(name):
                 at = at[key]
             at[path[-1]] = value
             keys = JsonKeys({"quantization_config": changed}, "config.json")
-            is_one_line(refusal_of(lambda keys=keys: parse_quantization(keys)), "config.json")
+            assert_one_line(refusal_of(lambda keys=keys: parse_quantization(keys)), "config.json")
+
+
+def test_names_of_groups_are_written_in_one_short_line():
+    groups = {"a\nb" * 100: {"weights": {"num_bits": 3}}}
+    config = compressed("pack-quantized", {}, config_groups=groups)
+    keys = JsonKeys({"quantization_config": config}, "config.json")
+    message = refusal_of(lambda: parse_quantization(keys))
+    assert message is not None
+    assert_one_line(message, "config.json: quantization_config: config_groups: a\\nba")
+    assert len(message) < 200
 
 
 def put_wrong(tensors: dict[str, torch.Tensor], chance: Random) -> None:
@@ -115,4 +125,4 @@ def test_wrong_tensors_are_read_or_refused(tmp_path, name, chance):
             if rows is not None:
                 assert sum(piece.num_rows for piece in rows.pieces()) == rows.num_rows
 
-    is_one_line(refusal_of(read), str(tmp_path))
+    assert_one_line(refusal_of(read), str(tmp_path))
