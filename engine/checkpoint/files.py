@@ -41,7 +41,7 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 class _Tensor(msgspec.Struct):
     """A tensor in the header of a file; offsets from the header's end."""
 
-    dtype: str
+    dtype: Annotated[str, msgspec.Meta(pattern=r"^[A-Z0-9_]{1,16}\Z")]
     shape: Annotated[list[_Size], msgspec.Meta(max_length=16)]
     data_offsets: tuple[_Size, _Size]
 

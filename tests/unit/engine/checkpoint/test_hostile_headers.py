@@ -44,6 +44,7 @@ HOSTILE = {
     "a type of another size": file_of({"a": tensor(0, 16, (4,), "F64")}),
     "no type": file_of({"a": tensor(0, 16, (4,), None)}),
     "a type of no format": file_of({"a": tensor(0, 16, (4,), "../../etc/passwd")}),
+    "a type of two lines": file_of({"a": tensor(0, 16, (4,), "F32\n")}),
     "fields missing": file_of({"a": {}}),
     "a list": file_of([]),
     "null": file_of(b"null"),
@@ -64,8 +65,9 @@ HOSTILE = {
 def test_a_hostile_header_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors"):
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors") as error:
         FileTensors(tmp_path).read("a")
+    assert "\n" not in str(error.value)
 
 
 def test_of_a_name_that_comes_twice_one_place_counts(tmp_path: Path) -> None:
