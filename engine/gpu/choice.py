@@ -69,7 +69,7 @@ def _keeps_fp8(
     """Whether the checkpoint's weights are multiplied as they are. Raises ConfigError for quantized
     weights that no kernel of a card multiplies."""
     quantization = config.quantization
-    if quantization is None or settings.weights != "auto":
+    if quantization is None or not quantization.groups or settings.weights != "auto":
         return False
     if not quantization.is_fp8_by_rows:
         reason = f"no kernel of a card multiplies this checkpoint's {quantization.method} weights"

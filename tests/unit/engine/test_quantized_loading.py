@@ -19,7 +19,14 @@ from engine.gpu.fp8_linear import Fp8Linear, scaled_rows
 from engine.loader import load_engine
 from protocol.errors import ConfigError, ModelLoadError
 from scheduling.scheduler import SchedulerConfig
-from tests.published_formats import FORMATS, FORMATS_IN_PANELS, is_linear, publish
+from tests.published_formats import (
+    FORMATS,
+    FORMATS_IN_PANELS,
+    change_config,
+    compressed,
+    is_linear,
+    publish,
+)
 from worker.weights.choice import can_send
 
 SCHEDULER = SchedulerConfig(block_size=16, max_batch_size=2, chunk_max_tokens=32)
@@ -104,6 +111,14 @@ def test_a_card_multiplies_fp8_with_a_scale_per_output_as_it_is(make_tiny, card)
     exact = codes.float() * scales @ torch.cat(parts).T
     exact += layer.attention.vectors["qkv_bias"].float()
     torch.testing.assert_close(qkv(x).float(), exact, rtol=2**-8, atol=1e-3)
+
+
+def test_a_card_takes_a_checkpoint_of_which_only_kv_is_quantized(make_tiny, card):
+    tiny = make_tiny(dtype=torch.bfloat16)
+    groups = {"kv": {"targets": ["re:.*attn"], "weights": None}}
+    change_config(tiny.folder, quantization_config=compressed("dense", {}, config_groups=groups))
+    model = load_model_config(tiny.folder)
+    assert not card_backend(config(tiny.folder, attention="torch"), model, *card).keeps_blocks
 
 
 def test_a_weight_that_is_fp8_in_part_is_joined_on_the_card(make_tiny):
