@@ -51,8 +51,8 @@ class CacheMoves(Protocol):
     def lose(self, peer: Peer) -> None:
         """A connection is gone."""
 
-    def sweep(self, is_busy: bool) -> None:
-        """Take the next steps; `is_busy`: requests are here."""
+    def sweep(self, is_busy: bool, is_serving: bool) -> None:
+        """Take the next steps; `is_busy`: requests are here; `is_serving`: peers fetch blocks."""
 
 
 class WorkerRole(Protocol[AnyTask]):
@@ -186,7 +186,7 @@ class WorkerLoop(Generic[AnyTask]):
                 role.outbound.follow(event)
         role.sweep()
         role.outbound.sweep()
-        role.caches.sweep(is_busy=len(role.tasks) > 0)
+        role.caches.sweep(len(role.tasks) > 0, role.outbound.num_serving > 0)
         host.tiers.turn()
 
     def _try_handle(self, peer: Peer, message: ControlMessage) -> None:

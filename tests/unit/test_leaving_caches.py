@@ -200,6 +200,18 @@ def test_nobody_is_waited_for_who_is_silent(fleet: WorkerFleet) -> None:
     fleet.frozen.clear()
 
 
+def test_a_taker_that_fetches_for_long_is_waited_for(fleet: WorkerFleet) -> None:
+    talk(fleet, "one", prompt_of(1, 40))
+    leaver, taker = drain(fleet, "d2", "d3"), fleet.workers["d3"]
+    until(fleet, "d3", KvFetch)
+    for _ in range(40):
+        if not has_ended(leaver):
+            fleet.clock.now += QUIET_S / 4
+            fleet.round()
+    assert has_ended(leaver)
+    assert taker.counter(Count.TAKEN_BLOCKS) == 40
+
+
 @pytest.mark.parametrize("takers", [(), ("d3",)])
 def test_an_empty_cache_or_nobody_to_take_it_holds_nothing_up(
     fleet: WorkerFleet, takers: tuple[str, ...]

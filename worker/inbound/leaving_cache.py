@@ -61,9 +61,10 @@ class LeavingCache:
         """A connection is gone, and with it a taker's question."""
         self._asking.pop(peer, None)
 
-    def sweep(self, is_busy: bool) -> None:
-        """Begin with the drain, answer takers, and stop waiting for those that are quiet. While the
-        worker `is_busy` with requests, more prefixes may come."""
+    def sweep(self, is_busy: bool, is_serving: bool) -> None:
+        """Begin with the drain, answer takers, and stop waiting for those that are quiet, which
+        none is while the worker `is_serving` fetches. While it `is_busy` with requests, more
+        prefixes may come."""
         if not self._host.lifecycle.is_draining:
             if self._begun:
                 self._start_over()
@@ -74,7 +75,7 @@ class LeavingCache:
         self._look_for_takers(now, is_busy)
         for peer, num_blocks in list(self._asking.items()):
             self._answer(peer, num_blocks, is_busy)
-        if is_busy or self._asking:
+        if is_busy or is_serving or self._asking:
             self._quiet_at = now + QUIET_S
         elif now >= self._quiet_at:
             self._has_settled = True

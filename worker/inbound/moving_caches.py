@@ -36,7 +36,7 @@ class MovingCaches:
         """A connection is gone."""
         self._leaving.lose(peer)
 
-    def sweep(self, is_busy: bool) -> None:
-        """Take the next steps; `is_busy`: requests are here."""
-        self._leaving.sweep(is_busy)
+    def sweep(self, is_busy: bool, is_serving: bool) -> None:
+        """Take the next steps; `is_busy`: requests are here; `is_serving`: peers fetch blocks."""
+        self._leaving.sweep(is_busy, is_serving)
         self.taken.sweep()
