@@ -21,6 +21,7 @@ from kv_transfer.tiers.disk_key import (
     DiskScope,
     ForgedBlock,
 )
+from protocol.errors import ConfigError
 from protocol.hashing import HASH_BYTES
 
 PAGE = 4096
@@ -40,7 +41,8 @@ class Found:
 
 
 class BlockFile:
-    """Owner of an open file. `wall_s` is the time of the day in seconds."""
+    """Owner of an open file. `wall_s` is the time of the day in seconds. Raises ConfigError if the
+    file cannot be used, for example on a full disk."""
 
     def __init__(
         self, fd: int, scope: DiskScope, block_bytes: int, max_bytes: int,
@@ -51,7 +53,11 @@ class BlockFile:
         self._slot_bytes = -(-(_SLOT_HEAD.size + block_bytes + TAG_BYTES) // PAGE) * PAGE
         self._sealed_bytes = block_bytes + TAG_BYTES
         self.num_slots = max(0, (max_bytes - PAGE) // self._slot_bytes)
-        self._key, self.is_foreign = self._open_key(scope)
+        try:
+            self._key, self.is_foreign = self._open_key(scope)
+        except OSError as error:
+            self.close()
+            raise ConfigError(f"disk_tier_dir: a worker's file cannot be used: {error}") from error
         self._buffer = memoryview(bytearray(_SLOT_HEAD.size + self._sealed_bytes))
 
     def found(self) -> list[Found]:

@@ -3,6 +3,7 @@ and are found again."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -227,6 +228,20 @@ def test_folders_of_another_user_are_left_alone(
     disk.open().close()
     assert (disk.folder / "worker-1" / FILE_NAME).is_file()
     assert not disk.path.exists()
+
+
+def test_a_disk_that_is_full_at_the_start_stops_it(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    with pytest.raises(ConfigError, match=r"disk_tier_dir: .* No space left"):
+        disk.open()
+    monkeypatch.undo()
+    disk.open().close()
+    assert not (disk.folder / "worker-1").exists(), "the lock has ended"
 
 
 def test_a_folder_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
