@@ -131,7 +131,7 @@ class Examination:
 def examine(seen: Observation, judged: Examination | None = None) -> Examination:
     """Apply the rules. Pure; the findings have no `since_us` yet. Urgent ones come first, and
     causes before what they cause. Too few requests allow no judgement, but facts. With `judged`,
-    facts are checked anew, and judgements are those of that examination."""
+    facts are checked again, and judgements are taken from that examination."""
     others = without_floods(seen)
     former = {} if judged is None else judged.by_rule()
     found: dict[str, Finding] = {}

@@ -40,8 +40,8 @@ def why_not_fp8(capability: tuple[int, int], torch_version: str) -> str:
 
 
 class Fp8Linear:
-    """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None, bf16. Keeps an
-    fp8 copy of `weight`, rounded anew."""
+    """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None, bf16. Rounds
+    `weight` to an fp8 copy, which it keeps."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         assert can_scale(weight), weight.shape
