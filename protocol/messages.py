@@ -540,8 +540,8 @@ class CacheAsk(Message, frozen=True, kw_only=True):
 
 class CachedPrefix(Message, frozen=True, kw_only=True):
     """The answer to a CacheAsk: the hashes of a prefix in my cache, from a prompt's first block on.
-    Nobody else is told of it. KvFetch gets the blocks. No hashes: there are no more prefixes. With
-    `stays_in_pool`, some of it may be kept in pools only."""
+    No other worker is offered this prefix. KvFetch gets the blocks. Without hashes, there are no
+    more prefixes. With `stays_in_pool`, some of its blocks may be kept in pools only."""
 
     hashes: Hashes
     stays_in_pool: bool = False

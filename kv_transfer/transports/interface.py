@@ -144,8 +144,8 @@ class Transport(Protocol):
     def disconnect(self, kept: Collection[str]) -> int:
         """Break the connections over which peers on other machines may write here, except those
         with the addresses in `kept`: what a stopped peer has begun to write does not land when it
-        goes on. Peers that live must add us again. Any thread may call it, before `close`. Returns
-        the number of broken connections."""
+        continues. Peers that are alive must add us again. Any thread may call this, before `close`.
+        Returns the number of broken connections."""
 
     def close(self) -> None:
         """Release all resources. Peers must have stopped writing. A second call does nothing."""

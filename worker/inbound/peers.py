@@ -240,9 +240,8 @@ class SourcePeers:
         return gone
 
     def neighbours_of_lapsed(self, incarnation: str) -> set[str] | None:
-        """Once, for a peer that `take_lost` reported: None if its process has ended or never held a
-        grant of ours. Otherwise the peer may only be stopped, on another machine: the addresses of
-        the peers that answer."""
+        """For a peer that `take_lost` reported and that may only be stopped, on another machine:
+        the addresses of the peers that answer. None for other peers, and after the first call."""
         return self._neighbours.pop(incarnation, None)
 
     def _others_than(self, lost: _Link, now: float) -> set[str]:
