@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import zmq
@@ -31,6 +32,20 @@ def networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Network, Network
     yield ours, theirs
     theirs.close()
     ours.close()
+
+
+@contextmanager
+def connected(
+    networks: tuple[Network, Network], inflow: Inflow
+) -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
+    """A listening socket of the first process, and a connecting one of the second."""
+    ours, theirs = networks
+    socket, endpoint = ours.listening(zmq.ROUTER, ANY_PORT, inflow)
+    peer = theirs.connecting(zmq.DEALER)
+    peer.connect(endpoint)
+    yield socket, peer
+    peer.close()
+    socket.close()
 
 
 def send_without_end(socket: zmq.Socket[bytes], *to: bytes) -> None:
@@ -116,59 +131,44 @@ def test_what_was_read_is_counted_to_the_byte(
     networks: tuple[Network, Network], num_frames: int
 ) -> None:
     """Otherwise an honest connection would end after some gigabytes."""
-    ours, theirs = networks
     inflow = Inflow(LIMIT)
-    socket, endpoint = ours.listening(zmq.ROUTER, ANY_PORT, inflow)
-    peer = theirs.connecting(zmq.DEALER)
-    peer.connect(endpoint)
-    for size in (0, 1, 221, 222, 223, 224, 60_000):
-        for _ in range(20):
-            peer.send_multipart([bytes(size)] * num_frames)
-            assert socket.poll(WAIT_MS)
-            first, *frames = socket.recv_multipart(copy=False)
-            taken = sum(wire_bytes(len(each)) for each in frames)
-            inflow.took(int(first.get(DESCRIPTOR)), taken)
-    assert list(inflow.unread().values()) == [0], "the handshake has less than is allowed for"
-    peer.send(bytes(50_000))
-    assert socket.poll(WAIT_MS)
-    [unread] = inflow.unread().values()
-    assert 49_000 < unread < 51_000
-    peer.close()
-    socket.close()
+    with connected(networks, inflow) as (socket, peer):
+        for size in (0, 1, 221, 222, 223, 224, 60_000):
+            for _ in range(20):
+                peer.send_multipart([bytes(size)] * num_frames)
+                assert socket.poll(WAIT_MS)
+                first, *frames = socket.recv_multipart(copy=False)
+                taken = sum(wire_bytes(len(each)) for each in frames)
+                inflow.took(int(first.get(DESCRIPTOR)), taken)
+        assert list(inflow.unread().values()) == [0], "the handshake has less than is allowed for"
+        peer.send(bytes(50_000))
+        assert socket.poll(WAIT_MS)
+        [unread] = inflow.unread().values()
+        assert 49_000 < unread < 51_000
 
 
 def test_heartbeats_are_no_messages_that_wait(networks: tuple[Network, Network]) -> None:
     """As many as come in a day, by a clock of the test's own."""
-    ours, theirs = networks
     now = 0.0
     inflow = Inflow(LIMIT, lambda: now)
-    socket, endpoint = ours.listening(zmq.ROUTER, ANY_PORT, inflow)
-    peer = theirs.connecting(zmq.DEALER)
-    peer.connect(endpoint)
-    peer.send(BLOCK)
-    assert socket.poll(WAIT_MS)
-    assert sum(inflow.unread().values()) > 50_000
-    now = len(BLOCK) / 100
-    assert sum(inflow.unread().values()) == 0
-    peer.close()
-    socket.close()
+    with connected(networks, inflow) as (socket, peer):
+        peer.send(BLOCK)
+        assert socket.poll(WAIT_MS)
+        assert sum(inflow.unread().values()) > 50_000
+        now = len(BLOCK) / 100
+        assert sum(inflow.unread().values()) == 0
 
 
 def test_a_descriptor_that_belongs_to_another_one_by_now_is_forgotten(
     networks: tuple[Network, Network],
 ) -> None:
-    ours, theirs = networks
     inflow = Inflow(LIMIT)
-    socket, endpoint = ours.listening(zmq.ROUTER, ANY_PORT, inflow)
-    peer = theirs.connecting(zmq.DEALER)
-    peer.connect(endpoint)
-    peer.send(b"x")
-    assert socket.poll(WAIT_MS)
-    [descriptor] = inflow.unread()
-    known = inflow._connections[descriptor]
-    known.name = ("192.0.2.1", 1)
-    assert inflow.unread() == {}
-    inflow.took(descriptor, 1)
-    assert list(inflow.unread()) == [descriptor], "the connection that is there now"
-    peer.close()
-    socket.close()
+    with connected(networks, inflow) as (socket, peer):
+        peer.send(b"x")
+        assert socket.poll(WAIT_MS)
+        [descriptor] = inflow.unread()
+        known = inflow._connections[descriptor]
+        known.name = ("192.0.2.1", 1)
+        assert inflow.unread() == {}
+        inflow.took(descriptor, 1)
+        assert list(inflow.unread()) == [descriptor], "the connection that is there now"
