@@ -11,7 +11,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -31,8 +31,8 @@ _MAX_HEADER_BYTES = (
 )
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
 _SHARD_NAME = re.compile(r"[^/\0]+\.safetensors")
-_MAX_ENTRIES = 1 << 18
-"""Of a file, those of experts counted one by one."""
+_MAX_ENTRIES, _MAX_ALL_ENTRIES = 1 << 18, 1 << 20
+"""Of a file and of all, those of experts counted one by one."""
 _SAMPLE_BYTES = 256
 _MAX_KEPT_HEADERS = 32
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
@@ -90,6 +90,16 @@ def weight_files(folder: Path) -> list[Path]:
         if not is_there(folder / name):
             raise ModelLoadError(f"{index} names {name!r}, which is not in {folder}")
     return [folder / name for name in sorted(set(names))]
+
+
+def read_all_entries(files: Iterable[Path]) -> dict[str, TensorEntry]:
+    """The tensors of several files, as `read_tensor_entries` reads them."""
+    found: dict[str, TensorEntry] = {}
+    for file in files:
+        found |= read_tensor_entries(file)
+        if len(found) > _MAX_ALL_ENTRIES:
+            raise ModelLoadError(f"{file.parent} has more than {_MAX_ALL_ENTRIES} tensors")
+    return found
 
 
 def read_tensor_entries(file: Path) -> dict[str, TensorEntry]:

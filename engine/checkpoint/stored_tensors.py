@@ -19,7 +19,7 @@ from engine.checkpoint.blocks import QUANTIZED_TYPES, BlockRows, PanelRows
 from engine.checkpoint.files import (
     TensorEntry,
     model_fingerprint,
-    read_tensor_entries,
+    read_all_entries,
     weight_files,
 )
 from protocol.errors import ModelLoadError
@@ -79,9 +79,7 @@ class FileTensors:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.where = str(folder)
-        self.entries: dict[str, TensorEntry] = {}
-        for file in weight_files(folder):
-            self.entries |= read_tensor_entries(file)
+        self.entries = read_all_entries(weight_files(folder))
 
     @property
     def fingerprint(self) -> str:

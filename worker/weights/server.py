@@ -22,7 +22,7 @@ from checkpoint.gguf.folder import SUFFIX
 from engine.checkpoint.files import (
     TensorEntry,
     model_fingerprint,
-    read_tensor_entries,
+    read_all_entries,
     weight_files,
 )
 from kv_transfer.authentication import verify_descriptor
@@ -250,10 +250,9 @@ def _tensors_of(model: ServedModel) -> dict[str, TensorEntry]:
         raise ModelLoadError("a GGUF file, which holds configuration and weights, is not sent")
     if model_fingerprint(model.folder) != model.fingerprint:
         raise ModelLoadError("its checkpoint has changed since it was loaded")
-    found: dict[str, TensorEntry] = {}
-    for file in files:
-        found |= read_tensor_entries(file)
-    return dict(sorted(found.items(), key=lambda item: (item[1].file, item[1].begin)))
+    return dict(
+        sorted(read_all_entries(files).items(), key=lambda item: (item[1].file, item[1].begin))
+    )
 
 
 def _lower_priority() -> None:
