@@ -14,6 +14,7 @@ from protocol.errors import ConfigError, ProtocolError
 from protocol.events import CacheEvents
 from protocol.messages import (
     PROTOCOL_VERSION,
+    CachedPrefix,
     Generate,
     Hello,
     HelloAccepted,
@@ -48,6 +49,21 @@ def test_hello_then_messages_in_both_directions(bench: Bench) -> None:
     answer = until(link.receive, link.socket)
     assert answer == [KvClosed(request_id="r", attempt=2)]
     assert not server.refused
+
+
+def test_what_both_ends_have_read_does_not_end_their_connection(bench: Bench) -> None:
+    """Otherwise an honest connection would end after some minutes."""
+    server = bench.serve()
+    link = bench.link(server)
+    peer, large = connected(server, link), CachedPrefix(hashes=[bytes(16)] * 4000)
+    num_bytes = len(wire.encode(large))
+    for _ in range(20):
+        assert link.send(large)
+        received(server, 1)
+        assert server.send(peer, large)
+        until(link.receive, link.socket)
+    for inflow in (server._inflow, link._inflow):
+        assert sum(inflow.unread().values()) < 5 * num_bytes
 
 
 def test_requests_are_counted_by_the_session_that_brought_them(bench: Bench) -> None:
