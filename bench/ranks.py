@@ -24,8 +24,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.engine.in_process import BatonRun, prompt_steps
-from bench.engine.workloads import BATCH_SIZES, CONTEXT, DECODE_STEPS, PREFILL_LENGTHS, Work
+from bench.engine.in_process import BatonRun, EngineKind, engine_config
+from bench.engine.workloads import BATCH_SIZES, CONTEXT, PREFILL_LENGTHS, Work
 from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from engine.engine_config import EngineConfig
 from engine.loader import load_engine
@@ -33,7 +33,6 @@ from engine.parallel.ranks import Ranks, Step
 from process.cores import usable_cores
 from protocol.errors import BatonError
 from protocol.layout import PAIRS
-from scheduling.scheduler import SchedulerConfig
 from worker.ranks.head import Hands, HandSettings
 
 LEAST, MOST_US = 0.8, 50.0
@@ -80,7 +79,7 @@ def measure(
     announcement."""
     num_cores = len(usable_cores())
     threads = max(1, num_cores // num_ranks)
-    config = engine_config(folder)
+    config = engine_config(folder, "bfloat16", "cpu", EngineKind(), WORKS)
     found: dict[Work, tuple[list[float], list[float]]] = {work: ([], []) for work in WORKS}
     with hands(replace(config, kv_order=PAIRS), num_ranks, threads) as group:
         alone = BatonRun(load_engine(config, time.perf_counter))
@@ -99,21 +98,6 @@ def measure(
                         if turn:  # the first warms up
                             found[work][side].append(rate)
     return found, announced_us
-
-
-def engine_config(folder: Path) -> EngineConfig:
-    """Chunks take a whole prompt, and the pool holds the largest work."""
-    chunk, block_size = max(PREFILL_LENGTHS), 16
-    scheduler = SchedulerConfig(
-        block_size=block_size,
-        max_batch_size=max(BATCH_SIZES),
-        chunk_min_tokens=chunk,
-        chunk_max_tokens=chunk,
-        itl_target_s=float("inf"),
-    )
-    steps = DECODE_STEPS + max(map(prompt_steps, WORKS))
-    num_blocks = max(work.num_tokens(block_size, steps) for work in WORKS) // block_size + 1
-    return EngineConfig(folder, scheduler, "bfloat16", "cpu", num_blocks)
 
 
 @contextmanager

@@ -126,10 +126,24 @@ def load_ours(
 
     Raises BatonError if that is impossible.
     """
-    chunk, size = max(PREFILL_LENGTHS), kind.block_size
-    if not size.isdecimal() or not 1 <= int(size) <= chunk:
-        raise BatonError(f"--block-size takes numbers from 1 to {chunk}, not {size!r}")
-    block_size = int(size)
+    size = kind.block_size
+    if not size.isdecimal() or not 1 <= int(size) <= max(PREFILL_LENGTHS):
+        raise BatonError(
+            f"--block-size takes numbers from 1 to {max(PREFILL_LENGTHS)}, not {size!r}"
+        )
+    config = engine_config(folder, options.dtype, options.device, kind, works)
+    loaded = load_engine(config, time.perf_counter)
+    needed = longest(works, num_steps(works))
+    if loaded.engine.limits.max_context < needed:
+        raise BatonError(f"the model's context must hold {needed} tokens")
+    return loaded
+
+
+def engine_config(
+    folder: Path, dtype: str, device: str, kind: EngineKind, works: list[Work]
+) -> EngineConfig:
+    """Chunks take a whole prompt, and the pool holds the largest work."""
+    chunk, block_size = max(PREFILL_LENGTHS), int(kind.block_size)
     scheduler = SchedulerConfig(
         block_size=block_size,
         max_batch_size=max(BATCH_SIZES),
@@ -137,20 +151,20 @@ def load_ours(
         chunk_max_tokens=chunk,
         itl_target_s=float("inf"),
     )
-    steps = DECODE_STEPS + max(map(prompt_steps, works))
-    blocks = max(work.num_tokens(block_size, steps) for work in works) // block_size + 1
-    config = EngineConfig(
+    steps = num_steps(works)
+    return EngineConfig(
         folder,
         scheduler,
-        options.dtype,
-        options.device,
-        blocks,
+        dtype,
+        device,
+        max(work.num_tokens(block_size, steps) for work in works) // block_size + 1,
         attention=kind.attention,
         weights=kind.weights,
         kv_dtype=kind.kv_dtype,
         kv_order=kind.kv_order,
     )
-    loaded = load_engine(config, time.perf_counter)
-    if loaded.engine.limits.max_context < longest(works, steps):
-        raise BatonError(f"the model's context must hold {longest(works, steps)} tokens")
-    return loaded
+
+
+def num_steps(works: list[Work]) -> int:
+    """The most steps of one work: those that compute its prompts, and those that are timed."""
+    return DECODE_STEPS + max(map(prompt_steps, works))
