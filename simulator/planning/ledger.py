@@ -20,13 +20,15 @@ class Ledger:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._trials: dict[str, Trial] = {}
+        self._is_cut_off = False
         if path is None or not path.exists():
             return
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--resume {path}: {error}") from error
-        for line in lines:
+        self._is_cut_off = bool(text) and not text.endswith("\n")
+        for line in text.splitlines():
             self._read(line)
 
     def __len__(self) -> int:
@@ -43,6 +45,9 @@ class Ledger:
             return
         try:
             with self._path.open("a", encoding="utf-8") as file:
+                if self._is_cut_off:
+                    file.write("\n")
+                    self._is_cut_off = False
                 file.write(json.dumps({"key": key, **asdict(trial)}) + "\n")
         except OSError as error:
             raise ConfigError(f"--resume {self._path}: {error.strerror}") from error

@@ -91,6 +91,16 @@ def test_trials_are_remembered_but_for_a_line_that_was_cut_off(tmp_path: Path) -
         Ledger(tmp_path / "none" / "trials").add("a", Trial(False))
 
 
+def test_a_trial_after_a_line_that_was_cut_off_is_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "trials"
+    path.write_text('{"key": "a", "pas')
+    ledger = Ledger(path)
+    ledger.add("b", Trial(False))
+    ledger.add("c", Trial(True))
+    again = Ledger(path)
+    assert [again.find(each) for each in "abc"] == [None, Trial(False), Trial(True)]
+
+
 def standing(prefill: int, speed: float, chunk: int = 512) -> Standing:
     found = Standing(Candidate(prefill, 2, 1, chunk))
     if speed:
