@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from demo_corpus import Message, Topic, chats, load_topics
@@ -159,20 +160,27 @@ def train_tokenizer(topics: list[Topic], seed: int) -> PreTrainedTokenizerFast:
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
     return Qwen3Config(
-        vocab_size=VOCAB_SIZE,
         hidden_size=192,
         intermediate_size=512,
-        num_hidden_layers=4,
         num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=MAX_POSITIONS,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **shared_config(tokenizer),
     )
+
+
+def shared_config(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """The part of the configuration that all models with this tokenizer share."""
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
 
 
 def batches(
@@ -266,10 +274,17 @@ def _optimizers(model: Qwen3ForCausalLM, learning_rate: float) -> list[torch.opt
     others: list[torch.nn.Parameter] = []
     for name, weights in model.named_parameters():
         (matrices if weights.ndim == 2 and "embed" not in name else others).append(weights)
-    muon = torch.optim.Muon(
+    return [muon(matrices, learning_rate), adam_w(others, learning_rate)]
+
+
+def muon(matrices: list[torch.nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+    return torch.optim.Muon(
         matrices, lr=learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
     )
-    return [muon, torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)]
+
+
+def adam_w(weights: list[torch.nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(weights, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
 
 
 def _progress(step: int, started: float, settings: Settings) -> float:

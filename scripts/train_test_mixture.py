@@ -14,11 +14,11 @@ from itertools import islice
 import torch
 from demo_corpus import load_topics
 from train_demo_model import (
-    MAX_POSITIONS,
-    ROPE_THETA,
-    VOCAB_SIZE,
+    adam_w,
     batches,
+    muon,
     parse_args,
+    shared_config,
     train,
     train_tokenizer,
     write,
@@ -53,23 +53,14 @@ def main() -> None:
 def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeConfig:
     """Each token has two experts of eight."""
     return Qwen3MoeConfig(
-        vocab_size=VOCAB_SIZE,
         hidden_size=128,
         intermediate_size=256,
         moe_intermediate_size=96,
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,
-        num_hidden_layers=4,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=MAX_POSITIONS,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **shared_config(tokenizer),
     )
 
 
@@ -87,14 +78,11 @@ def _optimizers(
             matrices.append(weights)
         else:
             others.append(weights)
-    muon = torch.optim.Muon(
-        matrices, lr=learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+    return (
+        muon(matrices, learning_rate),
+        adam_w(others, learning_rate),
+        adam_w(experts, EXPERTS_RATE * learning_rate),
     )
-    adam = torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    slower = torch.optim.AdamW(
-        experts, lr=EXPERTS_RATE * learning_rate, betas=(0.9, 0.95), weight_decay=0.01
-    )
-    return muon, adam, slower
 
 
 if __name__ == "__main__":
