@@ -159,7 +159,7 @@ class Reports:
     def on_change(self, worker: SimulatedWorker) -> None:
         """See `Listener`."""
         events = self._events(worker)
-        stats = _stats(worker, self._seq.get(worker.name, 0))
+        stats = _stats(worker, self._seq.get(worker.name, 0), self._queue.now)
         for router in self.routers.values():
             self._queue.at(self._queue.now + self._message_s, router.take_report, stats, events)
 
@@ -177,7 +177,7 @@ class Reports:
         )
 
 
-def _stats(worker: SimulatedWorker, seq: int) -> WorkerStats:
+def _stats(worker: SimulatedWorker, seq: int, now: float) -> WorkerStats:
     scheduler, blocks = worker.scheduler, worker.scheduler.blocks
     fixed, per_token, per_attended = scheduler.model.coefficients
     totals = scheduler.model.totals
@@ -198,7 +198,9 @@ def _stats(worker: SimulatedWorker, seq: int) -> WorkerStats:
         step_fixed_us=fixed * 1e6,
         step_per_token_us=per_token * 1e6,
         step_per_attended_us=per_attended * 1e6,
+        reported_us=round(now * 1e6),
         counters={
+            "steps": worker.usage.num_steps,
             "step_us": round(totals.seconds * 1e6),
             "step_error_us": round(totals.error_s * 1e6),
             "prefill_tokens": worker.usage.prefill_tokens,

@@ -111,3 +111,19 @@ def test_placement_learns_lengths_and_links_and_knows_the_targets() -> None:
     )
     assert pair is not None
     assert pair.ms_per_block == pytest.approx(1.0, rel=0.2), "1 MB at 1 GB/s"
+
+
+def test_placement_trusts_step_models_that_were_accurate() -> None:
+    views: list[FleetView] = []
+
+    def noting(view: FleetView, query: Query, now: float, rng: random.Random) -> Decision:
+        views.append(view)
+        return decide(view, query, now, rng)
+
+    fleet = small_fleet(0, 1, policy=noting)
+    served(fleet, *(single(5.0 * number, 200, 40) for number in range(20)))
+    worker = views[-1].worker("decode-0")
+    assert worker is not None
+    assert worker.speed is not None
+    assert worker.speed.step_trust > 0.5
+    assert worker.speed.token_trust > 0.5
