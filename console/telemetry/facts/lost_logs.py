@@ -1,7 +1,8 @@
 """Which processes of the fleet lose lines of their logs, as on a full disk, and since when.
 
 Owns the last counts of each process: workers report theirs as counters, the router reads its own. A
-process loses lines from one that could not be written until one is written again.
+process loses lines from one that could not be written until one is written again. Lines that were
+lost before its first counts came say nothing about now, unless none was ever written.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class LogWatch:
                 counts = LogCounts(counters.get("log_lines", 0), counters.get("log_lines_lost", 0))
                 present[f"{worker.worker_id}/{worker.info.incarnation}"] = counts
         for process, counts in present.items():
-            log = self._logs.setdefault(process, _Log(LogCounts()))
+            log = self._logs.setdefault(process, _Log(counts if counts.written else LogCounts()))
             if counts.lost > log.counts.lost:
                 log.since_us = log.since_us or now_us
             elif counts.written > log.counts.written:

@@ -36,10 +36,18 @@ def test_a_log_is_lost_from_the_first_lost_line_until_one_is_written() -> None:
         assert list(watch.facts()) == found
 
 
+def test_lines_lost_before_the_first_counts_say_nothing_about_now() -> None:
+    watch = LogWatch()
+    watch.sample((), LogCounts(10, 2), 1)
+    assert watch.facts() == ()
+    watch.sample((), LogCounts(10, 3), 2)
+    assert watch.facts() == (LogFacts(process="router", lost=3, since_us=2),)
+
+
 async def test_workers_report_their_counts(harness: Harness) -> None:
     (decode,) = await harness.join("d1")
     await decode.subscribed()
-    counters = {"log_lines": 4, "log_lines_lost": 1}
+    counters = {"log_lines": 0, "log_lines_lost": 1}
     decode.publish(msgspec.structs.replace(stats_of(decode, 0), counters=counters))
     await until(lambda: harness.fleet.worker("d1").stats is not None)
     watch = LogWatch()
