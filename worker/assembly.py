@@ -38,8 +38,9 @@ from process.logs import setup_logs
 from process.memory import spare_the_collector
 from process.process_watch import machine_name
 from process.settings import warn_of_unknown_variables
-from process.sockets.control import ControlServer, HelloPolicy
+from process.sockets.control import ControlServer
 from process.sockets.events import EventPublisher
+from process.sockets.hello import HelloPolicy
 from process.sockets.hosts import is_loopback
 from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint

@@ -29,8 +29,9 @@ import zmq
 from bench.router.late_steps import LateSteps
 from process.clock import wall_us
 from process.lifecycle import StopSignal
-from process.sockets.control import ControlServer, HelloPolicy, Peer
+from process.sockets.control import ControlServer, Peer
 from process.sockets.events import EventPublisher
+from process.sockets.hello import HelloPolicy
 from process.sockets.network import Network
 from process.store.worker_lease import WorkerLease
 from protocol.events import WorkerStats

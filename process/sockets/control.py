@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 import zmq
 
 from process.clock import wall_us
+from process.sockets.hello import NO_HELLO, HelloPolicy
 from process.sockets.inflow import DESCRIPTOR, Inflow, wire_bytes
 from process.sockets.network import Network
 from protocol import wire
 from protocol.errors import ProtocolError
 from protocol.messages import (
-    PROTOCOL_VERSION,
     ControlMessage,
     Generate,
     Hello,
@@ -35,7 +35,6 @@ from protocol.messages import (
     Prefill,
     Role,
 )
-from protocol.registration import generation
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,6 @@ MAX_RECEIVE_S = 0.05
 MAX_UNREAD_BYTES = 512 * 1024 * 1024
 """Of all peers of a server together. A worker reads nothing while it computes a long step."""
 MAX_UNREAD_OF_LINK = 128 * 1024 * 1024
-NO_HELLO = HelloRefused(what="hello", ours="required first", theirs="none")
 Clock = Callable[[], float]
 
 
@@ -58,68 +56,6 @@ class Peer:
     name: str
     role: Role
     session: str = ""
-
-
-@dataclass(frozen=True)
-class HelloPolicy:
-    """Our identity, and the check of peers: their fingerprints must equal ours."""
-
-    worker_id: str
-    incarnation: str
-    model_fingerprint: str
-    layout_fingerprint: str
-    machine: str = ""
-    pid: int = 0
-    weight_version: str = ""
-    revision: str = ""
-
-    def answer(self, hello: Hello) -> HelloAccepted | HelloRefused:
-        """The answer after comparing version and model, then the layout. A router's fingerprints
-        may be empty, and are not compared then; only equal ones prove that KV is the same. A worker
-        that has none yet asks for weights."""
-        if hello.protocol_version != PROTOCOL_VERSION:
-            return HelloRefused(
-                what="protocol version",
-                ours=str(PROTOCOL_VERSION),
-                theirs=str(hello.protocol_version),
-            )
-        may_lack = hello.role is Role.ROUTER or not (
-            hello.model_fingerprint or hello.layout_fingerprint
-        )
-        for what, ours, theirs in (
-            ("model fingerprint", self.model_fingerprint, hello.model_fingerprint),
-            ("KV layout fingerprint", self.layout_fingerprint, hello.layout_fingerprint),
-        ):
-            if ours and ours != theirs and (theirs or not may_lack):
-                return self._refusal(what, ours, theirs, hello)
-        return HelloAccepted(
-            worker_id=self.worker_id,
-            incarnation=self.incarnation,
-            machine=self.machine,
-            pid=self.pid,
-        )
-
-    def hello(self, role: Role) -> Hello:
-        """Our own Hello, as a worker of this role."""
-        return Hello(
-            sender=self.worker_id,
-            role=role,
-            protocol_version=PROTOCOL_VERSION,
-            model_fingerprint=self.model_fingerprint,
-            layout_fingerprint=self.layout_fingerprint,
-            weight_version=self.weight_version,
-            revision=self.revision,
-        )
-
-    def _refusal(self, what: str, ours: str, theirs: str, hello: Hello) -> HelloRefused:
-        """Names both fingerprints and, as far as they are known, both generations."""
-        own = generation(self.weight_version, self.revision)
-        other = generation(hello.weight_version, hello.revision)
-        return HelloRefused(
-            what=what,
-            ours=f"{ours} ({own})" if own else ours,
-            theirs=f"{theirs} ({other})" if other else theirs,
-        )
 
 
 class ControlServer:

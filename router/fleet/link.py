@@ -23,7 +23,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from process.sockets.authenticator import HANDSHAKE_FAILURES
-from process.sockets.control import NO_HELLO
+from process.sockets.hello import NO_HELLO
 from process.sockets.inflow import CONNECTION_EVENTS, OPENED, Inflow
 from process.sockets.network import Network
 from process.sockets.options import QUEUE_FRAMES

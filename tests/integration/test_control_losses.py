@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket as tcp
 
-from process.sockets.control import ControlLink, ControlServer, HelloPolicy
+from process.sockets.control import ControlLink, ControlServer
+from process.sockets.hello import HelloPolicy
 from protocol.errors import ConfigError
 from protocol.messages import Message
 from tests.integration.control_bench import (

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 import zmq
 
-from process.sockets.control import NO_HELLO, ControlLink
+from process.sockets.control import ControlLink
+from process.sockets.hello import NO_HELLO
 from protocol import wire
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump, CacheDumpRequest, Hello, HelloAccepted, Ping, Pong

@@ -9,8 +9,9 @@ import uuid
 import msgspec
 import zmq
 
-from process.sockets.control import ControlServer, HelloPolicy
+from process.sockets.control import ControlServer
 from process.sockets.events import EventPublisher
+from process.sockets.hello import HelloPolicy
 from process.sockets.network import Network
 from process.store.worker_lease import WorkerLease
 from protocol import wire

@@ -11,7 +11,8 @@ import pytest
 import zmq
 
 from process.sockets import authenticator
-from process.sockets.control import ControlServer, HelloPolicy
+from process.sockets.control import ControlServer
+from process.sockets.hello import HelloPolicy
 from process.sockets.inflow import DESCRIPTOR, Inflow, wire_bytes
 from process.sockets.network import Network
 

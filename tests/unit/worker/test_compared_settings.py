@@ -11,7 +11,7 @@ from decode_worker.settings import DecodeSettings
 from engine.engine_config import EngineConfig
 from engine.loader import load_engine
 from prefill_worker.settings import PrefillSettings
-from process.sockets.control import HelloPolicy
+from process.sockets.hello import HelloPolicy
 from protocol.errors import ConfigError
 from protocol.messages import PROTOCOL_VERSION, Hello, HelloRefused, Role
 from scheduling.scheduler import SchedulerConfig

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zmq
 
-from process.sockets.control import NO_HELLO
+from process.sockets.hello import NO_HELLO
 from protocol.events import CacheEvents
 from protocol.messages import (
     AttemptFailed,

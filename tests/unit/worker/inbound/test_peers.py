@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import zmq
 
-from process.sockets.control import ControlServer, HelloPolicy, Peer
+from process.sockets.control import ControlServer, Peer
+from process.sockets.hello import HelloPolicy
 from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
 from protocol.messages import (
