@@ -188,7 +188,6 @@ def test_a_logit_that_is_no_number_spoils_its_own_row_only(product_kernels):
 
 
 def test_a_decode_reads_the_chosen_experts_only(kernels):
-    """What it may read is at most 1.1 times the chosen experts' bytes."""
     if not kernels.baton_has_linear():
         pytest.skip("this CPU has no bf16 products")
     program = f"from {__name__} import _decode_without_the_others as run; run()"
@@ -205,15 +204,10 @@ def _decode_without_the_others() -> None:
     x = numbers(7, 1, hidden).bfloat16()
     expected = layer(x, OPS, None)
     chosen = set(choose(config, x.float() @ router.T, None)[0].flatten().tolist())
-    read = router.nbytes
-    for expert in range(config.count):
+    for expert in set(range(config.count)) - chosen:
         for each in (layer.gate_up[expert], layer.down[expert]):
-            if expert in chosen:
-                read += each.num_bytes
-            else:
-                _take_away(each._panels)
+            _take_away(each._panels)
     assert torch.equal(layer(x, OPS, None), expected)
-    assert read <= 1.1 * (read - router.nbytes)
 
 
 def _take_away(panels: torch.Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -127,3 +129,9 @@ def test_groups_that_are_no_whole_blocks_have_no_panels(kind, group, inputs):
     levels = KINDS[kind][0]
     matrix = QuantizedMatrix((8, inputs), levels, kind, (), group, no_rows)
     assert panel_rows(matrix) is None
+
+
+def test_groups_that_are_no_neighbours_have_no_panels():
+    matrix = matrix_of("INT4_64")
+    assert panel_rows(matrix) is not None
+    assert panel_rows(replace(matrix, groups=torch.arange(INPUTS) % 3)) is None

@@ -53,6 +53,20 @@ def test_logits_are_those_of_the_values(published, paged_model, text, name):
     torch.testing.assert_close(logits, tiny.expected_logits(text(TOKENS)), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_are_read_a_piece_at_a_time(tmp_path, monkeypatch, name):
+    """As those of every matrix of a real model."""
+    monkeypatch.setattr("engine.checkpoint.formats.matrix._NUMBERS_AT_A_TIME", 1)
+    form = FORMATS[name]
+    stored, values = form.encode(152, 96, torch.Generator().manual_seed(1))
+    save_file({f"m.{key}": each for key, each in stored.items()}, tmp_path / "model.safetensors")
+    keys = JsonKeys({"quantization_config": dict(form.config)}, "config.json")
+    quantization = parse_quantization(keys)
+    found = QuantizedTensors(FileTensors(tmp_path), quantization, ["m.weight"])
+    assert len(list(found.matrices["m.weight"].pieces())) == 3
+    assert torch.equal(found.read("m.weight"), values)
+
+
 def is_any_matrix(name: str) -> bool:
     return is_linear(name) or name in ("lm_head.weight", "model.embed_tokens.weight")
 
