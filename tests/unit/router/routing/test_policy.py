@@ -74,6 +74,12 @@ def decide(num_tokens, decode, prefill, threshold=64, seed=0, pairs=None, **quer
     return place(asked, *loads, matches, random.Random(seed), pairs or Pairs())
 
 
+def test_a_request_goes_where_the_batch_has_a_place() -> None:
+    full, roomy = (load(f"d{most}", num_requests=4, max_batch=most) for most in (4, 8))
+    chosen = {decide(1000, [full, roomy], [], seed=seed).decode.worker_id for seed in range(8)}
+    assert chosen == {"d8"}
+
+
 def test_a_new_prompt_is_prefilled_remotely() -> None:
     placement = decide(500, [load("d1")], [load("p1")])
     assert placement.mode is Mode.REMOTE
