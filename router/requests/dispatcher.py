@@ -325,8 +325,10 @@ class Dispatcher:
         self._attach_prefill(worker, message, is_final=True)
         generation = self._generations.get(message.request_id)
         attempt = generation.attempt if generation else None
-        if attempt is not None and attempt.number == message.attempt:
-            attempt.is_moved |= worker is attempt.prefill
+        if attempt is None or attempt.number != message.attempt:
+            return
+        if worker is attempt.prefill:
+            attempt.is_moved = True
             attempt.release_pair()
 
     def _on_handed_over(self, worker: Worker, message: HandedOver) -> None:

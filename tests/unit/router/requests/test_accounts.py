@@ -64,6 +64,30 @@ async def test_the_trace_tells_where_time_went(harness: Harness) -> None:
     assert harness.registry.get_sample_value("baton_handoff_seconds_count") == 1
 
 
+async def test_the_way_between_workers_is_busy_until_all_blocks_have_arrived(
+    harness: Harness,
+) -> None:
+    decode, prefill = await harness.join("d1", "p1")
+    consumer = Consumer(harness.dispatcher, request())
+    generate = await decode.received.next(Generate)
+    leg = await prefill.received.next(Prefill)
+    pair = harness.fleet.view().pairs.pair("p1", "d1")
+    assert pair.blocks_under_way > 0
+    prefill.first_token(leg, 1000)
+    done = PrefillDone(
+        request_id=leg.request_id, attempt=leg.attempt, trace=prefill_trace("p1", blocks_moved=25)
+    )
+    decode.send(done)  # which is not its to say
+    decode.tokens(generate, 1, [WHOLE[1]])
+    await consumer.received(2)
+    assert pair.blocks_under_way > 0
+    prefill.send(done)
+    await until(lambda: harness.metric("blocks_moved_total") == 25)
+    assert pair.blocks_under_way == 0
+    decode.tokens(generate, 2, WHOLE[2:], finish=FinishReason.STOP)
+    await consumer.end()
+
+
 async def test_a_worker_is_charged_with_a_request_until_it_sends_tokens(harness: Harness) -> None:
     decode, prefill = await harness.join("d1", "p1")
     consumer = Consumer(harness.dispatcher, request())
