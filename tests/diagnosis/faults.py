@@ -26,9 +26,9 @@ with contextlib.suppress(PermissionError):
     os.nice(-15)  # on a busy machine it would throttle too little
 while True:
     os.kill(int(sys.argv[1]), signal.SIGSTOP)
-    time.sleep(0.04)
+    time.sleep(float(sys.argv[2]))
     os.kill(int(sys.argv[1]), signal.SIGCONT)
-    time.sleep(0.005)
+    time.sleep(float(sys.argv[2]) / 9)
 """
 _BURN = "while True: pass"
 
@@ -65,12 +65,14 @@ def stopped(*names: str) -> Plant:
     return plant
 
 
-def throttled(name: str) -> Plant:
-    """This process stands still most of the time, as on a throttled device."""
+def throttled(name: str, still_s: float = 0.04) -> Plant:
+    """This process stands still for nine tenths of the time, as on a throttled device, or at a
+    limit of its CPU time."""
 
     @contextmanager
     def plant(scene: Scene) -> Iterator[None]:
-        with subprocess.Popen([sys.executable, "-c", _THROTTLE, str(scene.pid(name))]) as process:
+        arguments = [str(scene.pid(name)), str(still_s)]
+        with subprocess.Popen([sys.executable, "-c", _THROTTLE, *arguments]) as process:
             yield
             process.terminate()
         os.kill(scene.pid(name), signal.SIGCONT)

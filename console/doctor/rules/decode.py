@@ -191,7 +191,10 @@ def grows_with_output(seen: Observation) -> bool:
 
 
 def check_stalls(seen: Observation) -> Finding | str | None:
-    """Whether streams stutter because prompts are computed between their tokens."""
+    """Whether streams stutter because prompts are computed between their tokens. That they are is
+    no cause while prefill is short: there is no room elsewhere."""
+    if Role.PREFILL in seen.short:
+        return None
     steps = sum(each.num_steps for each in seen.requests)
     long = sum(each.num_long_steps for each in seen.requests)
     shared = sum(each.num_long_shared_steps for each in seen.requests)

@@ -265,6 +265,13 @@ def test_stalls_ask_for_no_setting_of_routers() -> None:
     assert [each.setting for each in found.changes if each.scope == "router"] == []
 
 
+def test_prompts_on_decode_workers_are_no_cause_while_prefill_is_short() -> None:
+    request = msgspec.structs.replace(GOOD, num_steps=10, num_long_steps=5, num_long_shared_steps=5)
+    stuttering = Observation(now_us=1, requests=(request,) * MIN_REQUESTS)
+    assert isinstance(check_stalls(stuttering), Finding)
+    assert check_stalls(msgspec.structs.replace(stuttering, short=(Role.PREFILL,))) is None
+
+
 def test_steps_within_their_target_are_not_what_makes_tokens_late() -> None:
     """Weights of fewer bits would not help where a few long gaps make tokens late."""
     late = msgspec.structs.replace(GOOD, tpot_ms=90.0, rest={"decode": 900.0})
