@@ -46,6 +46,7 @@ REFUSALS = (
     "invalid_request", "failed", "other",
 )  # fmt: skip
 SOURCES = ("cached", "computed", "transferred", "computed_before")
+RECORDED = ("written", "lost")
 BAD_FRAMES = ("undecodable", "handshake", "no_hello", "foreign", "unexpected", "impossible")
 
 
@@ -95,6 +96,9 @@ class FleetMetrics:
         )
         self.decisions = self._by_label(
             "decisions", "Attempts placed, by the rule that decided", "reason", Rule
+        )
+        self.recorded = self._by_label(
+            "recorded_requests", "Requests for the recording, written or lost", "result", RECORDED
         )
         self.prompt_tokens = LabelledCounts(
             "baton_prompt_tokens_by_source",

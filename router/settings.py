@@ -99,3 +99,14 @@ class RoutingSettings(SharedSettings):
     trace_history: int = setting(
         1000, help="finished generations whose traces are kept", unit="generations", minimum=1
     )
+    record_trace: str | None = setting(
+        None,
+        help="file in which each request leaves a line for simulations and replays: times, numbers "
+        "of tokens and digests, no text; none: nothing is recorded",
+    )
+    record_trace_bytes: int = setting(
+        256 << 20,
+        help="most that the recording takes on disk; the oldest half is dropped when it is full",
+        unit="bytes",
+        minimum=1 << 16,
+    )

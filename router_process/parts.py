@@ -10,6 +10,7 @@ import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import msgspec
 from fastapi import APIRouter
@@ -42,6 +43,8 @@ from router.fleet.fleet import Fleet
 from router.fleet.history import FleetHistory
 from router.fleet.link import LinkCallbacks, LinkTimes, WorkerLink
 from router.metrics import FleetMetrics
+from router.recording.recorder import Recorder
+from router.recording.trace_file import TraceFile
 from router.requests.dispatcher import Dispatcher
 from router.requests.trace import TraceStore
 from router.routing.cache_index import CacheIndex
@@ -99,6 +102,12 @@ def assemble(settings: RouterSettings, stack: AsyncExitStack) -> Parts:
     dispatcher.on_refused = lambda name, reason: recorder.note(
         FlightKind.REFUSED, (name, 0), text=reason
     )
+    if settings.record_trace is not None:
+        path = Path(settings.record_trace).expanduser()
+        file = TraceFile(path, settings.record_trace_bytes)
+        recording = Recorder(file, settings.cluster_secret, metrics.recorded.add)
+        stack.callback(recording.close)
+        dispatcher.on_end = recording.take
     fleet.listen(dispatcher)
     ignored = IgnoredEntries()
     registry.register(ignored)

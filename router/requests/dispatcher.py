@@ -88,6 +88,8 @@ class Dispatcher:
         metrics.inflight.set_function(lambda: self.inflight)
         self.on_refused: Callable[[str, str], None] = lambda request_id, reason: None
         """Called with each request that is not admitted, and the reason."""
+        self.on_end: Callable[[Generation], None] = lambda generation: None
+        """Called with each generation that has ended, unless a later life of it goes on."""
 
     def use_targets(self, targets: Callable[[], Targets]) -> None:
         """Place requests that have no targets of their own by these."""
@@ -238,10 +240,13 @@ class Dispatcher:
         is_kept = self._is_stopping and generation.request.is_resumable
         if attempt is not None and not is_kept:
             attempt.abort(name, outcome)
-        if self._generations.get(name) is generation:
+        is_over = self._generations.get(name) is generation
+        if is_over:
             del self._generations[name]
         self._traces.end(generation.trace, outcome)
         self._metrics.outcomes.add(outcome)
+        if is_over:
+            self.on_end(generation)
         if generation.stream.duplicates:
             self._metrics.duplicates.inc(generation.stream.duplicates)
 

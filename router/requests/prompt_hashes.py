@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from protocol.hashing import ChainStart, block_hashes, more_hashes
 
@@ -20,6 +21,11 @@ class PromptHashes:
         self._start: ChainStart | None = None
         self._hashes: list[bytes] | None = None
         self._computing: tuple[ChainStart, asyncio.Future[list[bytes]]] | None = None
+
+    @property
+    def known(self) -> Sequence[bytes]:
+        """The hashes, if they were computed."""
+        return self._hashes or ()
 
     def of(self, token_ids: list[int], start: ChainStart, block_size: int) -> list[bytes]:
         """The hashes of this prompt's full blocks; see `protocol.hashing`."""

@@ -11,10 +11,9 @@ import random
 from collections.abc import Iterable, Iterator
 
 from simulator.traces.lines import TraceLine
-from simulator.traces.sessions import BlockRuns, Session, Turn
+from simulator.traces.sessions import BlockRuns, Session, Turn, with_output
 
 BLOCK_TOKENS = 64
-_Runs = tuple[tuple[int, int], ...]
 
 
 def sessions(lines: Iterable[TraceLine], span_s: float, rng: random.Random) -> Iterator[Session]:
@@ -49,20 +48,12 @@ def _turns(lines: list[TraceLine], name: str, space: int) -> tuple[Turn, ...]:
             line.number("think_s", 0.0),
             line.integer("in"),
             max(1, line.integer("out", minimum=0)),
-            BlockRuns(space, BLOCK_TOKENS, _with_output(runs, index)),
+            BlockRuns(
+                space,
+                BLOCK_TOKENS,
+                with_output(runs[index], runs[index + 1] if index + 1 < len(runs) else ()),
+            ),
             tuple(starts.get(index, ())),
         )
         for index, line in enumerate(computing)
     )
-
-
-def _with_output(
-    runs: list[tuple[tuple[int, int], ...]], index: int
-) -> tuple[tuple[int, int], ...]:
-    """A prompt's blocks, or those of the next prompt if it continues this one."""
-    own = runs[index]
-    following = runs[index + 1] if index + 1 < len(runs) else ()
-    if not own or len(following) < len(own) or following[: len(own) - 1] != own[:-1]:
-        return own
-    first, count = following[len(own) - 1]
-    return following if first == own[-1][0] and count >= own[-1][1] else own

@@ -9,7 +9,8 @@ from itertools import chain
 from pathlib import Path
 
 from protocol.errors import ConfigError
-from simulator.traces import agents, azure, generated, mooncake
+from router.recording.recorder import FORMAT
+from simulator.traces import agents, azure, generated, mooncake, recorded
 from simulator.traces.lines import TraceLine, json_lines
 from simulator.traces.sessions import Session, Trace
 
@@ -58,10 +59,12 @@ def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[
         return agents.sessions(chain([first], lines), options.span_s, rng)
     if first is not None and "hash_ids" in first:
         return mooncake.sessions(chain([first], lines), rng)
+    if first is not None and FORMAT in first:
+        return recorded.sessions(chain([first], lines))
     raise ConfigError(
         f"--trace {name}: no known format; it must be CSV with the columns "
-        f"{','.join(azure.COLUMNS)}, or JSON lines with 'hash_ids' (Mooncake) or 'requests' "
-        "(sessions of agents)"
+        f"{','.join(azure.COLUMNS)}, or JSON lines with 'hash_ids' (Mooncake), 'requests' "
+        f"(sessions of agents) or {FORMAT!r} first (recorded by a router)"
     )
 
 

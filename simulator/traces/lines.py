@@ -63,6 +63,13 @@ class TraceLine:
             raise self.wrong(field, "a text")
         return value
 
+    def texts(self, field: str) -> list[str]:
+        """A list of strings."""
+        value = self._values.get(field)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.wrong(field, "a list of texts")
+        return value
+
     def lines(self, field: str) -> list[TraceLine]:
         """A list of objects; empty if the field is missing."""
         value = self._values.get(field, [])

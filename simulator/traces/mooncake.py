@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from simulator.traces.lines import TraceLine
-from simulator.traces.sessions import BlockRuns, Session, Turn
+from simulator.traces.sessions import BlockRuns, Session, Turn, runs_of
 
 BLOCK_TOKENS = 512
 
@@ -26,7 +26,9 @@ def sessions(lines: Iterable[TraceLine], rng: random.Random) -> Iterator[Session
         num_output = line.integer("output_length")
         if len(ids) != -(-num_prompt // BLOCK_TOKENS):
             raise line.wrong("hash_ids", f"one id for every {BLOCK_TOKENS} tokens of the prompt")
-        rows.append((start, Turn(0.0, num_prompt, num_output, _blocks(ids))))
+        rows.append(
+            (start, Turn(0.0, num_prompt, num_output, BlockRuns(0, BLOCK_TOKENS, runs_of(ids))))
+        )
     rows.sort(key=lambda row: row[0])
     times = sorted({start for start, _ in rows})
     widths = {start: later - start for start, later in pairwise(times)}
@@ -36,13 +38,3 @@ def sessions(lines: Iterable[TraceLine], rng: random.Random) -> Iterator[Session
     )
     for number, (start, turn) in enumerate(spread):
         yield Session(f"m{number}", start, (turn,))
-
-
-def _blocks(ids: list[int]) -> BlockRuns:
-    runs: list[tuple[int, int]] = []
-    for each in ids:
-        if runs and each == sum(runs[-1]):
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((each, 1))
-    return BlockRuns(0, BLOCK_TOKENS, tuple(runs))

@@ -7,10 +7,34 @@ times whatever the fleet does.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from protocol.errors import ConfigError
+
 _ID_BITS = 44
+
+Runs = tuple[tuple[int, int], ...]
+"""Consecutive ids as pairs `(first id, count)`."""
+
+
+def runs_of(ids: Iterable[int]) -> Runs:
+    """The ids as runs."""
+    runs: list[tuple[int, int]] = []
+    for each in ids:
+        if runs and each == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((each, 1))
+    return tuple(runs)
+
+
+def with_output(own: Runs, following: Runs) -> Runs:
+    """The blocks of a prompt and its output: those of the next prompt, if it continues this one."""
+    if not own or len(following) < len(own) or following[: len(own) - 1] != own[:-1]:
+        return own
+    first, count = following[len(own) - 1]
+    return following if first == own[-1][0] and count >= own[-1][1] else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +44,7 @@ class BlockRuns:
 
     space: int
     block_tokens: int
-    runs: tuple[tuple[int, int], ...]
+    runs: Runs
 
     def digests(self, block_size: int) -> list[bytes]:
         """The digests of blocks of `block_size` tokens, a divisor of `block_tokens`."""
@@ -68,6 +92,14 @@ class Trace:
         sessions = [replace(each, start_s=each.start_s / factor) for each in self.sessions]
         return Trace(self.name, sessions)
 
+    def shrunk(self, divisor: int) -> Trace:
+        """The same traffic with that much shorter prompts and outputs. Raises ConfigError if it
+        does not divide the recorded blocks."""
+        size = self.block_tokens
+        if divisor < 1 or (size is not None and size % divisor):
+            raise ConfigError(f"--shrink {divisor}: it must divide the trace's blocks of {size}")
+        return Trace(self.name, [_shrunk(each, divisor) for each in self.sessions])
+
     @property
     def num_turns(self) -> int:
         """Requests of all sessions."""
@@ -81,6 +113,24 @@ class Trace:
                 if turn.blocks is not None:
                     return turn.blocks.block_tokens
         return None
+
+
+def _shrunk(session: Session, divisor: int) -> Session:
+    turns = []
+    for turn in session.turns:
+        blocks = turn.blocks
+        if blocks is not None:
+            blocks = replace(blocks, block_tokens=blocks.block_tokens // divisor)
+        turns.append(
+            replace(
+                turn,
+                num_prompt=-(-turn.num_prompt // divisor),
+                num_output=-(-turn.num_output // divisor),
+                blocks=blocks,
+                starts=tuple(_shrunk(each, divisor) for each in turn.starts),
+            )
+        )
+    return replace(session, turns=tuple(turns))
 
 
 def _num_turns(session: Session) -> int:

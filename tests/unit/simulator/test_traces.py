@@ -14,6 +14,8 @@ from simulator.traces.sessions import BlockRuns, Trace
 
 MOONCAKE = {"timestamp": 3000, "input_length": 1000, "output_length": 5, "hash_ids": [0, 1]}
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+HEADER = {"baton_trace": 1, "block_tokens": 64}
+RECORDED = {"at_us": 5_000_000, "took_us": 1_000_000, "in": 130, "out": 3, "end": "finished"}
 AGENT = {
     "id": "t", "requests": [
         {"t_s": 0.0, "in": 130, "out": 70, "think_s": 0.0, "api_s": 2.0, "blocks": [[1, 2]]},
@@ -77,6 +79,24 @@ def test_agents_are_closed_loops_with_subagents(tmp_path: Path) -> None:
     assert trace.num_turns == 3
 
 
+def test_a_recording_without_its_beginning_is_still_read(tmp_path: Path) -> None:
+    one = {**RECORDED, "after": "b", "in": 200, "blocks": ["c"]}
+    other = {**RECORDED, "after": "c", "in": 256, "blocks": ["d"], "at_us": 6_000_000}
+    first, second = trace_of(tmp_path, lines(HEADER, one, other)).sessions
+    assert second.start_s == 1.0
+    assert first.turns[0].blocks == BlockRuns(0, 64, ((0, 3),))
+    assert second.turns[0].blocks == BlockRuns(0, 64, ((0, 4),))
+
+
+def test_recordings_of_several_routers_follow_each_other(tmp_path: Path) -> None:
+    late = {**RECORDED, "blocks": ["a", "b"], "at_us": 9_000_000}
+    early = {**RECORDED, "blocks": ["a", "x"]}
+    first, second = trace_of(tmp_path, lines(HEADER, late, HEADER, early)).sessions
+    assert (first.start_s, second.start_s) == (0.0, 4.0)
+    assert first.turns[0].blocks == BlockRuns(0, 64, ((0, 1), (2, 1)))
+    assert second.turns[0].blocks == BlockRuns(0, 64, ((0, 2),))
+
+
 def test_a_prompt_that_was_rewritten_shows_no_output(tmp_path: Path) -> None:
     turns = [dict(AGENT["requests"][0]), {**AGENT["requests"][2], "blocks": [[1, 1], [50, 3]]}]  # type: ignore[index,dict-item]
     trace = trace_of(tmp_path, lines({"id": "t", "requests": turns}))
@@ -137,6 +157,20 @@ def test_a_limit_takes_the_first_ones(tmp_path: Path) -> None:
         (AZURE + "x,1,2\n", "line 3: TIMESTAMP must be a time"),
         (AZURE + "2023-11-16 18:15:50,0,2\n", "line 3: ContextTokens must be a positive"),
         (AZURE + "2023-11-16 18:15:50,1\n", "line 3: there must be 3 columns, not 2"),
+        (lines({"baton_trace": 2, "block_tokens": 64}), "'baton_trace' must be a whole number"),
+        (lines(HEADER, {**RECORDED, "in": 0}), "line 2: 'in' must be a whole number from 1"),
+        (lines(HEADER, {**RECORDED, "blocks": ["a"]}), "line 2: 'blocks' must be what 2 blocks"),
+        (lines(HEADER, {**RECORDED, "blocks": ["a", "b", "c"]}), "'blocks' must be what 2 blocks"),
+        (lines(HEADER, {**RECORDED, "blocks": [1, 2]}), "'blocks' must be a list of texts"),
+        (
+            lines(
+                HEADER,
+                {**RECORDED, "blocks": ["a", "b"]},
+                {**RECORDED, "in": 256, "after": "b", "blocks": ["c"]},
+            ),
+            "line 3: 'after' must be the digest of a prompt's block number 3",
+        ),
+        (lines(HEADER, {**HEADER, "block_tokens": 96}), "'block_tokens' must be 64, as in"),
         (lines({"id": 3, "requests": []}), "'id' must be a text"),
         (lines({"id": "t", "requests": [1]}), "'requests' must be a list of objects"),
         (lines({"id": "t", "requests": [{"in": 3}]}), "requests 0: 'blocks' is missing"),
