@@ -30,7 +30,7 @@ from rich.table import Table
 
 from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.paths import DEMO_MODEL
-from bench.tools.stream_load import completion_body, stream_events
+from bench.tools.stream_load import Endpoint, completion_body, stream_events
 from engine.checkpoint.config import load_model_config
 from process.settings.spec import specs_of
 from protocol.errors import BatonError
@@ -118,7 +118,7 @@ async def _send(url: str, load: Load, prompts: list[list[int]], seconds: float) 
         await asyncio.sleep(at)
         body = completion_body(load.model, prompt, load.answer_tokens)
         sent_at, first_at = time.perf_counter(), 0.0
-        async for now, _ in stream_events(host, int(port), body):
+        async for now, _ in stream_events(Endpoint(host, int(port)), body):
             first_at = first_at or now
         return first_at - sent_at
 

@@ -12,7 +12,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -21,6 +21,7 @@ from protocol.errors import BatonError
 _EVENT = b"data: {"
 _DONE = b"data: [DONE]"
 _NAME_LENGTH = len(b"data: ")
+_LONGEST_EVENT = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +58,7 @@ class StreamClient:
     """One server under load. `quiet` and `disturbed` are its two phases, in this order."""
 
     def __init__(self, url: str, load: StreamLoad) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._host, self._port = parts.hostname, parts.port
+        self._endpoint = Endpoint.of(url)
         self._load = load
         self._phase: Phase | None = None
 
@@ -143,7 +141,7 @@ class StreamClient:
         self, prompt: list[int], max_tokens: int
     ) -> AsyncGenerator[tuple[float, bytes], None]:
         body = completion_body(self._load.model, prompt, max_tokens)
-        return stream_events(self._host, self._port, body)
+        return stream_events(self._endpoint, body)
 
 
 def completion_body(model: str, prompt: list[int], max_tokens: int) -> bytes:
@@ -160,16 +158,44 @@ def completion_body(model: str, prompt: list[int], max_tokens: int) -> bytes:
     return json.dumps(body).encode()
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """A server of completions, and the API key to use there."""
+
+    host: str
+    port: int
+    is_tls: bool = False
+    key: str | None = None
+    path: str = ""
+
+    @classmethod
+    def of(cls, url: str, key: str | None = None) -> Endpoint:
+        """The endpoint at a URL without `/v1`. Raises BatonError."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
+            raise BatonError(f"{url!r} is no URL of a server")
+        is_tls = parts.scheme == "https"
+        port = parts.port or (443 if is_tls else 80)
+        return cls(parts.hostname, port, is_tls, key, parts.path.rstrip("/"))
+
+
 async def stream_events(
-    host: str, port: int, body: bytes
+    endpoint: Endpoint, body: bytes, headers: Mapping[str, str] | None = None
 ) -> AsyncGenerator[tuple[float, bytes], None]:
     """The time (`time.perf_counter`) and the JSON of each event of a streamed completion.
 
     Raises BatonError if the completion is refused or breaks off.
     """
-    reader, writer = await asyncio.open_connection(host, port)
+    host, all_headers = endpoint.host, dict(headers or {})
+    if endpoint.key is not None:
+        all_headers["authorization"] = f"Bearer {endpoint.key}"
+    reader, writer = await asyncio.open_connection(
+        host, endpoint.port, ssl=endpoint.is_tls or None, limit=_LONGEST_EVENT
+    )
     try:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+        head = f"POST {endpoint.path}/v1/completions HTTP/1.1\r\nhost: {host}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in all_headers.items())
+        head += "connection: close\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         status = await reader.readline()

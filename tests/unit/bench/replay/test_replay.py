@@ -1,0 +1,141 @@
+"""Replays: prompts of the recorded sizes and prefixes, and sessions in a closed loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from bench.replay.player import Manner, Player
+from bench.replay.prompts import Conversation
+from bench.replay.vocabulary import Target, Vocabulary
+from simulator.traces.sessions import BlockRuns, Session, Trace, Turn
+
+WORDS = Vocabulary(tuple(f"w{n}" for n in range(50)), tuple(range(100, 150)), overhead=1)
+
+
+def blocks(*runs: tuple[int, int]) -> BlockRuns:
+    return BlockRuns(0, 8, runs)
+
+
+def conversation(name: str = "s", as_text: bool = False) -> Conversation:
+    return Conversation(WORDS, as_text, 0, name)
+
+
+def test_prompts_have_the_recorded_sizes_and_prefixes() -> None:
+    one = conversation("one").prompt(Turn(0.0, 21, 4, blocks((0, 2))))
+    same = conversation("two").prompt(Turn(0.0, 30, 4, blocks((0, 2), (9, 1))))
+    other = conversation("two").prompt(Turn(0.0, 21, 4, blocks((5, 2))))
+    assert (len(one), len(same)) == (21, 30)
+    assert one[:16] == same[:16]
+    assert one[16:21] != same[16:21]
+    assert one[:8] != other[:8]
+    assert len(conversation().prompt(Turn(0.0, 13, 4))) == 13
+
+
+def test_texts_leave_room_for_what_the_tokenizer_adds() -> None:
+    text = conversation(as_text=True).prompt(Turn(0.0, 21, 4, blocks((0, 2))))
+    assert isinstance(text, str)
+    assert len(text.split()) == 20
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_turn_repeats_what_was_really_answered(as_text: bool) -> None:
+    talk = conversation(as_text=as_text)
+    first = Turn(0.0, 16, 4, blocks((0, 3)))
+    prompt = talk.prompt(first)
+    answer: Any = " a b c d" if as_text else [1, 2, 3, 4]
+    talk.take(first, answer, 20)
+    following = talk.prompt(Turn(0.0, 32, 4, blocks((0, 4))))
+    assert following[: len(prompt)] == prompt
+    assert following[len(prompt) : len(prompt) + len(answer)] == answer
+    assert len(following.split() if isinstance(following, str) else following) == 32 - as_text
+
+
+def test_a_turn_that_begins_anew_repeats_nothing() -> None:
+    talk = conversation()
+    first = Turn(0.0, 16, 4, blocks((0, 2)))
+    talk.prompt(first)
+    talk.take(first, [1, 2, 3, 4], 20)
+    prompt = talk.prompt(Turn(0.0, 24, 4, blocks((7, 3))))
+    assert len(prompt) == 24
+    assert not {1, 2, 3, 4} & set(prompt)
+
+
+class Server:
+    """Answers completions; keeps every body, with the time of its coming."""
+
+    def __init__(self) -> None:
+        self.bodies: list[tuple[float, dict[str, Any], str]] = []
+        self.status = "200 OK"
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(head.split("content-length: ")[1].split("\r\n")[0])
+        body = json.loads(await reader.readexactly(length))
+        self.bodies.append((asyncio.get_running_loop().time(), body, head))
+        count = body["max_tokens"]
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
+        events = [{"choices": [{"text": "", "token_ids": [7]}]}] * count
+        events.append({"choices": [], "usage": usage})
+        lines = "".join(f"data: {json.dumps(each)}\n\n" for each in events)
+        writer.write(f"HTTP/1.1 {self.status}\r\n\r\n{lines}data: [DONE]\n\n".encode())
+        await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[Server, str]]:
+    made = Server()
+    listener = await asyncio.start_server(made.answer, "127.0.0.1", 0)
+    async with listener:
+        yield made, f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+
+@pytest.fixture
+def player(server: tuple[Server, str]) -> Callable[[str | None], Player]:
+    return lambda key: Player(Target(server[1], "m", key), Manner(WORDS, as_text=False))
+
+
+def talking() -> Trace:
+    child = Session("child", 0.0, (Turn(0.0, 8, 1),))
+    turns = (Turn(0.0, 16, 3, blocks((0, 3)), (child,)), Turn(0.05, 32, 2, blocks((0, 4))))
+    return Trace("t", [Session("talk", 0.0, turns)])
+
+
+async def test_sessions_are_closed_loops(
+    server: tuple[Server, str], player: Callable[[str | None], Player]
+) -> None:
+    played = await player("a key").play(talking())
+    assert [(each.session, each.turn) for each in played] == [
+        ("talk", 0),
+        ("child", 0),
+        ("talk", 1),
+    ]
+    first, child, second = played
+    assert second.sent - first.end >= 0.05
+    assert child.sent >= first.end
+    assert [(each.num_prompt, each.num_output) for each in played] == [(16, 3), (8, 1), (32, 2)]
+    (_, one, head), _, (_, other, _) = server[0].bodies
+    assert other["prompt"][:19] == one["prompt"] + [7, 7, 7]
+    assert "x-session-id: talk" in head
+    assert "authorization: bearer a key" in head
+
+
+async def test_a_refused_request_counts_and_its_session_goes_on(
+    server: tuple[Server, str], player: Callable[[str | None], Player]
+) -> None:
+    server[0].status = "503 Service Unavailable"
+    played = await player(None).play(talking())
+    assert len(played) == 3
+    assert all("503" in each.error for each in played)
+
+
+def test_a_shrunk_trace_has_the_same_shape() -> None:
+    (session,) = talking().shrunk(4).sessions
+    assert [turn.num_prompt for turn in session.turns] == [4, 8]
+    assert session.turns[0].blocks == BlockRuns(0, 2, ((0, 3),))
+    assert session.turns[0].starts[0].turns[0].num_prompt == 2
