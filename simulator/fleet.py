@@ -11,7 +11,7 @@ from simulator.event_queue import EventQueue
 from simulator.network import Network
 from simulator.policies.choices import Policy
 from simulator.requests import Request
-from simulator.router import Reports, SimulatedRouter
+from simulator.router import USUAL_DELAYS, Delays, Reports, SimulatedRouter
 from simulator.traces.sessions import Session, Trace
 from simulator.worker import SimulatedWorker, WorkerSpec
 
@@ -23,14 +23,14 @@ class FleetSpec:
     - `policy` makes the policy of a router.
     - `targets`: what every request names as its targets.
     - `link_bytes_per_s`, `link_s`: bandwidth of a worker's network card in one direction, and the
-      latency of a transfer; `message_s`: the time of a control message.
+      latency of a transfer.
     """
 
     pools: tuple[tuple[WorkerSpec, int], ...]
     policy: Callable[[], Policy]
     link_bytes_per_s: float
     link_s: float = 2e-5
-    message_s: float = 2e-4
+    delays: Delays = USUAL_DELAYS
     num_routers: int = 1
     targets: Targets = NO_TARGETS
 
@@ -51,7 +51,8 @@ class Fleet:
 
     def __init__(self, spec: FleetSpec, seed: int) -> None:
         self._queue = EventQueue()
-        self._reports = Reports(self._queue, spec.message_s)
+        self._delays = spec.delays
+        self._reports = Reports(self._queue, spec.delays)
         count = sum(number for _, number in spec.pools)
         network = Network(self._queue, [spec.link_bytes_per_s] * count, spec.link_s)
         self._outcome = Outcome()
@@ -59,7 +60,7 @@ class Fleet:
             for _ in range(number):
                 index = len(self._outcome.workers)
                 worker = SimulatedWorker(
-                    index, pool, self._queue, network, self._reports, spec.message_s
+                    index, pool, self._queue, network, self._reports, spec.delays.message_s
                 )
                 self._outcome.workers.append(worker)
         self._introduce()
@@ -67,7 +68,7 @@ class Fleet:
         for number in range(spec.num_routers):
             rng = random.Random(f"{seed}/{number}")
             router = SimulatedRouter(
-                f"router-{number}", self._queue, spec.policy(), rng, spec.message_s, spec.targets
+                f"router-{number}", self._queue, spec.policy(), rng, spec.delays, spec.targets
             )
             router.on_end = self._on_end
             self._reports.routers[router.name] = router
@@ -125,7 +126,12 @@ class Fleet:
         )
         self._outcome.requests.append(request)
         self._turns[request.number] = session, index
-        self._routers[request.number % len(self._routers)].submit(request)
+        router = self._routers[request.number % len(self._routers)]
+        delay_s = self._delays.until_placed(request.num_prompt)
+        if delay_s:
+            self._queue.at(self._queue.now + delay_s, router.submit, request)
+        else:
+            router.submit(request)
 
     def _on_end(self, request: Request) -> None:
         """A turn is over: the sessions that it starts begin, and its next turn after a pause."""

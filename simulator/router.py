@@ -1,13 +1,15 @@
 """A simulated router: the real view of the fleet and the real decisions; messages are events.
 
 Workers' reports and cache events reach its `FleetView` after the time that a message takes, and so
-do its requests reach the workers.
+do its requests reach the workers. As real workers do, simulated ones tell changes of their caches
+at once, and their load not too often.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from protocol.errors import Overloaded, PromptTooLong
 from protocol.events import CacheEvents, WorkerStats
@@ -19,6 +21,7 @@ from router.routing.fleet_view import FleetView
 from router.routing.output_lengths import OutputLengths
 from router.routing.view import NO_TARGETS, Targets
 from router.routing.worker_view import Liveness, WorkerView
+from scheduling.load_report import load_report, step_counters
 from simulator.event_queue import EventQueue
 from simulator.policies.choices import Policy
 from simulator.requests import Request
@@ -26,6 +29,30 @@ from simulator.worker import SimulatedWorker
 
 EXPECTED_S = 10.0
 """How long blocks of a routed prompt are expected on its worker."""
+
+
+@dataclass(frozen=True)
+class Delays:
+    """What takes time besides steps and transfers, in seconds.
+
+    - `message_s`: a message between router and worker.
+    - `request_s`, `request_token_s`: from the client's sending until the request is placed, and
+      what each token of its prompt adds; `answer_s`: from the router to the client.
+    - `report_s`: the least time between two reports of a worker's load.
+    """
+
+    message_s: float = 2e-4
+    request_s: float = 0.0
+    request_token_s: float = 0.0
+    answer_s: float = 0.0
+    report_s: float = 0.1
+
+    def until_placed(self, num_prompt: int) -> float:
+        """From the client's sending until the request is placed."""
+        return self.request_s + self.request_token_s * num_prompt
+
+
+USUAL_DELAYS = Delays()
 
 
 class SimulatedRouter:
@@ -38,7 +65,7 @@ class SimulatedRouter:
         queue: EventQueue,
         policy: Policy,
         rng: random.Random,
-        message_s: float,
+        delays: Delays,
         targets: Targets = NO_TARGETS,
     ) -> None:
         self.name = name
@@ -46,7 +73,7 @@ class SimulatedRouter:
         self._queue = queue
         self._policy = policy
         self._rng = rng
-        self._message_s = message_s
+        self._delays = delays
         self._targets = targets
         self._view = FleetView(CacheIndex(EXPECTED_S))
         self._workers: dict[str, SimulatedWorker] = {}
@@ -96,7 +123,7 @@ class SimulatedRouter:
     def _send(self, request: Request, decision: Decision) -> None:
         placement = decision.placement
         request.decode, request.rule = placement.decode.worker_id, placement.rule.value
-        arrives = self._queue.now + self._message_s
+        arrives = self._queue.now + self._delays.message_s
         decode = self._workers[request.decode]
         self._queue.at(arrives, decode.deliver, decode.generate, request)
         if placement.prefill is not None:
@@ -107,8 +134,8 @@ class SimulatedRouter:
     # -- what workers report ------------------------------------------------------------------
 
     def on_first_token(self, request: Request, time: float) -> None:
-        """The request's first token arrives `message_s` after `time`."""
-        request.first_token = time + self._message_s
+        """The request's first token is on its way since `time`."""
+        request.first_token = time + self._delays.message_s + self._delays.answer_s
 
     def on_moved(self, request: Request) -> None:
         """The blocks of the request's prompt have arrived at its decode worker."""
@@ -117,17 +144,22 @@ class SimulatedRouter:
             self._view.pairs.observe(request.prefill, request.decode, request.sent_blocks, took_ms)
 
     def on_last_token(self, request: Request) -> None:
-        """The request is over: its reservations end."""
-        request.end = self._queue.now
+        """The request is over: its reservations end, and its last token goes to the client."""
+        request.end = self._queue.now + self._delays.answer_s
         self._outputs.observe(request.num_output)
         for view, reservation in self._reserved.pop(request.number):
             view.release(reservation)
-        self.on_end(request)
+        if self._delays.answer_s:
+            self._queue.at(request.end, self.on_end, request)
+        else:
+            self.on_end(request)
 
-    def take_report(self, stats: WorkerStats, events: CacheEvents | None) -> None:
+    def take_events(self, events: CacheEvents) -> None:
+        """Changes of a worker's cache."""
+        assert not self._view.index.apply_events(events), "no event is lost here"
+
+    def take_stats(self, stats: WorkerStats) -> None:
         """A worker's load, after the changes of its cache."""
-        if events is not None:
-            assert not self._view.index.apply_events(events), "no event is lost here"
         view = self._view.worker(stats.worker_id)
         assert view is not None, "all workers stay"
         view.take_stats(stats)
@@ -136,11 +168,14 @@ class SimulatedRouter:
 class Reports:
     """What workers tell the routers: the listener of every worker."""
 
-    def __init__(self, queue: EventQueue, message_s: float) -> None:
+    def __init__(self, queue: EventQueue, delays: Delays) -> None:
         self.routers: dict[str, SimulatedRouter] = {}
         self._queue = queue
-        self._message_s = message_s
+        self._message_s = delays.message_s
+        self._report_s = delays.report_s
         self._seq: dict[str, int] = {}
+        self._due: dict[str, float] = {}
+        self._held: dict[str, WorkerStats] = {}  # until they are due
 
     def on_first_token(self, request: Request, time: float) -> None:
         """See `Listener`."""
@@ -157,11 +192,31 @@ class Reports:
         self._queue.at(time + self._message_s, router.on_last_token, request)
 
     def on_change(self, worker: SimulatedWorker) -> None:
-        """See `Listener`."""
+        """See `Listener`. Changes of the cache go out at once, the load not too often."""
+        now, name = self._queue.now, worker.name
         events = self._events(worker)
-        stats = _stats(worker, self._seq.get(worker.name, 0), self._queue.now)
+        if events is not None:
+            for router in self.routers.values():
+                self._queue.at(now + self._message_s, router.take_events, events)
+        stats, due = _stats(worker, self._seq.get(name, 0), now), self._due.get(name, 0.0)
+        if now >= due:
+            self._report(name, stats)
+        else:
+            if name not in self._held:
+                self._queue.at(due, self._report_held, name)
+            self._held[name] = stats
+
+    def _report_held(self, name: str) -> None:
+        stats = self._held.pop(name, None)
+        if stats is not None:
+            self._report(name, stats)
+
+    def _report(self, name: str, stats: WorkerStats) -> None:
+        now = self._queue.now
+        self._held.pop(name, None)
+        self._due[name] = now + self._report_s
         for router in self.routers.values():
-            self._queue.at(self._queue.now + self._message_s, router.take_report, stats, events)
+            self._queue.at(now + self._message_s, router.take_stats, stats)
 
     def _events(self, worker: SimulatedWorker) -> CacheEvents | None:
         delta = worker.scheduler.blocks.drain_events()
@@ -178,32 +233,19 @@ class Reports:
 
 
 def _stats(worker: SimulatedWorker, seq: int, now: float) -> WorkerStats:
-    scheduler, blocks = worker.scheduler, worker.scheduler.blocks
-    fixed, per_token, per_attended = scheduler.model.coefficients
-    totals = scheduler.model.totals
-    return WorkerStats(
+    usage = worker.usage
+    return load_report(
+        worker.scheduler,
         worker_id=worker.name,
         incarnation=worker.name,
-        num_waiting=scheduler.num_waiting,
-        num_running=scheduler.num_running,
-        queued_tokens=scheduler.queued_tokens,
-        blocks_total=blocks.num_blocks,
-        blocks_used=blocks.num_pinned,
-        blocks_cached=blocks.num_cached_free,
-        blocks_waiting=scheduler.blocks_waiting,
-        blocks_granted=scheduler.blocks_granted,
-        num_handoffs=worker.handoffs.num_open,
         cache_seq=seq,
         received=dict(worker.received),
-        step_fixed_us=fixed * 1e6,
-        step_per_token_us=per_token * 1e6,
-        step_per_attended_us=per_attended * 1e6,
+        num_handoffs=worker.handoffs.num_open,
         reported_us=round(now * 1e6),
         counters={
-            "steps": worker.usage.num_steps,
-            "step_us": round(totals.seconds * 1e6),
-            "step_error_us": round(totals.error_s * 1e6),
-            "prefill_tokens": worker.usage.prefill_tokens,
+            **step_counters(worker.scheduler.model.totals),
+            "steps": usage.num_steps,
+            "prefill_tokens": usage.prefill_tokens,
         },
     )
 

@@ -8,7 +8,8 @@ something happens that the next plan depends on; then the leap ends with the ste
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import log
 from typing import Any, Protocol, cast
 
 from kv_transfer.handoff.key import HandoffKey
@@ -69,7 +70,8 @@ class Task:
 @dataclass
 class Usage:
     """What a worker has done so far; `prefill_s` are the seconds of steps with prompt chunks,
-    `decode_s` those of all other steps."""
+    `decode_s` those of all other steps. `gaps` has the number of decoded tokens by the logarithm of
+    the time that their steps took, in buckets."""
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -77,6 +79,16 @@ class Usage:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     num_preemptions: int = 0
+    gaps: dict[int, int] = field(default_factory=dict)
+
+    def note_gap(self, seconds: float, num_tokens: int) -> None:
+        """So many tokens came this long after the ones before them."""
+        bucket = round(log(seconds) * GAP_BUCKETS)
+        self.gaps[bucket] = self.gaps.get(bucket, 0) + num_tokens
+
+
+GAP_BUCKETS = 50
+"""Of a factor of e: the gaps of one bucket differ by 2 %."""
 
 
 class SimulatedWorker:
@@ -284,7 +296,9 @@ class SimulatedWorker:
         self.usage.num_steps += 1
         self.usage.prefill_s += seconds
         self.usage.prefill_tokens += batch.num_chunk_tokens
-        self.usage.decode_tokens += len(batch.decodes)
+        if batch.decodes:
+            self.usage.decode_tokens += len(batch.decodes)
+            self.usage.note_gap(seconds, len(batch.decodes))
         for chunk in batch.chunks:
             task = self._tasks[chunk.sequence.request_id]
             if chunk.sequence.prefill_only:
@@ -348,9 +362,11 @@ class SimulatedWorker:
         if run.learns and not run.num_done:
             self.scheduler.model.observe(StepCost(run.rows, run.context), run.end(1) - run.begun)
             self._learnt_rows = run.rows
-        self.usage.decode_s += run.end(over) - run.end(run.num_done)
+        took_s, num_tokens = run.end(over) - run.end(run.num_done), run.num_planned * run.rows
+        self.usage.decode_s += took_s
         self.usage.num_steps += run.num_planned
-        self.usage.decode_tokens += run.num_planned * run.rows
+        self.usage.decode_tokens += num_tokens
+        self.usage.note_gap(took_s / run.num_planned, num_tokens)
         if self.spec.max_leap == 1:
             produced = self.scheduler.commit(run.batch, [0] * run.rows, now)
             finished = [each.sequence for each in produced if each.finish is not None]

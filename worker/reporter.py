@@ -18,6 +18,7 @@ from process.logs import log_counts
 from process.sockets.events import EventPublisher
 from protocol.events import CacheEvents, WorkerStats
 from protocol.messages import CacheDump
+from scheduling.load_report import load_report, step_counters
 from worker.counters import Count, Counters
 
 
@@ -103,33 +104,20 @@ class Reporter:
 
     def stats(self, load: HandoffLoad) -> WorkerStats:
         """The current load."""
-        scheduler, blocks = self._engine.scheduler, self._engine.scheduler.blocks
-        fixed, per_token, per_attended = scheduler.model.coefficients
-        totals = scheduler.model.totals
+        scheduler = self._engine.scheduler
         counters = self.counters.values
-        counters[Count.STEP_US] = round(totals.seconds * 1e6)
-        counters[Count.PREDICTED_STEP_US] = round(totals.predicted_s * 1e6)
-        counters[Count.STEP_ERROR_US] = round(totals.error_s * 1e6)
-        return WorkerStats(
+        for name, number in step_counters(scheduler.model.totals).items():
+            counters[Count(name)] = number
+        return load_report(
+            scheduler,
             worker_id=self._worker_id,
             incarnation=self._incarnation,
-            num_waiting=scheduler.num_waiting,
-            num_running=scheduler.num_running,
-            queued_tokens=scheduler.queued_tokens,
-            blocks_total=blocks.num_blocks,
-            blocks_used=blocks.num_pinned,
-            blocks_cached=blocks.num_cached_free,
-            blocks_waiting=scheduler.blocks_waiting,
             blocks_stuck=load.blocks_stuck,
-            blocks_granted=scheduler.blocks_granted,
             blocks_fenced=load.blocks_fenced,
             blocks_serving=load.blocks_serving,
             num_handoffs=load.num_open,
             cache_seq=self._seq,
             prefill_unreachable=int(self._is_prefill_lost()),
-            step_fixed_us=fixed * 1e6,
-            step_per_token_us=per_token * 1e6,
-            step_per_attended_us=per_attended * 1e6,
             received=self._received(),
             links=self._links(),
             **self._tiers(),

@@ -12,11 +12,12 @@ from router.routing.view import NO_TARGETS, Targets
 from scheduling.scheduler import SchedulerConfig
 from simulator.commands.settings import SimulationSettings
 from simulator.devices.cards import Card, card_named, read_card
-from simulator.devices.measured_steps import MeasuredSteps
 from simulator.devices.model_shape import ModelShape, model_shape
 from simulator.devices.roofline import Precision, Roofline
+from simulator.devices.step_times import StepTimes
 from simulator.fleet import FleetSpec
 from simulator.policies.choices import Policy
+from simulator.router import Delays
 from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Trace
 from simulator.worker import WorkerSpec
@@ -60,7 +61,7 @@ class Devices:
         self._shape: ModelShape = model_shape(settings.model)
         path = Path(settings.gpu).expanduser()
         self._card: Card
-        self._measured: MeasuredSteps | None = None
+        self._measured: StepTimes | None = None
         if path.is_file():
             self._card, self._measured = read_card(path)
         else:
@@ -106,7 +107,7 @@ class Devices:
             policy,
             link,
             settings.link_latency_us / 1e6,
-            settings.message_ms / 1e3,
+            Delays(settings.message_ms / 1e3, report_s=settings.report_ms / 1e3),
             settings.routers,
             Targets(settings.ttft_ms, settings.tpot_ms) if settings.name_targets else NO_TARGETS,
         )

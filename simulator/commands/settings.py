@@ -86,6 +86,9 @@ class SimulationSettings:
     message_ms: float = setting(
         0.2, help="time of a message between router and worker", unit="ms", minimum=0
     )
+    report_ms: float = setting(
+        100.0, help="least time between two reports of a worker's load", unit="ms", minimum=0
+    )
     routers: int = setting(1, help="routers among which requests are spread", minimum=1)
 
 

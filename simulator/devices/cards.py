@@ -11,7 +11,8 @@ from pathlib import Path
 
 from checkpoint.json_keys import JsonKeys, read_json_object
 from protocol.errors import ConfigError
-from simulator.devices.measured_steps import MeasuredSteps, read_steps
+from simulator.devices.measured_steps import read_steps
+from simulator.devices.step_times import StepTimes
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ def card_named(name: str) -> Card:
     )
 
 
-def read_card(path: Path) -> tuple[Card, MeasuredSteps | None]:
+def read_card(path: Path) -> tuple[Card, StepTimes | None]:
     """The card in a JSON file: the key `like` names a card of the list, the others are those of
-    `Card` and replace its numbers; `steps`, if it is there, has the coefficients of steps. Raises
+    `Card` and replace its numbers; `steps`, if it is there, has measured steps. Raises
     ModelLoadError and ConfigError."""
     keys = JsonKeys(read_json_object(path), str(path))
     card = card_named(keys.text("like"))

@@ -1,15 +1,19 @@
-"""Steps by measured coefficients, those that a worker's step model learns and reports.
+"""Steps by measurements: coefficients, those that a worker's step model learns and reports, or
+tables of steps that were timed.
 
-A step takes `fixed + per_token * tokens + per_attended * attended pairs`, as in
+By coefficients a step takes `fixed + per_token * tokens + per_attended * attended pairs`, as in
 `scheduling.step_model`. Pure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 from checkpoint.json_keys import JsonKeys
-from simulator.devices.step_times import ChunkWork
+from simulator.devices.step_times import ChunkWork, StepTimes
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,85 @@ class MeasuredSteps:
         return fixed + slope * (context + chunks.pairs)
 
 
-def read_steps(keys: JsonKeys) -> MeasuredSteps:
-    """The coefficients of a file, in microseconds there. Raises ModelLoadError."""
+Table = tuple[tuple[int, float], ...]
+"""Seconds by a number, which rises; between and beyond the entries they change in lines."""
+
+
+@dataclass(frozen=True)
+class TabledSteps:
+    """Timed steps, in seconds, without attention: `decodes` by the number of sequences that decode,
+    `chunks` by the number of prompt tokens, of which none gives a token. Attention adds
+    `per_context_s` for each token that a decode reads, `per_pair_s` for each query and key of
+    chunks."""
+
+    decodes: Table
+    chunks: Table
+    per_context_s: float
+    per_pair_s: float
+    _known: dict[tuple[int, int], float] = field(default_factory=dict, compare=False)
+
+    def decode_line(self, num_rows: int) -> tuple[float, float]:
+        """See `StepTimes`."""
+        return self._fixed(num_rows, 0), self.per_context_s
+
+    def seconds(self, num_rows: int, context: int, chunks: ChunkWork) -> float:
+        """See `StepTimes`."""
+        fixed = self._fixed(num_rows, chunks.num_tokens)
+        return fixed + self.per_context_s * context + self.per_pair_s * chunks.pairs
+
+    def _fixed(self, num_rows: int, num_tokens: int) -> float:
+        """A step without attention. Beside chunks, decodes cost what as many prompt tokens do, and
+        the output matrix, by which a step of decodes takes longer than one of a chunk."""
+        known = self._known.get((num_rows, num_tokens))
+        if known is None:
+            known = table_value(self.decodes, num_rows)
+            if num_tokens:
+                known -= table_value(self.chunks, num_rows) if num_rows else known
+                known = max(0.0, known) + table_value(self.chunks, num_rows + num_tokens)
+            self._known[num_rows, num_tokens] = known
+        return known
+
+
+def table_value(table: Table, number: float) -> float:
+    """The seconds at a number; never less than 0."""
+    if len(table) == 1:
+        return table[0][1]
+    right = min(max(1, bisect_right(table, (number, 0.0))), len(table) - 1)
+    (low, before), (high, after) = table[right - 1], table[right]
+    return max(0.0, before + (after - before) * (number - low) / (high - low))
+
+
+def read_steps(keys: JsonKeys) -> StepTimes:
+    """The steps of a file, in microseconds there. Raises ModelLoadError."""
+    if "decodes_us" in keys or "chunks_us" in keys:
+        per_context, per_pair = (
+            keys.number(name, above=-1e-12) / 1e6 for name in ("per_context_us", "per_pair_us")
+        )
+        return TabledSteps(
+            _table(keys, "decodes_us"), _table(keys, "chunks_us"), per_context, per_pair
+        )
     fixed, token, attended = (
         keys.number(name) / 1e6 for name in ("fixed_us", "per_token_us", "per_attended_us")
     )
     return MeasuredSteps(fixed, token, attended)
+
+
+def _table(keys: JsonKeys, name: str) -> Table:
+    value = keys.raw(name)
+    rows = value if isinstance(value, list) else []
+    if not rows or not all(map(_is_row, rows)) or not _rises([row[0] for row in rows]):
+        raise keys.wrong(name, "a list of pairs [number, microseconds] whose numbers rise")
+    return tuple((number, took_us / 1e6) for number, took_us in rows)
+
+
+def _is_row(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != 2:
+        return False
+    number, took_us = row
+    are_numbers = isinstance(number, int) and isinstance(took_us, (int, float))
+    are_numbers = are_numbers and not isinstance(number, bool) and not isinstance(took_us, bool)
+    return are_numbers and number > 0 and 0 <= took_us < 1e12
+
+
+def _rises(numbers: Sequence[int]) -> bool:
+    return all(one < other for one, other in pairwise(numbers))

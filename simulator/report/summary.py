@@ -10,7 +10,7 @@ from typing import Any
 
 from simulator.fleet import Outcome
 from simulator.requests import Request
-from simulator.worker import SimulatedWorker
+from simulator.worker import GAP_BUCKETS, SimulatedWorker, Usage
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class Pool:
 
 @dataclass(frozen=True)
 class Summary:
-    """One simulated fleet under one trace. `refused` has the number of requests by reason; `rules`
-    by the rule that placed them."""
+    """One simulated fleet under one trace. `itl_ms` is the time between tokens, as their steps took
+    it; `tpot_ms` is its mean for each request, waiting included. `refused` has the number of
+    requests by reason; `rules` by the rule that placed them."""
 
     fleet: str
     num_requests: int
@@ -79,6 +80,7 @@ class Summary:
     output_tokens_per_s: float
     ttft_ms: Spread | None
     tpot_ms: Spread | None
+    itl_ms: Spread | None
     total_ms: Spread | None
     goodput_share: float
     goodput_per_s: float
@@ -123,6 +125,7 @@ def summarize(
         output_tokens_per_s=output * rate,
         ttft_ms=Spread.of([each.ttft_s * 1000 for each in served]),
         tpot_ms=Spread.of([each.tpot_s * 1000 for each in served if each.num_output > 1]),
+        itl_ms=_gaps_ms([each.usage for each in outcome.workers]),
         total_ms=Spread.of([(each.end - each.arrival) * 1000 for each in served]),
         goodput_share=num_good / len(requests) if requests else 0.0,
         goodput_per_s=num_good * rate,
@@ -137,6 +140,28 @@ def summarize(
         usd=usd,
         usd_per_million_output_tokens=usd / output * 1e6 if usd is not None and output else None,
     )
+
+
+def _gaps_ms(usages: Sequence[Usage]) -> Spread | None:
+    """The time between tokens, as their steps took it, within 2 %."""
+    counts: Counter[int] = Counter()
+    for usage in usages:
+        counts.update(usage.gaps)
+    total = sum(counts.values())
+    if not total:
+        return None
+    values = {bucket: 1000 * math.exp(bucket / GAP_BUCKETS) for bucket in sorted(counts)}
+
+    def at(share: float) -> float:
+        seen = 0
+        for bucket, value in values.items():
+            seen += counts[bucket]
+            if seen >= share * total:
+                return value
+        return value
+
+    mean = math.fsum(counts[bucket] * value for bucket, value in values.items()) / total
+    return Spread(mean, at(0.5), at(0.9), at(0.99))
 
 
 def _pools(workers: Sequence[SimulatedWorker], duration: float) -> list[Pool]:

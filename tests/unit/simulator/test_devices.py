@@ -151,3 +151,33 @@ def test_measured_steps_are_those_of_the_step_model(tmp_path: Path) -> None:
     path.write_text(json.dumps({"like": "L40S", "steps": {"fixed_us": 900}}))
     with pytest.raises(ModelLoadError, match="'per_token_us' is missing"):
         read_card(path)
+
+
+TABLES = {
+    "decodes_us": [[1, 1000], [5, 1800]],
+    "chunks_us": [[16, 2000], [32, 3000]],
+    "per_context_us": 0.5,
+    "per_pair_us": 0.25,
+}
+
+
+def test_timed_steps_are_read_from_tables(tmp_path: Path) -> None:
+    path = tmp_path / "ours.json"
+    path.write_text(json.dumps({"like": "L40S", "steps": TABLES}))
+    _, steps = read_card(path)
+    assert steps is not None
+    assert steps.decode_line(3) == pytest.approx((1400e-6, 0.5e-6))
+    assert steps.decode_line(9)[0] == pytest.approx(2600e-6), "the last line goes on"
+    alone = steps.seconds(0, 0, ChunkWork(24, 300, 24))
+    assert alone == pytest.approx(2500e-6 + 300 * 0.25e-6)
+    both = steps.seconds(4, 100, ChunkWork(24, 300, 24))
+    outputs = 1600e-6 - 1250e-6  # four decodes instead of a chunk of four
+    assert both == pytest.approx(2750e-6 + outputs + 100 * 0.5e-6 + 300 * 0.25e-6)
+
+
+@pytest.mark.parametrize("table", [[], [[1]], [[2, 5], [1, 5]], [[0, 5]], [["1", 5]], 3])
+def test_a_table_that_is_none_is_refused(tmp_path: Path, table: object) -> None:
+    path = tmp_path / "ours.json"
+    path.write_text(json.dumps({"like": "L40S", "steps": {**TABLES, "chunks_us": table}}))
+    with pytest.raises(ModelLoadError, match="'chunks_us' must be a list of pairs"):
+        read_card(path)

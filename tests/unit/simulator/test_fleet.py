@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from math import isclose, isnan
 
 import pytest
 
+from protocol.events import WorkerStats
 from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
 from router.routing.view import Targets
+from simulator.router import Delays
 from simulator.traces.sessions import BlockRuns, Session, Turn
 from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet
 
@@ -111,6 +114,34 @@ def test_placement_learns_lengths_and_links_and_knows_the_targets() -> None:
     )
     assert pair is not None
     assert pair.ms_per_block == pytest.approx(1.0, rel=0.2), "1 MB at 1 GB/s"
+
+
+def test_clients_wait_for_what_lies_around_the_fleet() -> None:
+    around = Delays(request_s=0.5, request_token_s=0.01, answer_s=0.25)
+    talk = Session("s", 0.0, (Turn(0.0, 20, 3), Turn(1.0, 20, 3)))
+    bare, outcome = (served(small_fleet(delays=each), talk).requests for each in (Delays(), around))
+    assert outcome[0].ttft_s == pytest.approx(bare[0].ttft_s + 0.5 + 0.2 + 0.25)
+    assert outcome[0].tpot_s == pytest.approx(bare[0].tpot_s)
+    assert outcome[1].arrival == pytest.approx(outcome[0].end + 1.0)
+
+
+def test_load_is_not_reported_too_often_and_the_last_report_is_the_newest() -> None:
+    fleet = small_fleet(0, 1, delays=Delays(report_s=0.5))
+    taken: list[tuple[float, WorkerStats]] = []
+    router = fleet._routers[0]
+    take = router.take_stats
+
+    def noting(stats: WorkerStats) -> None:
+        taken.append((fleet._queue.now, stats))
+        take(stats)
+
+    router.take_stats = noting  # type: ignore[method-assign]
+    outcome = served(fleet, *(single(number / 10, 20, 4) for number in range(20)))
+    times = [at for at, _ in taken]
+    assert all(later - at >= 0.5 - 1e-9 for at, later in pairwise(times))
+    assert len(times) >= 4
+    assert (taken[-1][1].num_running, taken[-1][1].num_waiting) == (0, 0)
+    assert sum(worker.usage.decode_tokens for worker in outcome.workers) == 60
 
 
 def test_placement_trusts_step_models_that_were_accurate() -> None:
