@@ -15,8 +15,9 @@ from decode_worker.task import DecodeTask
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.transfer_loop import NotificationArrived
+from protocol.control_message import ControlMessage
 from protocol.flight import FlightKind
-from protocol.messages import ControlMessage, HandoffToken, KvBegun, KvClosed
+from protocol.handoff_messages import HandoffToken, KvBegun, KvClosed
 from protocol.sampling import TokenLogprobs
 from scheduling.batch import Produced
 from scheduling.sequence import SequenceState

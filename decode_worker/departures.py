@@ -14,7 +14,8 @@ from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.source import HandoffSource
 from process.sockets.control import Peer
 from protocol.flight import FlightKind
-from protocol.messages import HandoffToken, PrefillDone
+from protocol.handoff_messages import HandoffToken
+from protocol.messages import PrefillDone
 from protocol.traces import PrefillTrace, WriteSpan
 from scheduling.sequence import Sequence
 from worker.counters import Count

@@ -22,16 +22,9 @@ from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import NotificationArrived
 from process.sockets.control import Peer
+from protocol.control_message import ControlMessage
 from protocol.flight import FlightKind
-from protocol.messages import (
-    Abort,
-    ControlMessage,
-    Generate,
-    HandOver,
-    NewAttempt,
-    Resume,
-    Role,
-)
+from protocol.messages import Abort, Generate, HandOver, NewAttempt, Resume, Role
 from protocol.sampling import TokenLogprobs
 from protocol.traces import StepSpan
 from scheduling.batch import Batch, Produced

@@ -6,15 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from protocol.messages import (
-    FinishReason,
-    HandedOver,
-    HandoffToken,
-    HandOver,
-    KvPeer,
-    Resumed,
-    SequenceTokens,
-)
+from protocol.handoff_messages import HandoffToken
+from protocol.messages import FinishReason, HandedOver, HandOver, KvPeer, Resumed, SequenceTokens
 from protocol.sampling import PromptLogprobs, TokenLogprobs
 from protocol.traces import GAP_US, DecodeTrace, GapSpan, StepSpan, pack_steps
 from scheduling.batch import Produced

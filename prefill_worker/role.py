@@ -21,15 +21,9 @@ from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import NotificationArrived
 from prefill_worker.task import PrefillTask
 from process.sockets.control import Peer
+from protocol.control_message import ControlMessage
 from protocol.flight import FlightKind
-from protocol.messages import (
-    Abort,
-    ControlMessage,
-    NewAttempt,
-    Prefill,
-    PrefillDone,
-    Role,
-)
+from protocol.messages import Abort, NewAttempt, Prefill, PrefillDone, Role
 from protocol.traces import PrefillTrace, WriteSpan
 from scheduling.batch import Batch
 from scheduling.sequence import Sequence, SequenceState

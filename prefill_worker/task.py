@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.messages import FirstToken, HandoffToken
+from protocol.handoff_messages import HandoffToken
+from protocol.messages import FirstToken
 from protocol.sampling import TokenLogprobs
 from protocol.traces import GAP_US, ChunkSpan, GapSpan, PrefillTrace, WriteSpan
 from scheduling.batch import Produced

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from protocol.bounds import Count, Counts, Dimension, Duration, Hashes, Text
-from protocol.messages import Message
+from protocol.message import Message
 
 
 class WorkerStats(Message, frozen=True, kw_only=True):

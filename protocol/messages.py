@@ -1,4 +1,5 @@
-"""Every message between two of Baton's processes; published events are in `protocol.events`.
+"""Messages that open connections, and those between routers and workers. Messages between workers
+are in `protocol.handoff_messages` and `weight_messages`, published events in `protocol.events`.
 
 Tagged, frozen, MessagePack. Every message about a request carries `request_id` and `attempt`: the
 attempt number fences off late messages of earlier attempts. `Hello` comes first on every
@@ -16,12 +17,10 @@ from msgspec import Meta
 
 from protocol.bounds import (
     MAX_TOKENS,
-    Blob,
     Count,
     Dimension,
     Duration,
     Endpoint,
-    Hash,
     Hashes,
     Name,
     Pid,
@@ -31,16 +30,14 @@ from protocol.bounds import (
     Text,
     TokenId,
     TokenIds,
-    TtlMs,
 )
 from protocol.flight import FlightEvent
-from protocol.layout import KvLayout
+from protocol.message import Message
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from protocol.traces import DecodeTrace, PrefillTrace
 
 PROTOCOL_VERSION = 12
 Logprobs = Annotated[list[TokenLogprobs], Meta(max_length=MAX_TOKENS)]
-Blocks = Annotated[list[Dimension], Meta(max_length=MAX_TOKENS)]
 
 
 class Role(StrEnum):
@@ -56,18 +53,6 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-
-
-class FetchShortfall(StrEnum):
-    """Why a source did not write all blocks of a fetch."""
-
-    EVICTED = "evicted"  # its cache no longer has the next one
-    BUSY = "busy"  # peers already read as much of its pool as it allows
-    STOPPING = "stopping"  # it serves no more fetches
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Base of all messages; the class name is the tag on the wire."""
 
 
 # -- connection set-up ----------------------------------------------------------------------
@@ -178,7 +163,7 @@ class NewAttempt(Message, frozen=True, kw_only=True):
     stays_in_pool: bool = False
     is_resumable: bool = False
     trace_id: Text = ""
-    holders: Annotated[list[KvHolder], Meta(max_length=1024)] = []
+    holders: Annotated[list[KvHolder], Meta(max_length=1024)] = msgspec.field(default_factory=list)
 
 
 class Generate(NewAttempt, frozen=True, kw_only=True):
@@ -387,263 +372,3 @@ class AttemptFailed(Message, frozen=True, kw_only=True):
     lacks_room: bool = False
     code: Text = ""
     computed_tokens: Count = 0
-
-
-# -- handoff: sink to source and back ---------------------------------------------------------
-
-
-class PeerDescriptor(Message, frozen=True, kw_only=True):
-    """Sink to source, after Hello: how to reach my pool by this transport.
-
-    `descriptor` is in the transport's own format; `digest` authenticates it (keyed BLAKE2b).
-    `layout` is that of rank 0 if several ranks share the pool: it says which heads each rank gets.
-    `wants_digests`: notifications of writes there carry one digest per block.
-    """
-
-    transport: Text
-    agent: Text
-    descriptor: Blob
-    digest: Hash
-    num_blocks: Dimension
-    layout: KvLayout | None = None
-    wants_digests: bool = False
-
-
-class KvAsk(Message, frozen=True, kw_only=True):
-    """Sink to source: tell me when you hold every block of this attempt's prompt.
-
-    The ask is valid for `ttl_ms` from receipt; a repeated one renews it. KvBegun answers as soon as
-    the source holds the blocks. Nothing is granted yet. `prompt` is the digest of the prompt's
-    tokens: the source closes a handoff whose prompt has another one.
-    """
-
-    request_id: RequestId
-    attempt: Count
-    agent: Text
-    ttl_ms: TtlMs
-    prompt: Hash = b""
-
-
-class KvBegun(Message, frozen=True, kw_only=True):
-    """Source to sink: I hold every block of this attempt's prompt and keep them until the handoff
-    closes. Only now may the sink reserve blocks for it."""
-
-    request_id: RequestId
-    attempt: Count
-
-
-class KvGrant(Message, frozen=True, kw_only=True):
-    """Sink to source: the right to write these blocks for `ttl_ms` from receipt.
-
-    `first_block` is the index, in the prompt, of the block that `block_ids[0]` receives; the
-    others follow in order. The sink already has the blocks before it.
-    """
-
-    request_id: RequestId
-    attempt: Count
-    agent: Text
-    first_block: Count
-    block_ids: Blocks
-    ttl_ms: TtlMs
-
-
-class KvFetch(Message, frozen=True, kw_only=True):
-    """Sink to source: write the blocks of your cache that have these `hashes` into my blocks.
-
-    This is a grant, as KvGrant, of blocks that the sink already owns. The source writes the longest
-    unbroken run that it has now, from the first hash on, and closes. `part` counts the fetches of
-    an attempt from 1; part 0 is its handoff. `first_block` is the index in the prompt of the first
-    hash.
-    """
-
-    request_id: RequestId
-    attempt: Count
-    part: Dimension
-    agent: Text
-    first_block: Count
-    hashes: Hashes
-    block_ids: Blocks
-    ttl_ms: TtlMs
-
-
-class KvRenew(Message, frozen=True, kw_only=True):
-    """Sink to source: the grant is now valid for `ttl_ms` from receipt."""
-
-    request_id: RequestId
-    attempt: Count
-    part: Dimension = 0
-    ttl_ms: TtlMs
-
-
-class HandoffToken(Message, frozen=True, kw_only=True):
-    """Source to sink: the first token, sampled after the last chunk. `cached_tokens` of the prompt
-    were not computed by the attempt that gave the output's first token."""
-
-    request_id: RequestId
-    attempt: Count
-    index: Count
-    token_id: TokenId
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    finish: FinishReason | None = None
-    cached_tokens: Count
-    last_chunk_end_us: Count
-
-
-class KvClosed(Message, frozen=True, kw_only=True):
-    """Source to sink: nothing more will be written for this handoff or fetch.
-
-    `error` is empty after completion or a requested abort. `code` is that of AttemptFailed. Of a
-    fetch without error, exactly the first `num_blocks` granted blocks were written, in `write_us`;
-    `why` says why not all of them; None if they were, or the sink asked to stop.
-    """
-
-    request_id: RequestId
-    attempt: Count
-    part: Dimension = 0
-    error: Reason = ""
-    code: Text = ""
-    num_blocks: Dimension = 0
-    why: FetchShortfall | None = None
-    write_us: Count = 0
-
-
-class KvWritten(Message, frozen=True, kw_only=True):
-    """Notification of a transport, arriving after its data: these blocks are in place.
-
-    `first_block` is the index in the prompt of the first of `num_blocks` blocks. `digests` is
-    empty unless the reader's descriptor wants digests: then it holds one digest per block.
-    """
-
-    request_id: RequestId
-    attempt: Count
-    part: Dimension = 0
-    first_block: Count
-    num_blocks: Dimension
-    digests: Hashes = []
-
-
-# -- the cache of a worker that drains ----------------------------------------------------------
-
-
-class CacheOffer(Message, frozen=True, kw_only=True):
-    """A worker that drains to one that stays: I have cached blocks of idle conversations. Ask for
-    them with CacheAsk."""
-
-
-class CacheAsk(Message, frozen=True, kw_only=True):
-    """The answer to a CacheOffer, and to each CachedPrefix: name the next prefix of your cache. I
-    have room for `num_blocks` blocks; at 0 I want no more."""
-
-    num_blocks: Dimension
-
-
-class CachedPrefix(Message, frozen=True, kw_only=True):
-    """The answer to a CacheAsk: the hashes of a prefix in my cache, from a prompt's first block on.
-    No other worker is offered this prefix. KvFetch gets the blocks. Without hashes, there are no
-    more prefixes. With `stays_in_pool`, some of its blocks may be kept in pools only."""
-
-    hashes: Hashes
-    stays_in_pool: bool = False
-
-
-# -- weights from worker to worker ------------------------------------------------------------
-
-
-class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor of a checkpoint as its files store it; `dtype` as in safetensors."""
-
-    name: Text
-    dtype: Text
-    shape: Annotated[tuple[Count, ...], Meta(max_length=16)]
-    num_bytes: Count
-
-
-class WeightsAsk(Message, frozen=True, kw_only=True):
-    """A starting worker to one that serves: send me your checkpoint's tensors into `pool`.
-
-    `ask` is a random name, which all further messages about this transfer carry. `block_bytes` is
-    the size of the pool's blocks.
-    """
-
-    ask: Text
-    pool: PeerDescriptor
-    block_bytes: Count
-
-
-class WeightsOffer(Message, frozen=True, kw_only=True):
-    """The answer: the tensors will come in this order, each followed by the SHA-256 of its bytes.
-
-    They form one stream, cut into pieces of a block's size. Piece i goes into block i modulo the
-    number of blocks, and its notification is i in eight bytes, the lowest first. `fingerprint`
-    identifies the checkpoint.
-    """
-
-    ask: Text
-    fingerprint: Text
-    tensors: Annotated[list[StoredTensor], Meta(max_length=1 << 18)]
-
-
-class WeightsGrant(Message, frozen=True, kw_only=True):
-    """The sender may write the first `num_pieces` pieces; earlier pieces have been read."""
-
-    ask: Text
-    num_pieces: Count
-
-
-class WeightsRefused(Message, frozen=True, kw_only=True):
-    """The sender writes no more pieces; gives the reason."""
-
-    ask: Text
-    reason: Reason
-
-
-class WeightsClose(Message, frozen=True, kw_only=True):
-    """The asker has everything it wants, or goes elsewhere."""
-
-    ask: Text
-
-
-WeightsMessage = WeightsAsk | WeightsGrant | WeightsClose
-"""The asker's messages."""
-
-ControlMessage = (
-    Hello
-    | HelloAccepted
-    | HelloRefused
-    | Ping
-    | Pong
-    | Generate
-    | Prefill
-    | Abort
-    | Resume
-    | HandOver
-    | CacheDumpRequest
-    | CacheDump
-    | SetLimits
-    | FlightRequest
-    | FlightPage
-    | StepTokens
-    | FirstToken
-    | Resumed
-    | NotKept
-    | PrefillDone
-    | HandedOver
-    | AttemptFailed
-    | PeerDescriptor
-    | KvAsk
-    | KvBegun
-    | KvGrant
-    | KvFetch
-    | KvRenew
-    | HandoffToken
-    | KvClosed
-    | CacheOffer
-    | CacheAsk
-    | CachedPrefix
-    | WeightsAsk
-    | WeightsOffer
-    | WeightsGrant
-    | WeightsRefused
-    | WeightsClose
-)

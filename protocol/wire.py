@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 
+from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
 from protocol.events import EventMessage
-from protocol.messages import ControlMessage, KvWritten, Message
+from protocol.handoff_messages import KvWritten
+from protocol.message import Message
 from protocol.registration import WorkerInfo
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

@@ -25,7 +25,7 @@ from kv_transfer.handoff.actions import (
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
-from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvWritten
+from protocol.handoff_messages import KvAsk, KvBegun, KvClosed, KvGrant, KvWritten
 from simulator.event_queue import Action, EventQueue
 from simulator.network import Network
 

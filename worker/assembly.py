@@ -49,8 +49,9 @@ from process.store.worker_lease import WorkerLease
 from process.wakeup import Wakeup
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
+from protocol.handoff_messages import PeerDescriptor
 from protocol.hashing import seed_of
-from protocol.messages import PROTOCOL_VERSION, Hello, PeerDescriptor, Role
+from protocol.messages import PROTOCOL_VERSION, Hello, Role
 from protocol.registration import WorkerInfo, WorkerState
 from worker.admissions import Admissions
 from worker.counters import Count

@@ -27,21 +27,21 @@ from process.logs import about
 from process.sockets.control import ControlServer, Peer
 from process.wakeup import Wakeup
 from protocol.bounds import MAX_REASON_CHARS
+from protocol.control_message import ControlMessage
 from protocol.errors import TransferError
 from protocol.events import WorkerStats
 from protocol.flight import FlightKind
+from protocol.message import Message
 from protocol.messages import (
     AttemptFailed,
     CacheDumpRequest,
-    ControlMessage,
     FlightPage,
     FlightRequest,
-    Message,
     Role,
     SetLimits,
-    WeightsMessage,
 )
 from protocol.registration import WorkerState
+from protocol.weight_messages import WeightsMessage
 from worker.admissions import Admissions
 from worker.cache_dumps import CacheDumps
 from worker.counters import Count

@@ -15,21 +15,19 @@ from engine.step_result import StepResult
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.transfer_loop import NotificationArrived
 from process.sockets.control import Peer
+from protocol.control_message import ControlMessage
 from protocol.errors import RequestError
 from protocol.flight import FlightKind
-from protocol.messages import (
-    Abort,
+from protocol.handoff_messages import (
     CacheAsk,
     CacheOffer,
-    ControlMessage,
     KvAsk,
     KvFetch,
     KvGrant,
     KvRenew,
-    NewAttempt,
     PeerDescriptor,
-    Role,
 )
+from protocol.messages import Abort, NewAttempt, Role
 from protocol.traces import ChunkSpan
 from scheduling.batch import Batch
 from scheduling.sequence import Sequence

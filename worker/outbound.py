@@ -34,8 +34,7 @@ from kv_transfer.transfer_loop import (
 from process.sockets.control import Peer
 from protocol import wire
 from protocol.bounds import MAX_REASON_CHARS
-from protocol.messages import (
-    Abort,
+from protocol.handoff_messages import (
     HandoffToken,
     KvAsk,
     KvBegun,
@@ -44,8 +43,8 @@ from protocol.messages import (
     KvGrant,
     KvRenew,
     PeerDescriptor,
-    Role,
 )
+from protocol.messages import Abort, Role
 from protocol.traces import WriteSpan
 from worker.counters import Count
 from worker.host import WorkerHost

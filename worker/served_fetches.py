@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kv_transfer.handoff.key import HandoffKey, key_of
-from protocol.messages import FetchShortfall, KvFetch
+from protocol.handoff_messages import FetchShortfall, KvFetch
 from protocol.traces import WriteSpan
 from worker.counters import Count
 from worker.host import WorkerHost

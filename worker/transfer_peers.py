@@ -14,7 +14,7 @@ from kv_transfer.authentication import verify_descriptor
 from kv_transfer.head_slices import Share, plan_shares
 from kv_transfer.service import TransferService
 from protocol.errors import ConfigError, ProtocolError
-from protocol.messages import PeerDescriptor
+from protocol.handoff_messages import PeerDescriptor
 from worker.counters import Count, Counters
 
 log = logging.getLogger(__name__)

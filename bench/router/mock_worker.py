@@ -34,13 +34,13 @@ from process.sockets.events import EventPublisher
 from process.sockets.hello import HelloPolicy
 from process.sockets.network import Network
 from process.store.worker_lease import WorkerLease
+from protocol.control_message import ControlMessage
 from protocol.events import WorkerStats
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     CacheDump,
     CacheDumpRequest,
-    ControlMessage,
     FinishReason,
     FirstToken,
     Generate,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_transfer.handoff.key import HandoffKey
-from protocol.messages import FetchShortfall, KvAsk, KvFetch, KvGrant, KvRenew, KvWritten
+from protocol.handoff_messages import FetchShortfall, KvAsk, KvFetch, KvGrant, KvRenew, KvWritten
 
 
 @dataclass(frozen=True)

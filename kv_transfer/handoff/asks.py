@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kv_transfer.handoff.actions import SendAsk
 from kv_transfer.handoff.key import HandoffKey
-from protocol.messages import KvAsk
+from protocol.handoff_messages import KvAsk
 
 
 @dataclass

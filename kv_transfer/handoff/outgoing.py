@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kv_transfer.handoff.actions import PostWrite
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.states import SourceState
-from protocol.messages import FetchShortfall, KvFetch
+from protocol.handoff_messages import FetchShortfall, KvFetch
 
 
 @dataclass

@@ -33,7 +33,7 @@ from kv_transfer.handoff.asks import Asks
 from kv_transfer.handoff.incoming import FetchLimits, Incoming
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
 from kv_transfer.handoff.states import SinkEvent, SinkState, sink_transition
-from protocol.messages import KvBegun, KvClosed, KvFetch, KvGrant, KvRenew, KvWritten
+from protocol.handoff_messages import KvBegun, KvClosed, KvFetch, KvGrant, KvRenew, KvWritten
 
 _REMEMBERED = 8192
 _STRANGE = "the source reports blocks that it was not granted"

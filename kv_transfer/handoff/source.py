@@ -29,7 +29,7 @@ from kv_transfer.handoff.actions import (
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
 from kv_transfer.handoff.outgoing import Outgoing
 from kv_transfer.handoff.states import SourceEvent, SourceState, source_transition
-from protocol.messages import FetchShortfall, KvAsk, KvFetch, KvGrant, KvRenew
+from protocol.handoff_messages import FetchShortfall, KvAsk, KvFetch, KvGrant, KvRenew
 
 _REMEMBERED = 8192
 

@@ -22,14 +22,14 @@ from process.sockets.hello import NO_HELLO, HelloPolicy
 from process.sockets.inflow import DESCRIPTOR, Inflow, wire_bytes
 from process.sockets.network import Network
 from protocol import wire
+from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
+from protocol.message import Message
 from protocol.messages import (
-    ControlMessage,
     Generate,
     Hello,
     HelloAccepted,
     HelloRefused,
-    Message,
     Ping,
     Pong,
     Prefill,

@@ -17,13 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from process.clock import wall_us
+from protocol.control_message import ControlMessage
 from protocol.events import CacheEvents, EventMessage
-from protocol.messages import (
-    CacheDump,
-    ControlMessage,
-    FlightPage,
-    Role,
-)
+from protocol.messages import CacheDump, FlightPage, Role
 from protocol.registration import WorkerInfo, WorkerState
 from router.fleet.conditions import (
     NOT_USED_YET,

@@ -27,15 +27,15 @@ from process.sockets.hello import NO_HELLO
 from process.sockets.inflow import CONNECTION_EVENTS, OPENED, Inflow
 from process.sockets.network import Network
 from process.sockets.options import QUEUE_FRAMES
+from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
 from protocol.events import EventMessage
+from protocol.message import Message
 from protocol.messages import (
-    ControlMessage,
     Generate,
     Hello,
     HelloAccepted,
     HelloRefused,
-    Message,
     Pong,
     Prefill,
     StepTokens,

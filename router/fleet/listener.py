@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from protocol.messages import ControlMessage
+from protocol.control_message import ControlMessage
 from router.fleet.worker import Loss, Worker
 
 

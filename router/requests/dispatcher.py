@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 
+from protocol.control_message import ControlMessage
 from protocol.errors import (
     DeadlineExceeded,
     GenerationFailed,
@@ -26,7 +27,6 @@ from protocol.errors import (
 from protocol.messages import (
     Abort,
     AttemptFailed,
-    ControlMessage,
     FinishReason,
     FirstToken,
     HandedOver,

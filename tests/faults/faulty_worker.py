@@ -40,8 +40,9 @@ from kv_transfer.transports.nixl import NixlTransport
 from kv_transfer.transports.shm import ShmTransport
 from process.sockets.control import ControlServer, Peer
 from protocol import wire
+from protocol.control_message import ControlMessage
 from protocol.errors import TransferError
-from protocol.messages import ControlMessage, KvFetch
+from protocol.handoff_messages import KvFetch
 from scheduling.batch import Batch
 from worker.outbound import OutboundHandoffs
 from worker.served_fetches import ServedFetches

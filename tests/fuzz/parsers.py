@@ -39,7 +39,7 @@ from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.sink import HandoffSink
 from process.store.ignored_entries import IgnoredEntries
 from process.store.registry import FleetView
-from protocol import events, messages, registration, wire
+from protocol import control_message, events, handoff_messages, registration, wire
 from protocol.errors import ProtocolError, RequestError
 from tests.fuzz.inputs import BYTES_ONLY, JSON, MESSAGE_PACK, Codec
 from tests.fuzz.seeds import BODIES, HEADS, example, variants
@@ -73,7 +73,7 @@ def parsers(loop: asyncio.AbstractEventLoop) -> list[Parser]:
     """
     return [
         *(_body_parser(path, schema) for path, schema in _SCHEMAS.items()),
-        _frames("control frames", messages.ControlMessage, wire.decode_control),
+        _frames("control frames", control_message.ControlMessage, wire.decode_control),
         _frames("event frames", events.EventMessage, wire.decode_event),
         _notifications(),
         _metadata(),
@@ -148,7 +148,7 @@ def _notifications() -> Parser:
     """A transport's notifications, up to the handoff sink."""
     seeds = [
         msgspec.msgpack.encode(
-            messages.KvWritten(request_id="r", attempt=1, first_block=first, num_blocks=2)
+            handoff_messages.KvWritten(request_id="r", attempt=1, first_block=first, num_blocks=2)
         )
         for first in (3, 5)
     ]
@@ -157,7 +157,7 @@ def _notifications() -> Parser:
         written = wire.decode_notification(payload)
         sink = HandoffSink("agent", ttl_s=3.0, landing_s=2.0)
         sink.ask(HandoffKey("r", 1), "peer", now=0.0)
-        sink.begun(messages.KvBegun(request_id="r", attempt=1))
+        sink.begun(handoff_messages.KvBegun(request_id="r", attempt=1))
         sink.offer(HandoffKey("r", 1), 3, (7, 8, 9, 10), now=0.0)
         sink.written(written)
 
@@ -168,13 +168,13 @@ def _metadata() -> Parser:
     """A peer's descriptor with its digest, up to the point where the transport would get it."""
     descriptor = bytes(range(200))
     digest = authenticate_descriptor(_SECRET, "agent", descriptor, 64)
-    valid = messages.PeerDescriptor(
+    valid = handoff_messages.PeerDescriptor(
         transport="nixl", agent="agent", descriptor=descriptor, digest=digest, num_blocks=64
     )
 
     def parse(frame: bytes) -> None:
         found = wire.decode_control(frame)
-        if not isinstance(found, messages.PeerDescriptor):
+        if not isinstance(found, handoff_messages.PeerDescriptor):
             raise ProtocolError("another message")
         verify_descriptor(_SECRET, found.agent, found.descriptor, found.num_blocks, found.digest)
 

@@ -12,14 +12,13 @@ from process.sockets.options import tcp_endpoint
 from protocol import wire
 from protocol.errors import ConfigError, ProtocolError
 from protocol.events import CacheEvents
+from protocol.handoff_messages import CachedPrefix, KvClosed
 from protocol.messages import (
     PROTOCOL_VERSION,
-    CachedPrefix,
     Generate,
     Hello,
     HelloAccepted,
     HelloRefused,
-    KvClosed,
     Ping,
     Prefill,
     Role,

@@ -15,6 +15,7 @@ from cli.fleet import Fleet
 from kv_transfer.authentication import authenticate_descriptor
 from process.sockets.network import Network
 from protocol import wire
+from protocol.handoff_messages import KvClosed, KvFetch, KvGrant, KvRenew, PeerDescriptor
 from protocol.hashing import block_hashes, chain_root, seed_of
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -23,11 +24,6 @@ from protocol.messages import (
     Hello,
     HelloAccepted,
     HelloRefused,
-    KvClosed,
-    KvFetch,
-    KvGrant,
-    KvRenew,
-    PeerDescriptor,
     Role,
 )
 from protocol.registration import WorkerInfo

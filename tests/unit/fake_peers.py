@@ -10,7 +10,9 @@ from typing import Any
 from kv_transfer.head_slices import Share
 from kv_transfer.transfer_loop import PeerAdded, TransferEvent, WriteCommand, WriteFinished
 from process.sockets.control import Peer
-from protocol.messages import KvAsk, KvBegun, KvPeer, Message
+from protocol.handoff_messages import KvAsk, KvBegun
+from protocol.message import Message
+from protocol.messages import KvPeer
 
 
 class FakeServer:

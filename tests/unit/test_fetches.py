@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.messages import KvClosed, KvFetch, Role
+from protocol.handoff_messages import KvClosed, KvFetch
+from protocol.messages import Role
 from scheduling import fetch_rule
 from scheduling.sequence import SequenceState
 from tests.unit.fake_model import BLOCK

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.messages import CacheAsk, CachedPrefix, CacheOffer, KvFetch
+from protocol.handoff_messages import CacheAsk, CachedPrefix, CacheOffer, KvFetch
 from tests.unit.fake_model import BLOCK
 from tests.unit.test_fetches import until
 from tests.unit.worker_fleet import Request, WorkerFleet, peer_of

@@ -16,14 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from process.sockets.control import Peer
-from protocol.messages import (
-    Abort,
-    AttemptFailed,
-    FirstToken,
-    KvPeer,
-    PrefillDone,
-    StepTokens,
-)
+from protocol.messages import Abort, AttemptFailed, FirstToken, KvPeer, PrefillDone, StepTokens
 from tests.effort import NIGHTLY, times
 from tests.unit.fake_model import BLOCK, VOCAB, continuation
 from tests.unit.fake_peers import Write

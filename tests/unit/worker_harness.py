@@ -34,7 +34,9 @@ from process.clock import Clock as ProcessClock
 from process.host_load import HostLoad
 from process.sockets.control import Peer
 from process.wakeup import Wakeup
-from protocol.messages import Generate, KvPeer, Message, PeerDescriptor, Prefill, Role
+from protocol.handoff_messages import PeerDescriptor
+from protocol.message import Message
+from protocol.messages import Generate, KvPeer, Prefill, Role
 from protocol.registration import WorkerState
 from scheduling.batch import Batch
 from scheduling.block_manager import BlockManager

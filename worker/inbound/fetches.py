@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from kv_transfer.handoff.incoming import FetchLimits
 from kv_transfer.handoff.key import HandoffKey
 from protocol.flight import FlightKind
-from protocol.messages import KvClosed, KvHolder
+from protocol.handoff_messages import KvClosed
+from protocol.messages import KvHolder
 from protocol.traces import FetchSpan
 from scheduling.fetch_rule import ComputeCost, FetchChoice, Run, weigh_fetch
 from scheduling.sequence import Sequence

@@ -34,8 +34,10 @@ from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.transfer_loop import NotificationArrived
 from protocol import wire
+from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
-from protocol.messages import Abort, CachedPrefix, ControlMessage, KvBegun, KvClosed, KvPeer
+from protocol.handoff_messages import CachedPrefix, KvBegun, KvClosed
+from protocol.messages import Abort, KvPeer
 from scheduling.sequence import Sequence, SequenceState
 from worker.counters import Count
 from worker.host import WorkerHost

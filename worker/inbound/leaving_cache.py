@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from process.sockets.control import Peer
-from protocol.messages import CacheAsk, CachedPrefix, CacheOffer
+from protocol.handoff_messages import CacheAsk, CachedPrefix, CacheOffer
 from worker.host import WorkerHost
 from worker.inbound.peers import SourcePeers
 

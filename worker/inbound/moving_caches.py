@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from process.sockets.control import Peer
-from protocol.messages import CacheAsk, CacheOffer
+from protocol.handoff_messages import CacheAsk, CacheOffer
 from worker.host import WorkerHost
 from worker.inbound.handoffs import InboundHandoffs
 from worker.inbound.leaving_cache import LeavingCache

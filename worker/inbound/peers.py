@@ -15,8 +15,10 @@ import zmq
 
 from process.process_watch import WatchedProcess
 from process.sockets.control import ControlLink
+from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
-from protocol.messages import ControlMessage, KvPeer, Message, Role
+from protocol.message import Message
+from protocol.messages import KvPeer, Role
 from protocol.registration import WorkerInfo, WorkerState, generation
 from worker.assembly import Surroundings
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from kv_transfer.handoff.incoming import FetchLimits
 from kv_transfer.handoff.key import HandoffKey
-from protocol.messages import CacheAsk, CachedPrefix, FetchShortfall, KvClosed, KvPeer
+from protocol.handoff_messages import CacheAsk, CachedPrefix, FetchShortfall, KvClosed
+from protocol.messages import KvPeer
 from worker.counters import Count
 from worker.host import WorkerHost
 from worker.inbound.handoffs import InboundHandoffs

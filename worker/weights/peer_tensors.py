@@ -1,5 +1,5 @@
 """The checkpoint of another worker, received piece by piece (see `WeightsOffer` in
-`protocol.messages`).
+`protocol.weight_messages`).
 
 Owns the connection, and the small pool in which the pieces arrive. No byte of a tensor is used
 before its digest has been compared. The main thread calls everything while the model loads.
@@ -28,18 +28,16 @@ from process.process_watch import WatchedProcess, machine_name
 from process.sockets.control import ControlLink
 from process.sockets.network import Network
 from protocol.errors import ProtocolError, TransferError
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    Hello,
-    PeerDescriptor,
-    Role,
+from protocol.handoff_messages import PeerDescriptor
+from protocol.messages import PROTOCOL_VERSION, Hello, Role
+from protocol.registration import WorkerInfo
+from protocol.weight_messages import (
     WeightsAsk,
     WeightsClose,
     WeightsGrant,
     WeightsOffer,
     WeightsRefused,
 )
-from protocol.registration import WorkerInfo
 from worker.weights.server import TransferMeans
 from worker.weights.tensor_stream import DIGEST_BYTES
 

@@ -1,4 +1,4 @@
-"""Sends this worker's checkpoint to workers that start, see `WeightsOffer` in `protocol.messages`.
+"""Sends this worker's checkpoint to workers that start, see `protocol.weight_messages`.
 
 A thread for each asker reads the files and writes the pieces through a transport of its own. The
 threads have a low priority and hold no lock while they read, hash and copy a piece, so the step
@@ -30,8 +30,8 @@ from kv_transfer.staging import StagingPool
 from kv_transfer.transports.interface import PeerLost, PeerReady, Transport, WriteDone
 from process.sockets.control import Peer
 from protocol.errors import ModelLoadError, ProtocolError, TransferError
-from protocol.messages import (
-    Message,
+from protocol.message import Message
+from protocol.weight_messages import (
     WeightsAsk,
     WeightsClose,
     WeightsGrant,

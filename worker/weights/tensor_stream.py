@@ -8,7 +8,7 @@ from typing import BinaryIO
 from checkpoint.regular_file import open_regular
 from engine.checkpoint.files import TensorEntry
 from protocol.errors import ModelLoadError
-from protocol.messages import StoredTensor
+from protocol.weight_messages import StoredTensor
 
 DIGEST_BYTES = 32
 

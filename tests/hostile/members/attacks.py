@@ -14,13 +14,9 @@ import zmq
 
 from process.sockets.network import Network
 from process.store.fleet_watcher import read_fleet
+from protocol.control_message import ControlMessage
 from protocol.events import EventMessage
-from protocol.messages import (
-    ControlMessage,
-    Role,
-    SequenceTokens,
-    StepTokens,
-)
+from protocol.messages import Role, SequenceTokens, StepTokens
 from protocol.registration import WorkerInfo
 from tests.hostile.members.lies import lies
 from tests.hostile.members.rogue_worker import RogueWorker

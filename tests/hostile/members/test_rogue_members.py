@@ -17,8 +17,9 @@ from cli.fleet import Fleet
 from process.sockets.control import MAX_UNREAD_BYTES
 from process.sockets.network import Network
 from protocol import wire
+from protocol.control_message import ControlMessage
 from protocol.events import EventMessage
-from protocol.messages import ControlMessage, KvPeer, Ping, Pong, Role
+from protocol.messages import KvPeer, Ping, Pong, Role
 from protocol.registration import WorkerInfo
 from protocol.sampling import SamplingParams
 from tests.effort import in_turn, some, times

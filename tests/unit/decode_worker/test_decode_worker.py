@@ -13,6 +13,7 @@ from engine.runner import TOO_SLOW
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.transfer_loop import NotificationArrived
 from protocol.events import WorkerStats
+from protocol.handoff_messages import HandoffToken, KvAsk, KvBegun, KvClosed, KvGrant, KvWritten
 from protocol.messages import (
     Abort,
     AttemptFailed,
@@ -22,13 +23,7 @@ from protocol.messages import (
     FlightPage,
     FlightRequest,
     Generate,
-    HandoffToken,
-    KvAsk,
-    KvBegun,
-    KvClosed,
-    KvGrant,
     KvPeer,
-    KvWritten,
     SetLimits,
     StepTokens,
 )

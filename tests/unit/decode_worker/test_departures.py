@@ -8,19 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.messages import (
-    Abort,
-    AttemptFailed,
-    HandoffToken,
-    HandOver,
-    KvAsk,
-    KvBegun,
-    KvClosed,
-    KvGrant,
-    KvPeer,
-    NotKept,
-    PrefillDone,
-)
+from protocol.handoff_messages import HandoffToken, KvAsk, KvBegun, KvClosed, KvGrant
+from protocol.messages import Abort, AttemptFailed, HandOver, KvPeer, NotKept, PrefillDone
 from tests.effort import times
 from tests.unit.decode_worker.handover_pair import LEAVE, PROMPT, Handover
 from tests.unit.fake_model import continuation

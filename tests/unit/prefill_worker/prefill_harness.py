@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from process.sockets.control import Peer
-from protocol.messages import KvAsk, KvGrant, Prefill
+from protocol.handoff_messages import KvAsk, KvGrant
+from protocol.messages import Prefill
 from tests.sequences import greedy
 from tests.unit.worker_harness import ROUTER, DecodeBench, PrefillBench, finish
 

@@ -9,17 +9,8 @@ import pytest
 
 from kv_transfer.transfer_loop import PeerFailed
 from process.sockets.control import Peer
-from protocol.messages import (
-    Abort,
-    AttemptFailed,
-    FirstToken,
-    HandoffToken,
-    KvBegun,
-    KvClosed,
-    KvRenew,
-    PrefillDone,
-    Role,
-)
+from protocol.handoff_messages import HandoffToken, KvBegun, KvClosed, KvRenew
+from protocol.messages import Abort, AttemptFailed, FirstToken, PrefillDone, Role
 from tests.unit.prefill_worker.prefill_harness import (
     PREFILL,
     PROMPT,

@@ -12,15 +12,8 @@ import msgspec
 import pytest
 
 from engine.runner import NOT_FINITE
-from protocol.messages import (
-    Abort,
-    AttemptFailed,
-    FirstToken,
-    HandoffToken,
-    KvBegun,
-    KvClosed,
-    PrefillDone,
-)
+from protocol.handoff_messages import HandoffToken, KvBegun, KvClosed
+from protocol.messages import Abort, AttemptFailed, FirstToken, PrefillDone
 from tests.sequences import greedy
 from tests.unit.fake_model import continuation, ranks_told
 from tests.unit.prefill_worker.prefill_harness import (

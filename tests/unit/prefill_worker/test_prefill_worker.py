@@ -6,16 +6,8 @@ import msgspec
 import pytest
 
 from engine.runner import TOO_SLOW
-from protocol.messages import (
-    Abort,
-    AttemptFailed,
-    FirstToken,
-    FlightRequest,
-    HandoffToken,
-    KvBegun,
-    KvClosed,
-    PrefillDone,
-)
+from protocol.handoff_messages import HandoffToken, KvBegun, KvClosed
+from protocol.messages import Abort, AttemptFailed, FirstToken, FlightRequest, PrefillDone
 from protocol.registration import WorkerState
 from tests.sequences import greedy
 from tests.unit import fake_model

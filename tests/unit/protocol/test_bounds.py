@@ -11,19 +11,11 @@ import pytest
 from msgspec import inspect
 
 from protocol import wire
+from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
 from protocol.events import EventMessage, WorkerStats
-from protocol.messages import (
-    ControlMessage,
-    FlightRequest,
-    KvAsk,
-    KvGrant,
-    KvWritten,
-    Prefill,
-    SequenceTokens,
-    SetLimits,
-    StepTokens,
-)
+from protocol.handoff_messages import KvAsk, KvGrant, KvWritten
+from protocol.messages import FlightRequest, Prefill, SequenceTokens, SetLimits, StepTokens
 from protocol.registration import WorkerInfo
 from protocol.sampling import TokenLogprobs
 from protocol.traces import DecodeTrace

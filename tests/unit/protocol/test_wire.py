@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import wire
+from protocol.control_message import ControlMessage
 from protocol.errors import IncompatiblePeer, ProtocolError
 from protocol.events import EventMessage, WorkerStats
-from protocol.messages import ControlMessage, Generate, KvGrant, KvWritten, Ping
+from protocol.handoff_messages import KvGrant, KvWritten
+from protocol.messages import Generate, Ping
 from protocol.registration import WorkerInfo
 from protocol.sampling import SamplingParams
 from tests.effort import times

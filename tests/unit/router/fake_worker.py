@@ -12,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from process.sockets.network import Network
+from protocol.message import Message
 from protocol.messages import (
     PROTOCOL_VERSION,
     CacheDump,
@@ -21,7 +22,6 @@ from protocol.messages import (
     Hello,
     HelloAccepted,
     HelloRefused,
-    Message,
     Ping,
     Pong,
     Role,

@@ -11,9 +11,7 @@ import pytest
 from kv_transfer.transfer_loop import NotificationArrived
 from process.sockets.control import Peer
 from protocol import wire
-from protocol.messages import (
-    AttemptFailed,
-    Generate,
+from protocol.handoff_messages import (
     HandoffToken,
     KvAsk,
     KvBegun,
@@ -22,10 +20,8 @@ from protocol.messages import (
     KvGrant,
     KvRenew,
     KvWritten,
-    Prefill,
-    Role,
-    StepTokens,
 )
+from protocol.messages import AttemptFailed, Generate, Prefill, Role, StepTokens
 from tests.sequences import greedy
 from tests.unit.fake_model import BLOCK, continuation
 from tests.unit.worker_fleet import Request, WorkerFleet, peer_of

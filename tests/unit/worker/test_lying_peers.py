@@ -10,18 +10,8 @@ import pytest
 
 from kv_transfer.handoff.key import HandoffKey
 from process.sockets.control import Peer
-from protocol.messages import (
-    Abort,
-    Generate,
-    KvAsk,
-    KvBegun,
-    KvClosed,
-    KvGrant,
-    KvPeer,
-    KvRenew,
-    Prefill,
-    Role,
-)
+from protocol.handoff_messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew
+from protocol.messages import Abort, Generate, KvPeer, Prefill, Role
 from tests.sequences import greedy
 from tests.unit.worker_harness import Clock, DecodeBench, PrefillBench
 from worker.counters import Count

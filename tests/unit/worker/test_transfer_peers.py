@@ -10,8 +10,8 @@ import pytest
 from engine.kv_pool import KvPool
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.head_slices import plan_shares
+from protocol.handoff_messages import PeerDescriptor
 from protocol.layout import KvLayout
-from protocol.messages import PeerDescriptor
 from worker.counters import Count, Counters
 from worker.transfer_peers import TransferPeers
 

@@ -24,7 +24,7 @@ from kv_transfer.handoff.incoming import FetchLimits
 from kv_transfer.handoff.key import HandoffKey, IllegalMove
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
-from protocol.messages import FetchShortfall, KvClosed, KvFetch, KvGrant, KvRenew, KvWritten
+from protocol.handoff_messages import FetchShortfall, KvClosed, KvFetch, KvGrant, KvRenew, KvWritten
 
 KEY = HandoffKey("r", 1, 1)
 C, H = "agent of C", "h-i"

@@ -13,7 +13,7 @@ from kv_transfer.handoff import actions
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
-from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
+from protocol.handoff_messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
 from tests.effort import times
 
 TTL_S = 3.0

@@ -19,7 +19,7 @@ from kv_transfer.handoff.actions import (
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.states import SinkEvent, SinkState, sink_transition
-from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
+from protocol.handoff_messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
 
 KEY = HandoffKey("r", 1)
 P = "prefill"

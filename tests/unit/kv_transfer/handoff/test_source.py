@@ -10,7 +10,7 @@ from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, So
 from kv_transfer.handoff.key import HandoffKey, IllegalMove
 from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.handoff.states import SourceEvent, SourceState, source_transition
-from protocol.messages import KvAsk, KvGrant, KvRenew, KvWritten
+from protocol.handoff_messages import KvAsk, KvGrant, KvRenew, KvWritten
 
 KEY = HandoffKey("r", 1)
 D = "decode"

@@ -11,14 +11,7 @@ import msgspec
 import pytest
 
 from protocol.events import CacheEvents
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    CacheDump,
-    CacheDumpRequest,
-    Generate,
-    Hello,
-    Role,
-)
+from protocol.messages import PROTOCOL_VERSION, CacheDump, CacheDumpRequest, Generate, Hello, Role
 from protocol.registration import WorkerState
 from protocol.wire import MAX_FRAME_BYTES, encode
 from router.fleet.conditions import USABLE, Cause, State

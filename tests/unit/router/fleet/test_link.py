@@ -13,11 +13,11 @@ import pytest
 import zmq
 
 from process.sockets.hello import NO_HELLO
+from protocol.control_message import ControlMessage
 from protocol.events import CacheEvents
 from protocol.messages import (
     AttemptFailed,
     CacheDumpRequest,
-    ControlMessage,
     Generate,
     Hello,
     HelloRefused,

@@ -15,12 +15,7 @@ from protocol.errors import (
     PromptTooLong,
     UnusableConstraint,
 )
-from protocol.messages import (
-    Abort,
-    FinishReason,
-    Generate,
-    Prefill,
-)
+from protocol.messages import Abort, FinishReason, Generate, Prefill
 from protocol.registration import WorkerState
 from tests.unit.router.router_harness import (
     WHOLE,

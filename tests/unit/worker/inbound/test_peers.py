@@ -18,15 +18,8 @@ from process.sockets.control import ControlServer, Peer
 from process.sockets.hello import HelloPolicy
 from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    Abort,
-    Hello,
-    KvClosed,
-    KvPeer,
-    PeerDescriptor,
-    Role,
-)
+from protocol.handoff_messages import KvClosed, PeerDescriptor
+from protocol.messages import PROTOCOL_VERSION, Abort, Hello, KvPeer, Role
 from protocol.registration import WorkerInfo, WorkerState
 from tests.registration import registration
 from tests.unit.worker_harness import Clock, DecodeBench

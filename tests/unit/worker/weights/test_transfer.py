@@ -23,8 +23,9 @@ from kv_transfer.transports.registry import create_transport
 from kv_transfer.transports.shared_memory import SharedMemory
 from kv_transfer.transports.shm import ShmTransport
 from protocol.errors import ModelLoadError, TransferError
-from protocol.messages import Role, StoredTensor, WeightsAsk, WeightsGrant, WeightsOffer
+from protocol.messages import Role
 from protocol.registration import WorkerInfo
+from protocol.weight_messages import StoredTensor, WeightsAsk, WeightsGrant, WeightsOffer
 from tests.paths import DEMO_MODEL
 from tests.weights_sender import SECRET, Sender, means, sending
 from worker.weights.peer_tensors import Asker, PeerTensors
