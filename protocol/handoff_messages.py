@@ -32,6 +32,8 @@ from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, TokenLogprobs
 
 Blocks = Annotated[list[Dimension], Meta(max_length=MAX_TOKENS)]
+MAX_GROUPS = 64
+"""Groups of layers in any layout."""
 
 
 class FetchShortfall(StrEnum):
@@ -40,6 +42,22 @@ class FetchShortfall(StrEnum):
     EVICTED = "evicted"  # its cache no longer has the next one
     BUSY = "busy"  # peers already read as much of its pool as it allows
     STOPPING = "stopping"  # it serves no more fetches
+
+
+class GroupBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of one group of layers, one for each block of the prompt from `first_block` on."""
+
+    group: Dimension
+    first_block: Count
+    block_ids: Blocks
+
+    @property
+    def end_block(self) -> int:
+        """The index in the prompt behind the last of them."""
+        return self.first_block + len(self.block_ids)
+
+
+Groups = Annotated[list[GroupBlocks], Meta(max_length=MAX_GROUPS)]
 
 
 # -- handoffs and fetches --------------------------------------------------------------------
@@ -85,11 +103,12 @@ class KvBegun(Message, frozen=True, kw_only=True):
     attempt: Count
 
 
-class KvGrant(Message, frozen=True, kw_only=True):
+class KvGrant(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Sink to source: the right to write these blocks for `ttl_ms` from receipt.
 
     `first_block` is the index, in the prompt, of the block that `block_ids[0]` receives; the
-    others follow in order. The sink already has the blocks before it.
+    others follow in order. The sink already has the blocks before it. These are blocks of the
+    layout's first group; `others` are those of the other groups, each once, in their order.
     """
 
     request_id: RequestId
@@ -97,7 +116,14 @@ class KvGrant(Message, frozen=True, kw_only=True):
     agent: Text
     first_block: Count
     block_ids: Blocks
+    others: Groups = msgspec.field(default_factory=list)
     ttl_ms: TtlMs
+
+    @property
+    def groups(self) -> list[GroupBlocks]:
+        """The blocks of every group."""
+        first = GroupBlocks(group=0, first_block=self.first_block, block_ids=self.block_ids)
+        return [first, *self.others]
 
 
 class KvFetch(Message, frozen=True, kw_only=True):
@@ -161,16 +187,18 @@ class KvClosed(Message, frozen=True, kw_only=True):
     write_us: Count = 0
 
 
-class KvWritten(Message, frozen=True, kw_only=True):
+class KvWritten(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Notification of a transport, arriving after its data: these blocks are in place.
 
-    `first_block` is the index in the prompt of the first of `num_blocks` blocks. `digests` is
-    empty unless the reader's descriptor wants digests: then it holds one digest per block.
+    `first_block` is the index in the prompt of the first of `num_blocks` blocks of `group`.
+    `digests` is empty unless the reader's descriptor wants digests: then it holds one digest per
+    block.
     """
 
     request_id: RequestId
     attempt: Count
     part: Dimension = 0
+    group: Dimension = 0
     first_block: Count
     num_blocks: Dimension
     digests: Hashes = msgspec.field(default_factory=list)

@@ -15,7 +15,7 @@ from protocol.handoff_messages import FetchShortfall, KvAsk, KvFetch, KvGrant, K
 
 @dataclass(frozen=True)
 class PostWrite:
-    """Write these blocks; `write_finished(write_id, ...)` must follow.
+    """Write these blocks of `group`; `write_finished(write_id, ...)` must follow.
 
     `chunk` is the prefill chunk that completed the last block (-1: it was cached before). Post the
     write before `post_before`, the time when only the grant's margin is left.
@@ -29,6 +29,7 @@ class PostWrite:
     first_block: int
     chunk: int
     post_before: float
+    group: int = 0
 
     def notification(self, digests: Sequence[bytes] = ()) -> KvWritten:
         """The notification that follows the data: one digest per block if checked, our rank."""
@@ -36,6 +37,7 @@ class PostWrite:
             request_id=self.key.request_id,
             attempt=self.key.attempt,
             part=self.key.part,
+            group=self.group,
             first_block=self.first_block,
             num_blocks=len(self.source_blocks),
             digests=list(digests),
@@ -128,11 +130,12 @@ class SendAbort:
 
 @dataclass(frozen=True)
 class Verify:
-    """Every block has arrived: compare digests and answer with `verified`."""
+    """Every block has arrived: compare the digests of this group's and answer with `verified`."""
 
     key: HandoffKey
     blocks: tuple[int, ...]
     digests: tuple[bytes, ...]
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,8 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Failed:
-    """The attempt, or the fetch, has failed. `arrived`: prompt indices of the granted blocks that
-    hold their data."""
+    """The attempt, or the fetch, has failed. `arrived`: prompt indices of the first group's granted
+    blocks that hold their data."""
 
     key: HandoffKey
     reason: str
@@ -162,10 +165,10 @@ class Failed:
 
 @dataclass(frozen=True)
 class Unfence:
-    """No peer can write to these blocks any more: the handoff releases them."""
+    """No peer can write to these blocks any more, by group: the handoff releases them."""
 
     key: HandoffKey
-    block_ids: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
 
 
 SinkAction = (

@@ -1,12 +1,14 @@
-"""One handoff or fetch at its sink, from the grant on: the granted blocks, and those that have
-arrived."""
+"""One handoff or fetch at its sink, from the grant on: the granted blocks of each group, and those
+that have arrived."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from kv_transfer.handoff.states import SinkState
+from protocol.handoff_messages import KvWritten
 
 
 @dataclass(frozen=True)
@@ -19,19 +21,13 @@ class FetchLimits:
 
 
 @dataclass
-class Incoming:
-    """Changed by `HandoffSink` only."""
+class IncomingGroup:
+    """The granted blocks of one group. `digests` are those of arrived blocks, by prompt index."""
 
-    state: SinkState
-    peer: str
     first_block: int
     block_ids: tuple[int, ...]
-    next_send: float  # when to send the next renewal or abort
-    landed_at: float = 0.0  # in the timed states: when no write can land any more
-    digests: dict[int, bytes] = field(default_factory=dict)  # of arrived blocks, by prompt index
+    digests: dict[int, bytes] = field(default_factory=dict)
     num_expected: int = -1  # of the granted blocks, the first ones: those that the peer writes
-    stop_at: float = inf  # a fetch: the end of its current deadline
-    stop_wait_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.num_expected = len(self.block_ids)
@@ -58,3 +54,44 @@ class Incoming:
         while self.first_block + number in self.digests:
             number += 1
         return number
+
+    def can_hold(self, written: KvWritten) -> bool:
+        """Whether these are blocks that were granted and that the peer still writes."""
+        end = written.first_block + written.num_blocks
+        return self.first_block <= written.first_block < end <= self.end_block
+
+    def add(self, written: KvWritten) -> int:
+        """Note arrived blocks. Returns how many of them had not arrived before."""
+        before = len(self.digests)
+        for i in range(written.num_blocks):
+            digest = written.digests[i] if written.digests else b""
+            self.digests.setdefault(written.first_block + i, digest)
+        return len(self.digests) - before
+
+
+@dataclass
+class Incoming:
+    """Changed by `HandoffSink` only. A fetch has one group."""
+
+    state: SinkState
+    peer: str
+    groups: Sequence[IncomingGroup]
+    next_send: float  # when to send the next renewal or abort
+    landed_at: float = 0.0  # in the timed states: when no write can land any more
+    num_verified: int = 0  # groups whose digests were compared
+    stop_at: float = inf  # a fetch: the end of its current deadline
+    stop_wait_s: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every block that the peer writes has arrived."""
+        return all(each.is_complete for each in self.groups)
+
+    @property
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
+        """The granted blocks of each group."""
+        return tuple(each.block_ids for each in self.groups)
+
+    def find(self, group: int) -> IncomingGroup | None:
+        """The blocks of a group, if there is such a group."""
+        return self.groups[group] if group < len(self.groups) else None

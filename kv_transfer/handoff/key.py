@@ -60,6 +60,11 @@ class ClosedHandoffs:
         if len(self._ends) > self._capacity:
             self._ends.popitem(last=False)
 
+    def remember_new(self, key: HandoffKey, error: str) -> None:
+        """Add a handoff unless it is remembered already."""
+        if key not in self._ends:
+            self.remember(key, error)
+
     def error_of(self, key: HandoffKey) -> str | None:
         """The error with which the handoff closed; None if it is not remembered."""
         end = self._ends.get(key)

@@ -1,27 +1,91 @@
-"""One handoff or fetch at its source: the blocks to write, and what is known of the sink."""
+"""One handoff or fetch at its source: the blocks to write, by group, and what is known of the
+sink."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from kv_transfer.handoff.actions import PostWrite
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.states import SourceState
-from protocol.handoff_messages import FetchShortfall, KvFetch
+from protocol.handoff_messages import FetchShortfall, KvFetch, KvGrant
+
+
+class Piece(NamedTuple):
+    """Blocks of one group to write at once; as in `PostWrite`."""
+
+    group: int
+    source_blocks: tuple[int, ...]
+    target_blocks: tuple[int, ...]
+    first_block: int
+    chunk: int
+
+
+@dataclass
+class OutgoingGroup:
+    """The blocks of one group that are ready, and those that the sink granted."""
+
+    source_first: int = 0  # the index in the prompt of the first of these
+    source_blocks: list[int] = field(default_factory=list)  # prompt blocks ready so far
+    chunks: list[int] = field(default_factory=list)  # the chunk that completed each of them
+    first_block: int = 0
+    target_blocks: Sequence[int] = ()
+    next_block: int = 0  # first prompt block not posted yet
+
+    @property
+    def source_end(self) -> int:
+        """The index in the prompt behind the last block that is ready."""
+        return self.source_first + len(self.source_blocks)
+
+    @property
+    def end_block(self) -> int:
+        """The index in the prompt behind the last granted block."""
+        return self.first_block + len(self.target_blocks)
+
+    @property
+    def lacks_next(self) -> bool:
+        """Whether the sink wants a block that is no longer kept here."""
+        is_wanted = self.next_block < self.end_block
+        return is_wanted and bool(self.source_blocks) and self.next_block < self.source_first
+
+    def grant(self, first_block: int, target_blocks: Sequence[int]) -> None:
+        """The sink grants these blocks."""
+        self.first_block = self.next_block = first_block
+        self.target_blocks = tuple(target_blocks)
+
+    def add(self, blocks: Sequence[int], chunk: int) -> None:
+        """These blocks follow those that are ready."""
+        self.source_blocks += blocks
+        self.chunks += [chunk] * len(blocks)
+
+    def take(self, group: int, most: int) -> Piece | None:
+        """The next blocks to write, at most so many; None if no granted block is ready."""
+        first = self.next_block
+        upto = min(self.source_end, self.end_block, first + most)
+        if not self.source_first <= first < upto:
+            return None
+        source = slice(first - self.source_first, upto - self.source_first)
+        target = slice(first - self.first_block, upto - self.first_block)
+        self.next_block = upto
+        return Piece(
+            group,
+            tuple(self.source_blocks[source]),
+            tuple(self.target_blocks[target]),
+            first,
+            self.chunks[upto - 1 - self.source_first],
+        )
 
 
 @dataclass
 class Outgoing:
-    """Changed by `HandoffSource` only. A fetch is served from `source_first` on, all at once."""
+    """Changed by `HandoffSource` only. A fetch is served all at once."""
 
     state: SourceState
+    groups: list[OutgoingGroup]
     deadline: float = 0.0  # for the prompt after an early ask, or for the grant after the prompt
     # the prompt, once it is open
     num_blocks: int | None = None
-    source_first: int = 0  # the index in the prompt of the first of these
-    source_blocks: list[int] = field(default_factory=list)  # prompt blocks ready so far
-    chunks: list[int] = field(default_factory=list)  # the chunk that completed each of them
     prompt: bytes = b""  # digest of its tokens; "" matches any
     has_begun: bool = False
     ask_by: float = float("inf")
@@ -30,10 +94,7 @@ class Outgoing:
     agent: str | None = None
     asked_prompt: bytes = b""  # the digest that the sink expects
     expires: float = 0.0
-    first_block: int = 0
-    target_blocks: Sequence[int] = ()
     # the writes
-    next_block: int = 0  # first prompt block not posted yet
     outstanding: set[int] = field(default_factory=set)
     error: str = ""
     why: FetchShortfall | None = None  # of a fetch that is not served whole
@@ -44,19 +105,16 @@ class Outgoing:
     ) -> Outgoing:
         """A fetch, for the first of whose hashes we have these blocks."""
         first = fetch.first_block
+        group = OutgoingGroup(first, list(blocks), [-1] * len(blocks))
+        group.grant(first, fetch.block_ids[: len(blocks)])
         return cls(
             SourceState.SENDING,
+            [group],
             num_blocks=first + len(blocks),
-            source_first=first,
-            source_blocks=list(blocks),
-            chunks=[-1] * len(blocks),
             has_begun=True,
             is_finished=True,
             agent=fetch.agent,
             expires=now + fetch.ttl_ms / 1000,
-            first_block=first,
-            next_block=first,
-            target_blocks=tuple(fetch.block_ids[: len(blocks)]),
             why=why,
         )
 
@@ -66,35 +124,67 @@ class Outgoing:
         return bool(self.prompt and self.asked_prompt) and self.prompt != self.asked_prompt
 
     @property
-    def end_block(self) -> int:
-        """The index in the prompt behind the last granted block."""
-        return self.first_block + len(self.target_blocks)
+    def is_posted(self) -> bool:
+        """Whether a write of every granted block was posted."""
+        return all(each.next_block >= each.end_block for each in self.groups)
 
     @property
     def num_posted(self) -> int:
-        """Granted blocks of which a write was posted, the first ones."""
-        return self.next_block - self.first_block
+        """Blocks of a fetch of which a write was posted, the first ones."""
+        return self.groups[0].next_block - self.groups[0].first_block
 
-    @property
-    def ready_end(self) -> int:
-        """The index in the prompt behind the last block that is ready and granted."""
-        return min(self.source_first + len(self.source_blocks), self.end_block)
+    def late_for(self, now: float) -> str:
+        """What has not come in time; "" if nothing is late."""
+        is_late, is_expired = now >= self.deadline, now >= self.expires
+        match self.state:
+            case SourceState.WAITING if is_late or now >= self.ask_by:
+                return "no sink asked for it"
+            case SourceState.ASKED_EARLY if is_late:
+                return "no prompt came in time"
+            case SourceState.ASKED if is_late:
+                return "no grant came in time"
+            case SourceState.ASKED if is_expired:
+                return "the sink asks no more"
+            case SourceState.SENDING if is_expired:
+                return "the grant expired"
+        return ""
 
-    def write(self, write_id: int, key: HandoffKey, upto: int, margin_s: float) -> PostWrite:
-        """The write of the blocks that were not posted yet, up to this index in the prompt."""
-        assert self.agent is not None
-        first = self.next_block
-        source = slice(first - self.source_first, upto - self.source_first)
-        target = slice(first - self.first_block, upto - self.first_block)
-        self.next_block = upto
-        self.outstanding.add(write_id)
-        return PostWrite(
-            write_id=write_id,
-            key=key,
-            agent=self.agent,
-            source_blocks=tuple(self.source_blocks[source]),
-            target_blocks=tuple(self.target_blocks[target]),
-            first_block=first,
-            chunk=self.chunks[upto - 1 - self.source_first],
-            post_before=self.expires - margin_s,
-        )
+    def take_grant(self, grant: KvGrant, now: float) -> str:
+        """The sink's blocks for each group. Returns what is wrong with them, "" if nothing is."""
+        assert self.num_blocks is not None, "what is granted is open"
+        self.expires = now + grant.ttl_ms / 1000
+        granted = grant.groups
+        if [each.group for each in granted] != list(range(len(self.groups))):
+            return "the grant does not name each group once"
+        for group, blocks in zip(self.groups, granted, strict=True):
+            if blocks.first_block < 0 or _has_twins(blocks.block_ids):
+                return "the grant is malformed"
+            group.grant(blocks.first_block, blocks.block_ids)
+            if group.end_block > self.num_blocks:
+                return f"the grant ends at block {group.end_block}, the prompt at {self.num_blocks}"
+        return ""
+
+    def missing(self) -> str:
+        """A granted block that this worker no longer keeps, in words; "" if there is none."""
+        for number, group in enumerate(self.groups):
+            if group.lacks_next:
+                return f"block {group.next_block} of group {number} is no longer kept here"
+        return ""
+
+    def not_ready(self, key: HandoffKey) -> str:
+        """The blocks that a finished prompt should have and that were not reported; "" if all
+        were."""
+        for group in self.groups:
+            if group.source_end != self.num_blocks:
+                return f"{group.source_end} blocks of {self.num_blocks} are ready for {key}"
+        return ""
+
+
+def is_whole(fetch: KvFetch) -> bool:
+    """Whether a fetch is well formed: a block for each hash."""
+    is_even = len(fetch.block_ids) == len(fetch.hashes)
+    return fetch.part > 0 and fetch.first_block >= 0 and is_even and not _has_twins(fetch.block_ids)
+
+
+def _has_twins(block_ids: Sequence[int]) -> bool:
+    return len(set(block_ids)) < len(block_ids)

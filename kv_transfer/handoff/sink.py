@@ -30,10 +30,11 @@ from kv_transfer.handoff.actions import (
     Verify,
 )
 from kv_transfer.handoff.asks import Asks
-from kv_transfer.handoff.incoming import FetchLimits, Incoming
+from kv_transfer.handoff.grants import Grants
+from kv_transfer.handoff.incoming import FetchLimits, Incoming, IncomingGroup
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
 from kv_transfer.handoff.states import SinkEvent, SinkState, sink_transition
-from protocol.handoff_messages import KvBegun, KvClosed, KvFetch, KvGrant, KvRenew, KvWritten
+from protocol.handoff_messages import GroupBlocks, KvBegun, KvClosed, KvWritten
 
 _REMEMBERED = 8192
 _STRANGE = "the source reports blocks that it was not granted"
@@ -53,12 +54,12 @@ class HandoffSink:
         self.ignored = 0
         self.blocks_received = 0
         self.num_stopped = 0
-        self._agent = agent
-        self._ttl_ms = max(1, round(ttl_s * 1000))
         self._interval_s = ttl_s / 3
         self._landing_s = landing_s
         self._checksum = checksum
-        self._asks = Asks(agent, self._ttl_ms, self._interval_s)
+        ttl_ms = max(1, round(ttl_s * 1000))
+        self._asks = Asks(agent, ttl_ms, self._interval_s)
+        self._grants = Grants(agent, ttl_ms)
         self._handoffs: dict[HandoffKey, Incoming] = {}
         self._ended = ClosedHandoffs(_REMEMBERED)
 
@@ -70,7 +71,7 @@ class HandoffSink:
     @property
     def num_fenced_blocks(self) -> int:
         """Blocks that a peer may still write to."""
-        return sum(len(handoff.block_ids) for handoff in self._handoffs.values())
+        return sum(len(ids) for each in self._handoffs.values() for ids in each.blocks)
 
     def fenced_by(self, peers: Collection[str]) -> list[HandoffKey]:
         """Handoffs whose blocks one of these peers may still write to."""
@@ -96,7 +97,8 @@ class HandoffSink:
         return is_open or self._ended.error_of(key) is not None
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
-        """Prompt indices of the granted blocks of an open handoff that already hold their data.
+        """Prompt indices of the first group's granted blocks of an open handoff that already hold
+        their data.
 
         Their contents no longer change, because a source writes each block at most once.
         """
@@ -112,9 +114,15 @@ class HandoffSink:
         return [self._asks.add(key, peer, prompt, now)]
 
     def offer(
-        self, key: HandoffKey, first_block: int, block_ids: Sequence[int], now: float
+        self,
+        key: HandoffKey,
+        first_block: int,
+        block_ids: Sequence[int],
+        now: float,
+        others: Sequence[GroupBlocks] = (),
     ) -> list[SinkAction]:
-        """Grant our blocks, for the prompt blocks from `first_block` on, to a peer that has begun.
+        """Grant our blocks, for the prompt blocks from `first_block` on, to a peer that has begun;
+        `others` are those of all groups but the first.
 
         Without blocks the handoff is complete at once; the peer still needs the grant, so that it
         can release its own blocks. Raises IllegalMove before Begun.
@@ -123,21 +131,12 @@ class HandoffSink:
         if ask is None or not ask.has_begun:
             raise IllegalMove(f"handoff {key} is offered before its source has begun")
         self._asks.pop(key)
-        peer = ask.peer
-        handoff = Incoming(
-            SinkState.GRANTED, peer, first_block, tuple(block_ids), now + self._interval_s
-        )
+        grant = self._grants.of_handoff(key, first_block, block_ids, others)
+        groups = [IncomingGroup(each.first_block, tuple(each.block_ids)) for each in grant.groups]
+        handoff = Incoming(SinkState.GRANTED, ask.peer, groups, now + self._interval_s)
         self._handoffs[key] = handoff
-        grant = KvGrant(
-            request_id=key.request_id,
-            attempt=key.attempt,
-            agent=self._agent,
-            first_block=first_block,
-            block_ids=list(block_ids),
-            ttl_ms=self._ttl_ms,
-        )
-        actions: list[SinkAction] = [SendGrant(peer, grant)]
-        if not block_ids:
+        actions: list[SinkAction] = [SendGrant(ask.peer, grant)]
+        if handoff.is_complete:
             actions += self._end(key, handoff, SinkEvent.ARRIVED, Complete(key))
         return actions
 
@@ -154,37 +153,30 @@ class HandoffSink:
         the prompt blocks from `first_block` on. Fetched or Failed follows, if nobody aborts."""
         if self.is_known(key) or key.part < 1 or not blocks:
             raise IllegalMove(f"{key} cannot be fetched")
-        block_ids = [block for _, block in blocks]
         self._handoffs[key] = Incoming(
             SinkState.GRANTED,
             peer,
-            first_block,
-            tuple(block_ids),
+            [IncomingGroup(first_block, tuple(block for _, block in blocks))],
             now + self._interval_s,
             stop_at=now + limits.deadline_s,
             stop_wait_s=limits.stop_wait_s,
         )
-        fetch = KvFetch(
-            request_id=key.request_id,
-            attempt=key.attempt,
-            part=key.part,
-            agent=self._agent,
-            first_block=first_block,
-            hashes=[digest for digest, _ in blocks],
-            block_ids=block_ids,
-            ttl_ms=self._ttl_ms,
-        )
-        return [SendFetch(peer, fetch)]
+        return [SendFetch(peer, self._grants.of_fetch(key, first_block, blocks))]
 
     def verified(self, key: HandoffKey, ok: bool, num_intact: int = 0) -> list[SinkAction]:
-        """The answer to Verify: whether all digests are right. If not, a fetch keeps the first
-        `num_intact` blocks."""
+        """The answer to Verify: whether all digests of the group are right. If not, a fetch keeps
+        the first `num_intact` blocks."""
         handoff = self._handoffs.get(key)
         if handoff is None or handoff.state is not SinkState.VERIFYING:
             self.ignored += 1
             return []
+        if key.part and not ok:
+            handoff.groups[0].num_expected = num_intact
+        elif ok:
+            handoff.num_verified += 1
+            if check := self._next_check(key, handoff):
+                return [check]
         if ok or key.part:
-            handoff.num_expected = handoff.num_expected if ok else num_intact
             return self._end(key, handoff, SinkEvent.ARRIVED, _outcome(key, handoff))
         failed = Failed(key, "the digest of a block differs", ())
         return self._end(key, handoff, SinkEvent.GIVE_UP, failed)
@@ -217,7 +209,7 @@ class HandoffSink:
             elif now >= handoff.next_send:
                 handoff.next_send = now + self._interval_s
                 if handoff.state is SinkState.GRANTED:
-                    actions.append(SendRenew(handoff.peer, self._renew(key)))
+                    actions.append(SendRenew(handoff.peer, self._grants.renewal(key)))
                 elif handoff.state in (SinkState.STOPPING, SinkState.ABORTING):
                     actions.append(SendAbort(key, handoff.peer))
         return actions
@@ -244,17 +236,11 @@ class HandoffSink:
         if handoff is None or handoff.state is SinkState.VERIFYING:
             self.ignored += 1
             return []
-        end = written.first_block + written.num_blocks
+        group = handoff.find(written.group)
         num_digests = written.num_blocks if self._checksum else 0
-        if (
-            not handoff.first_block <= written.first_block < end <= handoff.end_block
-            or len(written.digests) != num_digests
-        ):
+        if group is None or not group.can_hold(written) or len(written.digests) != num_digests:
             return self._distrust(key, handoff)
-        before = len(handoff.digests)
-        for i, index in enumerate(range(written.first_block, end)):
-            handoff.digests.setdefault(index, written.digests[i] if self._checksum else b"")
-        self.blocks_received += len(handoff.digests) - before
+        self.blocks_received += group.add(written)
         return self._finish(key, handoff) if handoff.is_complete else []
 
     def closed(self, closed: KvClosed, now: float) -> list[SinkAction]:
@@ -275,10 +261,11 @@ class HandoffSink:
         if handoff.state is SinkState.ABORTING:
             return self._end(key, handoff, SinkEvent.CLOSE)
         if key.part:
-            if not handoff.num_arrived_end <= closed.num_blocks <= len(handoff.block_ids):
+            fetched = handoff.groups[0]
+            if not fetched.num_arrived_end <= closed.num_blocks <= len(fetched.block_ids):
                 failed = Failed(key, _STRANGE, ())
                 return [failed, *self._end(key, self._give_up(handoff), SinkEvent.CLOSE)]
-            handoff.num_expected = closed.num_blocks
+            fetched.num_expected = closed.num_blocks
             if handoff.is_complete:
                 return self._finish(key, handoff)
             if handoff.state is SinkState.STOPPING:
@@ -307,13 +294,25 @@ class HandoffSink:
     def _settle_for(self, key: HandoffKey, handoff: Incoming, event: SinkEvent) -> list[SinkAction]:
         """End a wanted handoff with the blocks that have arrived, after a check of their digests.
         Only a fetch may lack some: it is content with the run of leading ones."""
-        handoff.num_expected = handoff.num_leading
-        if not self._checksum or not handoff.num_expected:
+        for group in handoff.groups:
+            group.num_expected = group.num_leading
+        check = self._next_check(key, handoff) if self._checksum else None
+        if check is None:
             return self._end(key, handoff, event, _outcome(key, handoff))
         handoff.state = sink_transition(handoff.state, SinkEvent.CHECK)
-        indices = range(handoff.first_block, handoff.end_block)
-        digests = tuple(handoff.digests[index] for index in indices)
-        return [Verify(key, handoff.block_ids[: handoff.num_expected], digests)]
+        return [check]
+
+    @staticmethod
+    def _next_check(key: HandoffKey, handoff: Incoming) -> Verify | None:
+        """The next comparison of digests: that of the next group with blocks."""
+        while handoff.num_verified < len(handoff.groups):
+            group = handoff.groups[handoff.num_verified]
+            if group.num_expected:
+                digests = tuple(group.digests[i] for i in range(group.first_block, group.end_block))
+                blocks = group.block_ids[: group.num_expected]
+                return Verify(key, blocks, digests, handoff.num_verified)
+            handoff.num_verified += 1
+        return None
 
     def _overrun(self, key: HandoffKey, handoff: Incoming, now: float) -> list[SinkAction]:
         """A deadline of a fetch has passed: ask the source to stop, or go on without its answer."""
@@ -332,7 +331,8 @@ class HandoffSink:
         """Fail the handoff: the peer reports blocks that it was not granted, so none of its data
         counts."""
         failed = Failed(key, _STRANGE, ())
-        handoff.digests.clear()
+        for group in handoff.groups:
+            group.digests.clear()
         if handoff.state in (SinkState.GRANTED, SinkState.STOPPING):
             return [failed, *self._ask_to_stop(key, handoff)]
         if handoff.state is SinkState.CLOSED_EARLY:
@@ -379,12 +379,12 @@ class HandoffSink:
         handoff.state = sink_transition(handoff.state, event)
         del self._handoffs[key]
         self._ended.remember(key, "")
-        unfence = Unfence(key, handoff.block_ids)
+        unfence = Unfence(key, handoff.blocks)
         return [unfence] if outcome is None else [outcome, unfence]
 
     def _arrived(self, handoff: Incoming) -> tuple[int, ...]:
         """The blocks that a later attempt need not send. Unverified blocks do not count."""
-        return () if self._checksum else tuple(sorted(handoff.digests))
+        return () if self._checksum else tuple(sorted(handoff.groups[0].digests))
 
     def _end_ask(self, key: HandoffKey, reason: str) -> Failed:
         """Fail a handoff of which nothing was granted, so that there is no fence."""
@@ -392,10 +392,6 @@ class HandoffSink:
         self._ended.remember(key, "")
         return Failed(key, reason, ())
 
-    def _renew(self, key: HandoffKey) -> KvRenew:
-        request_id, attempt, part = key
-        return KvRenew(request_id=request_id, attempt=attempt, part=part, ttl_ms=self._ttl_ms)
-
 
 def _outcome(key: HandoffKey, handoff: Incoming) -> Complete | Fetched:
-    return Fetched(key, handoff.num_expected) if key.part else Complete(key)
+    return Fetched(key, handoff.groups[0].num_expected) if key.part else Complete(key)

@@ -19,15 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kv_transfer.handoff.actions import (
-    Close,
-    Lookup,
-    Release,
-    SendBegun,
-    SourceAction,
-)
+from kv_transfer.handoff.actions import Close, Lookup, Release, SendBegun, SourceAction
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
-from kv_transfer.handoff.outgoing import Outgoing
+from kv_transfer.handoff.outgoing import Outgoing, OutgoingGroup, is_whole
+from kv_transfer.handoff.posted_writes import PostedWrites
 from kv_transfer.handoff.states import SourceEvent, SourceState, source_transition
 from protocol.handoff_messages import FetchShortfall, KvAsk, KvFetch, KvGrant, KvRenew
 
@@ -43,9 +38,11 @@ class HandoffSource:
         max_write_blocks: int = 256,
         unasked_s: float = float("inf"),
         max_fetch_blocks: int = 64,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         """Writes are posted only while a grant has `margin_s` left, with at most `max_write_blocks`
-        each; those of fetches with at most `max_fetch_blocks`.
+        each; those of fetches with at most `max_fetch_blocks`. `windows` are those of the layout's
+        groups: of a group that has one, the first blocks of a prompt need not be ready.
 
         A prompt that has begun, but that no sink asks for within `unasked_s`, is closed.
         """
@@ -54,9 +51,9 @@ class HandoffSource:
         self._unasked_s = unasked_s
         self._max_write_blocks = max_write_blocks
         self._max_fetch_blocks = max_fetch_blocks
+        self._windows = windows
         self._handoffs: dict[HandoffKey, Outgoing] = {}
-        self._writes: dict[int, HandoffKey] = {}
-        self._next_write_id = 0
+        self._writes = PostedWrites()
         self._closed = ClosedHandoffs(_REMEMBERED)
 
     @property
@@ -117,7 +114,7 @@ class HandoffSource:
             self.ignored += 1
             return [Release(key)]
         if handoff is None:
-            handoff = self._handoffs[key] = Outgoing(SourceState.WAITING)
+            handoff = self._handoffs[key] = self._new(SourceState.WAITING)
         elif handoff.num_blocks is None:
             handoff.state = source_transition(handoff.state, SourceEvent.OPEN)
         else:
@@ -140,24 +137,33 @@ class HandoffSource:
         return self._answer_ask(key, handoff)
 
     def blocks_ready(
-        self, key: HandoffKey, first_block: int, block_ids: Sequence[int], chunk: int, now: float
+        self,
+        key: HandoffKey,
+        first_block: int,
+        block_ids: Sequence[int],
+        chunk: int,
+        now: float,
+        group: int = 0,
     ) -> list[SourceAction]:
         """Prompt blocks from `first_block` on are computed and lie in these blocks of our pool.
 
-        The caller reports every block once, in prompt order, whether or not it will be sent.
+        The caller reports every block of a group once, in prompt order, whether or not it will be
+        sent; of a group with a window, those that it still keeps when the prompt is computed.
         """
         handoff = self._handoffs.get(key)
         if handoff is None:
             self.ignored += 1
             return []
-        num_ready = len(handoff.source_blocks)
+        ready = handoff.groups[group]
+        if self._windows[group] is not None and not ready.source_blocks:
+            ready.source_first = first_block
+        num_ready = ready.source_end
         if first_block != num_ready or num_ready + len(block_ids) > (handoff.num_blocks or 0):
             raise ValueError(
                 f"blocks {first_block}+{len(block_ids)} of {key} follow {num_ready} "
                 f"of {handoff.num_blocks}"
             )
-        handoff.source_blocks += block_ids
-        handoff.chunks += [chunk] * len(block_ids)
+        ready.add(block_ids, chunk)
         return self._advance(key, handoff, now)
 
     def finish(
@@ -171,17 +177,15 @@ class HandoffSource:
         if handoff is None:
             self.ignored += 1
             return []
-        if len(handoff.source_blocks) != handoff.num_blocks:
-            raise ValueError(
-                f"{len(handoff.source_blocks)} blocks of {handoff.num_blocks} are ready for {key}"
-            )
+        if missing := handoff.not_ready(key):
+            raise ValueError(missing)
         handoff.is_finished = True
         handoff.deadline = min(handoff.deadline, grant_deadline)
         return self._advance(key, handoff, now)
 
     def write_finished(self, write_id: int, error: str | None) -> list[SourceAction]:
         """The transport reports the end of a PostWrite."""
-        key = self._writes.pop(write_id, None)
+        key = self._writes.pop(write_id)
         if key is None:
             self.ignored += 1
             return []
@@ -198,8 +202,7 @@ class HandoffSource:
         worker's own. If the sink asked, `agent` is its agent, and it is always answered."""
         handoff = self._handoffs.get(key)
         if handoff is None:
-            if self._closed.error_of(key) is None:
-                self._closed.remember(key, error)
+            self._closed.remember_new(key, error)
             return self._answer_again(key, agent)
         if handoff.state is SourceState.DRAINING:
             return []
@@ -211,18 +214,8 @@ class HandoffSource:
         or the prompt."""
         actions: list[SourceAction] = []
         for key, handoff in list(self._handoffs.items()):
-            is_late, is_expired = now >= handoff.deadline, now >= handoff.expires
-            match handoff.state:
-                case SourceState.WAITING if is_late or now >= handoff.ask_by:
-                    actions += self._stop(key, handoff, "no sink asked for it")
-                case SourceState.ASKED_EARLY if is_late:
-                    actions += self._stop(key, handoff, "no prompt came in time")
-                case SourceState.ASKED if is_late:
-                    actions += self._stop(key, handoff, "no grant came in time")
-                case SourceState.ASKED if is_expired:
-                    actions += self._stop(key, handoff, "the sink asks no more")
-                case SourceState.SENDING if is_expired:
-                    actions += self._stop(key, handoff, "the grant expired")
+            if late_for := handoff.late_for(now):
+                actions += self._stop(key, handoff, late_for)
         return actions
 
     # -- messages of sinks --------------------------------------------------------------------
@@ -238,7 +231,8 @@ class HandoffSource:
             return self._answer_again(key, ask.agent)
         expires = now + ask.ttl_ms / 1000
         if handoff is None:
-            handoff = self._handoffs[key] = Outgoing(SourceState.ASKED_EARLY, deadline=expires)
+            handoff = self._handoffs[key] = self._new(SourceState.ASKED_EARLY)
+            handoff.deadline = expires
         elif handoff.state is SourceState.WAITING:
             handoff.state = source_transition(handoff.state, SourceEvent.ASK)
         elif handoff.state not in _ASKED:
@@ -261,15 +255,9 @@ class HandoffSource:
         handoff.agent = grant.agent
         if handoff.state is not SourceState.ASKED or not handoff.has_begun:
             return self._stop(key, handoff, "blocks were granted before the prompt had begun")
-        if grant.first_block < 0 or len(set(grant.block_ids)) < len(grant.block_ids):
-            return self._stop(key, handoff, "the grant is malformed")
         handoff.state = source_transition(handoff.state, SourceEvent.GRANT)
-        handoff.expires = now + grant.ttl_ms / 1000
-        handoff.first_block = handoff.next_block = grant.first_block
-        handoff.target_blocks = tuple(grant.block_ids)
-        assert handoff.num_blocks is not None, "what has begun is open"
-        if handoff.end_block > handoff.num_blocks:
-            return self._stop(key, handoff, _misfit(handoff))
+        if fault := handoff.take_grant(grant, now):
+            return self._stop(key, handoff, fault)
         return self._advance(key, handoff, now)
 
     def fetch(self, fetch: KvFetch, now: float) -> list[SourceAction]:
@@ -281,9 +269,7 @@ class HandoffSource:
             return []
         if self._closed.error_of(key) is not None:
             return self._answer_again(key, fetch.agent)
-        num_blocks = len(fetch.block_ids)
-        is_whole = num_blocks == len(fetch.hashes) == len(set(fetch.block_ids))
-        if key.part < 1 or fetch.first_block < 0 or not is_whole:
+        if not is_whole(fetch):
             self._closed.remember(key, "the fetch is malformed")
             return self._answer_again(key, fetch.agent)
         return [Lookup(fetch)]
@@ -317,22 +303,23 @@ class HandoffSource:
     def pool_lost(self, agent: str) -> list[SourceAction]:
         """A write to the pool of a living sink failed: handoffs with a grant fail. Handoffs that
         were only asked for go on; their grants restore the connection to the pool."""
-        granted = (SourceState.SENDING, SourceState.DRAINING)
-        actions: list[SourceAction] = []
-        for key, handoff in list(self._handoffs.items()):
-            if handoff.agent == agent and handoff.state in granted:
-                actions += self._fail(key, handoff, "the sink cannot be reached")
-        return actions
+        return self._lose(agent, (SourceState.SENDING, SourceState.DRAINING))
 
     def peer_lost(self, agent: str) -> list[SourceAction]:
         """The sink is gone: all its handoffs fail."""
-        actions: list[SourceAction] = []
-        for key, handoff in list(self._handoffs.items()):
-            if handoff.agent == agent:
-                actions += self._fail(key, handoff, "the sink cannot be reached")
-        return actions
+        return self._lose(agent, tuple(SourceState))
 
     # -- steps ---------------------------------------------------------------------------
+
+    def _new(self, state: SourceState) -> Outgoing:
+        return Outgoing(state, [OutgoingGroup() for _ in self._windows])
+
+    def _lose(self, agent: str, states: Sequence[SourceState]) -> list[SourceAction]:
+        actions: list[SourceAction] = []
+        for key, handoff in list(self._handoffs.items()):
+            if handoff.agent == agent and handoff.state in states:
+                actions += self._fail(key, handoff, "the sink cannot be reached")
+        return actions
 
     def _refuse_another(self, key: HandoffKey, handoff: Outgoing) -> list[SourceAction]:
         """Stop a handoff whose sink expects another prompt: two requests have one name."""
@@ -351,16 +338,16 @@ class HandoffSource:
         """Post the blocks that are ready and granted; stop when no more can follow."""
         if handoff.state is not SourceState.SENDING:
             return []
+        if missing := handoff.missing():
+            return self._stop(key, handoff, missing)
         actions: list[SourceAction] = []
-        end = handoff.ready_end
-        most = self._max_fetch_blocks if key.part else self._max_write_blocks
         if handoff.expires - now >= self._margin_s:
-            while handoff.next_block < end:
-                upto = min(end, handoff.next_block + most)
-                actions.append(handoff.write(self._next_write_id, key, upto, self._margin_s))
-                self._writes[self._next_write_id] = key
-                self._next_write_id += 1
-        if handoff.is_finished and handoff.next_block >= handoff.end_block:
+            most = self._max_fetch_blocks if key.part else self._max_write_blocks
+            for group, blocks in enumerate(handoff.groups):
+                while piece := blocks.take(group, most):
+                    before = handoff.expires - self._margin_s
+                    actions.append(self._writes.post(key, handoff, piece, before))
+        if handoff.is_finished and handoff.is_posted:
             actions += self._stop(key, handoff, "")
         return actions
 
@@ -391,9 +378,8 @@ class HandoffSource:
         return actions
 
     def _answer_unknown(self, key: HandoffKey, agent: str) -> list[SourceAction]:
-        if self._closed.error_of(key) is None:
-            # an unknown fetch was never served, and never will be
-            self._closed.remember(key, "" if key.part else "the handoff is not known")
+        # an unknown fetch was never served, and never will be
+        self._closed.remember_new(key, "" if key.part else "the handoff is not known")
         return self._answer_again(key, agent)
 
     def _answer_again(self, key: HandoffKey, agent: str | None) -> list[SourceAction]:
@@ -411,7 +397,3 @@ class HandoffSource:
 
 
 _ASKED = (SourceState.ASKED_EARLY, SourceState.ASKED)
-
-
-def _misfit(handoff: Outgoing) -> str:
-    return f"the grant ends at block {handoff.end_block}, the prompt at {handoff.num_blocks}"

@@ -31,7 +31,7 @@ C, H = "agent of C", "h-i"
 TTL_S, LANDING_S, DEADLINE_S, STOP_S = 3.0, 1.0, 0.5, 0.25
 WANTED = [(bytes([i]) * 16, 20 + i) for i in range(4)]
 BLOCKS = tuple(block for _, block in WANTED)
-UNFENCE = Unfence(KEY, BLOCKS)
+UNFENCE = Unfence(KEY, (BLOCKS,))
 ABORT = SendAbort(KEY, H)
 
 

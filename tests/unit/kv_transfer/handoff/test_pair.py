@@ -1,8 +1,10 @@
 """Both sides of a handoff against each other, over a network that loses and reorders, with a
-transport whose failed writes may still land, and prefill workers that die."""
+transport whose failed writes may still land, and prefill workers that die. The layout has up to
+three groups of layers; of those with a window, a prompt's first blocks are not kept."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
@@ -13,7 +15,15 @@ from kv_transfer.handoff import actions
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
-from protocol.handoff_messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
+from protocol.handoff_messages import (
+    GroupBlocks,
+    KvAsk,
+    KvBegun,
+    KvClosed,
+    KvGrant,
+    KvRenew,
+    KvWritten,
+)
 from tests.effort import times
 
 TTL_S = 3.0
@@ -21,6 +31,8 @@ LANDING_S = 2.0
 GRANT_WAIT_S = 5.0
 NUM_BLOCKS = 12
 D_AGENT = "decode"
+LAYOUTS = [(None,), (2,), (None, 2), (None, 1, 3)]
+"""The windows of each group, in blocks."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,7 @@ class Prompt:
     is_open: bool = False
     has_begun: bool = False
     num_ready: int = 0
+    is_computed: bool = False
     is_released: bool = False
 
 
@@ -62,9 +75,9 @@ class Wanted:
     """What the decode worker knows of one handoff."""
 
     peer: str
-    first_block: int
+    first_blocks: list[int]  # by group
     num_blocks: int
-    block_ids: tuple[int, ...] = ()
+    groups: list[tuple[int, ...]] = field(default_factory=list)  # granted blocks
     is_begun: bool = False  # the decode worker was told
     is_granted: bool = False
     is_aborted: bool = False
@@ -75,15 +88,18 @@ class Wanted:
 class HandoffPair(RuleBasedStateMachine):
     """Checks on every landing that the block is fenced for it, and on every end that all ended."""
 
-    @initialize(checksum=st.booleans(), max_write_blocks=st.integers(1, 4))
-    def begin(self, checksum: bool, max_write_blocks: int) -> None:
+    @initialize(
+        checksum=st.booleans(), max_write_blocks=st.integers(1, 4), windows=st.sampled_from(LAYOUTS)
+    )
+    def begin(self, checksum: bool, max_write_blocks: int, windows: tuple[int | None, ...]) -> None:
         self.now = 100.0
         self.checksum = checksum
         self.max_write_blocks = max_write_blocks
         self.sink = HandoffSink(D_AGENT, TTL_S, LANDING_S, checksum)
         self.wanted: dict[HandoffKey, Wanted] = {}
-        self.free = set(range(NUM_BLOCKS))
-        self.memory: dict[int, tuple[HandoffKey, int]] = {}  # block -> what landed in it last
+        self.windows = windows  # of each group, in blocks
+        self.free = [set(range(NUM_BLOCKS)) for _ in windows]
+        self.memory: dict[tuple[int, int], tuple[HandoffKey, int]] = {}  # what landed there last
         self.ghosts: list[tuple[float, actions.PostWrite]] = []  # failed, may land until then
         self.to_verify: list[HandoffKey] = []
         self.d_inbox: list[tuple[str, ToDecoder]] = []
@@ -95,23 +111,17 @@ class HandoffPair(RuleBasedStateMachine):
     def start_prefiller(self) -> None:
         self.num_prefillers += 1
         name = f"prefill-{self.num_prefillers}"
-        self.p = Prefiller(name, HandoffSource(0.5, self.max_write_blocks))
+        source = HandoffSource(0.5, self.max_write_blocks, windows=self.windows)
+        self.p = Prefiller(name, source)
 
     # -- the prefill worker's owner ------------------------------------------------------
 
     def carry_out_at_p(self, asked_for: list[actions.SourceAction]) -> None:
         for action in asked_for:
             match action:
-                case actions.PostWrite(write_id=write_id, key=key, first_block=first):
-                    wanted = self.wanted[key]
-                    assert wanted.is_fenced
-                    offset = first - wanted.first_block
-                    upto = offset + len(action.target_blocks)
-                    assert action.target_blocks == wanted.block_ids[offset:upto]
-                    assert action.source_blocks == tuple(
-                        source_block(key, first + i) for i in range(len(action.target_blocks))
-                    )
-                    self.p.flying[write_id] = action
+                case actions.PostWrite():
+                    self.check_write(action)
+                    self.p.flying[action.write_id] = action
                 case actions.SendBegun(key=key, agent=agent):
                     assert agent == D_AGENT
                     assert self.p.prompts[key].has_begun
@@ -127,6 +137,16 @@ class HandoffPair(RuleBasedStateMachine):
                     assert not prompt.is_released
                     assert not self.writes_of(key)
                     prompt.is_released = True
+
+    def check_write(self, write: actions.PostWrite) -> None:
+        wanted, first, group = self.wanted[write.key], write.first_block, write.group
+        assert wanted.is_fenced
+        offset = first - wanted.first_blocks[group]
+        upto = offset + len(write.target_blocks)
+        assert write.target_blocks == wanted.groups[group][offset:upto]
+        assert write.source_blocks == tuple(
+            source_block(write.key, first + i) for i in range(len(write.target_blocks))
+        )
 
     def writes_of(self, key: HandoffKey) -> list[actions.PostWrite]:
         under_way = [*self.p.flying.values(), *self.p.landed.values()]
@@ -153,19 +173,21 @@ class HandoffPair(RuleBasedStateMachine):
                     self.send_to_p(peer, message)
                 case actions.SendAbort(key=key, peer=peer):
                     self.send_to_p(peer, AbortMessage(key))
-                case actions.Verify(key=key, blocks=blocks, digests=digests):
-                    assert blocks == self.wanted[key].block_ids
-                    first = self.wanted[key].first_block
-                    assert digests == tuple(digest(key, first + i) for i in range(len(blocks)))
+                case actions.Verify(key=key, blocks=blocks, digests=digests, group=group):
+                    assert blocks == self.wanted[key].groups[group]
+                    first = self.wanted[key].first_blocks[group]
+                    assert digests == tuple(
+                        digest(key, group, first + i) for i in range(len(blocks))
+                    )
                     self.to_verify.append(key)
                 case actions.Complete(key=key):
-                    wanted = self.settle(key, "complete")
-                    self.check_arrived(key, range(len(wanted.block_ids)))
+                    for group, blocks in enumerate(self.settle(key, "complete").groups):
+                        self.check_arrived(key, group, range(len(blocks)))
                 case actions.Failed(key=key, arrived=arrived):
-                    first = self.settle(key, "failed").first_block
-                    self.check_arrived(key, [index - first for index in arrived])
-                case actions.Unfence(key=key, block_ids=block_ids):
-                    self.unfence(key, block_ids)
+                    first = self.settle(key, "failed").first_blocks[0]
+                    self.check_arrived(key, 0, [index - first for index in arrived])
+                case actions.Unfence(key=key, groups=groups):
+                    self.unfence(key, groups)
 
     def send_to_p(self, peer: str, message: ToPrefiller) -> None:
         if peer == self.p.name:
@@ -178,25 +200,28 @@ class HandoffPair(RuleBasedStateMachine):
         wanted.outcome = outcome
         return wanted
 
-    def check_arrived(self, key: HandoffKey, offsets: object) -> None:
+    def check_arrived(self, key: HandoffKey, group: int, offsets: Iterable[int]) -> None:
         wanted = self.wanted[key]
         for offset in offsets:
-            assert self.memory[wanted.block_ids[offset]] == (key, wanted.first_block + offset)
+            found = self.memory[group, wanted.groups[group][offset]]
+            assert found == (key, wanted.first_blocks[group] + offset)
 
-    def unfence(self, key: HandoffKey, block_ids: tuple[int, ...]) -> None:
+    def unfence(self, key: HandoffKey, groups: tuple[tuple[int, ...], ...]) -> None:
         wanted = self.wanted[key]
         assert wanted.is_fenced
-        assert block_ids == wanted.block_ids
+        assert list(groups) == wanted.groups
         wanted.is_fenced = False
         may_land = [*self.p.flying.values(), *(write for _, write in self.ghosts)]
-        assert not {block for write in may_land for block in write.target_blocks} & {*block_ids}
-        assert not self.free & {*block_ids}
-        self.free |= {*block_ids}
+        for group, blocks in enumerate(groups):
+            landing = [write for write in may_land if write.group == group]
+            assert not {block for write in landing for block in write.target_blocks} & {*blocks}
+            assert not self.free[group] & {*blocks}
+            self.free[group] |= {*blocks}
 
     def land(self, write: actions.PostWrite) -> None:
         for i, block in enumerate(write.target_blocks):
-            assert block not in self.free, "a write landed in a block that was given back"
-            self.memory[block] = (write.key, write.first_block + i)
+            assert block not in self.free[write.group], "it landed in a block that was given back"
+            self.memory[write.group, block] = (write.key, write.first_block + i)
 
     # -- requests ------------------------------------------------------------------------
 
@@ -206,8 +231,11 @@ class HandoffPair(RuleBasedStateMachine):
             return
         key = HandoffKey(f"r{self.num_requests}", 1)
         self.num_requests += 1
-        first_block = min(first_block, num_blocks)
-        self.wanted[key] = Wanted(self.p.name, first_block, num_blocks)
+        first_blocks = [
+            max(min(first_block, num_blocks), kept_from(num_blocks, window))
+            for window in self.windows
+        ]
+        self.wanted[key] = Wanted(self.p.name, first_blocks, num_blocks)
         self.p.prompts[key] = Prompt(num_blocks)
         if open_now:
             self.open_prompt(key)
@@ -221,14 +249,20 @@ class HandoffPair(RuleBasedStateMachine):
 
     def try_grant(self, key: HandoffKey) -> None:
         wanted = self.wanted[key]
-        missing = wanted.num_blocks - wanted.first_block
-        if missing <= len(self.free):
-            wanted.block_ids = tuple(sorted(self.free)[:missing])
-            self.free -= {*wanted.block_ids}
-            wanted.is_granted = wanted.is_fenced = True
-            self.carry_out_at_d(
-                self.sink.offer(key, wanted.first_block, wanted.block_ids, self.now)
-            )
+        missing = [wanted.num_blocks - first for first in wanted.first_blocks]
+        if any(count > len(free) for count, free in zip(missing, self.free, strict=True)):
+            return
+        for count, free in zip(missing, self.free, strict=True):
+            wanted.groups.append(tuple(sorted(free)[:count]))
+            free -= {*wanted.groups[-1]}
+        wanted.is_granted = wanted.is_fenced = True
+        first, *others = [
+            GroupBlocks(group=group, first_block=wanted.first_blocks[group], block_ids=list(blocks))
+            for group, blocks in enumerate(wanted.groups)
+        ]
+        self.carry_out_at_d(
+            self.sink.offer(key, first.first_block, first.block_ids, self.now, others)
+        )
 
     def open_prompt(self, key: HandoffKey) -> None:
         prompt = self.p.prompts[key]
@@ -262,12 +296,22 @@ class HandoffPair(RuleBasedStateMachine):
 
     def compute(self, key: HandoffKey, count: int) -> None:
         prompt = self.p.prompts[key]
-        upto = min(prompt.num_ready + count, prompt.num_blocks)
-        blocks = [source_block(key, index) for index in range(prompt.num_ready, upto)]
-        self.carry_out_at_p(self.p.source.blocks_ready(key, prompt.num_ready, blocks, 0, self.now))
+        first, upto = prompt.num_ready, min(prompt.num_ready + count, prompt.num_blocks)
         prompt.num_ready = upto
-        if upto == prompt.num_blocks and self.p.source.is_open(key):
+        is_last = upto == prompt.num_blocks
+        for group, window in enumerate(self.windows):
+            if window is None:
+                self.report_ready(key, group, first, upto)
+            elif is_last and not prompt.is_computed:
+                self.report_ready(key, group, kept_from(upto, window), upto)
+        prompt.is_computed = is_last
+        if is_last and self.p.source.is_open(key):
             self.carry_out_at_p(self.p.source.finish(key, self.now))
+
+    def report_ready(self, key: HandoffKey, group: int, first: int, upto: int) -> None:
+        blocks = [source_block(key, index) for index in range(first, upto)]
+        ready = self.p.source.blocks_ready(key, first, blocks, 0, self.now, group)
+        self.carry_out_at_p(ready)
 
     @rule(data=st.data(), error=st.sampled_from(["", "out of blocks"]))
     def p_aborts(self, data: st.DataObject, error: str) -> None:
@@ -353,7 +397,7 @@ class HandoffPair(RuleBasedStateMachine):
         self.p.landed[write_id] = write
         self.land(write)
         count = len(write.target_blocks)
-        digests = [digest(write.key, write.first_block + i) for i in range(count)]
+        digests = [digest(write.key, write.group, write.first_block + i) for i in range(count)]
         note = write.notification(digests if self.checksum else ())
         self.d_inbox.append((self.p.name, note))
 
@@ -410,10 +454,15 @@ class HandoffPair(RuleBasedStateMachine):
     def fences_are_consistent(self) -> None:
         if not hasattr(self, "wanted"):
             return
-        fenced = [block for w in self.wanted.values() if w.is_fenced for block in w.block_ids]
-        assert len(fenced) == len(set(fenced)) == self.sink.num_fenced_blocks
-        assert self.free.isdisjoint(fenced)
-        assert len(self.free) + len(fenced) == NUM_BLOCKS
+        num_fenced = 0
+        behind_fences = [w for w in self.wanted.values() if w.is_fenced]
+        for group, free in enumerate(self.free):
+            fenced = [block for w in behind_fences for block in w.groups[group]]
+            num_fenced += len(fenced)
+            assert len(fenced) == len(set(fenced))
+            assert free.isdisjoint(fenced)
+            assert len(free) + len(fenced) == NUM_BLOCKS
+        assert num_fenced == self.sink.num_fenced_blocks
 
     def compute_all(self, key: HandoffKey) -> None:
         prompt = self.p.prompts[key]
@@ -451,7 +500,7 @@ class HandoffPair(RuleBasedStateMachine):
         assert self.sink.num_fenced_blocks == 0
         assert self.p.source.num_open == 0
         assert self.p.source.num_outstanding == 0
-        assert self.free == set(range(NUM_BLOCKS))
+        assert all(free == set(range(NUM_BLOCKS)) for free in self.free)
         assert all(wanted.outcome or wanted.is_aborted for wanted in self.wanted.values())
         assert all(prompt.is_released for prompt in self.p.prompts.values())
 
@@ -467,9 +516,14 @@ def source_block(key: HandoffKey, index: int) -> int:
     return 1000 * int(key.request_id[1:]) + index
 
 
-def digest(key: HandoffKey, index: int) -> bytes:
+def digest(key: HandoffKey, group: int, index: int) -> bytes:
     """The digest of a prompt's block."""
-    return f"{key}:{index}".encode()
+    return f"{key}:{group}:{index}".encode()
+
+
+def kept_from(num_blocks: int, window: int | None) -> int:
+    """The first block of a computed prompt that the prefill worker still keeps."""
+    return 0 if window is None else max(0, num_blocks - window)
 
 
 TestHandoffPair = HandoffPair.TestCase

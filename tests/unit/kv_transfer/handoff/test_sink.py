@@ -24,7 +24,7 @@ from protocol.handoff_messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew
 KEY = HandoffKey("r", 1)
 P = "prefill"
 BLOCKS = (7, 8, 9)
-UNFENCE = Unfence(KEY, BLOCKS)
+UNFENCE = Unfence(KEY, (BLOCKS,))
 
 
 def written(first_block: int, num_blocks: int, *digests: bytes) -> KvWritten:
@@ -146,7 +146,7 @@ def test_blocks_are_counted_not_messages(offered: HandoffSink) -> None:
 def test_nothing_to_send_is_complete_at_once(sink: HandoffSink) -> None:
     grant, *rest = offer(sink, KEY, P, 5, ())
     assert isinstance(grant, SendGrant)
-    assert rest == [Complete(KEY), Unfence(KEY, ())]
+    assert rest == [Complete(KEY), Unfence(KEY, ((),))]
     assert sink.closed(closed(), now=1) == []
     assert sink.ignored == 0
 
