@@ -80,7 +80,7 @@ class Fence(Protocol):
 
 @dataclass(frozen=True)
 class WriteCommand:
-    """Copy own blocks into an agent's, pairwise; `key` comes back in WriteFinished.
+    """Copy own blocks of `group` into an agent's, pairwise; `key` comes back in WriteFinished.
 
     The write is posted before `post_before` (of the loop's clock) or not at all: the right to write
     may have ended while the command waited or while this process was suspended. With `computed`,
@@ -96,6 +96,7 @@ class WriteCommand:
     post_before: float = math.inf
     computed: Fence | None = None
     yields: bool = False
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ class TransferLoop:
                 command.source_blocks,
                 command.target_blocks,
                 command.notification,
+                command.group,
             )
         except TransferError as error:
             self._emit(WriteFinished(command.key, str(error), posted_us, now_us()))

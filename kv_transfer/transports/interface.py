@@ -8,7 +8,7 @@ know no handoffs: their caller decides who may write where, and when.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kv_transfer.head_slices import Share, whole_shares
@@ -21,7 +21,9 @@ class PoolMemory:
     """One pool of KV blocks: `num_blocks` contiguous blocks of `block_bytes` from `address`.
 
     If several ranks share the pool, this is rank 0's part of each block; `others` are address and
-    device of the other ranks' parts, which have the same size.
+    device of the other ranks' parts, which have the same size. If blocks of several groups of
+    layers lie in the pool, `views` are the bytes of a block and the number of blocks of each group,
+    over the same memory; the first group's are repeated.
     """
 
     address: int
@@ -29,6 +31,17 @@ class PoolMemory:
     num_blocks: int
     device: str  # "cpu", or "cuda:N"
     others: tuple[tuple[int, str], ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def groups(self) -> tuple[PoolMemory, ...]:
+        """The pool as blocks of each group."""
+        if not self.views:
+            return (self,)
+        return tuple(
+            replace(self, block_bytes=block_bytes, num_blocks=num_blocks, views=())
+            for block_bytes, num_blocks in self.views
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -114,8 +127,8 @@ class Transport(Protocol):
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
-        """Connect to a peer's pool: `poll` reports PeerReady or PeerLost. Raises TransferError and
-        then leaves no peer behind.
+        """Connect to a peer's pool, which has `num_blocks` blocks of the first group: `poll`
+        reports PeerReady or PeerLost. Raises TransferError and then leaves no peer behind.
 
         With `shares` a write copies these pieces of each block straight into place and leaves the
         rest of the peer's block alone. Without, blocks have the same parts and sizes on both sides
@@ -131,9 +144,10 @@ class Transport(Protocol):
         source_blocks: Sequence[int],
         target_blocks: Sequence[int],
         notification: bytes,
+        group: int = 0,
     ) -> int:
-        """Start copying own blocks into the pool of a peer that is ready, pairwise; `poll` reports
-        the returned handle.
+        """Start copying own blocks of a group into the pool of a peer that is ready, pairwise;
+        `poll` reports the returned handle.
 
         Raises TransferError: the write is over, and the peer should be removed and added again.
         """
@@ -165,11 +179,32 @@ def runs(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, in
 
 @dataclass(frozen=True)
 class PoolShape:
-    """The shape of a peer's pool: its ranks, and each rank's blocks and bytes of a block."""
+    """The shape of a peer's pool, as blocks of one group: its ranks, and each rank's blocks and
+    bytes of a block."""
 
     num_ranks: int
     num_blocks: int
     block_bytes: int
+
+
+def fit_groups(
+    agent: str,
+    found: Sequence[PoolShape],
+    num_blocks: int,
+    own: PoolMemory,
+    shares: Sequence[Share],
+) -> list[tuple[Share, ...]]:
+    """The shares to copy, by group, to a peer whose pool is `found`; see `fit_shares`."""
+    groups = own.groups
+    if len(found) != len(groups):
+        raise TransferError(
+            f"peer {agent} has blocks of {len(found)} groups of layers, expected {len(groups)}"
+        )
+    num_bytes = num_blocks * found[0].block_bytes
+    return [
+        fit_shares(agent, shape, num_bytes // shape.block_bytes, ours, shares)
+        for shape, ours in zip(found, groups, strict=True)
+    ]
 
 
 def fit_shares(

@@ -10,13 +10,10 @@ native code that trusts it, so the caller of `add_peer` must authenticate it.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -31,43 +28,48 @@ from kv_transfer.transports.interface import (
     TransportEvent,
     WriteDone,
     check_blocks,
-    fit_shares,
+    fit_groups,
 )
+from kv_transfer.transports.nixl_module import error_types, load_nixl
 from kv_transfer.transports.shared_memory import SharedMemory
 from kv_transfer.transports.tcp_sockets import listening_ports, shut_down
 from kv_transfer.transports.ucx_paths import ucx_paths
 from protocol.errors import ConfigError, TransferError
 
-NIXL_MODULES = ("nixl_cu12", "nixl_cu13")
-
 _log = logging.getLogger(__name__)
 
 
-class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The data that a peer needs to write here; `metadata` is NIXL's own, `parts` are address and
-    device of each rank's part, `ports` those on which UCX listens."""
+    device of each rank's part, `ports` those on which UCX listens. `views` as in `PoolMemory`."""
 
     metadata: bytes
     parts: list[tuple[int, str]]
     block_bytes: int
     num_blocks: int
     ports: tuple[int, ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
 
     @property
     def pool(self) -> PoolMemory:
         """The pool, in the peer's address space."""
         (address, device), *others = self.parts
-        return PoolMemory(address, self.block_bytes, self.num_blocks, device, tuple(others))
+        return PoolMemory(
+            address, self.block_bytes, self.num_blocks, device, tuple(others), self.views
+        )
 
     @property
-    def shape(self) -> PoolShape:
-        """Its ranks, blocks, and bytes of a block."""
-        return PoolShape(len(self.parts), self.num_blocks, self.block_bytes)
+    def shapes(self) -> list[PoolShape]:
+        """Its ranks, blocks, and bytes of a block, as blocks of each group."""
+        num_ranks = len(self.parts)
+        return [
+            PoolShape(num_ranks, each.num_blocks, each.block_bytes) for each in self.pool.groups
+        ]
 
 
 @dataclass
-class _Peer:
-    blocks: Any  # prepared descriptor list of the peer's pool
+class _PeerGroup:
+    blocks: Any  # prepared descriptor list of the peer's pool, as blocks of one group
     num_blocks: int
     source: _Places  # what a write reads of each of our blocks
 
@@ -94,7 +96,7 @@ class NixlTransport:
         self.agent = agent
         self.paths = ucx_paths(device, os.environ)
         self._device = device
-        self._errors = _error_types(nixl)
+        self._errors = error_types(nixl)
         config = nixl.nixl_agent_config(
             enable_prog_thread=False,
             backends=["UCX"],
@@ -111,8 +113,8 @@ class NixlTransport:
         self._peer_ports: set[int] = set()
         self._pool: PoolMemory | None = None
         self._registration: Any = None
-        self._own_blocks: dict[_Places, Any] = {}  # prepared descriptor lists of our pool
-        self._peers: dict[str, _Peer] = {}
+        self._own_blocks: dict[tuple[int, _Places], Any] = {}  # descriptor lists, by group
+        self._peers: dict[str, list[_PeerGroup]] = {}  # by group
         self._ready: list[str] = []  # peers that `poll` has not reported yet
         self._writes: dict[int, _Write] = {}
         self._next_handle = 0
@@ -142,8 +144,8 @@ class NixlTransport:
         ]
         try:
             self._registration = self._nixl.register_memory(memory, segment, ["UCX"])
-            whole = _sources(whole_shares(pool.block_bytes, len(pool.parts)))
-            self._own_blocks[whole] = self._prepare("NIXL_INIT_AGENT", pool, whole)
+            for group, each in enumerate(pool.groups):
+                self._prepare_own(group, each, whole_shares(each.block_bytes, len(pool.parts)))
         except self._errors as error:
             raise TransferError(f"NIXL cannot register the pool: {error!r}") from error
         self._pool = pool
@@ -158,6 +160,7 @@ class NixlTransport:
                 block_bytes=pool.block_bytes,
                 num_blocks=pool.num_blocks,
                 ports=tuple(sorted(self._ports)),
+                views=pool.views,
             )
         )
 
@@ -168,7 +171,7 @@ class NixlTransport:
         theirs, own = _decode(descriptor), self._registered()
         if agent == self.agent:
             raise TransferError("a transport cannot be its own peer")
-        shares = fit_shares(agent, theirs.shape, num_blocks, own, shares)
+        fitting = fit_groups(agent, theirs.shapes, num_blocks, own, shares)
         self.remove_peer(agent)
         try:
             loaded = self._nixl.add_remote_agent(theirs.metadata)
@@ -179,23 +182,23 @@ class NixlTransport:
             self._forget_remote(loaded_name)
             raise TransferError(f"the metadata of {agent} names agent {loaded_name}")
         try:
-            source = _sources(shares)
-            if source not in self._own_blocks:
-                self._own_blocks[source] = self._prepare("NIXL_INIT_AGENT", own, source)
-            target = tuple((share.target, share.slices.target) for share in shares)
-            blocks = self._prepare(agent, theirs.pool, target)
+            pools = enumerate(zip(fitting, own.groups, theirs.pool.groups, strict=True))
+            groups = [
+                self._prepare_group(agent, group, ours, target, shared)
+                for group, (shared, ours, target) in pools
+            ]
             self._peer_ports.update(theirs.ports)
             self._nixl.make_connection(agent, ["UCX"])
         except self._errors as error:
             self._forget_remote(agent)
             raise TransferError(f"NIXL cannot prepare the pool of {agent}: {error!r}") from error
-        self._peers[agent] = _Peer(blocks, num_blocks, source)
+        self._peers[agent] = groups
         self._ready.append(agent)
 
     def remove_peer(self, agent: str) -> None:
         """Cancel outstanding writes to the peer and disconnect."""
-        peer = self._peers.pop(agent, None)
-        if peer is None:
+        groups = self._peers.pop(agent, None)
+        if groups is None:
             return
         self._ready = [each for each in self._ready if each != agent]
         for write in self._writes.values():
@@ -203,7 +206,8 @@ class NixlTransport:
                 write.error = write.error or "the peer was removed"
                 self._release(write)
         try:
-            peer.blocks.release()
+            for each in groups:
+                each.blocks.release()
         except self._errors as error:
             _log.warning("NIXL keeps the block list of peer %s: %r", agent, error)
         self._forget_remote(agent)
@@ -214,17 +218,19 @@ class NixlTransport:
         source_blocks: Sequence[int],
         target_blocks: Sequence[int],
         notification: bytes,
+        group: int = 0,
     ) -> int:
         """Post one WRITE; with shared memory or CMA most of the copying happens in this call."""
-        peer = self._peers.get(agent)
-        if peer is None:
+        groups = self._peers.get(agent)
+        if groups is None:
             raise TransferError(f"peer {agent} is not known")
-        num_own, count = self._registered().num_blocks, _num_pieces(peer.source)
+        peer = groups[group]
+        num_own, count = self._registered().groups[group].num_blocks, _num_pieces(peer.source)
         check_blocks(source_blocks, target_blocks, num_own, peer.num_blocks)
         try:
             request = self._nixl.make_prepped_xfer(
                 "WRITE",
-                self._own_blocks[peer.source],
+                self._own_blocks[group, peer.source],
                 _entries(source_blocks, num_own, count),
                 peer.blocks,
                 _entries(target_blocks, peer.num_blocks, count),
@@ -307,6 +313,21 @@ class NixlTransport:
             return False
         return True
 
+    def _prepare_group(
+        self, agent: str, group: int, own: PoolMemory, theirs: PoolMemory, shares: Sequence[Share]
+    ) -> _PeerGroup:
+        """The lists for writes of one group to a peer."""
+        source = self._prepare_own(group, own, shares)
+        target = tuple((share.target, share.slices.target) for share in shares)
+        return _PeerGroup(self._prepare(agent, theirs, target), theirs.num_blocks, source)
+
+    def _prepare_own(self, group: int, pool: PoolMemory, shares: Sequence[Share]) -> _Places:
+        """See to the list of what these shares read of our blocks of one group."""
+        source = _sources(shares)
+        if (group, source) not in self._own_blocks:
+            self._own_blocks[group, source] = self._prepare("NIXL_INIT_AGENT", pool, source)
+        return source
+
     def _prepare(self, agent: str, pool: PoolMemory, places: _Places) -> Any:
         """The list of a pool's pieces: the first of each block, then the second of each, ..."""
         segment, _ = _segment(pool.device)
@@ -331,62 +352,6 @@ class NixlTransport:
         if self._pool is None:
             raise ValueError("no pool is registered")
         return self._pool
-
-
-def load_nixl(device: str) -> ModuleType:
-    """NIXL's module; for a card the build for torch's CUDA is preferred. Raises ConfigError."""
-    if sys.platform != "linux":
-        raise ConfigError("the nixl transport runs on Linux only; use the transport shm")
-    reasons = []
-    names = NIXL_MODULES if device == "cpu" else card_modules(cuda_of_torch())
-    for name in sorted(names, key=lambda name: name not in sys.modules):  # one build a process
-        try:
-            return _import_quietly(name)
-        except (ImportError, OSError) as error:
-            reasons.append(f"{name}: {error}")
-    raise ConfigError(f"nixl cannot be loaded: {'; '.join(reasons)}")
-
-
-def card_modules(cuda: str | None) -> Sequence[str]:
-    """The builds of NIXL for a card, in the order to try them, with this version of CUDA in the
-    process (None: unknown; assumes 13)."""
-    is_old = cuda is not None and cuda.split(".")[0] == "12"
-    return NIXL_MODULES if is_old else NIXL_MODULES[::-1]
-
-
-def cuda_of_torch() -> str | None:
-    """The CUDA version for which this process's torch was built; None without torch, which this
-    package does not import."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else torch.version.cuda
-
-
-def _import_quietly(name: str) -> ModuleType:
-    """Import NIXL and undo its changes to the process's logging."""
-    if sys.modules.get(name) is not None:
-        return sys.modules[name]
-    raise_exceptions = logging.raiseExceptions
-    try:
-        module = importlib.import_module(name)
-    finally:
-        logging.raiseExceptions = raise_exceptions
-    logger = logging.getLogger("nixl")
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-    logger.propagate = True
-    logger.setLevel(logging.WARNING)
-    return module
-
-
-def _error_types(nixl: ModuleType) -> tuple[type[Exception], ...]:
-    """Every exception that NIXL's binding declares, and RuntimeError for native failures."""
-    bindings = importlib.import_module(f"{nixl.__name__}._bindings")
-    declared = [
-        value
-        for value in vars(bindings).values()
-        if isinstance(value, type) and issubclass(value, Exception)
-    ]
-    return (*declared, RuntimeError)
 
 
 def _sources(shares: Sequence[Share]) -> _Places:
@@ -424,6 +389,9 @@ def _decode(descriptor: bytes) -> _Descriptor:
     if len(segments) != 1:
         raise TransferError("a peer's descriptor has parts in several kinds of memory, or none")
     addresses = [address for address, _ in pool.parts]
-    if min(*addresses, pool.block_bytes, pool.num_blocks) <= 0:
+    sizes = [size for view in pool.views for size in view]
+    if min(*addresses, *sizes, pool.block_bytes, pool.num_blocks) <= 0:
         raise TransferError("a peer's descriptor has a pool without memory")
+    if pool.views and pool.views[0] != (pool.block_bytes, pool.num_blocks):
+        raise TransferError("a peer's descriptor contradicts itself")
     return pool

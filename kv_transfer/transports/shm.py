@@ -27,7 +27,7 @@ from kv_transfer.transports.interface import (
     TransportEvent,
     WriteDone,
     check_blocks,
-    fit_shares,
+    fit_groups,
     runs,
 )
 from kv_transfer.transports.memory_client import MemoryClient
@@ -38,8 +38,9 @@ from protocol.errors import ConfigError, TransferError
 MAX_NOTIFICATION_BYTES = MAX_FRAME_BYTES
 
 
-class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The address and key of a pool's memory, and where each rank's part lies in it."""
+class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The address and key of a pool's memory, and where each rank's part lies in it. `views` as in
+    `PoolMemory`."""
 
     agent: str
     address: str
@@ -47,14 +48,21 @@ class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offsets: list[int]
     block_bytes: int
     num_blocks: int
+    views: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def shapes(self) -> list[PoolShape]:
+        """The pool's ranks, blocks, and bytes of a block, as blocks of each group."""
+        views = self.views or ((self.block_bytes, self.num_blocks),)
+        return [PoolShape(len(self.offsets), number, size) for size, number in views]
 
 
 @dataclass
 class _Peer:
     client: MemoryClient
     offsets: list[int]  # of each rank's block 0 in the memory
-    num_blocks: int
-    shares: tuple[Share, ...]
+    num_blocks: list[int]  # by group
+    shares: list[tuple[Share, ...]]  # by group
     address: int = 0  # of the memory, as mapped in this process
     unsent: deque[int] = field(default_factory=deque)  # handles of writes, oldest first
 
@@ -129,6 +137,7 @@ class ShmTransport:
                 offsets=[base + address for address, _ in pool.parts],
                 block_bytes=pool.block_bytes,
                 num_blocks=pool.num_blocks,
+                views=pool.views,
             )
         )
 
@@ -141,12 +150,12 @@ class ShmTransport:
             raise TransferError("a transport cannot be its own peer")
         if agent != place.agent:
             raise TransferError(f"the descriptor of {agent} is that of {place.agent}")
-        found = PoolShape(len(place.offsets), place.num_blocks, place.block_bytes)
-        fitting = fit_shares(agent, found, num_blocks, own, shares)
+        fitting = fit_groups(agent, place.shapes, num_blocks, own, shares)
         self.remove_peer(agent)
         num_bytes = max(place.offsets) + place.block_bytes * place.num_blocks
         client = MemoryClient(self.agent, place.address, place.key, num_bytes)
-        self._peers[agent] = _Peer(client, place.offsets, num_blocks, fitting)
+        numbers = [each.num_blocks for each in place.shapes]
+        self._peers[agent] = _Peer(client, place.offsets, numbers, fitting)
 
     def remove_peer(self, agent: str) -> None:
         """Unmap the peer's pool; notifications not yet in the peer's queue are lost."""
@@ -162,6 +171,7 @@ class ShmTransport:
         source_blocks: Sequence[int],
         target_blocks: Sequence[int],
         notification: bytes,
+        group: int = 0,
     ) -> int:
         """Copy now, without holding the GIL, then queue the notification."""
         peer = self._peers.get(agent)
@@ -171,9 +181,9 @@ class ShmTransport:
             raise TransferError(f"the memory of peer {agent} is not mapped: it is gone")
         if len(notification) > MAX_NOTIFICATION_BYTES:
             raise TransferError(f"a notification of {len(notification)} bytes is too long")
-        pool = self._registered()
-        check_blocks(source_blocks, target_blocks, pool.num_blocks, peer.num_blocks)
-        _copy(pool, source_blocks, peer, target_blocks)
+        pool = self._registered().groups[group]
+        check_blocks(source_blocks, target_blocks, pool.num_blocks, peer.num_blocks[group])
+        _copy(pool, source_blocks, peer, target_blocks, group)
         handle = self._next_handle
         self._next_handle += 1
         peer.client.queue(notification)
@@ -244,10 +254,15 @@ class ShmTransport:
 
 
 def _copy(
-    pool: PoolMemory, source_blocks: Sequence[int], peer: _Peer, target_blocks: Sequence[int]
+    pool: PoolMemory,
+    source_blocks: Sequence[int],
+    peer: _Peer,
+    target_blocks: Sequence[int],
+    group: int,
 ) -> None:
-    """Copy directly from one pool into the other: whole blocks, or the pieces of each."""
-    for share in peer.shares:
+    """Copy directly from one pool into the other: whole blocks of a group, or the pieces of
+    each."""
+    for share in peer.shares[group]:
         ours, _ = pool.parts[share.source]
         theirs = peer.address + peer.offsets[share.target]
         if share.is_whole:
@@ -256,7 +271,7 @@ def _copy(
                 ctypes.memmove(theirs + target * size, ours + source * size, count * size)
             continue
         sources = _pieces_of(ours, pool.num_blocks, share.slices.source)
-        targets = _pieces_of(theirs, peer.num_blocks, share.slices.target)
+        targets = _pieces_of(theirs, peer.num_blocks[group], share.slices.target)
         for source, target in zip(source_blocks, target_blocks, strict=True):
             np.copyto(targets[target], sources[source])
 
@@ -275,6 +290,9 @@ def _decode(descriptor: bytes) -> _Descriptor:
         place = msgspec.msgpack.decode(descriptor, type=_Descriptor)
     except msgspec.DecodeError as error:
         raise TransferError(f"a peer's descriptor cannot be used: {error}") from error
-    if not place.offsets or min(place.offsets) < 0 or min(place.block_bytes, place.num_blocks) <= 0:
+    sizes = [place.block_bytes, place.num_blocks, *(size for view in place.views for size in view)]
+    if not place.offsets or min(place.offsets) < 0 or min(sizes) <= 0:
         raise TransferError("a peer's descriptor has a pool without memory")
+    if place.views and place.views[0] != (place.block_bytes, place.num_blocks):
+        raise TransferError("a peer's descriptor contradicts itself")
     return place

@@ -243,7 +243,12 @@ def _spoil_writes(transport: type, points: FaultPoints) -> None:
 
     @wraps(post_write)
     def spoilt(
-        self: Any, agent: str, source: Sequence[int], target: Sequence[int], notification: bytes
+        self: Any,
+        agent: str,
+        source: Sequence[int],
+        target: Sequence[int],
+        notification: bytes,
+        group: int = 0,
     ) -> int:
         if points.strikes("fail"):
             raise TransferError("the write failed")
@@ -253,7 +258,7 @@ def _spoil_writes(transport: type, points: FaultPoints) -> None:
         if points.strikes("corrupt"):
             source = [block ^ 1 for block in source]  # the blocks next to the right ones
         points.reach("landing")
-        handle: int = post_write(self, agent, source, target, notification)
+        handle: int = post_write(self, agent, source, target, notification, group)
         return handle
 
     transport.post_write = spoilt  # type: ignore[attr-defined]

@@ -63,6 +63,7 @@ class FakeTransport:
         source_blocks: Sequence[int],
         target_blocks: Sequence[int],
         notification: bytes,
+        group: int = 0,
     ) -> int:
         if agent not in self.peers:
             raise TransferError(f"peer {agent} is not known")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.transports import nixl as nixl_transport
+from kv_transfer.transports import nixl_module
 from kv_transfer.transports.interface import check_blocks, runs
 from kv_transfer.transports.registry import chosen_transport, create_transport
 from protocol.errors import ConfigError, TransferError
@@ -19,7 +19,7 @@ from protocol.errors import ConfigError, TransferError
 
 def without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a host where the packages are not installed."""
-    for module in nixl_transport.NIXL_MODULES:
+    for module in nixl_module.NIXL_MODULES:
         monkeypatch.setitem(sys.modules, module, None)
 
 
@@ -66,13 +66,13 @@ def test_a_card_takes_the_nixl_of_torchs_cuda(
     monkeypatch: pytest.MonkeyPatch, cuda: str | None, first: str
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    loaded = {name: ModuleType(name) for name in nixl_transport.NIXL_MODULES}
+    loaded = {name: ModuleType(name) for name in nixl_module.NIXL_MODULES}
     for name, module in loaded.items():
         monkeypatch.setitem(sys.modules, name, module)
-    assert nixl_transport.load_nixl("cuda:0") is loaded[first]
+    assert nixl_module.load_nixl("cuda:0") is loaded[first]
     monkeypatch.setitem(sys.modules, first, None)
     [other] = loaded.keys() - {first}
-    assert nixl_transport.load_nixl("cuda:0") is loaded[other]
+    assert nixl_module.load_nixl("cuda:0") is loaded[other]
 
 
 def test_nixl_is_for_linux(monkeypatch: pytest.MonkeyPatch) -> None:
