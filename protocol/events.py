@@ -65,7 +65,8 @@ class WorkerStats(Message, frozen=True, kw_only=True):
 
 
 class CacheEvents(Message, frozen=True, kw_only=True):
-    """Blocks that became usable, or stopped being usable, since the previous event's `seq`."""
+    """Blocks that became usable, or stopped being usable, since the previous event's `seq`. A
+    worker that `has_windows` lists the ends of usable prefixes, too (`protocol.hashing.end_of`)."""
 
     worker_id: Text
     incarnation: Text

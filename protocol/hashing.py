@@ -47,6 +47,12 @@ def next_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(parent + array("I", tokens).tobytes(), digest_size=HASH_BYTES).digest()
 
 
+def end_of(digest: bytes) -> bytes:
+    """The name under which a worker whose layers keep windows reports that a cached prefix can end
+    with this block: the tokens before it that all windows see are cached, too."""
+    return digest[::-1]
+
+
 class ChainStart(msgspec.Struct, frozen=True):
     """The start of a prompt's chain. The chain of its first `num_shared` blocks, all of them full,
     begins at `common` and is the same for every salt. All later blocks depend on `own`, the root of

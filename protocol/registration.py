@@ -38,6 +38,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
       has registered.
     - `sends_weights`: it has files of weights for workers that start.
     - `tensor_parallel`: the ranks over which its model is split.
+    - `has_windows`: some of its layers keep a window of tokens only, so a cached prefix can be used
+      up to the ends that the worker reports.
     - `weight_version`: the commit of its model's weights, if they came from a hub; `revision`: that
       of its deployment. Both are for people; "" if unknown.
 
@@ -72,6 +74,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     start_ms: Annotated[dict[Text, Count], Meta(max_length=256)] = {}
     sends_weights: bool = False
     tensor_parallel: Count = 1
+    has_windows: bool = False
     weight_version: Text = ""
     revision: Text = ""
 

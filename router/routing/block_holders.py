@@ -12,6 +12,8 @@ from itertools import repeat
 from operator import and_
 from typing import NamedTuple
 
+from protocol.hashing import end_of
+
 AHEAD = 64
 """Look-ups that are made at once."""
 EXACT_BLOCKS = 512
@@ -59,6 +61,17 @@ class BlockHolders:
     def of(self, digest: bytes) -> int:
         """The workers that hold a block."""
         return self._masks.get(digest, 0)
+
+    def last_end(
+        self, hashes: Sequence[bytes], worker: int, also: BlockHolders | None = None
+    ) -> int:
+        """The number of blocks before the last end of a usable prefix among these blocks of a
+        worker, which it reports here or in `also`."""
+        for num_blocks in range(len(hashes), 0, -1):
+            end = end_of(hashes[num_blocks - 1])
+            if (self.of(end) | (0 if also is None else also.of(end))) & worker:
+                return num_blocks
+        return 0
 
     def runs(
         self,

@@ -6,7 +6,8 @@ is needed, and the caller sends its requests. The index is a hint for placement;
 cache decides. Invariants: after a missing event, which the next event or load report reveals, a
 worker's blocks stay a hint until a dump has come. An event counts only if it comes from the same
 incarnation. The blocks of a newly routed prompt count as expected, not as held, so that a burst of
-equal prompts goes to the same worker as the first one.
+equal prompts goes to the same worker as the first one. A worker whose layers keep windows also
+reports where cached prefixes can end: of the blocks that it holds, those up to the last end count.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import msgspec
 from process.figures import count
 from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
+from protocol.hashing import end_of
 from protocol.messages import CacheDump, CacheDumpRequest
 from router.routing.block_holders import BlockHolders, Run
 
@@ -46,6 +48,8 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_MATCH = PrefixMatch(0, 0)
+KEPT_ENDS = 2
+"""Ends that a worker with windows keeps of each prompt that it computes: the last ones."""
 
 
 @dataclass(eq=False)
@@ -88,13 +92,20 @@ class CacheIndex:
         self._free_bits: list[int] = []
         self._num_bits = 0
         self._everybody = 0  # the bits of all workers
+        self._windowed = 0  # the bits of workers whose layers keep windows
         self._names: dict[int, str] = {}  # by bit
         self._next_expiry = math.inf  # of expected blocks, or earlier
         self.gaps = 0
         self.changes = 0
         """Grows with every change of what workers hold, or are expected to hold."""
 
-    def join(self, worker_id: str, incarnation: str, num_blocks: int = MAX_BLOCKS) -> None:
+    def join(
+        self,
+        worker_id: str,
+        incarnation: str,
+        num_blocks: int = MAX_BLOCKS,
+        has_windows: bool = False,
+    ) -> None:
         """Follow a worker with so many blocks, whose set is empty at first; the caller requests a
         dump from it."""
         self.leave(worker_id)
@@ -105,6 +116,7 @@ class CacheIndex:
         bit = self._free_bits.pop()
         self._workers[worker_id] = _WorkerBlocks(incarnation, bit, 2 * min(num_blocks, MAX_BLOCKS))
         self._everybody |= bit
+        self._windowed |= bit if has_windows else 0
         self._names[bit] = worker_id
 
     def leave(self, worker_id: str) -> None:
@@ -114,6 +126,7 @@ class CacheIndex:
             self.changes += 1
             worker.is_gone = True
             self._everybody &= ~worker.bit
+            self._windowed &= ~worker.bit
             self._forget_pending(worker, list(worker.pending))
             self._sort(worker, worker.hashes)
 
@@ -221,6 +234,8 @@ class CacheIndex:
         self._expire(worker, now)
         self.changes += 1
         expiry = now + self._pending_ttl_s
+        if worker.bit & self._windowed:
+            hashes = [*hashes, *map(end_of, hashes[-KEPT_ENDS:])]
         new = hashes
         if not worker.hashes.isdisjoint(hashes):
             new = [digest for digest in hashes if digest not in worker.hashes]
@@ -246,7 +261,8 @@ class CacheIndex:
             if not expecting:
                 return {}  # a new prompt, as many are
             soon = _by_bit(self._held.runs(hashes, expecting, also=self._expected))
-            return {self._names[bit]: PrefixMatch(0, count) for bit, count in soon.items()}
+            only = {bit: PrefixMatch(0, count) for bit, count in soon.items()}
+            return self._by_name(hashes, only)
         runs = self._held.runs(hashes, everybody)
         expecting = sum(each.bit for each in self._workers.values() if each.pending)
         if runs[-1].num_blocks == len(hashes):
@@ -257,6 +273,18 @@ class CacheIndex:
             soon = _by_bit(self._held.runs(hashes, expecting, start, also=self._expected))
             for bit, count in soon.items():
                 found[bit] = PrefixMatch(found.get(bit, NO_MATCH).held, count)
+        return self._by_name(hashes, found)
+
+    def _by_name(
+        self, hashes: Sequence[bytes], found: dict[int, PrefixMatch]
+    ) -> dict[str, PrefixMatch]:
+        """The usable blocks by the names of the workers: all, or those up to the last end."""
+        for bit in [each for each in found if each & self._windowed]:
+            held = self._held.last_end(hashes[: found[bit].held], bit)
+            soon = self._held.last_end(hashes[: found[bit].expected], bit, also=self._expected)
+            found[bit] = PrefixMatch(held, soon)
+            if not soon:
+                del found[bit]
         return {self._names[bit]: each for bit, each in found.items()}
 
     def match(self, worker_id: str, hashes: Sequence[bytes], now: float) -> PrefixMatch:

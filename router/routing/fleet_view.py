@@ -39,7 +39,8 @@ class FleetView:
 
     def join(self, worker: WorkerView) -> None:
         """Add a worker; its cache counts as empty until its events and dump have come."""
-        self.index.join(worker.worker_id, worker.info.incarnation, worker.info.num_blocks)
+        info = worker.info
+        self.index.join(info.worker_id, info.incarnation, info.num_blocks, info.has_windows)
         self._workers[worker.worker_id] = worker
         self._former_changes += 1
 
