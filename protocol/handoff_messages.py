@@ -126,13 +126,19 @@ class KvGrant(Message, frozen=True, kw_only=True, omit_defaults=True):
         return [first, *self.others]
 
 
-class KvFetch(Message, frozen=True, kw_only=True):
+class KvFetch(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Sink to source: write the blocks of your cache that have these `hashes` into my blocks.
 
     This is a grant, as KvGrant, of blocks that the sink already owns. The source writes the longest
     unbroken run that it has now, from the first hash on, and closes. `part` counts the fetches of
     an attempt from 1; part 0 is its handoff. `first_block` is the index in the prompt of the first
     hash.
+
+    The blocks are those of the first group. The other groups keep windows: `others` are slots for
+    each, with `first_block` 0. Of a run of n blocks, the last slots' worth of each window's blocks
+    is written, the run's last block into the last of these slots: with w slots, slot j gets block
+    n - min(w, n) + j of the run. The source looks for the longest run at whose end it has all of
+    them, and writes all or nothing. The sink has what the windows reach before the run.
     """
 
     request_id: RequestId
@@ -142,6 +148,7 @@ class KvFetch(Message, frozen=True, kw_only=True):
     first_block: Count
     hashes: Hashes
     block_ids: Blocks
+    others: Groups = msgspec.field(default_factory=list)
     ttl_ms: TtlMs
 
 
@@ -173,8 +180,9 @@ class KvClosed(Message, frozen=True, kw_only=True):
     """Source to sink: nothing more will be written for this handoff or fetch.
 
     `error` is empty after completion or a requested abort. `code` is that of AttemptFailed. Of a
-    fetch without error, exactly the first `num_blocks` granted blocks were written, in `write_us`;
-    `why` says why not all of them; None if they were, or the sink asked to stop.
+    fetch without error, exactly the first `num_blocks` granted blocks were written, in `write_us`,
+    and unless there are none of them, the slots of the other groups; `why` says why not all of
+    them; None if they were, or the sink asked to stop.
     """
 
     request_id: RequestId

@@ -42,11 +42,11 @@ class ServedFetches:
         """The blocks that peers read now. A block that several peers read is listed for each."""
         return [block for each in self._served.values() for block in each.blocks]
 
-    def pin(self, fetch: KvFetch) -> tuple[list[int], FetchShortfall | None]:
+    def pin(self, fetch: KvFetch) -> tuple[list[list[int]], FetchShortfall | None]:
         """Pin the longest run of cached blocks for these hashes that may be served. Returns the
-        blocks, and the reason if some hashes have none."""
+        blocks by group, and the reason if some hashes have none."""
         if self._host.lifecycle.has_lapsed:
-            return [], FetchShortfall.STOPPING
+            return [[]], FetchShortfall.STOPPING
         blocks = self._scheduler.blocks
         found = self._complete(blocks.match(fetch.hashes))
         why = FetchShortfall.EVICTED if len(found) < len(fetch.hashes) else None
@@ -64,7 +64,7 @@ class ServedFetches:
             self._served[key_of(fetch)] = _Served(found, num_alone)
         self._counters.add(Count.SERVED_BLOCKS, len(found))
         self._counters.add(Count.UNSERVED_BLOCKS, len(fetch.hashes) - len(found))
-        return found, why
+        return [found], why
 
     def note_written(self, key: HandoffKey, span: WriteSpan) -> None:
         """Blocks have arrived at the sink."""

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kv_transfer.handoff.key import HandoffKey
 from protocol.handoff_messages import GroupBlocks, KvFetch, KvGrant, KvRenew
+
+
+@dataclass(frozen=True)
+class WantedBlocks:
+    """Blocks to fetch: each of the first group with the hash of what it is to hold, for the prompt
+    blocks from `first_block` on. The slots of `others` are as in `KvFetch`."""
+
+    first_block: int
+    blocks: Sequence[tuple[bytes, int]]
+    others: Sequence[GroupBlocks] = ()
 
 
 class Grants:
@@ -33,18 +44,17 @@ class Grants:
             ttl_ms=self._ttl_ms,
         )
 
-    def of_fetch(
-        self, key: HandoffKey, first_block: int, blocks: Sequence[tuple[bytes, int]]
-    ) -> KvFetch:
-        """A fetch's grant: each block with the hash of what it is to hold."""
+    def of_fetch(self, key: HandoffKey, wanted: WantedBlocks) -> KvFetch:
+        """A fetch's grant."""
         return KvFetch(
             request_id=key.request_id,
             attempt=key.attempt,
             part=key.part,
             agent=self._agent,
-            first_block=first_block,
-            hashes=[digest for digest, _ in blocks],
-            block_ids=[block for _, block in blocks],
+            first_block=wanted.first_block,
+            hashes=[digest for digest, _ in wanted.blocks],
+            block_ids=[block for _, block in wanted.blocks],
+            others=list(wanted.others),
             ttl_ms=self._ttl_ms,
         )
 

@@ -71,7 +71,8 @@ class IncomingGroup:
 
 @dataclass
 class Incoming:
-    """Changed by `HandoffSink` only. A fetch has one group."""
+    """Changed by `HandoffSink` only. The first group of a fetch has blocks of the prompt, others
+    have slots, which count from 0 and are of use only if all that the peer writes has arrived."""
 
     state: SinkState
     peer: str
@@ -91,6 +92,35 @@ class Incoming:
     def blocks(self) -> tuple[tuple[int, ...], ...]:
         """The granted blocks of each group."""
         return tuple(each.block_ids for each in self.groups)
+
+    @property
+    def is_whole_or_nothing(self) -> bool:
+        """Whether a part of the blocks is of no use."""
+        return len(self.groups) > 1
+
+    def expect(self, num_blocks: int) -> None:
+        """The peer of a fetch writes so many blocks of the first group, and not more of the slots
+        of each other one."""
+        for each in self.groups:
+            each.num_expected = min(len(each.block_ids), num_blocks)
+        if self.is_whole_or_nothing and not num_blocks:
+            for each in self.groups:
+                each.digests.clear()
+
+    def may_end_with(self, num_blocks: int) -> bool:
+        """Whether a fetch may be over with so many blocks, given those that have arrived."""
+        first = self.groups[0]
+        if self.is_whole_or_nothing and not num_blocks:
+            return True
+        return first.num_arrived_end <= num_blocks <= len(first.block_ids)
+
+    def settle(self) -> None:
+        """No more blocks of a fetch arrive: be content with the run of leading ones, or with none
+        if the rest is needed."""
+        if not self.is_whole_or_nothing:
+            self.groups[0].num_expected = self.groups[0].num_leading
+        elif not self.is_complete:
+            self.expect(0)
 
     def find(self, group: int) -> IncomingGroup | None:
         """The blocks of a group, if there is such a group."""

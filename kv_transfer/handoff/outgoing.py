@@ -11,6 +11,9 @@ from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.states import SourceState
 from protocol.handoff_messages import FetchShortfall, KvFetch, KvGrant
 
+GroupedBlocks = Sequence[Sequence[int]]
+"""Blocks of each group of layers, those of the first group first."""
+
 
 class Piece(NamedTuple):
     """Blocks of one group to write at once; as in `PostWrite`."""
@@ -101,16 +104,19 @@ class Outgoing:
 
     @classmethod
     def of_fetch(
-        cls, fetch: KvFetch, blocks: Sequence[int], why: FetchShortfall | None, now: float
+        cls, fetch: KvFetch, blocks: GroupedBlocks, why: FetchShortfall | None, now: float
     ) -> Outgoing:
-        """A fetch, for the first of whose hashes we have these blocks."""
-        first = fetch.first_block
-        group = OutgoingGroup(first, list(blocks), [-1] * len(blocks))
-        group.grant(first, fetch.block_ids[: len(blocks)])
+        """A fetch, for the first of whose hashes, and for whose slots, we have these blocks."""
+        grants = [(fetch.first_block, fetch.block_ids), *((0, g.block_ids) for g in fetch.others)]
+        groups = []
+        for (first, targets), ready in zip(grants, blocks, strict=True):
+            group = OutgoingGroup(first, list(ready), [-1] * len(ready))
+            group.grant(first, targets[: len(ready)])
+            groups.append(group)
         return cls(
             SourceState.SENDING,
-            [group],
-            num_blocks=first + len(blocks),
+            groups,
+            num_blocks=fetch.first_block + len(blocks[0]),
             has_begun=True,
             is_finished=True,
             agent=fetch.agent,
@@ -130,8 +136,10 @@ class Outgoing:
 
     @property
     def num_posted(self) -> int:
-        """Blocks of a fetch of which a write was posted, the first ones."""
-        return self.groups[0].next_block - self.groups[0].first_block
+        """Blocks of a fetch of which a write was posted, the first ones. With several groups they
+        are of use only if all were."""
+        is_useless = len(self.groups) > 1 and not self.is_posted
+        return 0 if is_useless else self.groups[0].next_block - self.groups[0].first_block
 
     def late_for(self, now: float) -> str:
         """What has not come in time; "" if nothing is late."""
@@ -180,10 +188,12 @@ class Outgoing:
         return ""
 
 
-def is_whole(fetch: KvFetch) -> bool:
-    """Whether a fetch is well formed: a block for each hash."""
+def is_whole(fetch: KvFetch, num_groups: int) -> bool:
+    """Whether a fetch is well formed: a block for each hash, and slots for each other group."""
     is_even = len(fetch.block_ids) == len(fetch.hashes)
-    return fetch.part > 0 and fetch.first_block >= 0 and is_even and not _has_twins(fetch.block_ids)
+    named = [each.group for each in fetch.others] == list(range(1, num_groups))
+    has_twins = any(map(_has_twins, [fetch.block_ids, *(g.block_ids for g in fetch.others)]))
+    return fetch.part > 0 and fetch.first_block >= 0 and is_even and named and not has_twins
 
 
 def _has_twins(block_ids: Sequence[int]) -> bool:

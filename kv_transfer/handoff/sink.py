@@ -30,7 +30,7 @@ from kv_transfer.handoff.actions import (
     Verify,
 )
 from kv_transfer.handoff.asks import Asks
-from kv_transfer.handoff.grants import Grants
+from kv_transfer.handoff.grants import Grants, WantedBlocks
 from kv_transfer.handoff.incoming import FetchLimits, Incoming, IncomingGroup
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
 from kv_transfer.handoff.states import SinkEvent, SinkState, sink_transition
@@ -141,27 +141,23 @@ class HandoffSink:
         return actions
 
     def fetch(
-        self,
-        key: HandoffKey,
-        peer: str,
-        first_block: int,
-        blocks: Sequence[tuple[bytes, int]],
-        limits: FetchLimits,
-        now: float,
+        self, key: HandoffKey, peer: str, wanted: WantedBlocks, limits: FetchLimits, now: float
     ) -> list[SinkAction]:
-        """Grant blocks that we already own to a peer, each with the hash of what it is to hold:
-        the prompt blocks from `first_block` on. Fetched or Failed follows, if nobody aborts."""
-        if self.is_known(key) or key.part < 1 or not blocks:
+        """Grant blocks that we already own to a peer, each with the hash of what it is to hold.
+        Fetched or Failed follows, if nobody aborts."""
+        if self.is_known(key) or key.part < 1 or not wanted.blocks:
             raise IllegalMove(f"{key} cannot be fetched")
+        first = IncomingGroup(wanted.first_block, tuple(block for _, block in wanted.blocks))
+        others = [IncomingGroup(0, tuple(each.block_ids)) for each in wanted.others]
         self._handoffs[key] = Incoming(
             SinkState.GRANTED,
             peer,
-            [IncomingGroup(first_block, tuple(block for _, block in blocks))],
+            [first, *others],
             now + self._interval_s,
             stop_at=now + limits.deadline_s,
             stop_wait_s=limits.stop_wait_s,
         )
-        return [SendFetch(peer, self._grants.of_fetch(key, first_block, blocks))]
+        return [SendFetch(peer, self._grants.of_fetch(key, wanted))]
 
     def verified(self, key: HandoffKey, ok: bool, num_intact: int = 0) -> list[SinkAction]:
         """The answer to Verify: whether all digests of the group are right. If not, a fetch keeps
@@ -171,7 +167,7 @@ class HandoffSink:
             self.ignored += 1
             return []
         if key.part and not ok:
-            handoff.groups[0].num_expected = num_intact
+            handoff.expect(0 if handoff.is_whole_or_nothing else num_intact)
         elif ok:
             handoff.num_verified += 1
             if check := self._next_check(key, handoff):
@@ -261,11 +257,10 @@ class HandoffSink:
         if handoff.state is SinkState.ABORTING:
             return self._end(key, handoff, SinkEvent.CLOSE)
         if key.part:
-            fetched = handoff.groups[0]
-            if not fetched.num_arrived_end <= closed.num_blocks <= len(fetched.block_ids):
+            if not handoff.may_end_with(closed.num_blocks):
                 failed = Failed(key, _STRANGE, ())
                 return [failed, *self._end(key, self._give_up(handoff), SinkEvent.CLOSE)]
-            fetched.num_expected = closed.num_blocks
+            handoff.expect(closed.num_blocks)
             if handoff.is_complete:
                 return self._finish(key, handoff)
             if handoff.state is SinkState.STOPPING:
@@ -294,8 +289,8 @@ class HandoffSink:
     def _settle_for(self, key: HandoffKey, handoff: Incoming, event: SinkEvent) -> list[SinkAction]:
         """End a wanted handoff with the blocks that have arrived, after a check of their digests.
         Only a fetch may lack some: it is content with the run of leading ones."""
-        for group in handoff.groups:
-            group.num_expected = group.num_leading
+        if key.part:
+            handoff.settle()
         check = self._next_check(key, handoff) if self._checksum else None
         if check is None:
             return self._end(key, handoff, event, _outcome(key, handoff))

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from kv_transfer.handoff.actions import Close, Lookup, Release, SendBegun, SourceAction
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
-from kv_transfer.handoff.outgoing import Outgoing, OutgoingGroup, is_whole
+from kv_transfer.handoff.outgoing import GroupedBlocks, Outgoing, OutgoingGroup, is_whole
 from kv_transfer.handoff.posted_writes import PostedWrites
 from kv_transfer.handoff.states import SourceEvent, SourceState, source_transition
 from protocol.handoff_messages import FetchShortfall, KvAsk, KvFetch, KvGrant, KvRenew
@@ -269,18 +269,18 @@ class HandoffSource:
             return []
         if self._closed.error_of(key) is not None:
             return self._answer_again(key, fetch.agent)
-        if not is_whole(fetch):
+        if not is_whole(fetch, len(self._windows)):
             self._closed.remember(key, "the fetch is malformed")
             return self._answer_again(key, fetch.agent)
         return [Lookup(fetch)]
 
     def found(
-        self, fetch: KvFetch, blocks: Sequence[int], why: FetchShortfall | None, now: float
+        self, fetch: KvFetch, blocks: GroupedBlocks, why: FetchShortfall | None, now: float
     ) -> list[SourceAction]:
         """The answer to Lookup: blocks of our pool, pinned until Release, for the first of the
-        hashes. `why` says why not for all of them."""
+        hashes, and those of other groups for the slots. `why` says why not for all of them."""
         key = key_of(fetch)
-        if not blocks:
+        if not any(blocks):
             self._closed.remember(key, "")
             return [Close(key, fetch.agent, "", why=why)]
         handoff = self._handoffs[key] = Outgoing.of_fetch(fetch, blocks, why, now)

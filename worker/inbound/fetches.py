@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kv_transfer.handoff.grants import WantedBlocks
 from kv_transfer.handoff.incoming import FetchLimits
 from kv_transfer.handoff.key import HandoffKey
 from protocol.flight import FlightKind
@@ -245,7 +246,7 @@ class Fetches:
         self._counters.add(Count.FETCHES)
         self._host.flight.note(FlightKind.FETCH, key, number=len(blocks))
         pairs = list(zip(hashes, blocks, strict=True))
-        self._inbound.fetch(key, fetch.peer, first, pairs, limits)
+        self._inbound.fetch(key, fetch.peer, WantedBlocks(first, pairs), limits)
 
     def _learn(self, fetch: _Fetch, num_blocks: int, seconds: float, closed: KvClosed) -> None:
         """Measure the pair by a fetch that took `seconds`."""

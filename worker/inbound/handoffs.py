@@ -29,6 +29,7 @@ from kv_transfer.handoff.actions import (
     Unfence,
     Verify,
 )
+from kv_transfer.handoff.grants import WantedBlocks
 from kv_transfer.handoff.incoming import FetchLimits
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
@@ -118,17 +119,9 @@ class InboundHandoffs:
         `blocks` may be empty."""
         self._carry_out(self._sink.offer(key, first_block, blocks, self._clock.now()))
 
-    def fetch(
-        self,
-        key: HandoffKey,
-        peer: str,
-        first_block: int,
-        blocks: Seq[tuple[bytes, int]],
-        limits: FetchLimits,
-    ) -> None:
+    def fetch(self, key: HandoffKey, peer: str, wanted: WantedBlocks, limits: FetchLimits) -> None:
         """Grant blocks to a holder that has accepted us; see `HandoffSink.fetch`."""
-        now = self._clock.now()
-        self._carry_out(self._sink.fetch(key, peer, first_block, blocks, limits, now))
+        self._carry_out(self._sink.fetch(key, peer, wanted, limits, self._clock.now()))
 
     def abort(self, key: HandoffKey) -> None:
         """Abort a handoff whose blocks are no longer needed. The caller has moved granted blocks to

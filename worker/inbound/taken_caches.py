@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kv_transfer.handoff.grants import WantedBlocks
 from kv_transfer.handoff.incoming import FetchLimits
 from kv_transfer.handoff.key import HandoffKey
 from protocol.handoff_messages import CacheAsk, CachedPrefix, FetchShortfall, KvClosed
@@ -196,7 +197,8 @@ class TakenCaches:
         offer.num_left = (offer.num_left or 0) - len(hashes)
         offer.why = None
         pairs = list(zip(hashes, offer.granted, strict=True))
-        self._inbound.fetch(offer.key, offer.peer.incarnation, first, pairs, PART_LIMITS)
+        wanted = WantedBlocks(first, pairs)
+        self._inbound.fetch(offer.key, offer.peer.incarnation, wanted, PART_LIMITS)
 
     def _cache(self, offer: _Offer, blocks: list[int]) -> None:
         """Cache blocks that have arrived, behind those that are held."""

@@ -20,16 +20,26 @@ from kv_transfer.handoff.actions import (
     Unfence,
     Verify,
 )
+from kv_transfer.handoff.grants import WantedBlocks
 from kv_transfer.handoff.incoming import FetchLimits
 from kv_transfer.handoff.key import HandoffKey, IllegalMove
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
-from protocol.handoff_messages import FetchShortfall, KvClosed, KvFetch, KvGrant, KvRenew, KvWritten
+from protocol.handoff_messages import (
+    FetchShortfall,
+    GroupBlocks,
+    KvClosed,
+    KvFetch,
+    KvGrant,
+    KvRenew,
+    KvWritten,
+)
 
 KEY = HandoffKey("r", 1, 1)
 C, H = "agent of C", "h-i"
 TTL_S, LANDING_S, DEADLINE_S, STOP_S = 3.0, 1.0, 0.5, 0.25
 WANTED = [(bytes([i]) * 16, 20 + i) for i in range(4)]
+GRANT = WantedBlocks(3, WANTED)
 BLOCKS = tuple(block for _, block in WANTED)
 UNFENCE = Unfence(KEY, (BLOCKS,))
 ABORT = SendAbort(KEY, H)
@@ -37,7 +47,7 @@ ABORT = SendAbort(KEY, H)
 
 def made_sink(checksum: bool = False) -> HandoffSink:
     sink = HandoffSink(C, TTL_S, LANDING_S, checksum)
-    (sent,) = sink.fetch(KEY, H, 3, WANTED, FetchLimits(DEADLINE_S, STOP_S), now=0)
+    (sent,) = sink.fetch(KEY, H, GRANT, FetchLimits(DEADLINE_S, STOP_S), now=0)
     assert isinstance(sent, SendFetch)
     assert (sent.fetch.part, sent.fetch.first_block, sent.fetch.block_ids) == (1, 3, list(BLOCKS))
     return sink
@@ -60,7 +70,7 @@ def test_it_is_over_when_all_granted_blocks_have_arrived() -> None:
     assert sink.written(written(6, 1)) == [Fetched(KEY, 4), UNFENCE]
     assert sink.closed(closed(4), now=1) == []
     with pytest.raises(IllegalMove):
-        sink.fetch(KEY, H, 3, WANTED, FetchLimits(1, 1), now=1)
+        sink.fetch(KEY, H, GRANT, FetchLimits(1, 1), now=1)
 
 
 def test_a_source_that_has_less_says_so_and_the_sink_goes_on_with_that() -> None:
@@ -137,7 +147,7 @@ def test_a_request_that_ends_leaves_its_blocks_behind_the_fence() -> None:
 
 def test_it_is_renewed_while_it_is_wanted() -> None:
     sink = HandoffSink(C, TTL_S, LANDING_S)
-    sink.fetch(KEY, H, 0, WANTED, FetchLimits(9, 9), now=0)
+    sink.fetch(KEY, H, WantedBlocks(0, WANTED), FetchLimits(9, 9), now=0)
     (renew,) = sink.sweep(now=TTL_S / 3)
     assert isinstance(renew, SendRenew)
     assert renew.renew.part == 1
@@ -163,7 +173,7 @@ def made_source() -> HandoffSource:
 def test_a_source_writes_what_it_found_in_small_writes_and_closes_with_the_number() -> None:
     source = made_source()
     assert source.fetch(FETCH, now=0) == [Lookup(FETCH)]
-    first, second = source.found(FETCH, [5, 6, 7], FetchShortfall.EVICTED, now=0)
+    first, second = source.found(FETCH, [[5, 6, 7]], FetchShortfall.EVICTED, now=0)
     assert isinstance(first, PostWrite)
     assert isinstance(second, PostWrite)
     assert (first.source_blocks, first.target_blocks, first.first_block) == ((5, 6), (20, 21), 3)
@@ -180,7 +190,7 @@ def test_a_source_writes_what_it_found_in_small_writes_and_closes_with_the_numbe
 def test_a_source_without_the_blocks_closes_at_once() -> None:
     source = made_source()
     source.fetch(FETCH, now=0)
-    assert source.found(FETCH, [], FetchShortfall.BUSY, now=0) == [
+    assert source.found(FETCH, [[]], FetchShortfall.BUSY, now=0) == [
         Close(KEY, C, "", why=FetchShortfall.BUSY)
     ]
     assert source.num_open == 0
@@ -199,7 +209,7 @@ def test_an_unknown_fetch_that_is_aborted_or_renewed_is_never_served() -> None:
 def test_no_write_follows_what_ends_a_fetch(how: str) -> None:
     source = made_source()
     source.fetch(FETCH, now=0)
-    writes = source.found(FETCH, [5, 6, 7, 8], None, now=0)
+    writes = source.found(FETCH, [[5, 6, 7, 8]], None, now=0)
     first, second = (each.write_id for each in writes if isinstance(each, PostWrite))
     if how == "abort":
         assert source.abort(KEY, agent=C) == []
@@ -219,7 +229,13 @@ def test_no_write_follows_what_ends_a_fetch(how: str) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"part": 0}, {"first_block": -1}, {"block_ids": [1, 1, 2, 3]}, {"hashes": []}],
+    [
+        {"part": 0},
+        {"first_block": -1},
+        {"block_ids": [1, 1, 2, 3]},
+        {"hashes": []},
+        {"others": [GroupBlocks(group=1, first_block=0, block_ids=[1])]},
+    ],
 )
 def test_a_malformed_fetch_is_refused(changes: dict[str, Any]) -> None:
     strange = msgspec.structs.replace(FETCH, **changes)
@@ -232,7 +248,7 @@ def test_a_grant_does_not_fit_a_fetch_nor_a_fetch_a_handoff() -> None:
     """Parts are apart: the handoff of the same attempt goes its own way."""
     source = made_source()
     source.fetch(FETCH, now=0)
-    source.found(FETCH, [5, 6, 7, 8], None, now=0)
+    source.found(FETCH, [[5, 6, 7, 8]], None, now=0)
     handoff = replace_part(KEY)
     grant = KvGrant(request_id="r", attempt=1, agent=C, first_block=0, block_ids=[1], ttl_ms=3000)
     assert source.grant(grant, now=0) == [Close(handoff, C, "the handoff is not known")]
