@@ -52,7 +52,7 @@ class KvPool:
         self.block_bytes = layout.block_bytes
         shape = (num_blocks, *layout.block_shape)
         dtype = kv_torch_dtype(layout.dtype)
-        # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
         self.spans = _unknown_spans(layout, num_blocks) if layout.order == SPLIT else None
         """The spans of a split pool's quads as far as this process knows them, [num_layers,
         num_blocks, quads of a block], uint8 (engine/native/split.h)."""
@@ -90,7 +90,8 @@ class KvPool:
         return why_not_shareable(self.tensor) if self.device.type == "cuda" else ""
 
     def layer(self, index: int) -> torch.Tensor:
-        """View of one layer: `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, strided."""
+        """View of one layer: `[num_blocks, num_planes, num_kv_heads, block_size, head_dim]`,
+        strided."""
         return self.tensor[:, index]
 
 

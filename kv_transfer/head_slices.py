@@ -1,9 +1,10 @@
 """Maps the bytes of a block between workers of different tensor-parallel size.
 
-Each rank of a worker has a part of every block: `[num_layers, 2, heads of the rank, block_size,
-head_dim]`, contiguous, and rank r of n holds the heads `r * H / n` to `(r + 1) * H / n`. The heads
-that two ranks share are therefore one contiguous piece per layer and half (keys, values), at a
-fixed stride on each side: no data has to be staged or transposed. Pure arithmetic; moves no data.
+Each rank of a worker has a part of every block: `[num_layers, num_planes, heads of the rank,
+block_size, head_dim]`, contiguous, and rank r of n holds the heads `r * H / n` to `(r + 1) * H / n`.
+The heads that two ranks share are therefore one contiguous piece per layer and plane (keys,
+values), at a fixed stride on each side: no data has to be staged or transposed. Pure arithmetic;
+moves no data.
 """
 
 from __future__ import annotations
@@ -127,12 +128,12 @@ def plan_head_slices(source: KvLayout, target: KvLayout) -> HeadSlices | None:
 
 
 def _pieces(layout: KvLayout, heads: range) -> Pieces:
-    """The pieces of a rank's block that hold these heads: one per layer and half."""
+    """The pieces of a rank's block that hold these heads: one per layer and plane."""
     head_bytes = layout.block_size * layout.head_dim * KV_DTYPE_BYTES[layout.dtype]
     return Pieces(
         layout.block_bytes,
         size=len(heads) * head_bytes,
-        count=2 * layout.num_layers,
+        count=layout.num_planes * layout.num_layers,
         start=(heads.start - layout.heads.start) * head_bytes,
         stride=layout.num_kv_heads * head_bytes,
     )

@@ -28,12 +28,17 @@ SPLIT = "split"
 stored separately (`engine/native/split.h`). A head's part is not contiguous, so blocks in this
 order cannot be sharded."""
 
+KEYS_AND_VALUES = 2
+"""Planes of a layer's part of a block; latents have one."""
+
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of one KV block: `[num_layers, 2, num_kv_heads, block_size, head_dim]`, contiguous.
+    """Shape of one KV block: `[num_layers, num_planes, num_kv_heads, block_size, head_dim]`,
+    contiguous.
 
     A pool consists of `num_blocks` such blocks, so a block is one contiguous range over all
-    layers. `num_kv_heads` counts the heads that this rank holds.
+    layers. `num_kv_heads` counts the heads that this rank holds. The two planes are keys and
+    values. Latent attention has one plane of one head, whose rows serve as both.
     """
 
     model_fingerprint: Text
@@ -45,15 +50,22 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     tp_rank: Dimension = 0
     tp_size: Dimension = 1
     order: Text = TOKENS
+    num_planes: Dimension = KEYS_AND_VALUES
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """`(num_layers, 2, num_kv_heads, block_size, head_dim)`."""
-        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        """`(num_layers, num_planes, num_kv_heads, block_size, head_dim)`."""
+        return (
+            self.num_layers,
+            self.num_planes,
+            self.num_kv_heads,
+            self.block_size,
+            self.head_dim,
+        )
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers, keys and values."""
+        """Bytes of one block over all layers and planes."""
         return math.prod(self.block_shape) * KV_DTYPE_BYTES[self.dtype]
 
     @property
@@ -90,4 +102,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fingerprint(self) -> str:
         """32 hex digits; equal exactly when blocks of one pool can be copied into the other."""
-        return hashlib.blake2b(msgspec.msgpack.encode(self), digest_size=16).hexdigest()
+        fields = msgspec.structs.asdict(self)
+        if self.num_planes == KEYS_AND_VALUES:  # as workers that know no other number compute it
+            del fields["num_planes"]
+        return hashlib.blake2b(msgspec.msgpack.encode(fields), digest_size=16).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -30,6 +31,18 @@ def test_a_block_is_one_contiguous_range_over_all_layers(dtype, size):
     assert pool.block_bytes == 3 * 2 * 2 * 4 * 8 * size
     assert pool.tensor.nbytes == 5 * pool.block_bytes
     assert pool.tensor[3].data_ptr() == pool.base_address + 3 * pool.block_bytes
+
+
+def test_a_pool_of_latents_holds_one_row_per_token_and_layer():
+    """The 576 numbers of DeepSeek's models, and nothing beside them."""
+    latents = msgspec.structs.replace(
+        layout("bfloat16"), num_planes=1, num_kv_heads=1, head_dim=576
+    )
+    pool = KvPool(latents, 5)
+    assert pool.tensor.shape == (5, 3, 1, 1, 4, 576)
+    assert pool.tensor.nbytes == 5 * 3 * 4 * 576 * 2
+    pool.layer(1)[4, 0, 0, 2, 7] = 3.0
+    assert pool.digest(4) != pool.digest(3) == KvPool(latents, 1).digest(0)
 
 
 def test_a_layer_is_a_view():

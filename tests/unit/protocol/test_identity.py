@@ -12,6 +12,7 @@ from protocol.hashing import block_hashes, chain_root, next_hash, seed_of
 from protocol.layout import SPLIT, KvLayout
 
 FIXED = "7e3990552b8f83c4744f6681822ffb4d"
+FIXED_LAYOUT = "003bfa30574c4d979f775de447574b20"
 LAYOUT = KvLayout(
     model_fingerprint="m", dtype="bfloat16", num_layers=3, num_kv_heads=2, block_size=16, head_dim=8
 )
@@ -72,6 +73,18 @@ def test_block_bytes_counts_keys_and_values_of_all_layers() -> None:
     assert LAYOUT.block_bytes == 3 * 2 * 2 * 16 * 8 * 2
 
 
+def test_a_block_of_latents_has_one_row_per_token_and_layer() -> None:
+    latents = msgspec.structs.replace(LAYOUT, num_planes=1, num_kv_heads=1, head_dim=576)
+    assert latents.block_shape == (3, 1, 1, 16, 576)
+    assert latents.block_bytes == 3 * 16 * 576 * 2
+    assert latents.unsharded == latents
+
+
+def test_the_fingerprint_of_keys_and_values_is_that_of_layouts_without_planes() -> None:
+    # A fixed value: workers of two versions share blocks only if it never changes.
+    assert LAYOUT.fingerprint == FIXED_LAYOUT
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -82,6 +95,7 @@ def test_block_bytes_counts_keys_and_values_of_all_layers() -> None:
         {"block_size": 32},
         {"head_dim": 16},
         {"tp_size": 2},
+        {"num_planes": 1},
     ],
 )
 def test_layouts_that_differ_have_other_fingerprints(change: dict[str, int | str]) -> None:
