@@ -124,6 +124,8 @@ def _load(
 def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None) -> Backend:
     """The backend for the settings' device, and for a rank if there are several; `model` is the
     rank's share. Raises ConfigError for settings that the backend does not support."""
+    if model.latent is not None:
+        _check_latent(config)
     device = pick_device(config.device)
     dtype = _dtype(config, model, device)
     backend: Backend
@@ -133,6 +135,20 @@ def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None
     else:
         backend = cpu_backend(config, model, device, dtype)
     return backend if ranks is None else RankBackend(backend, ranks)
+
+
+def _check_latent(config: EngineConfig) -> None:
+    """Raises ConfigError for settings that need kernels for latent attention."""
+    for name, needs_kernels in (
+        ("attention", config.attention == "kernel"),
+        ("kv_dtype", config.kv_dtype != "auto"),
+        ("batch_invariant", config.batch_invariant),
+    ):
+        if needs_kernels:
+            value = str(getattr(config, name)).lower()
+            raise ConfigError(
+                f"{name} is {value}, but torch computes this model's latent attention; leave it out"
+            )
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> str:

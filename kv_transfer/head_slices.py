@@ -1,10 +1,10 @@
 """Maps the bytes of a block between workers of different tensor-parallel size.
 
 Each rank of a worker has a part of every block: `[num_layers, num_planes, heads of the rank,
-block_size, head_dim]`, contiguous, and rank r of n holds the heads `r * H / n` to `(r + 1) * H / n`.
-The heads that two ranks share are therefore one contiguous piece per layer and plane (keys,
-values), at a fixed stride on each side: no data has to be staged or transposed. Pure arithmetic;
-moves no data.
+block_size, head_dim]`, contiguous, and rank r of n holds the heads `r * H / n` to
+`(r + 1) * H / n`. The heads that two ranks share are therefore one contiguous piece per layer and
+plane (keys, values), at a fixed stride on each side: no data has to be staged or transposed. Pure
+arithmetic; moves no data.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The interface between the model and the backends that compute attention over the paged KV pool.
 
 A backend is bound to one pool. Per batch, call `plan` once, then `run` once per layer, in order.
-A batch's tokens are those of its segments, one segment after the other.
+A batch's tokens are those of its segments, one segment after the other. `engine.attention.latents`
+has the interface for latents.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ def wanted_rows(segments: Sequence[Segment]) -> list[int] | None:
 
 
 class AttentionBackend(Protocol):
-    """Causal, grouped-query attention of a batch's tokens over their sequences' KV blocks."""
+    """Causal attention of a batch's tokens over their sequences' KV blocks, of any kind."""
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """Prepares the data that all layers share for one batch."""
+
+
+class GroupedBackend(AttentionBackend, Protocol):
+    """Attention of grouped queries."""
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Writes `k`, `v` to the pool, then attends.
@@ -78,7 +83,7 @@ class KvTarget:
 
 
 @runtime_checkable
-class StoringAttention(AttentionBackend, Protocol):
+class StoringAttention(GroupedBackend, Protocol):
     """A backend with separate calls to store and to attend, so that one kernel can rotate k and
     store it."""
 

@@ -85,10 +85,11 @@ class _WindowPlan:
 
 
 class KernelAttention:
-    """`AttentionBackend` over `pool`, by the kernels in `library`.
+    """`GroupedBackend` over `pool`, by the kernels in `library`.
 
     `windows[i]` is layer i's sliding window in tokens, the token itself included, or None.
-    Contexts with few queries are computed in pieces of `split_keys` tokens.
+    Contexts with few queries are computed in pieces of `split_keys` tokens. Scores are multiplied
+    by `scale`. In a pool of one plane, its rows are both keys and values.
     """
 
     def __init__(
@@ -98,17 +99,19 @@ class KernelAttention:
         num_heads: int,
         library: ctypes.CDLL,
         split_keys: int = 1024,
+        scale: float | None = None,
     ) -> None:
         layout = pool.layout
         assert supports(layout.dtype, layout.head_dim), layout
         assert layout.order in orders_for(layout, library), layout
         assert pool.device.type == "cpu"
-        _, num_layers, _, num_kv_heads, block_size, head_dim = pool.tensor.shape
+        _, num_layers, num_planes, num_kv_heads, block_size, head_dim = pool.tensor.shape
         assert len(windows) == num_layers
         self._pool = pool
         self._windows = tuple(windows)
         self._attend, self._divide = library.baton_attention, library.baton_plan
-        self.layer_bytes = 2 * num_kv_heads * block_size * head_dim * pool.tensor.element_size()
+        plane = num_kv_heads * block_size * head_dim
+        self.layer_bytes = num_planes * plane * pool.tensor.element_size()
         self._plans = {window: _WindowPlan() for window in set(windows)}
         self._calls: dict[int | None, _Call] = {}
         self._last_plan = _WindowPlan()
@@ -122,7 +125,7 @@ class KernelAttention:
         self._plan_call = _PlanCall(
             group=num_heads // num_kv_heads,
             tile_rows=_TILE_ROWS,
-            split_rows=_SPLIT_ROWS,
+            split_rows=max(_SPLIT_ROWS, num_heads // num_kv_heads),
             split_keys=split_keys,
             **shape,
         )
@@ -130,12 +133,12 @@ class KernelAttention:
             pool=pool.base_address,
             num_heads=num_heads,
             block_stride=pool.tensor.stride(0),
-            value_offset=num_kv_heads * block_size * head_dim,
+            value_offset=(num_planes - 1) * plane,
             is_fp8=pool.tensor.dtype == torch.float8_e4m3fn,
             is_paired=layout.order != TOKENS,
             spans=None if pool.spans is None else pool.spans.data_ptr(),
             layer_spans=0 if pool.spans is None else pool.spans.stride(0),
-            scale=math.log2(math.e) / math.sqrt(head_dim),
+            scale=math.log2(math.e) * (head_dim**-0.5 if scale is None else scale),
             **shape,
         )
 
@@ -182,7 +185,7 @@ class KernelAttention:
         return self._last_call
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See AttentionBackend."""
+        """See GroupedBackend."""
         q, k, v = _rows(q), _rows(k), _rows(v)
         if k.stride(0) != v.stride(0):
             k, v = k.contiguous(), v.contiguous()

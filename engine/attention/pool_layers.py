@@ -61,7 +61,7 @@ class PoolAttention:
         self._slots = torch.empty(0, dtype=torch.int64)
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See AttentionBackend."""
+        """See GroupedBackend."""
         self._layers.store(layer, self._slots, k, v)
         return self.attend(layer, q)
 

@@ -55,7 +55,7 @@ class _Plan:
 
 
 class TorchAttention:
-    """`AttentionBackend` over `pool`.
+    """`GroupedBackend` over `pool`.
 
     `windows[i]` is layer i's sliding window in tokens, the token itself included, or None. A chunk
     whose mask would have more than `max_mask_elements` is computed in slices of its queries.
@@ -86,7 +86,7 @@ class TorchAttention:
         }
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See AttentionBackend."""
+        """See GroupedBackend."""
         num_tokens, num_heads, head_dim = q.shape
         slots = self._slots + layer * self._layer_stride * self._block_size
         self._rows.index_copy_(0, slots[0], k.reshape(-1, head_dim))

@@ -19,10 +19,11 @@ from engine.checkpoint.formats.quantization import (
     parse_model_optimizer,
     parse_quantization,
 )
+from engine.checkpoint.latent_config import LatentConfig, parse_latent
 from engine.checkpoint.rope_config import RopeConfig, parse_rope
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
 from protocol.errors import ConfigError, ModelLoadError
-from protocol.layout import DTYPE_BYTES, KvLayout
+from protocol.layout import DTYPE_BYTES, KEYS_AND_VALUES, KvLayout
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 MAX_LAYERS = 4096
@@ -39,7 +40,8 @@ class ModelConfig:
 
     `layer_kinds[i]` is what layer i is made of. `sliding_windows[i]` is its window in tokens, the
     token itself included, or None if it attends to all earlier tokens. `dtype` is the checkpoint's
-    dtype.
+    dtype. `num_kv_heads` and `head_dim` are those of the KV pool: with `latent` attention there is
+    one head, whose rows are latents.
     """
 
     architecture: str
@@ -65,6 +67,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     experts: ExpertsConfig | None = None
     """Of the layers that are mixtures of experts; None if none is."""
+    latent: LatentConfig | None = None
+    """Of latent attention; None for attention of grouped queries."""
     qk_rows_in_pairs: bool = False
     """Whether the files hold the rows of a head of q and k in the order of rotated pairs, not of
     halves; GGUF files of llama do."""
@@ -80,10 +84,21 @@ class ModelConfig:
             num_kv_heads=self.num_kv_heads,
             block_size=block_size,
             head_dim=self.head_dim,
+            num_planes=KEYS_AND_VALUES if self.latent is None else 1,
         )
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head that are rotated."""
+        return self.head_dim if self.latent is None else self.latent.qk_rope_head_dim
 
     def sharded(self, tp_size: int) -> ModelConfig:
         """The configuration of one of `tp_size` ranks' share of each layer. Raises ConfigError."""
+        if self.latent is not None and tp_size > 1:
+            raise ConfigError(
+                f"{self.architecture} has latent attention, which is not split over ranks: set "
+                f"tensor_parallel to 1, not {tp_size}"
+            )
         for name, size in (
             ("num_attention_heads", self.num_heads),
             ("num_key_value_heads", self.num_kv_heads),
@@ -128,10 +143,19 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
     name, kind = _architecture(keys)
     vocab_size = _width(keys, "vocab_size")
     num_layers = keys.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    num_heads, num_kv_heads, head_dim = _heads(keys, kind)
     max_positions = keys.integer("max_position_embeddings")
+    rope = parse_rope(keys, max_positions)
+    if kind.layer_kinds.attention == "latent":
+        num_heads, num_kv_heads = _width(keys, "num_attention_heads"), 1
+        latent = parse_latent(keys, rope, num_heads)
+        head_dim, rope_dim = latent.latent_dim, latent.qk_rope_head_dim
+    else:
+        num_heads, num_kv_heads, head_dim = _heads(keys, kind)
+        latent, rope_dim = None, head_dim
     qkv_bias, o_bias, mlp_bias = _biases(keys, kind)
     experts, mixed = parse_experts(keys, kind.experts, num_layers)
+    if mlp_bias and experts is not None:
+        raise keys.wrong("mlp_bias", "false or absent (experts have no biases)")
     mixture = replace(kind.layer_kinds, feed_forward="experts")
     return ModelConfig(
         architecture=name,
@@ -145,7 +169,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         max_position_embeddings=max_positions,
         rms_norm_eps=keys.number("rms_norm_eps"),
         hidden_act=_hidden_act(keys),
-        rope=_rope(keys, kind, max_positions, head_dim),
+        rope=_checked_rope(keys, kind, rope, rope_dim),
         dtype=_dtype(keys),
         tie_word_embeddings=keys.flag("tie_word_embeddings", False),
         qkv_bias=qkv_bias,
@@ -156,19 +180,21 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         sliding_windows=_sliding_windows(keys, kind, num_layers),
         eos_token_ids=_end_ids(keys, generation_eos, vocab_size),
         experts=experts,
+        latent=latent,
         qk_rows_in_pairs=keys.flag("qk_rows_in_pairs", False),
         quantization=parse_quantization(keys),
     )
 
 
-def _rope(keys: JsonKeys, kind: Architecture, max_positions: int, head_dim: int) -> RopeConfig:
-    rope = parse_rope(keys, max_positions)
+def _checked_rope(
+    keys: JsonKeys, kind: Architecture, rope: RopeConfig, rope_dim: int
+) -> RopeConfig:
     if not kind.scales_queries:
         rope = replace(rope, query_scaling_beta=None)
-    if rope.kind == "divided" and len(rope.divisors) != head_dim // 2:
+    if rope.kind == "divided" and len(rope.divisors) != rope_dim // 2:
         raise ModelLoadError(
-            f"{keys.where}: the rope has {len(rope.divisors)} divisors; heads of {head_dim} need "
-            f"{head_dim // 2}"
+            f"{keys.where}: the rope has {len(rope.divisors)} divisors; heads of {rope_dim} need "
+            f"{rope_dim // 2}"
         )
     return rope
 

@@ -82,7 +82,7 @@ def parse_experts(
         normalizes=normalizes,
     )
     if kind.routes_in_groups:
-        experts = _in_groups(keys, experts)
+        experts = _in_groups(keys, kind, experts)
     return _with_shared(keys, kind, experts), mixed
 
 
@@ -103,9 +103,9 @@ def _mixed_layers(keys: JsonKeys, num_layers: int) -> tuple[bool, ...]:
     )
 
 
-def _in_groups(keys: JsonKeys, experts: ExpertsConfig) -> ExpertsConfig:
-    """With DeepSeek's way to choose: V3's (`noaux_tc`, the default), or V2's two."""
-    method = keys.text("topk_method", "noaux_tc")
+def _in_groups(keys: JsonKeys, kind: ExpertKeys, experts: ExpertsConfig) -> ExpertsConfig:
+    """With DeepSeek's way to choose: V3's (`noaux_tc`), or V2's two."""
+    method = keys.text("topk_method", kind.default_method)
     if method not in ("noaux_tc", "greedy", "group_limited_greedy"):
         raise keys.wrong("topk_method", "noaux_tc, greedy or group_limited_greedy")
     has_bias = method == "noaux_tc"

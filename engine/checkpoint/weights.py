@@ -49,6 +49,7 @@ _FINAL_NORM = "model.norm.weight"
 _IGNORED = re.compile(
     r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.masked_bias$|^rope_freqs\.weight$"
 )
+_LAYER = re.compile(r"model\.layers\.(\d{1,4})\.")
 
 
 @dataclass
@@ -128,7 +129,7 @@ def _load(
     if config.quantization is not None:
         tensors = QuantizedTensors(tensors, config.quantization, expected)
     entries = tensors.entries
-    _check(tensors, expected)
+    _check(tensors, expected, config.num_layers)
     part = config if shard is None else config.sharded(shard.size)
     blocks = _kept_blocks(expected, tensors) if target.keeps_blocks else {}
     _check_memory(tensors.where, part, target, blocks)
@@ -222,7 +223,7 @@ def _stored(name: str, tensors: StoredTensors, heads_in_pairs: int | None) -> to
     return stored if heads_in_pairs is None else in_halves(stored, heads_in_pairs)
 
 
-def _check(tensors: StoredTensors, places: Places) -> None:
+def _check(tensors: StoredTensors, places: Places, num_layers: int) -> None:
     where, found = tensors.where, tensors.entries
     for name, place in places.items():
         expected = tuple(place.tensor.shape)
@@ -244,11 +245,24 @@ def _check(tensors: StoredTensors, places: Places) -> None:
         for name in found.keys() - places.keys()
         if name != _LM_HEAD and not _IGNORED.search(name)  # lm_head: tied, so unused
     )
+    ahead = {name for name in unused if (_layer_of(name) or 0) >= num_layers}
+    if ahead:
+        logger.info(
+            "%s: layers from %d on predict further tokens ahead and are left out (%d tensors)",
+            where, num_layers, len(ahead),
+        )  # fmt: skip
+        unused = [name for name in unused if name not in ahead]
     if unused:
         logger.warning(
             "%s: %d tensors are not used by this architecture, the first is %r",
             where, len(unused), unused[0],
         )  # fmt: skip
+
+
+def _layer_of(name: str) -> int | None:
+    """The layer that a tensor belongs to; None if it is of none."""
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None
 
 
 def _check_memory(

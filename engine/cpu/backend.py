@@ -10,7 +10,9 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.attention.cpu_backend import KernelAttention, orders_for, supports
+from engine.attention.cpu_latents import KernelLatentAttention
 from engine.attention.torch_backend import TorchAttention
+from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, Sizes
 from engine.checkpoint.blocks import BlockMatrix, Matrix
 from engine.checkpoint.config import ModelConfig
@@ -79,7 +81,8 @@ class CpuBackend:
 
     def orders(self, layout: KvLayout) -> Sequence[str]:
         """See Backend."""
-        if self._kernels is None or self.dtype != _BF16:
+        is_latent = self._config.latent is not None
+        if self._kernels is None or self.dtype != _BF16 or is_latent:
             return (TOKENS,)
         return orders_for(layout, self._kernels)
 
@@ -132,8 +135,14 @@ class CpuBackend:
     def attention(self, pool: KvPool) -> AttentionBackend:
         """See Backend."""
         windows, layout = self._config.sliding_windows, pool.layout
-        if self._kernels is not None and supports(layout.dtype, layout.head_dim):
-            return KernelAttention(pool, windows, self._config.num_heads, self._kernels)
+        num_heads, latent = self._config.num_heads, self._config.latent
+        kernels = self._kernels if supports(layout.dtype, layout.head_dim) else None
+        if latent is not None and kernels is not None:
+            return KernelLatentAttention(pool, latent, num_heads, kernels)
+        if latent is not None:
+            return TorchLatentAttention(pool, latent)
+        if kernels is not None:
+            return KernelAttention(pool, windows, num_heads, kernels)
         return TorchAttention(pool, windows)
 
     def tuned_attention(self, pool: KvPool, sizes: Sizes) -> AttentionBackend:

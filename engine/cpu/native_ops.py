@@ -21,13 +21,14 @@ class NativeOps:
             None if hidden_act == "silu" else TorchOps(hidden_act, eps, torch.bfloat16).gate
         )
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
         """See LayerOps."""
         _check(x, weight)
         out = torch.empty_like(x)
         rows, size = x.shape
         call = _Norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, size)
-        call.num_threads, call.eps = torch.get_num_threads(), self._eps
+        call.num_threads = torch.get_num_threads()
+        call.eps = self._eps if eps is None else eps
         self._library.baton_rms_norm(ctypes.byref(call))
         return out
 

@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.attention.torch_backend import TorchAttention
+from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, CapturedDecodes, FusedPass, Sizes
 from engine.checkpoint.blocks import BlockMatrix, Matrix, as_tensor
 from engine.checkpoint.config import ModelConfig
@@ -106,6 +107,8 @@ class CardBackend:
 
     def attention(self, pool: KvPool) -> AttentionBackend:
         """See Backend."""
+        if self._config.latent is not None:
+            return TorchLatentAttention(pool, self._config.latent)
         return TorchAttention(pool, self._config.sliding_windows)
 
     def tuned_attention(self, pool: KvPool, sizes: Sizes) -> AttentionBackend:

@@ -46,6 +46,9 @@ def _backend(
 ) -> CardBackend:
     """The fastest backend for `numbers`: the dtypes of activations and KV, and bits per weight."""
     computed, kv_dtype, weight_bits = numbers
+    if config.latent is not None:
+        logger.warning("latent attention by torch: no kernel of a card is used for it")
+        return CardBackend(config, device, computed, kv_dtype, weight_bits)
     if settings.batch_invariant:
         return InvariantBackend(config, device, computed, kv_dtype)
     if settings.attention != "torch":

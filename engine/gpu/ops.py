@@ -30,7 +30,7 @@ class TritonOps:
         self._is_silu = hidden_act == "silu"
         self._torch = TorchOps(hidden_act, eps, dtype)
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
         """See LayerOps."""
         assert x.is_contiguous()
         assert weight.is_contiguous()
@@ -38,8 +38,9 @@ class TritonOps:
         rows, size = x.shape
         if rows:
             block = _power_of_two(size)
+            eps = self._eps if eps is None else eps
             kernels.rms_norm[(rows,)](
-                x, weight, out, size, self._eps, BLOCK=block, num_warps=_warps(block), **ROUNDING
+                x, weight, out, size, eps, BLOCK=block, num_warps=_warps(block), **ROUNDING
             )
         return out
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
-from engine.attention.base import AttentionBackend, StoringAttention
+from engine.attention.base import AttentionBackend, GroupedBackend, StoringAttention
+from engine.attention.latents import LatentBackend
 from engine.layers.ops import LayerOps, Rotation, StoringOps
 
 
@@ -26,3 +28,13 @@ class AttentionPass:
         ops, backend = self.ops, self.backend
         both = isinstance(ops, StoringOps) and isinstance(backend, StoringAttention)
         object.__setattr__(self, "storing", (ops, backend) if both else None)
+
+    @property
+    def grouped(self) -> GroupedBackend:
+        """The backend of a model whose attention is of grouped queries."""
+        return cast(GroupedBackend, self.backend)
+
+    @property
+    def latent(self) -> LatentBackend:
+        """The backend of a model whose attention is latent."""
+        return cast(LatentBackend, self.backend)

@@ -75,7 +75,7 @@ class GroupedAttention:
         qk, v = heads.split([self._num_heads + self._num_kv_heads, self._num_kv_heads], dim=1)
         qk = batch.ops.rotate(qk, self.qk_norm, batch.rotation)
         q, k = qk.split([self._num_heads, self._num_kv_heads], dim=1)
-        return batch.backend.run(layer, _scaled(q, batch.scale), k, v).flatten(1)
+        return batch.grouped.run(layer, _scaled(q, batch.scale), k, v).flatten(1)
 
     def output(self, attended: torch.Tensor, add: torch.Tensor) -> torch.Tensor:
         """See AttentionLayer."""

@@ -19,6 +19,7 @@ from engine.layers.experts import LayerFactory
 from engine.layers.experts_feed_forward import ExpertsFeedForward
 from engine.layers.gated_feed_forward import GatedFeedForward
 from engine.layers.grouped_attention import GroupedAttention
+from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import LinearLayer
 from engine.layers.ops import LayerOps
 
@@ -63,6 +64,7 @@ class Kind(Generic[LayerT]):
 
 ATTENTION: dict[str, Kind[AttentionLayer]] = {
     "grouped": Kind(GroupedAttention.tensors, GroupedAttention),
+    "latent": Kind(LatentAttention.tensors, LatentAttention),
 }
 FEED_FORWARD: dict[str, Kind[FeedForwardLayer]] = {
     "gated": Kind(GatedFeedForward.tensors, GatedFeedForward),

@@ -35,8 +35,9 @@ class LayerOps(Protocol):
     rotation_dtype: torch.dtype
     """The dtype that `rotate` expects for cos and sin."""
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm of the rows of `x` [N, size], scaled by `weight` [size]."""
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+        """RMSNorm of the rows of `x` [N, size], contiguous, scaled by `weight` [size]; with another
+        `eps` than the model's where given."""
 
     def rotate(
         self, heads: torch.Tensor, weight: torch.Tensor | None, rotation: Rotation
@@ -75,10 +76,12 @@ class TorchOps:
         self._activation = _ACTIVATIONS[hidden_act]
         self._eps = eps
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
         """See LayerOps; `x` may have more dimensions."""
         wide = x.to(torch.float32)
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
+        scale = torch.rsqrt(
+            wide.square().mean(-1, keepdim=True) + (self._eps if eps is None else eps)
+        )
         return (wide * scale).to(x.dtype) * weight
 
     def rotate(

@@ -27,6 +27,7 @@ class ExpertKeys:
     inner: str = "moe_intermediate_size"
     normalizes: bool | None = None  # weights add up to 1; None: as norm_topk_prob says
     routes_in_groups: bool = False  # DeepSeek's keys
+    default_method: str = "noaux_tc"  # without topk_method
     shared_name: str = ""  # of the shared expert's tensors; "" if there is none
     shared_inner: str = ""  # "": n_shared_experts times an expert's
     gates_shared: bool = False
@@ -61,6 +62,11 @@ _LLAMA = Architecture(
 _QWEN_2 = Architecture(configurable_biases=False, qkv_bias=True, windows="layers")
 DEEPSEEK_EXPERTS = ExpertKeys(
     count=("n_routed_experts",), routes_in_groups=True, shared_name="shared_experts"
+)
+_DEEPSEEK_V3 = Architecture(
+    configurable_biases=True,
+    layer_kinds=LayerKinds(attention="latent"),
+    experts=DEEPSEEK_EXPERTS,
 )
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,
@@ -126,6 +132,13 @@ ARCHITECTURES = {
         default_full_layers=62,
         experts=DEEPSEEK_EXPERTS,
     ),
+    "DeepseekV2ForCausalLM": replace(
+        _DEEPSEEK_V3,
+        mlp_bias_keys=("mlp_bias",),
+        experts=replace(DEEPSEEK_EXPERTS, normalizes=False, default_method="greedy"),
+    ),
+    "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
+    "KimiK2ForCausalLM": _DEEPSEEK_V3,
 }
 """Architectures by their name in a checkpoint's `architectures`."""
 MODEL_TYPES = {
@@ -143,5 +156,8 @@ MODEL_TYPES = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "dots1": "Dots1ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "kimi_k2": "KimiK2ForCausalLM",
 }
 """Architectures by a checkpoint's `model_type`, for checkpoints that name no architecture."""

@@ -45,7 +45,7 @@ class DecoderModel:
         self._parts = ModelParts(
             config,
             backend.embedding(weights.embed),
-            Rope(config.rope, config.head_dim, self.device),
+            Rope(config.rope, config.rope_dim, self.device),
             layers,
             weights.final_norm,
             backend.logits_linear(weights.lm_head),

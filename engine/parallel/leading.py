@@ -23,10 +23,6 @@ class LeadingAttention:
         self.segments = segments
         self.backend.plan(segments)
 
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See AttentionBackend."""
-        return self.backend.run(layer, q, k, v)
-
 
 class LeadingModel:
     """Rank 0's shard of a model for the runner; announces each pass before running it."""

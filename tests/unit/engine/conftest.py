@@ -37,12 +37,20 @@ _CLASSES = {
     "Qwen2MoeForCausalLM": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
     "Qwen3MoeForCausalLM": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     "Dots1ForCausalLM": (transformers.Dots1Config, transformers.Dots1ForCausalLM),
+    "DeepseekV2ForCausalLM": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
+    "DeepseekV3ForCausalLM": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
     "SeedOssForCausalLM": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
     "Ministral3ForCausalLM": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
     "InternLM3ForCausalLM": (transformers.InternLM3Config, transformers.LlamaForCausalLM),
     "IQuestCoderForCausalLM": (transformers.IQuestCoderConfig, transformers.LlamaForCausalLM),
 }
-_OWN_HEAD_DIM = _CLASSES.keys() - {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"}
+_OWN_HEAD_DIM = _CLASSES.keys() - {
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+}
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,

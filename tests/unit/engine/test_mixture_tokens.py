@@ -1,5 +1,6 @@
-"""Mixtures of experts, token for token as transformers in fp32, whatever happens to a request:
-whole, in chunks, from a prefix of every length, preempted, split over two engines, handed over."""
+"""Mixtures of experts, with keys and values and with latents, token for token as transformers in
+fp32, whatever happens to a request: whole, in chunks, from a prefix of every length, preempted,
+split over two engines, handed over."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from scheduling import sequence as sequences
 from scheduling.batch import Batch
 from scheduling.scheduler import SchedulerConfig
 from tests.effort import some
+from tests.latent_models import LATENT_MODELS
 from tests.sequences import greedy, sequence_of
 
 BLOCK, MAX_TOKENS = 4, 10
@@ -33,6 +35,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         {"num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 16},
     ),
+    **{name: LATENT_MODELS[name] for name in ("deepseek v2 lite", "deepseek v3")},
 }
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.weights import load_weights
 from protocol.errors import ModelLoadError
+from tests.latent_models import LATENT_MODELS
 from tests.unit.engine.models.test_decoder import CLOSE, TABLE, assert_as_close
 
 QWEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -53,6 +54,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {**DOTS, "sliding_window": 6, "max_window_layers": 1, "first_k_dense_replace": 0},
     ),
     "qwen3 gelu": ("Qwen3MoeForCausalLM", {**QWEN, "hidden_act": "gelu"}),
+    **LATENT_MODELS,
 }
 
 
@@ -78,7 +80,7 @@ def test_logits_equal_transformers_whole_and_in_chunks(make_tiny, paged_model, t
         torch.testing.assert_close(logits, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2", "qwen3", "dots"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2", "qwen3", "dots", "deepseek v3"])
 def test_one_tensor_of_all_experts_is_the_same_checkpoint(make_tiny, paged_model, text, name):
     tiny = make(make_tiny, name)
     one_by_one = load_weights(tiny.folder, load_model_config(tiny.folder))
@@ -94,7 +96,9 @@ def test_one_tensor_of_all_experts_is_the_same_checkpoint(make_tiny, paged_model
     torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2", "qwen3", "dots"])
+@pytest.mark.parametrize(
+    "name", ["mixtral", "qwen2", "qwen3", "dots", "deepseek v2 lite", "deepseek v3"]
+)
 def test_bf16_is_as_close_to_fp32_as_transformers_bf16_is(make_tiny, paged_model, text, name):
     tiny = make(make_tiny, name, torch.bfloat16)
     tokens = text(30)
@@ -112,10 +116,40 @@ def rewrite(folder: Path, change) -> None:
     save_file(tensors, file)
 
 
+def test_layers_that_predict_ahead_are_left_out(make_tiny, paged_model, text, caplog):
+    """Checkpoints of DeepSeek V3 hold one behind the last layer, with tensors of its own kind."""
+    tiny = make(make_tiny, "deepseek v3")
+    names = ("eh_proj", "self_attn.q_a_proj", "mlp.experts.0.up_proj", "shared_head.norm")
+    ahead = {f"model.layers.3.{name}.weight": torch.zeros(4, 4) for name in names}
+    rewrite(tiny.folder, lambda tensors: tensors.update(ahead))
+    tokens = text(20)
+    with caplog.at_level("INFO", "engine.checkpoint.weights"):
+        logits = paged_model(tiny.folder).in_chunks(tokens, 8, TABLE)
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == 1
+    assert "layers from 3 on predict further tokens ahead and are left out (4 tensors)" in lines[0]
+
+
 def test_a_missing_expert_is_named(make_tiny):
     tiny = make(make_tiny, "qwen3")
     rewrite(tiny.folder, lambda t: t.pop("model.layers.1.mlp.experts.5.up_proj.weight"))
     with pytest.raises(ModelLoadError, match=r"1\.mlp\.experts\.5\.up_proj.* is missing"):
+        load_weights(tiny.folder, load_model_config(tiny.folder))
+
+
+@pytest.mark.parametrize(
+    ("part", "shape"), [("kv_a_proj_with_mqa", (32, 48)), ("kv_b_proj", (132, 24))]
+)
+def test_wrong_tensors_of_latent_attention_are_named(make_tiny, part, shape):
+    tiny = make(make_tiny, "deepseek v3")
+    name = f"model.layers.2.self_attn.{part}.weight"
+    rewrite(tiny.folder, lambda t: t.update({name: torch.zeros(5, 48)}))
+    expected = rf"safetensors: tensor '{name}' has the shape \[5, 48\]; expected is \{[*shape]}"
+    with pytest.raises(ModelLoadError, match=expected):
+        load_weights(tiny.folder, load_model_config(tiny.folder))
+    rewrite(tiny.folder, lambda t: t.pop(name))
+    with pytest.raises(ModelLoadError, match=f"tensor '{name}' .* is missing"):
         load_weights(tiny.folder, load_model_config(tiny.folder))
 
 
@@ -160,6 +194,15 @@ def test_a_tensor_in_both_forms_is_refused(make_tiny):
         ("dots", {"scoring_func": "tanh"}, "'scoring_func' must be softmax or sigmoid"),
         ("dots", {"routed_scaling_factor": 0}, "'routed_scaling_factor' must be a finite number"),
         ("dots", {"moe_layer_freq": 2}, "'moe_layer_freq' must be 1 or absent"),
+        ("deepseek v3", {"kv_lora_rank": None}, "'kv_lora_rank' is missing"),
+        ("deepseek v3", {"kv_lora_rank": 0}, "'kv_lora_rank' must be an integer of at least 1"),
+        ("deepseek v3", {"qk_rope_head_dim": 7}, "'qk_rope_head_dim' must be even, not 7"),
+        ("deepseek v3", {"qk_nope_head_dim": None}, "'qk_nope_head_dim' is missing"),
+        ("deepseek v3", {"v_head_dim": "10"}, "'v_head_dim' must be an integer of at least 1"),
+        ("deepseek v3", {"q_lora_rank": -1}, "'q_lora_rank' must be an integer of at least 1"),
+        ("deepseek v3", {"v_head_dim": 1 << 22}, "'v_head_dim' must be smaller with num_attentio"),
+        ("deepseek v3", {"rope_interleave": 1}, "'rope_interleave' must be true or false"),
+        ("deepseek v2", {"mlp_bias": True}, "'mlp_bias' must be false or absent"),
         ("qwen2", {"shared_expert_intermediate_size": -1}, "'shared_expert_intermediate_size' m"),
     ],
 )

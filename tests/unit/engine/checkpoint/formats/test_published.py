@@ -17,6 +17,7 @@ from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.stored_tensors import FileTensors
 from engine.checkpoint.weights import load_block_weights, load_weights
 from tests.effort import some
+from tests.latent_models import LATENT_MODELS
 from tests.published_formats import (
     FORMATS,
     FORMATS_IN_PANELS,
@@ -65,6 +66,19 @@ def test_rows_are_read_a_piece_at_a_time(tmp_path, monkeypatch, name):
     found = QuantizedTensors(FileTensors(tmp_path), quantization, ["m.weight"])
     assert len(list(found.matrices["m.weight"].pieces())) == 3
     assert torch.equal(found.read("m.weight"), values)
+
+
+@pytest.mark.parametrize("name", ["fp8 in blocks", "fp8 in blocks that do not divide"])
+def test_latent_attention_may_be_quantized(published, paged_model, text, name):
+    """Shapes that blocks do not divide, and the matrix that is multiplied from both sides."""
+
+    def is_chosen(tensor: str) -> bool:
+        return is_linear(tensor) or tensor.endswith("with_mqa.weight")
+
+    architecture, options = LATENT_MODELS["deepseek v3 dense"]
+    tiny = published(name, is_chosen, architecture, **options | {"first_k_dense_replace": 2})
+    logits = paged_model(tiny.folder).in_chunks(text(30), 22, range(30))
+    torch.testing.assert_close(logits, tiny.expected_logits(text(30)), atol=1e-4, rtol=1e-4)
 
 
 def is_any_matrix(name: str) -> bool:

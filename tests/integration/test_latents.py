@@ -1,0 +1,86 @@
+"""Latent attention, served by prefill and decode apart: transformers' tokens, and the formula's
+bytes on the way."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+from tests.integration.fleets import (
+    assert_as_expected,
+    complete_all,
+    counters,
+    running_fleet,
+)
+from tests.integration.reference import (
+    BLOCK,
+    MIN_MARGIN,
+    NUM_TOKENS,
+    GreedyGeneration,
+    Reference,
+)
+from tests.latent_models import V3
+from tests.paths import DEMO_MODEL
+
+LENGTHS = (1, 17, 64, 150)
+LATENT_DIM = 24 + 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of DeepSeek V3's kind, and the demo's tokenizer."""
+    to = tmp_path_factory.mktemp("model") / DEMO_MODEL.name
+    shutil.copytree(DEMO_MODEL, to)
+    for weights in to.glob("*.safetensors*"):
+        weights.unlink()
+    torch.manual_seed(5)
+    config = DeepseekV3Config(
+        **V3,
+        vocab_size=2048,
+        hidden_size=48,
+        intermediate_size=72,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        eos_token_id=None,
+    )
+    DeepseekV3ForCausalLM(config).save_pretrained(to)
+    return to
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[Reference]:
+    generate, chance = GreedyGeneration(folder), random.Random(3)
+    found = []
+    for length in LENGTHS:
+        margin = 0.0
+        while margin < MIN_MARGIN / 10:
+            prompt = [chance.randrange(3, 1800) for _ in range(length)]
+            output, margin = generate(prompt)
+        found.append(Reference(tuple(prompt), tuple(output)))
+    return found
+
+
+@pytest.mark.parametrize("transport", ["nixl", "shm"])
+def test_apart_they_give_the_tokens_of_transformers(
+    folder: Path, expected: list[Reference], transport: str
+) -> None:
+    with running_fleet(
+        model=str(folder),
+        prefill=1,
+        decode=1,
+        transport=transport,
+        local_prefill_threshold_tokens=0,
+        chunk_max_tokens=32,
+        dtype="float32",
+    ) as fleet:
+        assert_as_expected(expected, complete_all(fleet, expected, NUM_TOKENS, 2))
+        blocks = sum(-(-length // BLOCK) for length in LENGTHS)
+        assert counters(fleet, "prefill-1")["blocks_sent"] == blocks
+        assert counters(fleet, "decode-1")["handoffs"] == len(expected)
