@@ -29,7 +29,17 @@ _NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "mlp.gate.": "ffn_gate_inp.",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
@@ -77,17 +87,20 @@ def write_metadata(
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    if experts := config.get("num_local_experts"):
+    if name == "deepseek2":
+        _write_deepseek(writer, config)
+    elif experts := config.get("num_local_experts"):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         if name != "llama":
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if name != "deepseek2":
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     if name == "llama":
         writer.add_rope_dimension_count(head_dim)
@@ -108,13 +121,64 @@ def write_metadata(
         writer.add_key_value(key.replace("__", "."), *value)
 
 
-def write_gguf(
+def _write_deepseek(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rank, rope_dim = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_head_count_kv(1)
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + rope_dim)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rope_dim)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(rope_dim)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_group_count(config["n_group"])
+    writer.add_expert_group_used_count(config["topk_group"])
+    is_v3 = config["model_type"] == "deepseek_v3"
+    kinds = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(kinds.SIGMOID if is_v3 else kinds.SOFTMAX)
+    if is_v3 and config["norm_topk_prob"]:
+        writer.add_expert_weights_norm(True)
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+
+
+def with_halves_of_kv_b(
+    tensors: dict[str, torch.Tensor], num_heads: int, key_dim: int
+) -> dict[str, torch.Tensor]:
+    """With the way from latents to heads as llama.cpp keeps it: keys' part transposed, a matrix
+    for each head."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.endswith("kv_b_proj.weight"):
+            heads = tensor.unflatten(0, (num_heads, -1))
+            keys, values = heads[:, :key_dim].transpose(1, 2), heads[:, key_dim:]
+            prefix = llama_cpp_name(name).removesuffix("attn_kv_b.weight")
+            found[f"{prefix}attn_k_b.weight"] = keys.contiguous()
+            found[f"{prefix}attn_v_b.weight"] = values.contiguous()
+        else:
+            found[name] = tensor
+    return found
+
+
+def write_gguf(  # noqa: PLR0913 - all but four are keywords of tests
     file: Path,
     folder: Path,
     name: str,
     kind: str = "F32",
     extra: dict[str, torch.Tensor] | None = None,
     has_vectors_of_kind: bool = False,
+    splits_kv_b: bool = False,
     **others: Any,
 ) -> dict[str, torch.Tensor]:
     """The checkpoint in `folder` as llama.cpp's architecture `name`, its matrices stored as `kind`,
@@ -125,7 +189,11 @@ def write_gguf(
     write_metadata(writer, name, config, **others)
     quant = gguf.GGMLQuantizationType[kind]
     values = {}
-    for tensor_name, tensor in _with_stacks(load_file(folder / "model.safetensors")).items():
+    tensors = _with_stacks(load_file(folder / "model.safetensors"))
+    if splits_kv_b:
+        heads = config["num_attention_heads"]
+        tensors = with_halves_of_kv_b(tensors, heads, config["qk_nope_head_dim"])
+    for tensor_name, tensor in tensors.items():
         data = tensor.float().numpy()
         is_kind = (data.ndim > 1 or has_vectors_of_kind) and ".mlp.gate." not in tensor_name
         stored = quantize(data, quant) if is_kind else data

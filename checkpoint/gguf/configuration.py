@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from checkpoint.gguf import deepseek
 from checkpoint.gguf.header import GgufTensor
 from checkpoint.json_keys import MAX_INTEGER, JsonKeys
 from checkpoint.regular_file import open_regular
@@ -21,6 +22,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    deepseek.NAME: "DeepseekV3ForCausalLM",
 }
 """Our names by those in `general.architecture`, which calls Mistral's models llama, too."""
 PERMUTED = frozenset({"llama"})
@@ -46,36 +48,59 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
             f"{keys.where}: the architecture {name!r} is not supported; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
+    if name == deepseek.NAME:
+        return _common(keys, name, tensors) | _deepseek(keys, tensors)
     experts = _experts(keys, name)
     window = keys.integer(f"{name}.attention.sliding_window", None)
     num_heads, num_kv_heads, head_dim = _heads(keys, name)
-    max_positions = keys.integer(f"{name}.context_length")
     ours = "MistralForCausalLM" if name == "llama" and window else ARCHITECTURES[name]
     config = {
+        **_common(keys, name, tensors),
         "architectures": [_MIXTURES[name] if experts else ours],
-        "vocab_size": _rows(keys, tensors, _EMBED),
-        "hidden_size": keys.integer(f"{name}.embedding_length"),
-        "intermediate_size": _uniform(keys, f"{name}.feed_forward_length"),
-        "num_hidden_layers": keys.integer(f"{name}.block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
-        "max_position_embeddings": max_positions,
-        "rms_norm_eps": keys.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        "hidden_act": "silu",
         "rope_parameters": _rope(keys, name, head_dim, tensors),
         "sliding_window": window,
-        "tie_word_embeddings": _OUTPUT not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
-        "dtype": _dtype(tensors),
-        "eos_token_id": end_ids(keys),
         "qk_rows_in_pairs": name in PERMUTED,
         **experts,
     }
     if name in ("qwen2", "qwen3", "qwen3moe") and window:
         raise ModelLoadError(f"{keys.where}: a sliding window of {name} is not supported")
     return config
+
+
+def _common(keys: JsonKeys, name: str, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    """What every architecture has."""
+    return {
+        "vocab_size": _rows(keys, tensors, _EMBED),
+        "hidden_size": keys.integer(f"{name}.embedding_length"),
+        "intermediate_size": _uniform(keys, f"{name}.feed_forward_length"),
+        "num_hidden_layers": keys.integer(f"{name}.block_count"),
+        "max_position_embeddings": keys.integer(f"{name}.context_length"),
+        "rms_norm_eps": keys.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        "tie_word_embeddings": _OUTPUT not in tensors,
+        "dtype": _dtype(tensors),
+        "eos_token_id": end_ids(keys),
+    }
+
+
+def _deepseek(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    attention = deepseek.attention_keys(keys, tensors)
+    rope = _rope(keys, deepseek.NAME, attention["qk_rope_head_dim"], tensors)
+    if rope["rope_type"] == "yarn":
+        rope |= deepseek.yarn_keys(keys)
+    num_layers = keys.integer(f"{deepseek.NAME}.block_count")
+    return {
+        "architectures": [deepseek.architecture(keys, tensors)],
+        "num_attention_heads": _uniform(keys, f"{deepseek.NAME}.attention.head_count"),
+        "rope_parameters": rope,
+        **attention,
+        **deepseek.expert_keys(keys, num_layers, tensors),
+    }
 
 
 def _experts(keys: JsonKeys, name: str) -> dict[str, Any]:

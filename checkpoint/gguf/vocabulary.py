@@ -27,9 +27,11 @@ _BEFORE = r"[^\r\n\p{L}\p{N}]?"
 
 @dataclass(frozen=True)
 class _Splitting:
-    """How a text is split before pairs are merged. `pattern` is None for GPT-2's own."""
+    """How a text is split before pairs are merged: by each of `first`, then by `pattern`, which is
+    None for GPT-2's own."""
 
     pattern: str | None
+    first: tuple[str, ...] = ()
     single_digits: bool = False
     whole_words: bool = False  # a word that is a token is not merged from parts
     composes: bool = False  # Unicode's NFC first
@@ -46,6 +48,23 @@ _TEKKEN = _Splitting(
     whole_words=True,
     adds_bos=True,
 )
+_DEEPSEEK_LLM = _Splitting(
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    first=(
+        r"[\r\n]",
+        r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+    ),
+    single_digits=True,
+    adds_bos=True,
+)
+_DEEPSEEK_V3 = _Splitting(
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    first=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+    adds_bos=True,
+)
 SPLITTINGS = {
     "gpt-2": _Splitting(None),
     "smollm": _Splitting(None, single_digits=True),
@@ -56,6 +75,8 @@ SPLITTINGS = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _Splitting(_QWEN2.pattern, adds_bos=True),
     "tekken": _TEKKEN,
+    "deepseek-llm": _DEEPSEEK_LLM,
+    "deepseek-v3": _DEEPSEEK_V3,
 }
 """By `tokenizer.ggml.pre`."""
 _SPECIAL = {
@@ -188,15 +209,16 @@ def _byte_level(keys: JsonKeys, vocabulary: _Vocabulary) -> dict[str, Any]:
     before: list[dict[str, Any]] = []
     if splitting.single_digits:
         before.append({"type": "Digits", "individual_digits": True})
-    if splitting.pattern is not None:
-        before.append(
-            {
-                "type": "Split",
-                "pattern": {"Regex": splitting.pattern},
-                "behavior": "Isolated",
-                "invert": False,
-            }
-        )
+    last = () if splitting.pattern is None else (splitting.pattern,)
+    before += [
+        {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        for pattern in (*splitting.first, *last)
+    ]
     before.append({"type": "ByteLevel", **_BYTES, "use_regex": splitting.pattern is None})
     return {
         "normalizer": {"type": "NFC"} if splitting.composes else None,

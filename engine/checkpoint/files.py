@@ -23,7 +23,7 @@ from checkpoint.gguf.header import read_header
 from checkpoint.json_keys import JsonKeys, read_json_object
 from checkpoint.regular_file import is_there, open_regular, read_small
 from engine.checkpoint.expert_tensors import one_by_one
-from engine.checkpoint.gguf_names import hugging_face_name
+from engine.checkpoint.gguf_names import hugging_face_name, matrix_shape
 from protocol.errors import ModelLoadError
 
 _MAX_HEADER_BYTES = (
@@ -164,12 +164,11 @@ def _gguf_header(file: Path) -> tuple[int, dict[str, TensorEntry]]:
 def _read_gguf(file: Path, version: tuple[int, int] | None) -> tuple[int, dict[str, TensorEntry]]:
     """A start reads the same header several times, and its vocabulary takes a while."""
     header = read_header(file)
-    entries = {
-        hugging_face_name(tensor.name): TensorEntry(
-            file, tensor.type.name, tensor.shape, tensor.begin, tensor.end
-        )
-        for tensor in header.tensors
-    }
+    entries = {}
+    for tensor in header.tensors:
+        name = hugging_face_name(tensor.name)
+        shape = matrix_shape(name, tensor.shape)
+        entries[name] = TensorEntry(file, tensor.type.name, shape, tensor.begin, tensor.end)
     return header.size, _with_experts(file, entries)
 
 

@@ -16,6 +16,8 @@ from engine.checkpoint.files import model_fingerprint
 from engine.checkpoint.weights import load_block_weights, load_weights
 from engine.layers.rope import Rope
 from tests.gguf_files import write_gguf
+from tests.latent_models import LATENT_MODELS
+from tests.unit.engine.models.test_decoder import TABLE
 
 NAMES = {
     "LlamaForCausalLM": "llama",
@@ -125,6 +127,57 @@ def test_mixtures_are_loaded(make_tiny, tmp_path, architecture, kind):
             ]
             assert torch.equal(plain(half.matrices[f"gate_up.{expert}"]), torch.cat(parts[:2]))
             assert torch.equal(plain(half.matrices[f"down.{expert}"]), parts[2])
+
+
+LATENT_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+}
+
+
+@pytest.mark.parametrize("stored", [("F32", False), ("F32", True), ("Q8_0", False), ("Q8_0", True)])
+@pytest.mark.parametrize("name", ["deepseek v2", "deepseek v2 lite", "deepseek v3"])
+def test_latent_attention_is_loaded(make_tiny, tmp_path, paged_model, text, name, stored):
+    """The file's model computes what transformers computes with its values."""
+    kind, splits_kv_b = stored
+    architecture, options = LATENT_MODELS[name]
+    sizes = LATENT_SIZES | ({"q_lora_rank": None} if options["q_lora_rank"] is None else {})
+    tiny = make_tiny(architecture, **(options | sizes))
+    (tiny.folder / "model.safetensors").unlink()
+    tiny.reference.save_pretrained(tiny.folder, save_original_format=False)
+    options = {"kind": kind, "splits_kv_b": splits_kv_b}
+    folder, values = folder_of(tmp_path, tiny, "deepseek2", **options)
+    config, theirs = load_model_config(folder), load_model_config(tiny.folder)
+    assert config.architecture == architecture
+    assert config.experts == theirs.experts
+    assert config.latent is not None
+    assert theirs.latent is not None
+    assert dataclasses.replace(config.latent, kv_b_in_parts=False) == dataclasses.replace(
+        theirs.latent, softmax_scale=pytest.approx(theirs.latent.softmax_scale)
+    )
+    assert config.latent.kv_b_in_parts == splits_kv_b
+    if kind == "F32":
+        tokens = text(30)
+        logits = paged_model(folder).in_chunks(tokens, 23, TABLE)
+        torch.testing.assert_close(logits, tiny.expected_logits(tokens), rtol=0, atol=1e-4)
+        return
+    for index, layer in enumerate(load_block_weights(folder, config, torch.float32).layers):
+        prefix, matrices = f"model.layers.{index}.self_attn", layer.attention.matrices
+        kv_a = values[f"{prefix}.kv_a_proj_with_mqa.weight"]
+        assert torch.equal(values_of(matrices["kv_a"]), kv_a)
+        if splits_kv_b:
+            keys = values[f"blk.{index}.attn_k_b.weight"]
+            assert torch.equal(values_of(matrices["k_b"]), keys.flatten(0, 1))
+        else:
+            assert torch.equal(values_of(matrices["kv_b"]), values[f"{prefix}.kv_b_proj.weight"])
 
 
 def test_biases_of_llama_are_permuted_too(make_tiny, tmp_path):
