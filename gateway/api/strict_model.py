@@ -23,6 +23,8 @@ MAX_VALUES = 1 << 17
 MAX_VALUES_WITH_IDS = MAX_TOKEN_IDS + 1024
 MAX_BYTES_OUTSIDE = 1 << 24
 """Outside strings: converting a number takes quadratic time in its length."""
+MAX_ESCAPES = 3_000_000
+"""Of characters in strings: a parser takes long for each, and others wait for it."""
 SLICE_BYTES = 1 << 20
 PART_BYTES, VALUE_BYTES = 256, 48
 """Memory of a string, list or object, and of any value, as a field of a request."""
@@ -59,14 +61,17 @@ def check_bounds(body: bytes, max_values: int = MAX_VALUES) -> int:
     with too many values, before any of them becomes an object.
 
     Counts by a few passes in C over one slice after the other, so that other threads can run in
-    between. The counts are exact for valid JSON.
+    between. Those of values are exact for valid JSON.
     """
-    num_quotes = num_brackets = num_commas = num_outside = start = 0
+    num_quotes = num_brackets = num_commas = num_outside = num_escapes = start = 0
     while start < len(body):
         part = _slice_of(body, start)
         start += len(part)
         if b"\\" in part:
-            part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
+            without = part.replace(b"\\\\", b"")
+            num_escapes += (len(part) - len(without)) // 2 + without.count(b"\\")
+            _check(num_escapes, MAX_ESCAPES, "escaped characters")
+            part = without.replace(b'\\"', b"")
         is_inside = num_quotes % 2
         num_quotes += part.count(b'"')
         _check(num_quotes // 2, MAX_PARTS, "strings, lists and objects")

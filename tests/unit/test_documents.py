@@ -168,6 +168,7 @@ LIMITS: list[tuple[str, str, object]] = [
     ("api.md", "lists and objects | {:,} |", strict_model.MAX_PARTS),
     ("api.md", "| values of any kind | {:,};", strict_model.MAX_VALUES),
     ("api.md", "| bytes outside strings | {} MiB |", strict_model.MAX_BYTES_OUTSIDE >> 20),
+    ("api.md", "| escaped characters in strings | {:,} |", strict_model.MAX_ESCAPES),
     ("api.md", "calls in one list | {:,} |", strict_model.MAX_LIST_ITEMS),
     ("api.md", "token ids in one list | {:,} |", strict_model.MAX_TOKEN_IDS),
     ("api.md", "prompts times choices | {} |", generation_fields.MAX_CHOICES),
