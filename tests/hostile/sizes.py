@@ -29,6 +29,7 @@ from gateway.api.generation_fields import (
     MAX_STOP_TOKENS,
 )
 from gateway.api.strict_model import (
+    MAX_ESCAPES,
     MAX_LIST_ITEMS,
     MAX_PARTS,
     MAX_TOKEN_IDS,
@@ -52,6 +53,7 @@ class Sizes:
     head_bytes: int = _LIMITS.max_head_bytes
     parts: int = MAX_PARTS
     values: int = MAX_VALUES
+    escapes: int = MAX_ESCAPES
     values_with_ids: int = MAX_VALUES_WITH_IDS
     items: int = MAX_LIST_ITEMS
     token_ids: int = MAX_TOKEN_IDS
@@ -90,6 +92,7 @@ SMALL = replace(
     head_bytes=8192,
     parts=1500,
     values=3000,
+    escapes=10_000,
     values_with_ids=5000,
     items=200,
     token_ids=3000,

@@ -54,7 +54,13 @@ def wrong_attacks() -> list[BodyAttack]:
         attacks.append(
             BodyAttack("backslashes", path, lambda sizes: b'"' + b"\\" * sizes.body_bytes)
         )
+        attacks.append(BodyAttack("escapes", path, _escapes))
     return attacks
+
+
+def _escapes(sizes: Sizes) -> bytes:
+    escaped = rb"\u00e9" * sizes.escapes
+    return b'"' + escaped.ljust(sizes.body_bytes - 2, b"x") + b'"'
 
 
 def _with(path: str, name: str, make: Callable[[Sizes], Any]) -> Callable[[Sizes], Body]:
