@@ -28,6 +28,7 @@ _AT_ONCE = (2, 4, 8, 16, 32)
 _SHORT_PROMPT, _OUTPUT = 24, 40
 _PAUSE_S = 0.03
 _GAP_S = 6.0
+_LEAST_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -148,14 +149,17 @@ def chunk_table(traces: Sequence[Mapping[str, Any]], turn_s: float) -> tuple[Tab
             else:
                 first[tokens].append(end - start + turn_s)
             done += tokens
-    whole = tuple((tokens, statistics.median(took)) for tokens, took in sorted(first.items()))
+    whole = rising(
+        [(tokens, statistics.median(took), len(took)) for tokens, took in sorted(first.items())]
+    )
     per_pair = 0.0
     if later:
         extra = [
             (took - table_value(whole, tokens)) / (tokens * done) for tokens, done, took in later
         ]
         per_pair = max(0.0, statistics.median(extra))
-    return tuple((n, max(0.0, took - per_pair * n * (n + 1) / 2)) for n, took in whole), per_pair
+    bare = [(n, took - per_pair * n * (n + 1) / 2, len(first[n])) for n, took in whole]
+    return rising(bare), per_pair
 
 
 def decode_table(
@@ -175,6 +179,7 @@ def decode_table(
     medians = {
         key: tuple(statistics.median(part) for part in zip(*values, strict=True))
         for key, values in taken.items()
+        if len(values) >= _LEAST_STEPS
     }
     slopes = [
         (medians[rows, True][0] - medians[rows, False][0])
@@ -183,14 +188,28 @@ def decode_table(
         if is_long and (rows, False) in medians
     ]
     slope = max(0.0, statistics.median(slopes)) if slopes else 0.0
-    table = tuple(
-        (rows, max(0.0, took - slope * context))
+    points = [
+        (rows, took - slope * context, len(taken[rows, is_long]))
         for (rows, is_long), (took, context) in sorted(medians.items())
         if not is_long
-    )
-    if not table:
+    ]
+    if not points:
         raise BatonError("the calibration saw no decode steps")
-    return table, slope
+    return rising(points), slope
+
+
+def rising(points: Sequence[tuple[int, float, int]]) -> Table:
+    """The table next to these seconds, each of so many observations, in which more work never takes
+    less time: neighbours that contradict that are averaged."""
+    pools: list[tuple[list[int], float, int]] = []
+    for number, took, weight in points:
+        numbers = [number]
+        while pools and pools[-1][1] >= took:
+            before, mean, others = pools.pop()
+            took = (mean * others + took * weight) / (others + weight)
+            numbers, weight = before + numbers, weight + others
+        pools.append((numbers, took, weight))
+    return tuple((number, max(0.0, took)) for numbers, took, _ in pools for number in numbers)
 
 
 def delays_of(began_wall_s: float, alone: Sequence[tuple[Played, Mapping[str, Any]]]) -> Delays:

@@ -13,6 +13,7 @@ from bench.simulated_against_real.calibration import (
     chunk_table,
     decode_table,
     delays_of,
+    rising,
 )
 from bench.simulated_against_real.comparison import (
     Comparison,
@@ -69,6 +70,11 @@ def test_decodes_are_timed_from_begin_to_begin() -> None:
     assert per_context == pytest.approx(0.002 / 800)
     assert table[0][0] == 2
     assert table[0][1] == pytest.approx(0.01 - per_context * 2 * (24 + 4.5), rel=0.02)
+
+
+def test_more_work_never_takes_less_time() -> None:
+    points = [(1, 3.0, 1), (2, 1.0, 3), (4, 2.0, 1), (8, 5.0, 1)]
+    assert rising(points) == ((1, 1.5), (2, 1.5), (4, 2.0), (8, 5.0))
 
 
 def test_what_lies_around_a_prompt_is_shared_out() -> None:
