@@ -107,6 +107,7 @@ class Fleet:
         num_decode = sum(each.spec.role.value == "decode" for each in workers)
         for each in workers:
             each.handoffs.peers = peers
+            each.neighbours = [other for other in workers if other is not each]
             each.scheduler.shares.num_targets = num_decode
 
     def _begin(self, session: Session, at: float) -> None:

@@ -8,8 +8,8 @@ something happens that the next plan depends on; then the leap ends with the ste
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import log
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from kv_transfer.handoff.key import HandoffKey
@@ -27,13 +27,16 @@ from simulator.leaps import MAX_STEPS, advance, longest_leap
 from simulator.network import Network
 from simulator.requests import Request
 from simulator.sequences import SimulatedSequence, simulated_sequence
+from simulator.usage import Usage
 
 _NOTHING = Batch()
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What workers of one pool have in common. `max_leap` 1 computes every step by itself."""
+    """What workers of one pool have in common. `max_leap` 1 computes every step by itself. A step
+    that begins while another worker computes takes longer by the share `contention`, as on cores
+    that share their memory's bandwidth; then every step is computed by itself."""
 
     role: Role
     config: SchedulerConfig
@@ -43,6 +46,12 @@ class WorkerSpec:
     times: StepTimes
     num_cards: int = 1
     max_leap: int = MAX_STEPS
+    contention: float = 0.0
+
+    @property
+    def most_steps(self) -> int:
+        """How many steps may be leapt over at once."""
+        return 1 if self.contention else self.max_leap
 
 
 class Listener(Protocol):
@@ -67,30 +76,6 @@ class Task:
     num_chunks: int = 0
 
 
-@dataclass
-class Usage:
-    """What a worker has done so far; `prefill_s` are the seconds of steps with prompt chunks,
-    `decode_s` those of all other steps. `gaps` has the number of decoded tokens by the logarithm of
-    the time that their steps took, in buckets."""
-
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    num_steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    num_preemptions: int = 0
-    gaps: dict[int, int] = field(default_factory=dict)
-
-    def note_gap(self, seconds: float, num_tokens: int) -> None:
-        """So many tokens came this long after the ones before them."""
-        bucket = round(log(seconds) * GAP_BUCKETS)
-        self.gaps[bucket] = self.gaps.get(bucket, 0) + num_tokens
-
-
-GAP_BUCKETS = 50
-"""Of a factor of e: the gaps of one bucket differ by 2 %."""
-
-
 class SimulatedWorker:
     """One worker; events call its methods."""
 
@@ -111,6 +96,8 @@ class SimulatedWorker:
         self.handoffs = Handoffs(self, queue, network, message_s)
         self.usage = Usage()
         self.received: dict[str, int] = {}
+        self.neighbours: Seq[SimulatedWorker] = ()
+        """The other workers of its host."""
         self._queue = queue
         self._listener = listener
         self._tasks: dict[str, Task] = {}
@@ -119,6 +106,11 @@ class SimulatedWorker:
         self._learnt_rows = -1
         self._step_ends = 0.0  # of a step with chunks
         self._run: DecodeRun | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step is under way."""
+        return self._is_busy
 
     @property
     def num_tasks(self) -> int:
@@ -246,6 +238,7 @@ class SimulatedWorker:
         """Plan a step, and begin it. `run` has just been leapt over; it goes on if nothing has
         happened."""
         goes_on = run is not None and not (self._has_woken or self._has_changed)
+        goes_on = goes_on and not self.spec.contention
         self._has_woken = False
         batch = _NOTHING
         if self.scheduler.has_work:
@@ -283,7 +276,7 @@ class SimulatedWorker:
         """Begin a step with prompt chunks."""
         rows, context = len(batch.decodes), sum([each.num_tokens for each in batch.decodes])
         now = self._queue.now
-        seconds = self.spec.times.seconds(rows, context, chunk_work(batch))
+        seconds = self.spec.times.seconds(rows, context, chunk_work(batch)) * self._slowdown
         self._step_ends = ends = now + seconds
         self._queue.step_end(ends, self.number, self._end_step, batch, batch.cost, seconds)
 
@@ -328,16 +321,25 @@ class SimulatedWorker:
             blocks = task.sequence.block_table[first:num_ready]
             self.handoffs.ready(task.request.key, first, blocks, task.num_chunks)
 
+    @property
+    def _slowdown(self) -> float:
+        """By how much a step takes longer that begins now."""
+        if not self.spec.contention or not any(each.is_busy for each in self.neighbours):
+            return 1.0
+        return 1.0 + self.spec.contention
+
     def _decode(self, batch: Batch) -> None:
         """Begin a run of steps, of which as many are leapt over as can follow each other."""
         rows, now = len(batch.decodes), self._queue.now
         context = sum([len(each.tokens) for each in batch.decodes])
         fixed, slope = self.spec.times.decode_line(rows)
+        if self.spec.contention:
+            fixed, slope = fixed * self._slowdown, slope * self._slowdown
         learns = rows != self._learnt_rows
         self._leap(DecodeRun(batch, now, rows, context, fixed, slope, learns))
 
     def _leap(self, run: DecodeRun) -> None:
-        most, decodes = self.spec.max_leap, cast("list[SimulatedSequence]", run.batch.decodes)
+        most, decodes = self.spec.most_steps, cast("list[SimulatedSequence]", run.batch.decodes)
         run.num_planned = 1 if most == 1 else min(longest_leap(self.scheduler, decodes), most)
         self._run = run
         self._expect_end(run)
@@ -367,7 +369,7 @@ class SimulatedWorker:
         self.usage.num_steps += run.num_planned
         self.usage.decode_tokens += num_tokens
         self.usage.note_gap(took_s / run.num_planned, num_tokens)
-        if self.spec.max_leap == 1:
+        if self.spec.most_steps == 1:
             produced = self.scheduler.commit(run.batch, [0] * run.rows, now)
             finished = [each.sequence for each in produced if each.finish is not None]
         else:

@@ -2,7 +2,9 @@
 
 Of its experiment on scheduling we know 8 prefill and 8 decode workers, each of eight A800, a model
 of the shape of Llama 2 70B, and the kind of traffic; not how dense it was. So the density is chosen
-by which one policy, load balancing, has its published TTFT, and the others are compared.
+by which one policy, load balancing, has its published TTFT, and the others are compared. Of the
+caches we know what a node holds, three million tokens, not how many nodes there were; four give
+both published ratios.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from simulator.worker import WorkerSpec
 _CARDS, _WORKERS, _BLOCK = 8, 8, 128
 _REQUESTS = 4000
 _BALANCED_S = 5.27
-_NODES, _NODE_TOKENS, _HASH_TOKENS = 10, 3_000_000, 512
+_NODES, _NODE_TOKENS, _HASH_TOKENS = 4, 3_000_000, 512
 
 
 def local_cache_aware(

@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
             shape = SHAPES["colocated"]
             with real_fleet(_path_of(args.models[0]), shape) as fleet:
                 player, target = player_of(fleet)
-                profile = calibrate(player, target, min(_MOST_CONTEXT, max_context(target)))
+                context = min(_MOST_CONTEXT, max_context(target))
+                profile = calibrate(player, target, context, fleet.pids["router-1"])
             args.profile.write_text(json.dumps(profile.as_card(), indent=1))
             return 0
         found: list[Comparison] = []
@@ -86,7 +87,8 @@ def _compare(model: str, shape: Shape, seconds: float, console: Console) -> Iter
     with real_fleet(_path_of(model), shape) as fleet:
         player, target = player_of(fleet)
         context = min(_MOST_CONTEXT, max_context(target))
-        profile = with_handoff(shape, calibrate(player, target, context), context)
+        measured = calibrate(player, target, context, fleet.pids["router-1"])
+        profile = with_handoff(shape, measured, context)
         console.print(f"{model}, {shape.name}: {_in_words(profile)}")
         for load in LOADS:
             trace = load_trace(load, profile, context, seconds)
@@ -110,7 +112,9 @@ def _in_words(profile: Profile) -> str:
     return (
         f"decodes {decodes} ms; chunks {chunks} ms; request {1e3 * delays.request_s:.2f} ms, "
         f"message {1e3 * delays.message_s:.2f} ms, answer {1e3 * delays.answer_s:.2f} ms, "
-        f"link {1e3 * profile.handoff_s:.2f} ms"
+        f"link {1e3 * profile.handoff_s:.2f} ms; steps beside others "
+        f"{profile.contention:+.0%}; CPU of router and client "
+        f"{1e3 * profile.request_cpu_s:.2f} ms a request, {1e3 * profile.token_cpu_s:.3f} a token"
     )
 
 

@@ -8,6 +8,7 @@ learned from the same steps.
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import psutil
+
 from bench.replay.player import Played, Player
 from bench.replay.vocabulary import Target
+from bench.simulated_against_real.fleets import Timing
 from protocol.errors import BatonError
 from simulator.devices.measured_steps import Table, TabledSteps, table_value
+from simulator.devices.step_times import ChunkWork
 from simulator.router import Delays
 from simulator.traces.sessions import Session, Trace, Turn
 
@@ -33,11 +38,21 @@ _LEAST_STEPS = 8
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of one kind of worker, its router and its links."""
+    """What was measured of one kind of worker, its router and its links. A request takes
+    `request_cpu_s` and `token_cpu_s` for each output token of the router and of the client, which
+    share the workers' cores. `contention` is that of `WorkerSpec`."""
 
     times: TabledSteps
     delays: Delays
     handoff_s: float
+    request_cpu_s: float = 0.0
+    token_cpu_s: float = 0.0
+    contention: float = 0.0
+
+    @property
+    def timing(self) -> Timing:
+        """What the simulator has to know."""
+        return Timing(self.times, self.delays, self.contention, self.handoff_s)
 
     def as_card(self) -> dict[str, Any]:
         """A file for `--gpu`."""
@@ -80,32 +95,94 @@ def length_s(trace: Trace) -> float:
     return max(each.start_s for each in trace.sessions) + 10 * _GAP_S
 
 
-def calibrate(player: Player, target: Target, context: int) -> Profile:
+def calibrate(player: Player, target: Target, context: int, router_pid: int) -> Profile:
     """Measure a fleet that is idle. Raises BatonError."""
     trace = calibration_trace(context)
     lone = Trace("lone", trace.sessions[:1])
-    alone = _traced(player, target, lone)
+    alone, alone_s = _traced(player, target, lone, router_pid)
     began_wall_s = player.began_wall_s
-    groups: list[tuple[Played, dict[str, Any]]] = []
+    groups, groups_s = list[tuple[Played, dict[str, Any]]](), 0.0
     for start in sorted({each.start_s for each in trace.sessions[1:]}):
         sessions = [
             Session(each.name, 0.0, each.turns) for each in trace.sessions if each.start_s == start
         ]
-        groups += _traced(player, target, Trace("group", sessions))
+        group, took_s = _traced(player, target, Trace("group", sessions), router_pid)
+        groups, groups_s = groups + group, groups_s + took_s
+    request_cpu_s, token_cpu_s = _shared_out(
+        (len(alone), sum(each.num_output for each, _ in alone), alone_s),
+        (len(groups), sum(each.num_output for each, _ in groups), groups_s),
+    )
     turn_s = _turn_s([each for _, each in groups])
     chunks, per_pair = chunk_table([each for _, each in alone], turn_s)
     decodes, per_context = decode_table(groups)
     times = TabledSteps(decodes, chunks, per_context, per_pair)
-    return Profile(times, delays_of(began_wall_s, alone), _handoff_s([each for _, each in alone]))
+    handoff_s = _handoff_s([each for _, each in alone])
+    delays = delays_of(began_wall_s, alone)
+    beside, _ = _traced(player, target, beside_trace(context), router_pid)
+    contention = contention_of(beside, times)
+    return Profile(times, delays, handoff_s, request_cpu_s, token_cpu_s, contention)
 
 
-def _traced(player: Player, target: Target, trace: Trace) -> list[tuple[Played, dict[str, Any]]]:
-    """Every request with its trace."""
+def beside_trace(context: int) -> Trace:
+    """Prompts one by one, while a stream decodes elsewhere."""
+    stream = Session("stream", 0.0, (Turn(0.0, _SHORT_PROMPT, min(300, context // 2)),))
+    length = max(each for each in _PROMPTS if each <= context // 4)
+    prompts = tuple(Turn(_PAUSE_S, length, 1) for _ in range(2 * _REPEATS))
+    return Trace("beside", [stream, Session("beside", 0.2, prompts)])
+
+
+def contention_of(traced: Sequence[tuple[Played, Mapping[str, Any]]], times: TabledSteps) -> float:
+    """By what share chunks took longer while the stream's worker computed. 0 if none did."""
+    stream = next(trace for played, trace in traced if played.session == "stream")
+    worker, steps = _decode_worker(stream), _decode_steps(stream)
+    found = []
+    for played, trace in traced:
+        if played.session == "stream" or _prompt_worker(trace) == worker:
+            continue
+        for start, end, tokens in _chunks(trace):
+            if tokens == played.num_prompt and steps[0][0] < start and end < steps[-1][1]:
+                alone = times.seconds(0, 0, ChunkWork(tokens, tokens * (tokens + 1) // 2, tokens))
+                found.append((end - start) / alone - 1)
+    return min(1.0, max(0.0, statistics.median(found))) if found else 0.0
+
+
+def _decode_worker(trace: Mapping[str, Any]) -> str:
+    found: str = _attempt(trace)["decode"]["worker_id"]
+    return found
+
+
+def _prompt_worker(trace: Mapping[str, Any]) -> str:
+    attempt = _attempt(trace)
+    found: str = (attempt["prefill"] or attempt["decode"])["worker_id"]
+    return found
+
+
+def _cpu_s(router_pid: int) -> float:
+    """CPU seconds of the router and of this process so far."""
+    times = [psutil.Process(pid).cpu_times() for pid in (router_pid, os.getpid())]
+    return sum(each.user + each.system for each in times)
+
+
+def _shared_out(one: tuple[int, int, float], other: tuple[int, int, float]) -> tuple[float, float]:
+    """Seconds of a request and of a token, from two sums: requests, tokens, seconds."""
+    (n, t, took), (m, u, lasted) = one, other
+    token_s = (n * lasted - m * took) / (n * u - m * t)
+    token_s = min(max(0.0, token_s), lasted / u)
+    return max(0.0, (took - t * token_s) / n), token_s
+
+
+def _traced(
+    player: Player, target: Target, trace: Trace, router_pid: int
+) -> tuple[list[tuple[Played, dict[str, Any]]], float]:
+    """Every request with its trace, and the CPU seconds that router and client took for them."""
+    before_s = _cpu_s(router_pid)
     played = asyncio.run(player.play(trace))
+    took_s = _cpu_s(router_pid) - before_s
     failed = next((each.error for each in played if each.error), None)
     if failed is not None:
         raise BatonError(f"a request of the calibration failed: {failed}")
-    return [(each, target.ask(f"/requests/{each.request_id}/trace")) for each in played]
+    traced = [(each, target.ask(f"/requests/{each.request_id}/trace")) for each in played]
+    return traced, took_s
 
 
 def _attempt(trace: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,9 @@ LIMITS = {MEAN_TOTAL: 0.05, MEAN_TTFT: 0.10, P99_TTFT: 0.20}
 """How far a simulated figure may be from the real one."""
 _PROMPT, _OUTPUT = 160, 32
 _SEED = 11
+_MOST_BESIDE = 0.3
+"""Cores' worth of router and client: with more, they take turns from the workers, whose cores they
+share, and the simulator knows no such thing."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ def load_trace(load: Load, profile: Profile, context: int, seconds: float) -> Tr
     prompt, output = min(_PROMPT, context // 6), min(_OUTPUT, context // 16)
     times = profile.times
     alone = table_value(times.chunks, prompt) + output * table_value(times.decodes, 4) / 4
-    rate = load.share * 2 / alone
+    beside_s = profile.request_cpu_s + output * profile.token_cpu_s
+    rate = load.share * min(2 / alone, _MOST_BESIDE / max(beside_s, 1e-6))
     text = load.text.format(
         rate=rate,
         count=max(10, round(rate * seconds)),
@@ -117,7 +121,7 @@ def simulate(shape: Shape, profile: Profile, context: int, trace: Trace) -> list
     calibration = calibration_trace(context)
     begin_s = length_s(calibration)
     later = [replace(each, start_s=each.start_s + begin_s) for each in trace.sessions]
-    spec = simulated_fleet(shape, context, profile.times, profile.delays, profile.handoff_s)
+    spec = simulated_fleet(shape, context, profile.timing)
     outcome = Fleet(spec, seed=0).run(Trace(trace.name, [*calibration.sessions, *later]))
     return [each for each in outcome.requests if each.arrival >= begin_s]
 
@@ -130,7 +134,7 @@ def with_handoff(shape: Shape, profile: Profile, context: int) -> Profile:
     bare = replace(profile, handoff_s=0.0)
     calibration = calibration_trace(context)
     lone = Trace("lone", calibration.sessions[:1])
-    spec = simulated_fleet(shape, context, bare.times, bare.delays, 0.0)
+    spec = simulated_fleet(shape, context, bare.timing)
     moved = [each for each in Fleet(spec, seed=0).run(lone).requests if each.prefill is not None]
     if not moved:
         return profile

@@ -49,7 +49,14 @@ def real_fleet(model: str, shape: Shape) -> BenchFleet:
         f"--itl-target-ms={ITL_TARGET_MS}",
     )
     return BenchFleet(
-        FleetConfig(model, 1, shape.num_prefill, shape.num_decode, worker_flags=flags)
+        FleetConfig(
+            model,
+            1,
+            shape.num_prefill,
+            shape.num_decode,
+            worker_flags=flags,
+            router_flags=("--kv-fetch=off",),  # the simulator's workers do not fetch either
+        )
     )
 
 
@@ -67,9 +74,18 @@ def max_context(target: Target) -> int:
     return found
 
 
-def simulated_fleet(
-    shape: Shape, context: int, times: StepTimes, delays: Delays, link_s: float
-) -> FleetSpec:
+@dataclass(frozen=True)
+class Timing:
+    """What the simulator has to know of the machine: the steps of a worker by itself, by what share
+    they take longer beside another one's, messages, and the latency of a transfer."""
+
+    times: StepTimes
+    delays: Delays
+    contention: float
+    link_s: float
+
+
+def simulated_fleet(shape: Shape, context: int, timing: Timing) -> FleetSpec:
     """The same fleet for the simulator."""
     config = SchedulerConfig(
         block_size=BLOCK_TOKENS,
@@ -79,8 +95,19 @@ def simulated_fleet(
         itl_target_s=ITL_TARGET_MS / 1000,
     )
     pools = tuple(
-        (WorkerSpec(role, config, NUM_BLOCKS, _BYTES_PER_BLOCK, context, times), count)
+        (
+            WorkerSpec(
+                role,
+                config,
+                NUM_BLOCKS,
+                _BYTES_PER_BLOCK,
+                context,
+                timing.times,
+                contention=timing.contention,
+            ),
+            count,
+        )
         for role, count in ((Role.PREFILL, shape.num_prefill), (Role.DECODE, shape.num_decode))
         if count
     )
-    return FleetSpec(pools, lambda: decide, _BYTES_PER_S, link_s, delays)
+    return FleetSpec(pools, lambda: decide, _BYTES_PER_S, timing.link_s, timing.delays)

@@ -10,7 +10,8 @@ from typing import Any
 
 from simulator.fleet import Outcome
 from simulator.requests import Request
-from simulator.worker import GAP_BUCKETS, SimulatedWorker, Usage
+from simulator.usage import GAP_BUCKETS, Usage
+from simulator.worker import SimulatedWorker
 
 
 @dataclass(frozen=True)

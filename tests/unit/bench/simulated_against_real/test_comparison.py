@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from bench.simulated_against_real.calibration import (
     Profile,
     calibration_trace,
     chunk_table,
+    contention_of,
     decode_table,
     delays_of,
     rising,
@@ -26,7 +28,9 @@ from bench.simulated_against_real.comparison import (
 from bench.simulated_against_real.fleets import SHAPES
 from bench.simulated_against_real.machine import MachineWatch, Usage
 from simulator.devices.measured_steps import TabledSteps
+from simulator.devices.step_times import ChunkWork
 from simulator.router import Delays
+from simulator.traces.sessions import Session, Trace, Turn
 
 US = 1_000_000
 PROFILE = Profile(
@@ -95,6 +99,31 @@ def test_a_load_is_as_dense_as_the_fleet_allows_and_is_simulated_after_the_calib
     assert all(
         turn.num_prompt + turn.num_output <= 1024 for s in trace.sessions for turn in s.turns
     )
+
+
+def test_steps_beside_another_worker_s_take_longer() -> None:
+    stream = decoding(24, *((n * 0.01, n * 0.01 + 0.009, 1) for n in range(100)))
+    stream[0].session = "stream"
+    stream[1]["attempts"][0]["decode"]["worker_id"] = "d1"
+    beside = []
+    for worker in ("p1", "d1"):
+        took = PROFILE.times.seconds(0, 0, ChunkWork(256, 256 * 257 // 2, 256))
+        took *= 1.25 if worker == "p1" else 3.0
+        made = alone(256, (0.2, 0.2 + took, 256))
+        made[1]["attempts"][0]["prefill"]["worker_id"] = worker
+        beside.append(made)
+    found = contention_of([stream, *beside], PROFILE.times)
+    assert found == pytest.approx(0.25, rel=0.01)
+    lone, crowded = (
+        simulate(SHAPES["colocated"], replace(PROFILE, contention=each), 1024, two_at_once())
+        for each in (0.0, 0.25)
+    )
+    assert lone[0].decode != lone[1].decode
+    assert sum(e.end - e.arrival for e in crowded) > 1.1 * sum(e.end - e.arrival for e in lone)
+
+
+def two_at_once() -> Trace:
+    return Trace("two", [Session(f"s{n}", 0.0, (Turn(0.0, 100, 50),)) for n in range(2)])
 
 
 def test_links_take_what_messages_leave_of_a_handoff() -> None:

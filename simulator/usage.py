@@ -1,0 +1,30 @@
+"""What a simulated worker has done: its steps, its tokens, and the time between tokens. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log
+
+
+@dataclass
+class Usage:
+    """What a worker has done so far; `prefill_s` are the seconds of steps with prompt chunks,
+    `decode_s` those of all other steps. `gaps` has the number of decoded tokens by the logarithm of
+    the time that their steps took, in buckets."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    num_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    num_preemptions: int = 0
+    gaps: dict[int, int] = field(default_factory=dict)
+
+    def note_gap(self, seconds: float, num_tokens: int) -> None:
+        """So many tokens came this long after the ones before them."""
+        bucket = round(log(seconds) * GAP_BUCKETS)
+        self.gaps[bucket] = self.gaps.get(bucket, 0) + num_tokens
+
+
+GAP_BUCKETS = 50
+"""Of a factor of e: the gaps of one bucket differ by 2 %."""
