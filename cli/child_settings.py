@@ -92,7 +92,7 @@ class ChildSettings:
             "torch_threads": self.torch_threads,
         }
         if self._has_ranks:
-            own |= {"tensor_parallel": self._ranks_of(role), "kv_order": self._shared_order}
+            own |= self._ranks_of(role) | {"kv_order": self._shared_order}
         if cores:
             own["cores"] = ranges_of(cores)
         fraction = self._memory_fraction()
@@ -158,13 +158,13 @@ class ChildSettings:
 
     @property
     def _has_ranks(self) -> bool:
-        settings = self._settings
-        return max(settings.prefill_tensor_parallel, settings.decode_tensor_parallel) > 1
+        workers = (self._ranks_of(role) for role in (Role.PREFILL, Role.DECODE))
+        return any(max(ranks.values()) > 1 for ranks in workers)
 
-    def _ranks_of(self, role: Role) -> int:
-        settings = self._settings
-        is_prefill = role is Role.PREFILL
-        return settings.prefill_tensor_parallel if is_prefill else settings.decode_tensor_parallel
+    def _ranks_of(self, role: Role) -> dict[str, int]:
+        """The settings of this role's workers that split the model."""
+        names = ("tensor_parallel", "pipeline_parallel")
+        return {name: getattr(self._settings, f"{role.value}_{name}") for name in names}
 
     @property
     def _shared_order(self) -> str:

@@ -35,12 +35,24 @@ class UpSettings:
     prefill_tensor_parallel: int = setting_of(
         WorkerSettings,
         "tensor_parallel",
-        help="ranks that each prefill worker splits the model over (in a file: in the [up] table)",
+        help="ranks that each prefill worker splits each layer over (in a file: in the [up] "
+        "table)",
     )
     decode_tensor_parallel: int = setting_of(
         WorkerSettings,
         "tensor_parallel",
-        help="ranks that each decode worker splits the model over (in a file: in the [up] table)",
+        help="ranks that each decode worker splits each layer over (in a file: in the [up] table)",
+    )
+    prefill_pipeline_parallel: int = setting_of(
+        WorkerSettings,
+        "pipeline_parallel",
+        help="stages that each prefill worker splits the layers into (in a file: in the [up] "
+        "table)",
+    )
+    decode_pipeline_parallel: int = setting_of(
+        WorkerSettings,
+        "pipeline_parallel",
+        help="stages that each decode worker splits the layers into (in a file: in the [up] table)",
     )
 
     tool_parser: str = setting_of(RouterSettings, "tool_parser")

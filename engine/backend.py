@@ -108,8 +108,8 @@ class FusedPass(Protocol):
     ) -> torch.Tensor:
         """Run all layers on `x` [N, hidden] in place. Returns `x`, or only its `rows` [W]."""
 
-    def whole_step(self, attention: AttentionBackend) -> WholeStep:
-        """A whole step in one call, over this backend's pool."""
+    def whole_step(self, attention: AttentionBackend) -> WholeStep | None:
+        """A whole step in one call, over this backend's pool; None for a stage of a pipeline."""
 
 
 class Backend(LayerFactory, Protocol):

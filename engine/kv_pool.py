@@ -32,7 +32,7 @@ class KvPool:
     long as the pool.
 
     If several ranks share the blocks, this is rank 0's part of each, and `others` are those of the
-    other ranks; only transfers and digests read them here.
+    other ranks, in their order; only transfers and digests read them here.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class KvPool:
         self.block_bytes = layout.block_bytes
         shape = (num_blocks, *layout.block_shape)
         dtype = kv_torch_dtype(layout.dtype)
-        # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
+        # [num_blocks, layers, planes, heads, block_size, head_dim]
         self.spans = _unknown_spans(layout, num_blocks) if layout.order == SPLIT else None
         """The spans of a split pool's quads as far as this process knows them, [num_layers,
         num_blocks, quads of a block], uint8 (engine/native/split.h)."""
@@ -68,15 +68,17 @@ class KvPool:
         """Address of block 0 in the device's memory."""
         return self.tensor.data_ptr()
 
-    @property
-    def other_parts(self) -> tuple[tuple[int, str], ...]:
-        """Address of block 0, and device, of the other ranks' parts."""
-        return tuple((each.base_address, str(each.device)) for each in self.others)
-
     def digest(self, block: int) -> bytes:
-        """The digest of a block's keys and values of all heads, whatever ranks hold them."""
-        parts = [each.tensor[block] for each in (self, *self.others)]
-        return block_digest(torch.cat(parts, dim=2) if self.others else parts[0])
+        """The digest of a block's keys and values of all layers and heads, whatever ranks hold
+        them."""
+        if not self.others:
+            return block_digest(self.tensor[block])
+        whole = torch.empty(self.layout.unsharded.block_shape, dtype=self.tensor.dtype)
+        for part in (self, *self.others):
+            layers, heads = part.layout.layers, part.layout.heads
+            own = whole[layers.start : layers.stop, :, heads.start : heads.stop]
+            own.copy_(part.tensor[block])
+        return block_digest(whole)
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Mark the spans of `blocks` as unknown. Call this before anything but an attention backend
@@ -102,8 +104,8 @@ def block_digest(block: torch.Tensor) -> bytes:
 
 
 def _unknown_spans(layout: KvLayout, num_blocks: int) -> torch.Tensor:
-    numbers = math.prod(layout.block_shape) // layout.num_layers
-    shape = (layout.num_layers, num_blocks, numbers // _QUAD)
+    num_layers, *of_layer = layout.block_shape
+    shape = (num_layers, num_blocks, math.prod(of_layer) // _QUAD)
     return torch.full(shape, _UNKNOWN, dtype=torch.uint8)
 
 
@@ -125,12 +127,12 @@ def blocks_for_fraction(layout: KvLayout, device: torch.device, fraction: float)
     return blocks_for_memory(layout, int(available_bytes(device) * fraction))
 
 
-def check_room(layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+def check_room(block_bytes: int, num_blocks: int, device: torch.device) -> None:
     """Raises ConfigError with both sizes if a host has no room for `num_blocks`: the kernel would
     kill the process while it touches them."""
     if device.type != "cpu":
         return
-    needed, free = num_blocks * layout.block_bytes, available_bytes(device)
+    needed, free = num_blocks * block_bytes, available_bytes(device)
     if needed > free:
         raise ConfigError(
             f"{num_blocks} KV blocks take {needed >> 20} MiB, and {free >> 20} MiB are free here "

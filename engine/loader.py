@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import msgspec
 import torch
@@ -78,8 +79,8 @@ def load_follower(
 ) -> tuple[Follower, KvPool]:
     """The follower on another rank of rank 0's engine, loaded with the same `config`, and its pool.
 
-    `allocate` provides this rank's part of the pool's memory. Raises the same errors as
-    `load_engine`.
+    `allocate` provides the memory that rank 0 allocated for all ranks' pools. Raises the same
+    errors as `load_engine`.
     """
     loaded = _load(config, progress, ranks)
     pool = loaded.pool(allocate)
@@ -95,7 +96,7 @@ def _load(
     enter("kernels")
     whole = load_model_config(config.folder)
     context = _context(config, whole)
-    part = whole if ranks is None else whole.sharded(ranks.shard.size)
+    part = whole if ranks is None else whole.part_of(ranks.shard)
     backend = choose_backend(config, part, ranks)
     enter("weights")
     theirs = None if config.open_tensors is None else config.open_tensors()
@@ -103,7 +104,9 @@ def _load(
     dtype = torch_dtype(backend.dtype)
     if backend.keeps_blocks and theirs is None and has_blocks(config.folder, whole):
         fingerprint += "-blocks"
-        weights = load_block_weights(config.folder, whole, dtype, progress, backend.device)
+        weights = load_block_weights(
+            config.folder, whole, dtype, progress, backend.device, backend.shard
+        )
     else:
         weights = load_weights(
             theirs or config.folder, whole, backend.device, dtype, progress, backend.shard
@@ -184,7 +187,8 @@ def _layout(
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, backend.kv_dtype)
     order = order_of(config.kv_order, backend.orders(layout))
     layout = msgspec.structs.replace(layout, order=order)
-    return layout.shard(backend.shard.rank, backend.shard.size)
+    shard = backend.shard
+    return layout.shard(shard.rank, shard.size, shard.stage, shard.num_stages)
 
 
 def order_of(wanted: str, orders: Sequence[str]) -> str:
@@ -205,20 +209,20 @@ class _Loaded:
 
     def pool(self, allocate: Allocate) -> KvPool:
         """The KV pool, with the same number of blocks on every rank. Rank 0 allocates for all."""
-        layout, device, shard = self.layout, self.model.device, self.backend.shard
+        layout, device = self.layout, self.model.device
         num_blocks = self.backend.num_blocks(self.model, layout, self.sizes)
-        if shard.rank:
-            return KvPool(layout, num_blocks, device, allocate(num_blocks * layout.block_bytes))
-        whole = layout.unsharded
-        check_room(whole, num_blocks, device)
-        size = num_blocks * layout.block_bytes
-        memory = allocate(num_blocks * whole.block_bytes)
+        ends = [0, *accumulate(num_blocks * rank.block_bytes for rank in layout.ranks)]
+        if layout.rank == 0:
+            check_room(sum(each.block_bytes for each in layout.ranks), num_blocks, device)
+        memory = allocate(ends[-1])
         if memory is None:
             return KvPool(layout, num_blocks, device)
-        buffers = [memory[rank * size : (rank + 1) * size] for rank in range(shard.size)]
+        buffers = [memory[start:end] for start, end in pairwise(ends)]
+        if layout.rank:
+            return KvPool(layout, num_blocks, device, buffers[layout.rank])
         others = [
-            KvPool(whole.shard(rank, shard.size), num_blocks, device, buffers[rank])
-            for rank in range(1, shard.size)
+            KvPool(rank, num_blocks, device, buffer)
+            for rank, buffer in zip(layout.ranks[1:], buffers[1:], strict=True)
         ]
         return KvPool(layout, num_blocks, device, buffers[0], others)
 

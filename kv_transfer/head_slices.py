@@ -1,15 +1,15 @@
-"""Maps the bytes of a block between workers of different tensor-parallel size.
+"""Maps the bytes of a block between workers whose ranks hold other parts of it.
 
-Each rank of a worker has a part of every block: `[num_layers, num_planes, heads of the rank,
-block_size, head_dim]`, contiguous, and rank r of n holds the heads `r * H / n` to
-`(r + 1) * H / n`. The heads that two ranks share are therefore one contiguous piece per layer and
-plane (keys, values), at a fixed stride on each side: no data has to be staged or transposed. Pure
+Each rank of a worker has a part of every block: `[layers of its stage, planes, heads of the rank,
+block_size, head_dim]`, contiguous (`KvLayout`). The layers that two ranks share are one contiguous
+piece if both hold the same heads; else the heads that they share are one piece per layer and plane
+(keys, values), at a fixed stride on each side. No data has to be staged or transposed. Pure
 arithmetic; moves no data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import ConfigError
@@ -76,64 +76,68 @@ class Share:
         return pieces.size == pieces.block_bytes == self.slices.target.block_bytes
 
 
-def whole_shares(block_bytes: int, num_ranks: int) -> tuple[Share, ...]:
-    """The shares of two workers with the same ranks."""
-    whole = Pieces.whole(block_bytes)
-    return tuple(Share(rank, rank, HeadSlices(whole, whole)) for rank in range(num_ranks))
+def whole_shares(block_bytes: Sequence[int]) -> tuple[Share, ...]:
+    """The shares of two workers with the same ranks, whose blocks have so many bytes on each."""
+    wholes = [Pieces.whole(each) for each in block_bytes]
+    return tuple(Share(rank, rank, HeadSlices(each, each)) for rank, each in enumerate(wholes))
 
 
 def plan_shares(source: KvLayout, target: KvLayout) -> tuple[Share, ...]:
     """The shares of two workers, of which any rank's layout is given; each byte of a target's block
     is in one share. Raises ConfigError if the two are not of one model's cache."""
+    for layout in (source, target):
+        layout.check_ranks()
     shares = []
-    for theirs in _ranks(target):
-        for ours in _ranks(source):
-            slices = plan_head_slices(ours, theirs)
+    for theirs in target.ranks:
+        for ours in source.ranks:
+            slices = plan_head_slices(ours, theirs) if sends(ours, theirs) else None
             if slices is not None:
-                shares.append(Share(ours.tp_rank, theirs.tp_rank, slices))
+                shares.append(Share(ours.rank, theirs.rank, slices))
     return tuple(shares)
 
 
-def _ranks(layout: KvLayout) -> list[KvLayout]:
-    whole, size = layout.unsharded, layout.tp_size
-    return [layout] if size == 1 else [whole.shard(rank, size) for rank in range(size)]
+def sends(source: KvLayout, target: KvLayout) -> bool:
+    """Whether of the ranks that have copies of rank `source`'s head, this one sends to `target`:
+    neighbours of the target get theirs from other copies."""
+    return source.tp_rank % source.num_copies == target.tp_rank % source.num_copies
 
 
-def shared_heads(source: KvLayout, target: KvLayout) -> range:
-    """The cache's heads that both ranks hold; there may be none.
+def plan_head_slices(source: KvLayout, target: KvLayout) -> HeadSlices | None:
+    """The pieces that rank `source` has for rank `target`; None if they share nothing.
 
     Raises ConfigError if the two are not ranks of one model's cache.
     """
     if source.unsharded != target.unsharded:
         raise ConfigError(
-            "the two pools differ in more than their tensor-parallel size: "
+            "the two pools differ in more than their ranks: "
             f"{source.unsharded} and {target.unsharded}"
         )
-    first = max(source.heads.start, target.heads.start)
-    return range(first, max(first, min(source.heads.stop, target.heads.stop)))
-
-
-def plan_head_slices(source: KvLayout, target: KvLayout) -> HeadSlices | None:
-    """The pieces that rank `source` sends to rank `target`; None if they share no head.
-
-    Raises ConfigError if the two are not ranks of one model's cache.
-    """
-    heads = shared_heads(source, target)
-    if not heads:
+    layers = _common(source.layers, target.layers)
+    heads = _common(source.heads, target.heads)
+    if not layers or not heads:
         return None
-    if len(heads) == source.num_kv_heads == target.num_kv_heads:
-        whole = Pieces.whole(source.block_bytes)
-        return HeadSlices(whole, whole)
-    return HeadSlices(_pieces(source, heads), _pieces(target, heads))
+    is_joined = source.heads == target.heads
+    return HeadSlices(*(_pieces(each, layers, heads, is_joined) for each in (source, target)))
 
 
-def _pieces(layout: KvLayout, heads: range) -> Pieces:
-    """The pieces of a rank's block that hold these heads: one per layer and plane."""
+def _common(one: range, other: range) -> range:
+    first = max(one.start, other.start)
+    return range(first, max(first, min(one.stop, other.stop)))
+
+
+def _pieces(layout: KvLayout, layers: range, heads: range, is_joined: bool) -> Pieces:
+    """The pieces of a rank's block that hold these layers and heads: one, if it `is_joined` because
+    all heads of the rank are meant, else one per layer and plane."""
     head_bytes = layout.block_size * layout.head_dim * KV_DTYPE_BYTES[layout.dtype]
+    plane_bytes = len(layout.heads) * head_bytes
+    layer_bytes = layout.num_planes * plane_bytes
+    start = (layers.start - layout.layers.start) * layer_bytes
+    if is_joined:
+        return Pieces(layout.block_bytes, len(layers) * layer_bytes, start=start)
     return Pieces(
         layout.block_bytes,
         size=len(heads) * head_bytes,
-        count=layout.num_planes * layout.num_layers,
-        start=(heads.start - layout.heads.start) * head_bytes,
-        stride=layout.num_kv_heads * head_bytes,
+        count=layout.num_planes * len(layers),
+        start=start + (heads.start - layout.heads.start) * head_bytes,
+        stride=plane_bytes,
     )

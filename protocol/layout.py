@@ -32,13 +32,23 @@ KEYS_AND_VALUES = 2
 """Planes of a layer's part of a block; latents have one."""
 
 
+_UNNAMED = {"stage": 0, "num_stages": 1, "num_planes": KEYS_AND_VALUES}
+"""Fields that a fingerprint leaves out while they have these values, as workers that do not know
+them compute it."""
+
+MAX_RANKS = 64
+"""In each of the two ways to split a cache."""
+
+
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of one KV block: `[num_layers, num_planes, num_kv_heads, block_size, head_dim]`,
+    """Shape of one KV block of a rank: `[layers, num_planes, heads, block_size, head_dim]`,
     contiguous.
 
     A pool consists of `num_blocks` such blocks, so a block is one contiguous range over all
-    layers. `num_kv_heads` counts the heads that this rank holds. The two planes are keys and
-    values. Latent attention has one plane of one head, whose rows serve as both.
+    `layers` of the rank. `num_layers` and `num_kv_heads` are those of the whole cache. A rank has
+    the layers of stage `stage` of `num_stages`, and of them the heads of rank `tp_rank` of
+    `tp_size`. With more ranks than heads, neighbours have copies of one head. The two planes are
+    keys and values. Latent attention has one plane of one head, whose rows serve as both.
     """
 
     model_fingerprint: Text
@@ -49,60 +59,101 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: Dimension
     tp_rank: Dimension = 0
     tp_size: Dimension = 1
+    stage: Dimension = 0
+    num_stages: Dimension = 1
     order: Text = TOKENS
     num_planes: Dimension = KEYS_AND_VALUES
 
     @property
+    def layers(self) -> range:
+        """The indices of this rank's layers among all of the cache."""
+        return stage_layers(self.num_layers, self.stage, self.num_stages)
+
+    @property
+    def heads(self) -> range:
+        """The indices of this rank's heads among all KV heads of the cache."""
+        first = self.tp_rank * self.num_kv_heads // self.tp_size
+        return range(first, first + max(1, self.num_kv_heads // self.tp_size))
+
+    @property
+    def num_copies(self) -> int:
+        """How many ranks of a stage have each head."""
+        return max(1, self.tp_size // self.num_kv_heads)
+
+    @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """`(num_layers, num_planes, num_kv_heads, block_size, head_dim)`."""
+        """`(layers, num_planes, heads, block_size, head_dim)`."""
         return (
-            self.num_layers,
+            len(self.layers),
             self.num_planes,
-            self.num_kv_heads,
+            len(self.heads),
             self.block_size,
             self.head_dim,
         )
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers and planes."""
+        """Bytes of one block on this rank, over its layers and all planes."""
         return math.prod(self.block_shape) * KV_DTYPE_BYTES[self.dtype]
 
     @property
     def worker_block_bytes(self) -> int:
-        """Bytes of one block on all ranks."""
-        return self.block_bytes * self.tp_size
-
-    @property
-    def heads(self) -> range:
-        """The indices of this rank's heads among all KV heads of the cache."""
-        first = self.tp_rank * self.num_kv_heads
-        return range(first, first + self.num_kv_heads)
+        """Bytes of one block of the whole cache, whatever copies ranks have."""
+        return self.unsharded.block_bytes
 
     @property
     def unsharded(self) -> KvLayout:
-        """The layout of all ranks' heads in one pool; the same for all ranks of one cache."""
-        num_kv_heads = self.num_kv_heads * self.tp_size
-        return msgspec.structs.replace(self, num_kv_heads=num_kv_heads, tp_rank=0, tp_size=1)
+        """The layout of the whole cache in one pool; the same for all ranks of one cache."""
+        return msgspec.structs.replace(self, tp_rank=0, tp_size=1, stage=0, num_stages=1)
 
-    def shard(self, tp_rank: int, tp_size: int) -> KvLayout:
-        """The layout of rank `tp_rank` of `tp_size` of this unsharded cache. Raises ConfigError."""
-        if not 0 <= tp_rank < tp_size or self.num_kv_heads % tp_size:
-            raise ConfigError(
-                f"{self.num_kv_heads} KV heads have no rank {tp_rank} of {tp_size}: "
-                "the number of ranks must divide that of the heads"
-            )
-        if self.order == SPLIT and tp_size > 1:
-            raise ConfigError("blocks in the order 'split' cannot be shared out by heads")
-        num_kv_heads = self.num_kv_heads // tp_size
-        return msgspec.structs.replace(
-            self, num_kv_heads=num_kv_heads, tp_rank=tp_rank, tp_size=tp_size
+    @property
+    def rank(self) -> int:
+        """This rank's number among all ranks of its worker: stage by stage, from the last one, so
+        that rank 0 computes the logits."""
+        return (self.num_stages - 1 - self.stage) * self.tp_size + self.tp_rank
+
+    @property
+    def ranks(self) -> tuple[KvLayout, ...]:
+        """The layouts of all ranks of this rank's worker, by number."""
+        return tuple(
+            msgspec.structs.replace(self, tp_rank=tp_rank, stage=stage)
+            for stage in reversed(range(self.num_stages))
+            for tp_rank in range(self.tp_size)
         )
+
+    def shard(self, tp_rank: int, tp_size: int, stage: int = 0, num_stages: int = 1) -> KvLayout:
+        """The layout of one rank of this cache. Raises ConfigError."""
+        part = msgspec.structs.replace(
+            self, tp_rank=tp_rank, tp_size=tp_size, stage=stage, num_stages=num_stages
+        )
+        part.check_ranks()
+        return part
+
+    def check_ranks(self) -> None:
+        """Raises ConfigError if the cache has no such rank."""
+        heads, size, stages = self.num_kv_heads, self.tp_size, self.num_stages
+        divides = 0 < size <= MAX_RANKS and (heads % size == 0 or size % max(1, heads) == 0)
+        if not 0 <= self.tp_rank < size or not divides:
+            raise ConfigError(
+                f"{heads} KV heads have no rank {self.tp_rank} of {size}: the number of ranks must "
+                "divide that of the heads, or be a multiple of it"
+            )
+        if not 0 <= self.stage < stages <= min(self.num_layers, MAX_RANKS):
+            raise ConfigError(f"{self.num_layers} layers have no stage {self.stage} of {stages}")
+        if self.order == SPLIT and size > 1:
+            raise ConfigError("blocks in the order 'split' cannot be shared out by heads")
 
     @property
     def fingerprint(self) -> str:
         """32 hex digits; equal exactly when blocks of one pool can be copied into the other."""
-        fields = msgspec.structs.asdict(self)
-        if self.num_planes == KEYS_AND_VALUES:  # as workers that know no other number compute it
-            del fields["num_planes"]
-        return hashlib.blake2b(msgspec.msgpack.encode(fields), digest_size=16).hexdigest()
+        fields = msgspec.to_builtins(self)
+        named = {name: fields[name] for name in fields if fields[name] != _UNNAMED.get(name)}
+        return hashlib.blake2b(msgspec.msgpack.encode(named), digest_size=16).hexdigest()
+
+
+def stage_layers(num_layers: int, stage: int, num_stages: int) -> range:
+    """The layers of one stage. Where they cannot be shared out evenly, earlier stages have one
+    more: the last one also computes the logits."""
+    size, more = divmod(num_layers, num_stages)
+    first = stage * size + min(stage, more)
+    return range(first, first + size + (stage < more))

@@ -37,7 +37,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `start_ms`: the time of each phase of its start, in the order of the phases; empty until it
       has registered.
     - `sends_weights`: it has files of weights for workers that start.
-    - `tensor_parallel`: the ranks over which its model is split.
+    - `tensor_parallel`, `pipeline_parallel`: the ranks over which each layer of its model is split,
+      and the stages into which the layers are.
     - `has_windows`: some of its layers keep a window of tokens only, so a cached prefix can be used
       up to the ends that the worker reports.
     - `weight_version`: the commit of its model's weights, if they came from a hub; `revision`: that
@@ -74,6 +75,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     start_ms: Annotated[dict[Text, Count], Meta(max_length=256)] = {}
     sends_weights: bool = False
     tensor_parallel: Count = 1
+    pipeline_parallel: Count = 1
     has_windows: bool = False
     weight_version: Text = ""
     revision: Text = ""

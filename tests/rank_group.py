@@ -15,8 +15,10 @@ from engine.checkpoint.config import Shard
 from engine.native.library import load_library
 from engine.parallel.link_watch import LinkWatch
 from engine.parallel.ranks import Ranks
-from engine.parallel.sums import HostSums, stop_sums
+from engine.parallel.shared_memory import RankMemory, RankSizes
 from tests.forked import fork_context
+
+_STEP_BYTES = 1 << 18
 
 RankMain = Callable[[Connection, str, int, int], None]
 """What a rank runs, with its end of a pipe, the file where ranks meet, its rank and their number:
@@ -65,13 +67,14 @@ class RankGroup:
             assert not lives or process.exitcode == 0
 
 
-def meet(store: str, rank: int, size: int, limit_s: float) -> Ranks:
-    """The first `size` ranks of a group, once they are connected. Call it in the order of sizes."""
-    place, memory = f"{store}-{size}", f"{store}-{size}.sums"
-    num_bytes = HostSums.bytes_for(size)
+def meet(store: str, rank: int, size: int, limit_s: float, num_stages: int = 1) -> Ranks:
+    """The first `size` ranks of a group, in stages, once they are connected. Call it in one order
+    on all of them."""
+    place, memory = f"{store}-{size}-{num_stages}", f"{store}-{size}-{num_stages}.memory"
+    sizes = RankSizes(size // num_stages, num_stages, _STEP_BYTES)
     links = []
     if rank == 0:
-        Path(memory).write_bytes(bytes(num_bytes))
+        Path(memory).write_bytes(bytes(sizes.num_bytes))
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{place}.new")
             listener.listen(size)
@@ -87,9 +90,8 @@ def meet(store: str, rank: int, size: int, limit_s: float) -> Ranks:
         links[0].connect(place)
         links[0].send(bytes([rank]))
     with open(memory, "r+b") as file:
-        shared = memoryview(mmap.mmap(file.fileno(), num_bytes))
-    kernels = load_library()
-    sums = HostSums(kernels, shared, rank, size, limit_s)
+        mapped = memoryview(mmap.mmap(file.fileno(), sizes.num_bytes))
+    shared = RankMemory(load_library(), mapped, sizes)
     if rank == 0:
-        LinkWatch(links, lambda lost: stop_sums(kernels, shared))
-    return Ranks(Shard(rank, size), links, sums)
+        LinkWatch(links, lambda lost: shared.stop())
+    return shared.ranks(Shard.numbered(rank, sizes.tp_size, num_stages), links, limit_s)

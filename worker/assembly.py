@@ -27,7 +27,7 @@ from engine.parallel.sums import RankLost
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
 from kv_transfer.tiers.kv_tiers import KvTiers
-from kv_transfer.transports.interface import PoolMemory, Transport
+from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
 from kv_transfer.transports.registry import chosen_transport, create_transport
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
 from kv_transfer.transports.ucx_paths import machine_paths, usable_paths
@@ -346,9 +346,10 @@ def _register_pool(
 ) -> PeerDescriptor:
     pool = loaded.pool
     device, layout = str(pool.device), pool.layout if pool.others else None
-    memory = PoolMemory(
-        pool.base_address, pool.block_bytes, pool.num_blocks, device, pool.other_parts
+    others = tuple(
+        PoolPart(each.base_address, each.block_bytes, str(each.device)) for each in pool.others
     )
+    memory = PoolMemory(pool.base_address, pool.block_bytes, pool.num_blocks, device, others)
     descriptor = transfers.register(memory)
     secret, agent = settings.cluster_secret.encode(), transfers.agent
     return PeerDescriptor(
@@ -398,6 +399,7 @@ def _info(
         itl_target_ms=settings.itl_target_ms,
         drain_grace_s=settings.drain_grace_s,
         tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
         sends_weights=can_send(local.folder),
         weight_version=policy.weight_version,
         revision=policy.revision,

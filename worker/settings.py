@@ -16,8 +16,10 @@ from process.settings import setting
 from process.settings.shared import NAME_PATTERN, SharedSettings
 from process.sockets.hosts import is_wildcard
 from protocol.errors import ConfigError
+from protocol.layout import MAX_RANKS
 
 CHECKPOINT, PEER = "checkpoint", "peer"
+_RANKS = "a worker of several ranks (tensor_parallel, pipeline_parallel)"
 _ADVISED = ("weights", "kv_dtype", "memory_fraction", "num_blocks", "max_context")
 
 
@@ -67,11 +69,19 @@ class WorkerSettings(SharedSettings):
     )
     tensor_parallel: int = setting(
         1,
-        help="ranks that the model is split over: each has a part of every layer's heads and of "
-        "its inner width, and a process of its own; on cpu only",
+        help="ranks that each layer is split over: each has a part of its heads and of its inner "
+        "width, and a process of its own; on cpu only",
         unit="ranks",
         minimum=1,
-        maximum=64,
+        maximum=MAX_RANKS,
+    )
+    pipeline_parallel: int = setting(
+        1,
+        help="stages that the model's layers are split into, one after the other; each has "
+        "tensor_parallel ranks; on cpu only",
+        unit="stages",
+        minimum=1,
+        maximum=MAX_RANKS,
     )
     torch_threads: int | None = setting(
         None,
@@ -336,6 +346,11 @@ class WorkerSettings(SharedSettings):
         30.0, help="how long a stopping worker lets its requests finish", unit="s", minimum=0
     )
 
+    @property
+    def num_ranks(self) -> int:
+        """The processes that the model is split over."""
+        return self.tensor_parallel * self.pipeline_parallel
+
     def advised(self) -> dict[str, str]:
         """The values that the doctor may advise to change, as far as they are set."""
         values = {name: getattr(self, name) for name in _ADVISED}
@@ -348,7 +363,7 @@ class WorkerSettings(SharedSettings):
             raise ConfigError(
                 "disk_tier_bytes needs host_tier_bytes: blocks reach the disk through host memory"
             )
-        if self.tensor_parallel > 1:
+        if self.num_ranks > 1:
             self._check_ranks()
         if self.kv_ports is not None:
             first, last = map(int, self.kv_ports.split("-"))
@@ -368,13 +383,11 @@ class WorkerSettings(SharedSettings):
         """Raises ConfigError for settings that several ranks do not have."""
         if self.weights_from == PEER:
             raise ConfigError(
-                "weights_from peer: a worker of several ranks (tensor_parallel) loads checkpoints"
+                f"weights_from peer: {_RANKS} loads checkpoints"
             )
         if self.host_tier_bytes:
-            raise ConfigError(
-                "host_tier_bytes: a worker of several ranks (tensor_parallel) has no tiers"
-            )
-        if self.batch_invariant:
+            raise ConfigError(f"host_tier_bytes: {_RANKS} has no tiers")
+        if self.batch_invariant and self.tensor_parallel > 1:
             raise ConfigError(
                 "batch_invariant: sums over several ranks (tensor_parallel) have other bits than "
                 "those of one rank"

@@ -72,7 +72,7 @@ def workers_table(workers: Iterable[Mapping[str, Any]], with_load: bool) -> Tabl
 
 def _load_columns(workers: Sequence[Mapping[str, Any]], with_load: bool) -> tuple[_Column, ...]:
     """The columns of ranks and load; those of ranks and tiers only where a worker has some."""
-    ranks = _RANKS if any(each.get("tensor_parallel", 1) != 1 for each in workers) else ()
+    ranks = _RANKS if any(_ranks_of(each) != "1" for each in workers) else ()
     if not with_load:
         return ranks + _LOAD[:1]
     return ranks + _LOAD + (_TIERS if any(map(tiers_text, workers)) else ())
@@ -122,14 +122,21 @@ def _table(workers: Iterable[Mapping[str, Any]], columns: Sequence[_Column]) -> 
 def _cell(worker: Mapping[str, Any], key: str) -> str:
     if key == "tiers":
         return tiers_text(worker)
-    if key == "tensor_parallel":  # an older router reports no ranks
-        return integer(worker.get(key, 1))
+    if key == "tensor_parallel":
+        return _ranks_of(worker)
     value = worker[key]
     if key == "transport":  # with its best path; an older router reports no paths
         return ": ".join([value, *worker.get("transport_paths", ())[:1]])
     if key == "state":
         return state_of(worker)
     return integer(value) if isinstance(value, int) and key != "pid" else str(value)
+
+
+def _ranks_of(worker: Mapping[str, Any]) -> str:
+    """The ranks of each layer, and the stages if there are several; an older router reports none of
+    them."""
+    ranks, stages = (worker.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline"))
+    return integer(ranks) if stages == 1 else f"{integer(ranks)} x {integer(stages)} stages"
 
 
 def _natural_width(console: Console, table: Table) -> int:

@@ -24,7 +24,7 @@ class PoolLayers:
     def __init__(
         self, pool: KvPool, windows: Sequence[int | None], num_heads: int, dtype: torch.dtype
     ) -> None:
-        assert len(windows) == pool.layout.num_layers
+        assert len(windows) == len(pool.layout.layers)
         self.windows = tuple(windows)
         self.num_heads = num_heads
         self.dtype = dtype  # of queries and results

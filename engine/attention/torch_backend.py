@@ -67,7 +67,7 @@ class TorchAttention:
         self._pool = pool
         self._windows = tuple(windows)
         self._max_mask_elements = max_mask_elements
-        assert len(self._windows) == pool.layout.num_layers
+        assert len(self._windows) == len(pool.layout.layers)
         assert pool.layout.order == TOKENS
         _, _, _, self._num_kv_heads, self._block_size, self._head_dim = pool.tensor.shape
         self._layer_stride = 2 * self._num_kv_heads  # head-blocks of one layer in one block

@@ -23,7 +23,7 @@ from engine.checkpoint.latent_config import LatentConfig, parse_latent
 from engine.checkpoint.rope_config import RopeConfig, parse_rope
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
 from protocol.errors import ConfigError, ModelLoadError
-from protocol.layout import DTYPE_BYTES, KEYS_AND_VALUES, KvLayout
+from protocol.layout import DTYPE_BYTES, KEYS_AND_VALUES, KvLayout, stage_layers
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 MAX_LAYERS = 4096
@@ -74,6 +74,10 @@ class ModelConfig:
     halves; GGUF files of llama do."""
     quantization: Quantization | None = None
     """How weights in safetensors may be quantized; None if they are not."""
+    first_layer: int = 0
+    """The number of the first of these layers in the checkpoint: of later stages not 0."""
+    gives_logits: bool = True
+    """Whether these are the last layers."""
 
     def kv_layout(self, model_fingerprint: str, block_size: int, dtype: str) -> KvLayout:
         """The layout of this model's KV blocks, unsharded; `dtype` as in `KV_DTYPE_BYTES`."""
@@ -92,16 +96,23 @@ class ModelConfig:
         """Numbers of a head that are rotated."""
         return self.head_dim if self.latent is None else self.latent.qk_rope_head_dim
 
+    @property
+    def embeds(self) -> bool:
+        """Whether these are the first layers."""
+        return self.first_layer == 0
+
     def sharded(self, tp_size: int) -> ModelConfig:
-        """The configuration of one of `tp_size` ranks' share of each layer. Raises ConfigError."""
+        """The configuration of one of `tp_size` ranks' share of each layer. More ranks than KV
+        heads have copies of them. Raises ConfigError."""
         if self.latent is not None and tp_size > 1:
             raise ConfigError(
                 f"{self.architecture} has latent attention, which is not split over ranks: set "
                 f"tensor_parallel to 1, not {tp_size}"
             )
+        has_copies = tp_size % self.num_kv_heads == 0
         for name, size in (
             ("num_attention_heads", self.num_heads),
-            ("num_key_value_heads", self.num_kv_heads),
+            ("num_key_value_heads", tp_size if has_copies else self.num_kv_heads),
             ("intermediate_size", self.intermediate_size),
         ):
             if size % tp_size:
@@ -109,18 +120,67 @@ class ModelConfig:
         return replace(
             self,
             num_heads=self.num_heads // tp_size,
-            num_kv_heads=self.num_kv_heads // tp_size,
+            num_kv_heads=max(1, self.num_kv_heads // tp_size),
             intermediate_size=self.intermediate_size // tp_size,
             experts=None if self.experts is None else self.experts.sharded(tp_size),
         )
 
+    def staged(self, stage: int, num_stages: int) -> ModelConfig:
+        """The configuration of one stage's layers. Raises ConfigError."""
+        if num_stages > self.num_layers:
+            raise ConfigError(
+                f"num_hidden_layers {self.num_layers} cannot be split over {num_stages} stages"
+            )
+        own = stage_layers(self.num_layers, stage, num_stages)
+        return replace(
+            self,
+            num_layers=len(own),
+            layer_kinds=self.layer_kinds[own.start : own.stop],
+            sliding_windows=self.sliding_windows[own.start : own.stop],
+            first_layer=own.start,
+            gives_logits=own.stop == self.num_layers,
+        )
+
+    def part_of(self, shard: Shard) -> ModelConfig:
+        """The configuration of one rank's part. Raises ConfigError."""
+        return self.sharded(shard.size).staged(shard.stage, shard.num_stages)
+
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's part of a model: number `rank` of `size` equal parts."""
+    """A rank's part of a model: of the layers of stage `stage` of `num_stages` number `rank` of
+    `size` equal parts."""
 
     rank: int
     size: int
+    stage: int = 0
+    num_stages: int = 1
+
+    @staticmethod
+    def numbered(number: int, size: int, num_stages: int) -> Shard:
+        """That of rank `number` of a worker, whose rank 0 is of the last stage; see `KvLayout`."""
+        stages_after, rank = divmod(number, size)
+        return Shard(rank, size, num_stages - 1 - stages_after, num_stages)
+
+    @property
+    def number(self) -> int:
+        """The rank's number among all of its worker."""
+        return (self.num_stages - 1 - self.stage) * self.size + self.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks of the worker."""
+        return self.size * self.num_stages
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether tokens are embedded here."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether logits arise here."""
+        return self.stage == self.num_stages - 1
 
 
 def load_model_config(folder: Path) -> ModelConfig:

@@ -37,6 +37,7 @@ from engine.checkpoint.staging import copies_to
 from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
 from engine.device import available_bytes, torch_dtype
 from engine.layers.kinds import ATTENTION, FEED_FORWARD
+from engine.models.architectures import LayerKinds
 from protocol.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -105,9 +106,11 @@ def load_block_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
     device: torch.device | str = "cpu",
+    shard: Shard | None = None,
 ) -> Weights:
-    """Like `load_weights`, but quantized weights stay in their files, as blocks."""
-    target = _Target(torch.device(device), dtype, keeps_blocks=True)
+    """Like `load_weights`, but quantized weights stay in their files, as blocks. A `shard` may be a
+    stage, but no part of its layers."""
+    target = _Target(torch.device(device), dtype, shard, keeps_blocks=True)
     return _load(FileTensors(folder), config, target, progress)
 
 
@@ -130,8 +133,9 @@ def _load(
         tensors = QuantizedTensors(tensors, config.quantization, expected)
     entries = tensors.entries
     _check(tensors, expected, config.num_layers)
-    part = config if shard is None else config.sharded(shard.size)
-    blocks = _kept_blocks(expected, tensors) if target.keeps_blocks else {}
+    part = config if shard is None else config.part_of(shard)
+    own = _places(part, empty_weights(part, torch.device("meta"), dtype))
+    blocks = _kept_blocks(own, tensors) if target.keeps_blocks else {}
     _check_memory(tensors.where, part, target, blocks)
     weights = empty_weights(part, device, dtype, blocks.keys())
     places = _places(part, weights)
@@ -143,10 +147,8 @@ def _load(
             weights.embed = tensors.read(name)
         elif name not in blocks or (name == _EMBED and not _is_looked_up(blocks[name])):
             stored = _stored(name, tensors, expected[name].heads_in_pairs)
-            split = places[name].split
-            copies.copy(
-                places[name].tensor, stored if shard is None else _part(stored, split, shard)
-            )
+            place = places[name]
+            copies.copy(place.tensor, stored if shard is None else _part(stored, place, shard))
         done += entries[name].num_bytes
         if progress is not None:
             progress(done, total)
@@ -191,7 +193,7 @@ def _put_blocks(weights: Weights, config: ModelConfig, blocks: dict[str, PanelRo
     if _is_looked_up(blocks.get(_EMBED)):
         weights.embed = BlockMatrix([blocks[_EMBED]])
     logits = blocks.get(_EMBED if config.tie_word_embeddings else _LM_HEAD)
-    if logits is not None:
+    if logits is not None and config.gives_logits:
         weights.lm_head = BlockMatrix([logits])
     elif config.tie_word_embeddings:
         weights.lm_head = weights.embed
@@ -202,10 +204,13 @@ def _is_looked_up(rows: PanelRows | None) -> bool:
     return isinstance(rows, BlockRows)
 
 
-def _part(stored: torch.Tensor, split: Split, shard: Shard) -> torch.Tensor:
-    """A rank's part of a tensor."""
+def _part(stored: torch.Tensor, place: _Place, shard: Shard) -> torch.Tensor:
+    """A rank's part of a tensor. If there are fewer parts than ranks, neighbours have the same."""
+    split = place.split
     if split is Split.OUTPUTS:
-        return stored.chunk(shard.size)[shard.rank]
+        num_rows = len(place.tensor)
+        first = shard.rank * (len(stored) // num_rows) // shard.size * num_rows
+        return stored[first : first + num_rows]
     if split is Split.INPUTS:
         return stored.chunk(shard.size, dim=1)[shard.rank]
     if split is Split.FIRST and shard.rank:
@@ -305,16 +310,18 @@ def empty_weights(
 
     hidden = config.hidden_size
     layers = []
-    for index, kinds in enumerate(config.layer_kinds):
+    for index, kinds in enumerate(config.layer_kinds, start=config.first_layer):
         name = f"model.layers.{index}"
         tensors = ATTENTION[kinds.attention].tensors(config)
         attention = half(f"{name}.{kinds.attention_name}", tensors)
         tensors = FEED_FORWARD[kinds.feed_forward].tensors(config)
         feed_forward = half(f"{name}.{kinds.feed_forward_name}", tensors)
         layers.append(LayerWeights(empty(hidden), attention, empty(hidden), feed_forward))
-    lm_head = embed = empty(config.vocab_size, hidden)
+    embed = empty(config.vocab_size if _needs_embed(config) else 0, hidden)
+    lm_head = embed
     if not config.tie_word_embeddings:
-        lm_head = empty(config.vocab_size, hidden, names=[_LM_HEAD])
+        num_rows = config.vocab_size if config.gives_logits else 0
+        lm_head = empty(num_rows, hidden, names=[_LM_HEAD])
     return Weights(embed=embed, layers=layers, final_norm=empty(hidden), lm_head=lm_head)
 
 
@@ -335,11 +342,12 @@ Places = dict[str, _Place]
 
 def _places(config: ModelConfig, weights: Weights) -> Places:
     """Views into `weights`."""
-    places = {_EMBED: _Place(_plain(weights.embed)), _FINAL_NORM: _Place(weights.final_norm)}
-    if not config.tie_word_embeddings:
+    places = {_FINAL_NORM: _Place(weights.final_norm)}
+    if _needs_embed(config):
+        places[_EMBED] = _Place(_plain(weights.embed))
+    if config.gives_logits and not config.tie_word_embeddings:
         places[_LM_HEAD] = _Place(_plain(weights.lm_head))
-    for index, (kinds, layer) in enumerate(zip(config.layer_kinds, weights.layers, strict=True)):
-        name = f"model.layers.{index}"
+    for name, kinds, layer in _layers(config, weights):
         places[f"{name}.{kinds.input_norm_name}.weight"] = _Place(layer.input_norm)
         places[f"{name}.{kinds.post_norm_name}.weight"] = _Place(layer.post_norm)
     for name, tensors, half in _halves(config, weights):
@@ -356,12 +364,26 @@ def _halves(
     config: ModelConfig, weights: Weights
 ) -> Iterator[tuple[str, Sequence[LayerTensor], KindWeights]]:
     """Of every layer the attention and the feed-forward: name, tensors and weights."""
-    for index, (kinds, layer) in enumerate(zip(config.layer_kinds, weights.layers, strict=True)):
-        name = f"model.layers.{index}"
+    for name, kinds, layer in _layers(config, weights):
         tensors = ATTENTION[kinds.attention].tensors(config)
         yield f"{name}.{kinds.attention_name}", tensors, layer.attention
         tensors = FEED_FORWARD[kinds.feed_forward].tensors(config)
         yield f"{name}.{kinds.feed_forward_name}", tensors, layer.feed_forward
+
+
+def _layers(
+    config: ModelConfig, weights: Weights
+) -> Iterator[tuple[str, LayerKinds, LayerWeights]]:
+    """Of every layer the name in the checkpoint, the kinds and the weights."""
+    pairs = zip(config.layer_kinds, weights.layers, strict=True)
+    for index, (kinds, layer) in enumerate(pairs, start=config.first_layer):
+        yield f"model.layers.{index}", kinds, layer
+
+
+def _needs_embed(config: ModelConfig) -> bool:
+    """Whether these layers come with the embedding: the first, and the last if it is tied to the
+    logits."""
+    return config.embeds or (config.tie_word_embeddings and config.gives_logits)
 
 
 def _rows_of(packed: LayerTensor, weight: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -25,7 +25,7 @@ class KernelPass:
     """A `FusedPass` by the kernels; see `fused`."""
 
     def __init__(
-        self, parts: ModelParts, ends: Ends, layers: FusedLayers, kernels: ctypes.CDLL
+        self, parts: ModelParts, ends: Ends | None, layers: FusedLayers, kernels: ctypes.CDLL
     ) -> None:
         self._rope = parts.rope
         self._ends = ends
@@ -47,9 +47,11 @@ class KernelPass:
         assert isinstance(attention, KernelAttention)
         return self._layers(x, positions, self._rope.tables(attention.longest), attention, rows)
 
-    def whole_step(self, attention: AttentionBackend) -> FusedStep:
+    def whole_step(self, attention: AttentionBackend) -> FusedStep | None:
         """See FusedPass."""
         assert isinstance(attention, KernelAttention)
+        if self._ends is None:
+            return None
         return FusedStep(self._ends, self._layers, self._rope, attention, self._kernels)
 
 
@@ -64,12 +66,18 @@ def fused(parts: ModelParts, kernels: ctypes.CDLL) -> KernelPass | None:
         if fused_layer is None:
             return None
         layers.append(fused_layer)
+    in_one_call = FusedLayers(layers, config.sliding_windows, config.rms_norm_eps, kernels)
+    return KernelPass(parts, _ends(parts), in_one_call, kernels)
+
+
+def _ends(parts: ModelParts) -> Ends | None:
+    """What comes before and after the layers; None for a stage, which lacks one of them."""
+    if not (parts.config.embeds and parts.config.gives_logits):
+        return None
     assert isinstance(parts.lm_head, NativeLinear)
     assert isinstance(parts.embed, TorchEmbedding | BlockEmbedding)
     embed = parts.embed.weight if isinstance(parts.embed, TorchEmbedding) else parts.embed
-    in_one_call = FusedLayers(layers, config.sliding_windows, config.rms_norm_eps, kernels)
-    ends = Ends(embed, parts.final_norm, parts.lm_head)
-    return KernelPass(parts, ends, in_one_call, kernels)
+    return Ends(embed, parts.final_norm, parts.lm_head)
 
 
 def _fused_layer(layer: Layer) -> FusedLayer | None:

@@ -170,6 +170,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.baton_rank_sum.restype = ctypes.c_int32
     library.baton_stop_ranks.argtypes = (ctypes.c_void_p,)
     library.baton_stop_ranks.restype = None
+    for function in (library.baton_stage_send, library.baton_stage_receive):
+        function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_int32
     return library
 
 

@@ -3,34 +3,18 @@
 // A rank copies its part into its buffer, says so by counting up, waits until all others have counted
 // up, too, and adds all buffers in the order of ranks: every rank gets the same bits. Two buffers
 // alternate: a rank counts up for the next sum only after it has read all buffers of this one, so
-// nobody overwrites what another still reads. A wait spins briefly, then sleeps in the kernel.
-
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
+// nobody overwrites what another still reads.
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <climits>
+#include <cstring>
 
+#include "rank_lines.h"
 #include "simd.h"
 
 #define BATON_EXPORT __attribute__((visibility("default")))
 
 namespace baton {
 namespace {
-
-constexpr int64_t kLine = 64;
-constexpr int kSpins = 2000;
-constexpr long kNapNs = 50 * 1000 * 1000;
-constexpr int32_t kDone = -1, kStopped = -2;
-
-struct alignas(kLine) Line {
-  std::atomic<uint32_t> count;    // sums for which the rank's part is ready
-  std::atomic<uint32_t> waiting;  // ranks that sleep until it counts up
-};
 
 // Mirrors `_Call` in engine/parallel/sums.py.
 struct SumCall {
@@ -43,50 +27,8 @@ struct SumCall {
   int64_t num_ranks;
   int64_t round;      // sums before this one; becomes those after it
   int64_t limit_ns;   // for each wait
+  int64_t waited_ns;  // grows by the time of waits
 };
-
-int64_t now_ns() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * 1000000000LL + time.tv_nsec;
-}
-
-long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* limit) {
-  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, limit, nullptr, 0);
-}
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-bool has_reached(const Line& line, uint32_t round) {
-  return (int32_t)(line.count.load(std::memory_order_acquire) - round) >= 0;
-}
-
-// Wait until a rank has counted up to `round`; false after the limit or when all are to stop.
-bool await(Line& line, uint32_t round, const Line& stop, int64_t limit_ns) {
-  for (int spin = 0; spin < kSpins; ++spin) {
-    if (has_reached(line, round)) return true;
-    relax();
-  }
-  const int64_t deadline = now_ns() + limit_ns;
-  while (now_ns() < deadline && stop.count.load(std::memory_order_relaxed) == 0) {
-    line.waiting.fetch_add(1);
-    const uint32_t seen = line.count.load();
-    const timespec nap{0, kNapNs};
-    if ((int32_t)(seen - round) < 0) futex(&line.count, FUTEX_WAIT, seen, &nap);
-    line.waiting.fetch_sub(1);
-    if (has_reached(line, round)) return true;
-  }
-  return false;
-}
-
-void count_up(Line& line, uint32_t round) {
-  line.count.store(round);
-  if (line.waiting.load() != 0) futex(&line.count, FUTEX_WAKE, INT_MAX, nullptr);
-}
 
 template <class T>
 T rounded(float x);
@@ -124,7 +66,7 @@ int32_t add_up(SumCall& call) {
     std::memcpy(now + call.rank * call.buffer_bytes, part, size * sizeof(T));
     count_up(lines[1 + call.rank], round);
     for (int64_t rank = 0; rank < call.num_ranks; ++rank)
-      if (!await(lines[1 + rank], round, lines[0], call.limit_ns))
+      if (!await(lines[1 + rank], round, lines[0], call.limit_ns, call.waited_ns))
         return lines[0].count.load() != 0 ? kStopped : (int32_t)rank;
     add_buffers(part, now, call.buffer_bytes, call.num_ranks, size);
   }

@@ -8,18 +8,20 @@ from dataclasses import replace
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.backend import Backend, Sizes
+from engine.backend import Backend, FusedPass, Sizes
 from engine.checkpoint.blocks import BlockMatrix, Matrix
 from engine.checkpoint.experts_config import ExpertsConfig
+from engine.device import torch_dtype
 from engine.kv_pool import KvPool
 from engine.layers.embedding import Embedding
 from engine.layers.experts import Experts, ExpertWeights
-from engine.layers.linear import LinearLayer
+from engine.layers.linear import LinearLayer, TorchLinear
 from engine.layers.ops import LayerOps
 from engine.models.parts import ModelParts
 from engine.models.runnable import RunnableModel
 from engine.parallel.leading import LeadingAttention, LeadingModel
 from engine.parallel.ranks import Ranks
+from engine.parallel.stages import StageLink
 from engine.sampling.sampler import Sampler
 from protocol.layout import SPLIT, KvLayout
 
@@ -28,14 +30,14 @@ class RankBackend:
     """A `Backend` over `own`, that of the rank's device. `tuned_attention` and `runnable` are for
     the leader: passes by them are announced. Passes by `attention` and the model itself are not."""
 
-    keeps_blocks = False
-
     def __init__(self, own: Backend, ranks: Ranks) -> None:
         self._own = own
         self._ranks = ranks
         self.device, self.dtype, self.kv_dtype = own.device, own.dtype, own.kv_dtype
         self.rounds_weights, self.numerics = own.rounds_weights, own.numerics
         self.shard = ranks.shard
+        self._is_split = ranks.shard.size > 1  # each layer
+        self.keeps_blocks = own.keeps_blocks and not self._is_split
 
     def orders(self, layout: KvLayout) -> Sequence[str]:
         """See Backend; blocks in the split order have no shards."""
@@ -47,26 +49,34 @@ class RankBackend:
 
     def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """See Backend."""
-        return SummedLinear(self._own.output_linear(weight, bias), self._ranks)
+        own = self._own.output_linear(weight, bias)
+        return SummedLinear(own, self._ranks) if self._is_split else own
 
     def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
         """See LayerFactory; each rank has a part of every expert."""
-        return SummedExperts(self._own.experts(config, weights), self._ranks)
+        own = self._own.experts(config, weights)
+        return SummedExperts(own, self._ranks) if self._is_split else own
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
-        """See Backend."""
-        return self._own.logits_linear(weight)
+        """See Backend; only the last stage computes logits."""
+        if self.shard.is_last_stage:
+            return self._own.logits_linear(weight)
+        return TorchLinear(torch.empty(0, 0))
 
     def embedding(self, weight: torch.Tensor | BlockMatrix) -> Embedding:
-        """See Backend."""
-        return self._own.embedding(weight)
+        """See Backend; later stages receive hidden states."""
+        if self._ranks.before is None:
+            return self._own.embedding(weight)
+        return ReceivedStates(self._ranks.before, weight.shape[1], torch_dtype(self.dtype))
 
     def ops(self) -> LayerOps:
         """See Backend."""
         return self._own.ops()
 
-    def fuse(self, parts: ModelParts) -> None:
-        """See Backend; None, because fused layers would not sum over the ranks."""
+    def fuse(self, parts: ModelParts) -> FusedPass | None:
+        """See Backend; None for layers that are split, because fused ones would not be summed over
+        the ranks."""
+        return None if self._is_split else self._own.fuse(parts)
 
     def attention(self, pool: KvPool) -> AttentionBackend:
         """See Backend."""
@@ -93,12 +103,27 @@ class RankBackend:
 
     def _shared(self, sizes: Sizes) -> Sizes:
         """On a CPU's host the ranks share its memory; each card has its own."""
-        sharing = self.shard.size if self.device.type == "cpu" else 1
+        sharing = self.shard.num_ranks if self.device.type == "cpu" else 1
         return replace(sizes, captures=False, sharing=sharing)
 
     def report(self, pool: KvPool) -> None:
         """See Backend."""
         self._own.report(pool)
+
+
+class ReceivedStates:
+    """In place of an embedding: the hidden states that the stage before has computed."""
+
+    def __init__(self, link: StageLink, hidden_size: int, dtype: torch.dtype) -> None:
+        self._link = link
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Those of the tokens of the step that is announced, [N, hidden]. Raises RankLost."""
+        states = torch.empty(len(token_ids), self._hidden_size, dtype=self._dtype)
+        self._link.receive(states)
+        return states
 
 
 class SummedLinear:
@@ -110,7 +135,7 @@ class SummedLinear:
 
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [N, the rank's inputs] to [N, outputs], plus `add`, which is equal on all ranks."""
-        return _summed(self._part(x, add if self._ranks.leads else None), self._ranks)
+        return _summed(self._part(x, add if self._ranks.shard.rank == 0 else None), self._ranks)
 
     def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in fp32, without `add`; written to `out` where given."""
@@ -133,7 +158,7 @@ class SummedExperts:
 
     def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None) -> torch.Tensor:
         """See Experts; `add` is equal on all ranks."""
-        return _summed(self._part(x, ops, add if self._ranks.leads else None), self._ranks)
+        return _summed(self._part(x, ops, add if self._ranks.shard.rank == 0 else None), self._ranks)
 
 
 def _summed(y: torch.Tensor, ranks: Ranks) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from engine.attention.base import AttentionBackend, wanted_rows
 from engine.device import to_device
 from engine.models.runnable import RunnableModel
-from engine.parallel.ranks import Ranks
+from engine.parallel.ranks import Ranks, Step
 
 
 class Follower:
@@ -25,12 +25,18 @@ class Follower:
         while (step := self._ranks.next_step()) is not None:
             segments = step.planned()
             self._attention.plan(segments)
-            tokens, positions = self._on_device(step.tokens), self._on_device(step.positions)
-            wanted = wanted_rows(segments)
-            rows = None if wanted is None else self._on_device(wanted)
-            self._model.hidden(tokens, positions, self._attention, rows)
-            if wanted is not None and not len(wanted):
-                self._ranks.sums.meet()
+            self._run(step, wanted_rows(segments) if self._ranks.shard.is_last_stage else None)
+
+    def _run(self, step: Step, wanted: list[int] | None) -> None:
+        """Run a planned step; the next stage wants all rows."""
+        ranks = self._ranks
+        tokens, positions = self._on_device(step.tokens), self._on_device(step.positions)
+        rows = None if wanted is None else self._on_device(wanted)
+        hidden = self._model.hidden(tokens, positions, self._attention, rows)
+        if wanted is not None and not len(wanted):
+            ranks.sums.meet()
+        if ranks.after is not None:
+            ranks.after.send(hidden)
 
     def _on_device(self, numbers: Sequence[int]) -> torch.Tensor:
         return to_device(torch.tensor(numbers, dtype=torch.int64), self._model.device)

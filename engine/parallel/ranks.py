@@ -11,6 +11,7 @@ import msgspec
 
 from engine.attention.base import Segment
 from engine.checkpoint.config import Shard
+from engine.parallel.stages import StageLink
 from engine.parallel.sums import RankLost, Sums
 
 _SIZE = struct.Struct("<I")
@@ -49,18 +50,21 @@ class Ranks:
     """The ranks of one engine, seen from one of them.
 
     `links` are stream sockets: of the leader one to each follower, in the order of ranks, of a
-    follower the one to the leader. They carry steps; `sums` carry what a step adds up. The methods
-    raise RankLost when the other end of a link is gone.
+    follower the one to the leader. They carry steps; `sums` carry what the ranks of a stage add up,
+    `before` and `after` the hidden states between stages. The methods raise RankLost when the other
+    end of a link is gone.
     """
 
     shard: Shard
     links: Sequence[socket.socket]
     sums: Sums
+    before: StageLink | None = None
+    after: StageLink | None = None
 
     @property
     def leads(self) -> bool:
         """Whether this rank announces the steps that the others wait for."""
-        return self.shard.rank == 0
+        return self.shard.number == 0
 
     def announce(self, step: Step | None) -> None:
         """Tell the followers the next step; None ends their loop."""

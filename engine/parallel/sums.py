@@ -28,9 +28,27 @@ class Sums(Protocol):
         """Go on when all ranks have come here, and done what they began before. Raises as
         `add_up`."""
 
+    @property
+    def waited_ns(self) -> int:
+        """The time for which this rank's host has waited for other ranks so far."""
+
+
+class NoSums:
+    """Those of the only rank of a stage."""
+
+    waited_ns = 0
+
+    def add_up(self, part: torch.Tensor) -> None:
+        """See Sums; nothing to add."""
+
+    def meet(self) -> None:
+        """See Sums; nobody to wait for."""
+
 
 class CardSums:
     """Sums by torch's process group of the cards (NCCL)."""
+
+    waited_ns = 0
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -57,6 +75,7 @@ class _Call(ctypes.Structure):
         ("num_ranks", ctypes.c_int64),
         ("round", ctypes.c_int64),
         ("limit_ns", ctypes.c_int64),
+        ("waited_ns", ctypes.c_int64),
     )
 
 
@@ -109,7 +128,13 @@ class HostSums:
         """See Sums; raises RankLost."""
         self.add_up(torch.zeros(1))
 
+    @property
+    def waited_ns(self) -> int:
+        """See Sums."""
+        return int(self._call.waited_ns)
+
 
 def stop_sums(kernels: ctypes.CDLL, memory: memoryview) -> None:
-    """End all waits of HostSums in this memory, now and from now on: each raises RankLost."""
+    """End all waits of HostSums, or of a StageLink, in this memory, now and from now on: each raises
+    RankLost."""
     kernels.baton_stop_ranks(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory))))

@@ -17,20 +17,29 @@ from protocol.errors import TransferError
 
 
 @dataclass(frozen=True)
+class PoolPart:
+    """One rank's part of a pool: contiguous parts of blocks, `block_bytes` each, from `address`."""
+
+    address: int
+    block_bytes: int
+    device: str  # "cpu", or "cuda:N"
+
+
+@dataclass(frozen=True)
 class PoolMemory:
     """One pool of KV blocks: `num_blocks` contiguous blocks of `block_bytes` from `address`.
 
-    If several ranks share the pool, this is rank 0's part of each block; `others` are address and
-    device of the other ranks' parts, which have the same size. If blocks of several groups of
-    layers lie in the pool, `views` are the bytes of a block and the number of blocks of each group,
-    over the same memory; the first group's are repeated.
+    If several ranks share the pool, this is rank 0's part of each block; `others` are the other
+    ranks' parts, in the order of ranks. If blocks of several groups of layers lie in the pool of
+    one rank, `views` are the bytes of a block and the number of blocks of each group, over the same
+    memory; the first group's are repeated.
     """
 
     address: int
     block_bytes: int
     num_blocks: int
     device: str  # "cpu", or "cuda:N"
-    others: tuple[tuple[int, str], ...] = ()
+    others: tuple[PoolPart, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -44,14 +53,14 @@ class PoolMemory:
         )
 
     @property
-    def num_bytes(self) -> int:
-        """Size of a rank's part."""
-        return self.block_bytes * self.num_blocks
+    def parts(self) -> tuple[PoolPart, ...]:
+        """Each rank's part, in the order of ranks."""
+        return (PoolPart(self.address, self.block_bytes, self.device), *self.others)
 
     @property
-    def parts(self) -> tuple[tuple[int, str], ...]:
-        """Address and device of each rank's part, in the order of ranks."""
-        return ((self.address, self.device), *self.others)
+    def shape(self) -> PoolShape:
+        """The sizes of all parts."""
+        return PoolShape(self.num_blocks, tuple(part.block_bytes for part in self.parts))
 
 
 @dataclass(frozen=True)
@@ -179,12 +188,15 @@ def runs(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, in
 
 @dataclass(frozen=True)
 class PoolShape:
-    """The shape of a peer's pool, as blocks of one group: its ranks, and each rank's blocks and
-    bytes of a block."""
+    """The shape of a pool, as blocks of one group: its blocks, and the bytes of a block on each
+    rank."""
 
-    num_ranks: int
     num_blocks: int
-    block_bytes: int
+    block_bytes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        sizes = ", ".join(map(str, self.block_bytes))
+        return f"{self.num_blocks} blocks of {sizes} bytes on {len(self.block_bytes)} ranks"
 
 
 def fit_groups(
@@ -200,9 +212,9 @@ def fit_groups(
         raise TransferError(
             f"peer {agent} has blocks of {len(found)} groups of layers, expected {len(groups)}"
         )
-    num_bytes = num_blocks * found[0].block_bytes
+    num_bytes = num_blocks * found[0].block_bytes[0]
     return [
-        fit_shares(agent, shape, num_bytes // shape.block_bytes, ours, shares)
+        fit_shares(agent, shape, num_bytes // shape.block_bytes[0], ours, shares)
         for shape, ours in zip(found, groups, strict=True)
     ]
 
@@ -214,26 +226,19 @@ def fit_shares(
 
     Raises TransferError if `found` or our pool does not match `num_blocks` and the shares.
     """
-    num_own = len(own.parts)
-    fitting = tuple(shares) or whole_shares(own.block_bytes, num_own)
+    ours = own.shape.block_bytes
+    fitting = tuple(shares) or whole_shares(ours)
     for share in fitting:
-        ours = share.slices.source.block_bytes
-        if ours != own.block_bytes or share.source >= num_own:
+        size = share.slices.source.block_bytes
+        if share.source >= len(ours) or size != ours[share.source]:
             raise TransferError(
-                f"slices of blocks of {ours} bytes on rank {share.source} do not fit our pool, "
-                f"whose blocks have {own.block_bytes} on {num_own}"
+                f"slices of blocks of {size} bytes on rank {share.source} do not fit our pool: "
+                f"{own.shape}"
             )
-    expected = PoolShape(
-        1 + max(share.target for share in fitting),
-        num_blocks,
-        fitting[0].slices.target.block_bytes,
-    )
+    sizes = {share.target: share.slices.target.block_bytes for share in fitting}
+    expected = PoolShape(num_blocks, tuple(sizes.get(rank, 0) for rank in range(1 + max(sizes))))
     if found != expected:
-        raise TransferError(
-            f"peer {agent} has {found.num_blocks} blocks of {found.block_bytes} bytes on "
-            f"{found.num_ranks} ranks, expected {num_blocks} of {expected.block_bytes} on "
-            f"{expected.num_ranks}"
-        )
+        raise TransferError(f"peer {agent} has {found}, expected {expected}")
     return fitting
 
 

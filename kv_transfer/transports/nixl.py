@@ -24,6 +24,7 @@ from kv_transfer.transports.interface import (
     Notification,
     PeerReady,
     PoolMemory,
+    PoolPart,
     PoolShape,
     TransportEvent,
     WriteDone,
@@ -40,12 +41,11 @@ _log = logging.getLogger(__name__)
 
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The data that a peer needs to write here; `metadata` is NIXL's own, `parts` are address and
-    device of each rank's part, `ports` those on which UCX listens. `views` as in `PoolMemory`."""
+    """The data that a peer needs to write here; `metadata` is NIXL's own, `parts` are those of the
+    ranks, `ports` those on which UCX listens. `views` as in `PoolMemory`."""
 
     metadata: bytes
-    parts: list[tuple[int, str]]
-    block_bytes: int
+    parts: list[PoolPart]
     num_blocks: int
     ports: tuple[int, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
@@ -53,18 +53,20 @@ class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     @property
     def pool(self) -> PoolMemory:
         """The pool, in the peer's address space."""
-        (address, device), *others = self.parts
+        first, *others = self.parts
         return PoolMemory(
-            address, self.block_bytes, self.num_blocks, device, tuple(others), self.views
+            first.address,
+            first.block_bytes,
+            self.num_blocks,
+            first.device,
+            tuple(others),
+            self.views,
         )
 
     @property
     def shapes(self) -> list[PoolShape]:
-        """Its ranks, blocks, and bytes of a block, as blocks of each group."""
-        num_ranks = len(self.parts)
-        return [
-            PoolShape(num_ranks, each.num_blocks, each.block_bytes) for each in self.pool.groups
-        ]
+        """Its shape as blocks of each group."""
+        return [each.shape for each in self.pool.groups]
 
 
 @dataclass
@@ -140,12 +142,13 @@ class NixlTransport:
             raise ConfigError(f"the pool is on {pool.device}, the transport on {self._device}")
         segment, _ = _segment(pool.device)
         memory = [
-            (address, pool.num_bytes, _segment(device)[1], "") for address, device in pool.parts
+            (part.address, part.block_bytes * pool.num_blocks, _segment(part.device)[1], "")
+            for part in pool.parts
         ]
         try:
             self._registration = self._nixl.register_memory(memory, segment, ["UCX"])
             for group, each in enumerate(pool.groups):
-                self._prepare_own(group, each, whole_shares(each.block_bytes, len(pool.parts)))
+                self._prepare_own(group, each, whole_shares(each.shape.block_bytes))
         except self._errors as error:
             raise TransferError(f"NIXL cannot register the pool: {error!r}") from error
         self._pool = pool
@@ -157,7 +160,6 @@ class NixlTransport:
             _Descriptor(
                 metadata=self._nixl.get_agent_metadata(),
                 parts=list(pool.parts),
-                block_bytes=pool.block_bytes,
                 num_blocks=pool.num_blocks,
                 ports=tuple(sorted(self._ports)),
                 views=pool.views,
@@ -333,10 +335,10 @@ class NixlTransport:
         segment, _ = _segment(pool.device)
         rows = []
         for rank, pieces in places:
-            address, device = pool.parts[rank]
-            _, index = _segment(device)
+            part = pool.parts[rank]
+            _, index = _segment(part.device)
             rows += [
-                (address + offset, pieces.size, index, pool.block_bytes, pool.num_blocks)
+                (part.address + offset, pieces.size, index, part.block_bytes, pool.num_blocks)
                 for offset in pieces.offsets()
             ]
         strided = np.array(rows, dtype=np.uint64)
@@ -383,15 +385,16 @@ def _segment(device: str) -> tuple[str, int]:
 def _decode(descriptor: bytes) -> _Descriptor:
     try:
         pool = msgspec.msgpack.decode(descriptor, type=_Descriptor)
-        segments = {_segment(device)[0] for _, device in pool.parts}
+        segments = {_segment(part.device)[0] for part in pool.parts}
     except (msgspec.DecodeError, ConfigError) as error:
         raise TransferError(f"a peer's descriptor cannot be used: {error}") from error
     if len(segments) != 1:
         raise TransferError("a peer's descriptor has parts in several kinds of memory, or none")
-    addresses = [address for address, _ in pool.parts]
-    sizes = [size for view in pool.views for size in view]
-    if min(*addresses, *sizes, pool.block_bytes, pool.num_blocks) <= 0:
+    sizes = [size for part in pool.parts for size in (part.address, part.block_bytes)]
+    sizes += [size for view in pool.views for size in view]
+    if min(*sizes, pool.num_blocks) <= 0:
         raise TransferError("a peer's descriptor has a pool without memory")
-    if pool.views and pool.views[0] != (pool.block_bytes, pool.num_blocks):
+    whole = [(part.block_bytes, pool.num_blocks) for part in pool.parts]
+    if pool.views and whole != [pool.views[0]]:
         raise TransferError("a peer's descriptor contradicts itself")
     return pool

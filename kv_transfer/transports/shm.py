@@ -39,22 +39,23 @@ MAX_NOTIFICATION_BYTES = MAX_FRAME_BYTES
 
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The address and key of a pool's memory, and where each rank's part lies in it. `views` as in
-    `PoolMemory`."""
+    """The address and key of a pool's memory, where each rank's part lies in it, and the bytes of a
+    block there. `views` as in `PoolMemory`."""
 
     agent: str
     address: str
     key: bytes
     offsets: list[int]
-    block_bytes: int
+    block_bytes: list[int]
     num_blocks: int
     views: tuple[tuple[int, int], ...] = ()
 
     @property
     def shapes(self) -> list[PoolShape]:
-        """The pool's ranks, blocks, and bytes of a block, as blocks of each group."""
-        views = self.views or ((self.block_bytes, self.num_blocks),)
-        return [PoolShape(len(self.offsets), number, size) for size, number in views]
+        """The pool's shape as blocks of each group."""
+        if not self.views:
+            return [PoolShape(self.num_blocks, tuple(self.block_bytes))]
+        return [PoolShape(number, (size,)) for size, number in self.views]
 
 
 @dataclass
@@ -117,9 +118,10 @@ class ShmTransport:
             raise ConfigError(f"the transport shm does not serve a pool on {pool.device}")
         if self._memory is None:
             raise ValueError("the pool must live in the memory that allocate() returned")
-        for address, _ in pool.parts:
-            start = address - address_of(self._memory.view)
-            if start < 0 or start + pool.num_bytes > len(self._memory.view):
+        for part in pool.parts:
+            start = part.address - address_of(self._memory.view)
+            end = start + part.block_bytes * pool.num_blocks
+            if start < 0 or end > len(self._memory.view):
                 raise ValueError("the pool lies outside of the memory that allocate() returned")
         self._pool = pool
         self._server.serve(self._memory.file)
@@ -134,8 +136,8 @@ class ShmTransport:
                 agent=self.agent,
                 address=self._server.address,
                 key=self._server.key,
-                offsets=[base + address for address, _ in pool.parts],
-                block_bytes=pool.block_bytes,
+                offsets=[base + part.address for part in pool.parts],
+                block_bytes=[part.block_bytes for part in pool.parts],
                 num_blocks=pool.num_blocks,
                 views=pool.views,
             )
@@ -152,7 +154,8 @@ class ShmTransport:
             raise TransferError(f"the descriptor of {agent} is that of {place.agent}")
         fitting = fit_groups(agent, place.shapes, num_blocks, own, shares)
         self.remove_peer(agent)
-        num_bytes = max(place.offsets) + place.block_bytes * place.num_blocks
+        parts = zip(place.offsets, place.block_bytes, strict=True)
+        num_bytes = max(offset + size * place.num_blocks for offset, size in parts)
         client = MemoryClient(self.agent, place.address, place.key, num_bytes)
         numbers = [each.num_blocks for each in place.shapes]
         self._peers[agent] = _Peer(client, place.offsets, numbers, fitting)
@@ -263,10 +266,10 @@ def _copy(
     """Copy directly from one pool into the other: whole blocks of a group, or the pieces of
     each."""
     for share in peer.shares[group]:
-        ours, _ = pool.parts[share.source]
+        ours = pool.parts[share.source].address
         theirs = peer.address + peer.offsets[share.target]
         if share.is_whole:
-            size = pool.block_bytes
+            size = share.slices.source.block_bytes
             for source, target, count in runs(source_blocks, target_blocks):
                 ctypes.memmove(theirs + target * size, ours + source * size, count * size)
             continue
@@ -290,9 +293,11 @@ def _decode(descriptor: bytes) -> _Descriptor:
         place = msgspec.msgpack.decode(descriptor, type=_Descriptor)
     except msgspec.DecodeError as error:
         raise TransferError(f"a peer's descriptor cannot be used: {error}") from error
-    sizes = [place.block_bytes, place.num_blocks, *(size for view in place.views for size in view)]
-    if not place.offsets or min(place.offsets) < 0 or min(sizes) <= 0:
+    offsets, sizes = place.offsets, place.block_bytes
+    is_sound = len(offsets) == len(sizes) > 0 and min(offsets) >= 0
+    numbers = [*sizes, place.num_blocks, *(size for view in place.views for size in view)]
+    if not is_sound or min(numbers) <= 0:
         raise TransferError("a peer's descriptor has a pool without memory")
-    if place.views and place.views[0] != (place.block_bytes, place.num_blocks):
+    if place.views and [place.views[0]] != [(size, place.num_blocks) for size in sizes]:
         raise TransferError("a peer's descriptor contradicts itself")
     return place

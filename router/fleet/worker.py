@@ -126,6 +126,7 @@ def registered(info: WorkerInfo) -> dict[str, Any]:
         "max_batch_size": info.max_batch_size,
         "blocks_total": info.num_blocks,
         "tensor_parallel": info.tensor_parallel,
+        "pipeline_parallel": info.pipeline_parallel,
         "start_ms": info.start_ms,
     }
 

@@ -73,8 +73,7 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
         yield fleet
         assert_idle(fleet)
         segments = segments_of(fleet)
-        num_ranks = max(chosen.prefill_tensor_parallel, chosen.decode_tensor_parallel)
-        is_shared = chosen.transport in ("auto", "shm") or num_ranks > 1
+        is_shared = chosen.transport in ("auto", "shm") or has_ranks(chosen)
         assert shares_memory(fleet) == is_shared, "whether pools lie in memory without a name"
         exits = fleet.processes
         fleet.stop()
@@ -84,6 +83,15 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
     assert_no_other_processes(before)
     left = [path for path in segments if path.exists()]
     assert not left, "shared memory was left behind"
+
+
+def has_ranks(settings: UpSettings) -> bool:
+    """Whether the model of some worker is split over processes."""
+    return any(
+        getattr(settings, f"{role}_{kind}_parallel") > 1
+        for role in ("prefill", "decode")
+        for kind in ("tensor", "pipeline")
+    )
 
 
 @contextmanager

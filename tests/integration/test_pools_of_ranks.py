@@ -1,11 +1,11 @@
-"""Blocks between workers of any two numbers of ranks, by every transport: each rank of the target
-gets its heads, whatever the source's ranks hold."""
+"""Blocks between workers of any two numbers of ranks and stages, by every transport: each rank of
+the target gets its heads of its layers, whatever the source's ranks hold."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from kv_transfer.transports.interface import (
     Notification,
     PeerReady,
     PoolMemory,
+    PoolPart,
     Transport,
     WriteDone,
 )
@@ -22,9 +23,12 @@ from kv_transfer.transports.registry import create_transport
 from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import TransferError
 from protocol.layout import KvLayout
+from tests.effort import pairwise as pairwise_tested
 
 NUM_BLOCKS = 6
 DEADLINE_S = 20.0
+RANKS = [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 3)]
+"""Ranks of a layer, more than heads, too; and stages, of one or two layers."""
 LAYOUT = KvLayout(
     model_fingerprint="model",
     dtype="bfloat16",
@@ -36,28 +40,36 @@ LAYOUT = KvLayout(
 
 
 class End:
-    """A worker's pool, shared by its ranks, in one memory: `parts` is [ranks, blocks, layers, 2,
-    heads of a rank, block_size, head_dim]."""
+    """A worker's pool, shared by its ranks, in one memory: `parts` are [blocks, layers, 2, heads of
+    a rank, block_size, head_dim]."""
 
-    def __init__(self, transport: str, num_ranks: int) -> None:
-        self.layout = LAYOUT.shard(0, num_ranks)
+    def __init__(self, transport: str, num_ranks: int, num_stages: int = 1) -> None:
+        self.layout = LAYOUT.shard(0, num_ranks, num_stages - 1, num_stages)
         self.transport: Transport = create_transport(transport, "cpu")
-        size = self.layout.block_bytes * NUM_BLOCKS
-        memory = self.transport.allocate(num_ranks * size)
+        ends = [0, *accumulate(each.block_bytes * NUM_BLOCKS for each in self.layout.ranks)]
+        memory = self.transport.allocate(ends[-1])
         if memory is None:
-            memory = SharedMemory(num_ranks * size)
-        shape = (num_ranks, NUM_BLOCKS, *self.layout.block_shape)
-        self.parts = np.frombuffer(memory.view, np.uint16, np.prod(shape)).reshape(shape)
-        first = self.parts.ctypes.data
-        others = tuple((first + rank * size, "cpu") for rank in range(1, num_ranks))
-        pool = PoolMemory(first, self.layout.block_bytes, NUM_BLOCKS, "cpu", others)
+            memory = SharedMemory(ends[-1])
+        self.parts = [
+            np.frombuffer(memory.view[start:end], np.uint16).reshape(NUM_BLOCKS, *each.block_shape)
+            for each, (start, end) in zip(self.layout.ranks, pairwise(ends), strict=True)
+        ]
+        places = [
+            PoolPart(part.ctypes.data, each.block_bytes, "cpu")
+            for each, part in zip(self.layout.ranks, self.parts, strict=True)
+        ]
+        pool = PoolMemory(
+            places[0].address, places[0].block_bytes, NUM_BLOCKS, "cpu", tuple(places[1:])
+        )
         self.transport.register(pool)
         self.events: list[object] = []
 
-    @property
-    def blocks(self) -> np.ndarray:
-        """The pool's blocks with the heads of all ranks, [blocks, layers, 2, heads, ...]."""
-        return np.concatenate(list(self.parts), axis=3)
+    def parts_of(self, blocks: np.ndarray) -> list[np.ndarray]:
+        """Each rank's part of `blocks`, [blocks, layers, 2, heads, ...]."""
+        return [
+            blocks[:, each.layers.start : each.layers.stop, :, each.heads.start : each.heads.stop]
+            for each in self.layout.ranks
+        ]
 
     def poll(self) -> None:
         self.events += self.transport.poll()
@@ -85,24 +97,26 @@ def add(one: End, other: End) -> None:
     one.transport.add_peer(agent, other.transport.descriptor(), NUM_BLOCKS, shares)
 
 
-@pytest.mark.parametrize("transport", ["nixl", "shm"])
-@pytest.mark.parametrize(("source", "target"), list(itertools.product([1, 2, 4], repeat=2)))
-def test_each_rank_gets_its_heads(
-    ends: list[End], transport: str, source: int, target: int
+@pairwise_tested("transport, source, target", ["nixl", "shm"], RANKS, RANKS)
+def test_each_rank_gets_its_heads_of_its_layers(
+    ends: list[End], transport: str, source: tuple[int, int], target: tuple[int, int]
 ) -> None:
-    one, other = End(transport, source), End(transport, target)
+    one, other = End(transport, *source), End(transport, *target)
     ends += [one, other]
-    numbers = np.random.default_rng(7).integers(1, 1 << 16, one.parts.shape, dtype=np.uint16)
-    one.parts[:] = numbers
+    shape = (NUM_BLOCKS, *LAYOUT.block_shape)
+    numbers = np.random.default_rng(7).integers(1, 1 << 16, shape, dtype=np.uint16)
+    for part, own in zip(one.parts, one.parts_of(numbers), strict=True):
+        part[:] = own
     add(one, other)
     poll_until(PeerReady, one, other)
     one.transport.post_write(other.transport.agent, [1, 2, 5], [4, 5, 0], b"landed")
     poll_until(WriteDone, one, other)
     assert [each.error for each in one.events if isinstance(each, WriteDone)] == [None]
     poll_until(Notification, other, one)
-    expected = np.zeros_like(other.blocks)
-    expected[[4, 5, 0]] = one.blocks[[1, 2, 5]]
-    assert (other.blocks == expected).all()
+    expected = np.zeros_like(numbers)
+    expected[[4, 5, 0]] = numbers[[1, 2, 5]]
+    for part, wanted in zip(other.parts, other.parts_of(expected), strict=True):
+        assert (part == wanted).all()
 
 
 @pytest.mark.parametrize("transport", ["nixl", "shm"])
@@ -110,11 +124,11 @@ def test_a_pool_of_other_ranks_than_expected_is_refused(ends: list[End], transpo
     one, other = End(transport, 1), End(transport, 2)
     ends += [one, other]
     agent, descriptor = other.transport.agent, other.transport.descriptor()
-    with pytest.raises(TransferError, match="on 2 ranks, expected 6 of 384 on 1"):
+    with pytest.raises(TransferError, match="on 2 ranks, expected 6 blocks of 384 bytes on 1"):
         one.transport.add_peer(agent, descriptor, NUM_BLOCKS)
     alone = plan_shares(one.layout, other.layout)[:1]
-    with pytest.raises(TransferError, match="on 2 ranks, expected 6 of 192 on 1"):
+    with pytest.raises(TransferError, match="on 2 ranks, expected 6 blocks of 192 bytes on 1"):
         one.transport.add_peer(agent, descriptor, NUM_BLOCKS, alone)
     of_two = plan_shares(other.layout, other.layout)
-    with pytest.raises(TransferError, match="whose blocks have 384 on 1"):
+    with pytest.raises(TransferError, match="do not fit our pool: 6 blocks of 384 bytes on 1"):
         one.transport.add_peer(agent, descriptor, NUM_BLOCKS, of_two)

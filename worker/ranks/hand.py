@@ -18,11 +18,10 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.checkpoint.config import Shard
 from engine.loader import load_follower
 from engine.native.library import load_library
-from engine.parallel.ranks import Ranks
-from engine.parallel.sums import HostSums, RankLost
+from engine.parallel.shared_memory import RankMemory
+from engine.parallel.sums import RankLost
 from process.logs import setup_logs
 from process.memory import spare_the_collector
 from protocol.error_line import one_line
@@ -43,11 +42,12 @@ def main(argv: Sequence[str]) -> int:
     orders, file = receive(link)
     assert isinstance(orders, Orders)
     try:
-        setup_logs(orders.log_level, orders.log_format, f"{orders.worker} rank {orders.rank}")
+        name = f"{orders.worker} rank {orders.shard.number}"
+        setup_logs(orders.log_level, orders.log_format, name)
         torch.set_num_threads(orders.threads)
-        _work(orders, link, mapped(file, orders.sums))
+        _work(orders, link, mapped(file, orders.memory))
     except (ConfigError, ModelLoadError) as error:
-        print(f"rank {orders.rank}: {one_line(error)}", file=sys.stderr)
+        print(f"rank {orders.shard.number}: {one_line(error)}", file=sys.stderr)
         return 2
     except RankLost as error:
         log.info("ends: %s", error)
@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _work(orders: Orders, link: socket.socket, shared: memoryview) -> None:
     kernels = load_library(prebuilt=orders.config.kernels_dir)
-    sums = HostSums(kernels, shared, orders.rank, orders.size, orders.limit_s)
-    ranks = Ranks(Shard(orders.rank, orders.size), [link], sums)
+    memory = RankMemory(kernels, shared, orders.sizes)
+    ranks = memory.ranks(orders.shard, [link], orders.limit_s)
 
     def allocate(num_bytes: int) -> memoryview:
         place, file = receive(link)

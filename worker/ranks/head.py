@@ -3,7 +3,8 @@ when one of them ends.
 
 The head is rank 0: it schedules, samples and moves blocks. Its hands compute the steps that it
 announces, each on its shard of weights and KV blocks. They share three things with it: a socket
-each, the memory through which sums go, and the KV pool, which the head allocates for all. The group
+each, the memory through which sums and hidden states go, and the KV pool, which the head allocates
+for all. The group
 lives and dies as one: a hand that ends takes the worker with it at once, and a hand that stands
 still fails the step that waits for it.
 """
@@ -19,12 +20,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.checkpoint.config import Shard
+from engine.checkpoint.config import Shard, load_model_config
 from engine.engine_config import EngineConfig
 from engine.native.library import KernelsUnavailable, load_library
 from engine.parallel.link_watch import LinkWatch
-from engine.parallel.ranks import Ranks
-from engine.parallel.sums import HostSums, RankLost, stop_sums
+from engine.parallel.shared_memory import RankMemory, RankSizes
+from engine.parallel.sums import RankLost
 from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import ConfigError
 from worker.ranks.link import Orders, Place, send
@@ -34,11 +35,13 @@ log = logging.getLogger(__name__)
 SILENCE_S = 30.0
 """How long a step waits for a rank."""
 _END_S = 5.0
+_WIDEST_BYTES = 4  # of a number of a hidden state
 
 
 @dataclass(frozen=True)
 class HandSettings:
-    """What hands need of their worker's settings."""
+    """What hands need of their worker's settings: the model runs on `num_stages` stages of `size`
+    ranks."""
 
     config: EngineConfig
     size: int
@@ -46,6 +49,7 @@ class HandSettings:
     log_level: str
     log_format: str
     worker: str
+    num_stages: int = 1
 
 
 class Hands:
@@ -64,33 +68,33 @@ class Hands:
         try:
             kernels = load_library(prebuilt=settings.config.kernels_dir)
         except KernelsUnavailable as error:
-            raise ConfigError(f"tensor_parallel on a CPU needs our own kernels: {error}") from error
+            raise ConfigError(f"several ranks on a CPU need our own kernels: {error}") from error
         self._lost = lost
         self._processes: list[subprocess.Popen[bytes]] = []
         self._links: list[socket.socket] = []
         self._pool: SharedMemory | None = None
-        self._sums = SharedMemory(HostSums.bytes_for(settings.size))
-        self._shared = memoryview(self._sums.view)
-        self._kernels = kernels
+        sizes = _sizes(settings)
+        self._memory = SharedMemory(sizes.num_bytes)
+        self._shared = RankMemory(kernels, memoryview(self._memory.view), sizes)
         self._is_closed = False
         self._silence_s = silence_s
-        for rank in range(1, settings.size):
-            self._start(rank, settings)
-        sums = HostSums(kernels, self._shared, 0, settings.size, silence_s)
-        self.ranks = Ranks(Shard(0, settings.size), self._links, sums)
+        own = Shard.numbered(0, settings.size, settings.num_stages)
+        for number in range(1, own.num_ranks):
+            shard = Shard.numbered(number, settings.size, settings.num_stages)
+            self._start(shard, sizes, settings)
+        self.ranks = self._shared.ranks(own, self._links, silence_s)
         self._watch: LinkWatch | None = None
 
     def allocate(
         self, num_bytes: int, by_transport: Callable[[int], SharedMemory | None]
     ) -> memoryview:
-        """The memory of all ranks' pools, of which each hand gets its part: the transport's, or our
-        own if the transport takes any. Raises ConfigError and RankLost."""
+        """The memory of all ranks' pools, which each hand gets, too: the transport's, or our own if
+        the transport takes any. Raises ConfigError and RankLost."""
         memory = by_transport(num_bytes)
         if memory is None:
             memory = self._pool = SharedMemory(num_bytes)
-        size = num_bytes // self.ranks.shard.size
-        for rank, link in enumerate(self._links, start=1):
-            send(link, Place(memory.offset + rank * size, size), memory.file)
+        for link in self._links:
+            send(link, Place.of(memory), memory.file)
             link.settimeout(self._silence_s)  # a hand that stands still reads no more steps
         self._watch = LinkWatch(self._links, self._end_group)
         return memoryview(memory.view)
@@ -104,7 +108,7 @@ class Hands:
             self._watch.close()
         with contextlib.suppress(RankLost):
             self.ranks.announce(None)
-        stop_sums(self._kernels, self._shared)
+        self._shared.stop()
         for link in self._links:
             link.close()
         for process in self._processes:
@@ -114,11 +118,11 @@ class Hands:
                 log.warning("rank process %d does not end: it is killed", process.pid)
                 process.kill()
                 process.wait()
-        self._sums.close()
+        self._memory.close()
         if self._pool is not None:
             self._pool.close()
 
-    def _start(self, rank: int, settings: HandSettings) -> None:
+    def _start(self, shard: Shard, sizes: RankSizes, settings: HandSettings) -> None:
         ours, theirs = socket.socketpair()
         self._links.append(ours)
         with theirs:
@@ -131,21 +135,21 @@ class Hands:
             )
         self._processes.append(process)
         orders = Orders(
-            rank,
-            settings.size,
+            shard,
+            sizes,
             settings.config,
             settings.threads,
-            Place.of(self._sums),
+            Place.of(self._memory),
             self._silence_s,
             settings.log_level,
             settings.log_format,
             settings.worker,
         )
-        send(ours, orders, self._sums.file)
+        send(ours, orders, self._memory.file)
 
     def _end_group(self, rank: int) -> None:
         """A hand has ended: nobody waits for it, and the worker is told."""
-        stop_sums(self._kernels, self._shared)
+        self._shared.stop()
         process = self._processes[rank - 1]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
@@ -154,7 +158,15 @@ class Hands:
             how = "its connection"
         elif process.returncode < 0:
             how = f"by signal {-process.returncode}"
-        self._lost(f"rank {rank} of {self.ranks.shard.size} has ended {how}")
+        self._lost(f"rank {rank} of {self.ranks.shard.num_ranks} has ended {how}")
+
+
+def _sizes(settings: HandSettings) -> RankSizes:
+    """The shared memory's sizes. Raises ModelLoadError."""
+    limits = settings.config.scheduler
+    num_tokens = limits.chunk_max_tokens + limits.max_batch_size
+    hidden_size = load_model_config(settings.config.folder).hidden_size
+    return RankSizes(settings.size, settings.num_stages, num_tokens * hidden_size * _WIDEST_BYTES)
 
 
 def _environment() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """What the head tells a hand on their socket before the first step: its orders, then its memory.
 
-Both messages carry an open file: of the memory for sums, and of the KV pool. Afterwards the socket
+Both messages carry an open file: of the memory that the ranks share, and of the KV pool. Afterwards the socket
 carries what `engine.parallel.ranks` sends. Only the two processes have the socket, so its messages
 are trusted.
 """
@@ -15,7 +15,9 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from engine.checkpoint.config import Shard
 from engine.engine_config import EngineConfig
+from engine.parallel.shared_memory import RankSizes
 from engine.parallel.sums import RankLost
 from kv_transfer.transports.shared_memory import SharedMemory
 
@@ -37,14 +39,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Orders:
-    """What a hand does: it is rank `rank` of `size` of this engine, and has so many CPU threads.
-    `sums` is the place of the memory for sums, which wait `limit_s` for another rank."""
+    """What a hand does: it has this part of the engine's model, and so many CPU threads. `memory` is
+    the place of what all ranks share, where they wait `limit_s` for another rank."""
 
-    rank: int
-    size: int
+    shard: Shard
+    sizes: RankSizes
     config: EngineConfig
     threads: int
-    sums: Place
+    memory: Place
     limit_s: float
     log_level: str
     log_format: str

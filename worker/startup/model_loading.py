@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from checkpoint.model_source import HUB_PATTERNS, TEXT_PATTERNS, model_name, resolve_model
-from engine.checkpoint.config import load_model_config
+from engine.checkpoint.config import Shard, load_model_config
 from engine.checkpoint.stored_tensors import OpenTensors
 from engine.device import pick_device
 from engine.engine_config import EngineConfig
@@ -70,7 +70,7 @@ class ModelLoading:
         """The engine, ready to run. Raises ModelLoadError, ConfigError and Stopped."""
         settings, started = self._settings, time.monotonic()
         threads = settings.torch_threads or len(cores_in(settings.cores))
-        if settings.tensor_parallel > 1:
+        if settings.num_ranks > 1:
             threads = self._start_hands(stack, threads or len(usable_cores()))
         if threads:
             torch.set_num_threads(threads)
@@ -120,10 +120,12 @@ class ModelLoading:
         settings = self._settings
         device = pick_device(settings.device)
         if device.type != "cpu":
-            raise ConfigError(f"tensor_parallel {settings.tensor_parallel}: on cpu, not {device}")
-        threads = max(1, num_threads // settings.tensor_parallel)
+            name = "tensor_parallel" if settings.tensor_parallel > 1 else "pipeline_parallel"
+            raise ConfigError(f"{name} {getattr(settings, name)}: on cpu, not {device}")
+        threads = max(1, num_threads // settings.num_ranks)
         config = engine_config(settings, self.folder)
-        load_model_config(self.folder).sharded(settings.tensor_parallel)  # or one line, not many
+        own = Shard.numbered(0, settings.tensor_parallel, settings.pipeline_parallel)
+        load_model_config(self.folder).part_of(own)  # or one line, not many
         self._hands = Hands(
             HandSettings(
                 config,
@@ -132,6 +134,7 @@ class ModelLoading:
                 settings.log_level,
                 settings.log_format,
                 settings.worker_id or self._role.value,
+                settings.pipeline_parallel,
             ),
             end_process,
         )

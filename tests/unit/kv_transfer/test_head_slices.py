@@ -1,4 +1,4 @@
-"""Head slices between pools of any two tensor-parallel sizes, against the heads' own numbers."""
+"""The pieces that move between pools whose ranks hold any parts, against the blocks' own numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.head_slices import HeadSlices, Pieces, plan_head_slices
+from kv_transfer.head_slices import HeadSlices, Pieces, Share, plan_head_slices, plan_shares
 from protocol.errors import ConfigError
 from protocol.layout import KvLayout
 
@@ -17,7 +17,7 @@ def rank(heads: int, tp_size: int, tp_rank: int, **changed: int) -> KvLayout:
     return KvLayout(
         model_fingerprint="x",
         dtype="bfloat16",
-        num_kv_heads=heads // tp_size,
+        num_kv_heads=heads,
         tp_rank=tp_rank,
         tp_size=tp_size,
         **parts,
@@ -25,50 +25,88 @@ def rank(heads: int, tp_size: int, tp_rank: int, **changed: int) -> KvLayout:
 
 
 def block(layout: KvLayout, whole: np.ndarray) -> np.ndarray:
-    """The part of `whole` [layers, 2, all heads, block_size, head_dim] that the rank holds."""
-    first = layout.tp_rank * layout.num_kv_heads
-    return np.ascontiguousarray(whole[:, :, first : first + layout.num_kv_heads])
+    """The part of `whole` [layers, 2, heads, block_size, head_dim] that the rank holds."""
+    layers, heads = layout.layers, layout.heads
+    part = whole[layers.start : layers.stop, :, heads.start : heads.stop]
+    return np.ascontiguousarray(part)
 
 
-sizes = st.sampled_from([1, 2, 3, 4, 6, 12])
+sizes = st.sampled_from([1, 2, 3, 4, 6, 12, 24])
+stages = st.integers(1, 4)
 
 
-@given(sizes, sizes, st.integers(1, 3))
-def test_every_target_rank_gets_its_block_whole_and_once(source_size, target_size, num_layers):
+@given(sizes, stages, sizes, stages, st.integers(4, 9))
+def test_every_rank_gets_its_block_whole_and_once(
+    source_size: int, source_stages: int, target_size: int, target_stages: int, num_layers: int
+) -> None:
+    """Whatever the ranks, with more of them than heads and stages of different sizes, too."""
     heads = 12
     shape = (num_layers, 2, heads, 2, 2)
     whole = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
-    for target_rank in range(target_size):
-        target = rank(heads, target_size, target_rank, num_layers=num_layers)
-        received = np.zeros(target.block_bytes, np.uint8)
-        written = np.zeros(target.block_bytes, int)
-        for source_rank in range(source_size):
-            source = rank(heads, source_size, source_rank, num_layers=num_layers)
-            sent = block(source, whole).view(np.uint8).reshape(-1)
-            slices = plan_head_slices(source, target)
-            for at, to in slices.pieces() if slices else ():
-                size = slices.source.size
-                assert at + size <= source.block_bytes
-                received[to : to + size] = sent[at : at + size]
-                written[to : to + size] += 1
-        assert (written == 1).all()
-        assert received.tobytes() == block(target, whole).tobytes()
+    source = rank(heads, source_size, 0, num_stages=source_stages, num_layers=num_layers)
+    target = rank(heads, target_size, 0, num_stages=target_stages, num_layers=num_layers)
+    sent = [block(each, whole).view(np.uint8).reshape(-1) for each in source.ranks]
+    received = [np.zeros(each.block_bytes, np.uint8) for each in target.ranks]
+    written = [np.zeros(each.block_bytes, int) for each in target.ranks]
+    for share in plan_shares(source, target):
+        for at, to in share.slices.pieces():
+            size = share.slices.source.size
+            piece = sent[share.source][at : at + size]
+            assert len(piece) == size
+            received[share.target][to : to + size] = piece
+            written[share.target][to : to + size] += 1
+    for each in target.ranks:
+        assert (written[each.rank] == 1).all()
+        assert received[each.rank].tobytes() == block(each, whole).tobytes()
 
 
-def test_equal_sizes_move_whole_blocks():
-    layout = rank(12, 2, 1)
-    slices = plan_head_slices(layout, layout)
-    assert slices.source == slices.target == Pieces.whole(layout.block_bytes)
-    assert list(slices.pieces()) == [(0, 0)]
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_equal_ranks_move_whole_blocks(num_stages: int) -> None:
+    layout = rank(12, 2, 1, num_stages=num_stages)
+    assert all(each.is_whole for each in plan_shares(layout, layout))
+    assert len(plan_shares(layout, layout)) == 2 * num_stages
 
 
-def test_ranks_without_a_common_head_share_nothing():
+def test_layers_move_in_one_piece_between_ranks_with_the_same_heads() -> None:
+    shares = plan_shares(rank(12, 2, 0, num_stages=2), rank(12, 2, 0))
+    assert [(share.source, share.target) for share in shares] == [(0, 0), (2, 0), (1, 1), (3, 1)]
+    assert all(share.slices.source.count == 1 for share in shares)
+
+
+def test_copies_of_a_head_share_the_work() -> None:
+    """Two heads on four ranks: each of the other side's four ranks has a sender of its own, and
+    fewer ranks get theirs from one copy."""
+
+    def senders(shares: tuple[Share, ...]) -> list[int]:
+        return [share.source for share in shares]
+
+    assert senders(plan_shares(rank(2, 4, 0), rank(2, 4, 0))) == [0, 1, 2, 3]
+    assert senders(plan_shares(rank(2, 4, 0), rank(2, 2, 0))) == [0, 3]
+    assert senders(plan_shares(rank(2, 2, 0), rank(2, 4, 0))) == [0, 0, 1, 1]
+
+
+def test_ranks_without_a_common_head_or_layer_share_nothing() -> None:
     assert plan_head_slices(rank(12, 2, 0), rank(12, 3, 2)) is None
+    first, second = (rank(12, 1, 0, stage=stage, num_stages=2) for stage in (0, 1))
+    assert plan_head_slices(first, second) is None
 
 
-def test_pools_of_different_caches_are_refused():
+def test_pools_of_different_caches_are_refused() -> None:
     with pytest.raises(ConfigError, match="differ in more"):
-        plan_head_slices(rank(12, 2, 0), rank(12, 3, 0, block_size=4))
+        plan_shares(rank(12, 2, 0), rank(12, 3, 0, block_size=4))
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        (rank(12, 5, 0), "12 KV heads have no rank 0 of 5"),
+        (rank(12, 1 << 30, 0), "no rank 0 of"),
+        (rank(12, 1, 0, num_stages=4), "3 layers have no stage 0 of 4"),
+    ],
+)
+def test_ranks_that_a_cache_cannot_have_are_refused(layout: KvLayout, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        plan_shares(rank(12, 1, 0), layout)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import ConfigError
 from protocol.hashing import block_hashes, chain_root, next_hash, seed_of
-from protocol.layout import SPLIT, KvLayout
+from protocol.layout import SPLIT, KvLayout, stage_layers
 
 FIXED = "7e3990552b8f83c4744f6681822ffb4d"
 FIXED_LAYOUT = "003bfa30574c4d979f775de447574b20"
@@ -69,6 +69,30 @@ def test_blocks_whose_heads_are_not_in_one_piece_have_no_shards() -> None:
         split.shard(0, 2)
 
 
+def test_stages_have_all_layers_in_order_the_first_ones_more() -> None:
+    for num_layers in range(1, 9):
+        for num_stages in range(1, num_layers + 1):
+            stages = [stage_layers(num_layers, stage, num_stages) for stage in range(num_stages)]
+            assert [layer for each in stages for layer in each] == list(range(num_layers))
+            lengths = [len(each) for each in stages]
+            assert lengths == sorted(lengths, reverse=True)
+            assert lengths[0] - lengths[-1] <= 1
+
+
+def test_ranks_are_numbered_from_the_last_stage() -> None:
+    ranks = LAYOUT.shard(0, 2, 0, 3).ranks
+    assert [(each.stage, each.tp_rank) for each in ranks] == [
+        (2, 0), (2, 1), (1, 0), (1, 1), (0, 0), (0, 1)
+    ]  # fmt: skip
+    assert [each.rank for each in ranks] == list(range(6))
+    assert {each.unsharded for each in ranks} == {LAYOUT}
+
+
+def test_a_fingerprint_names_stages_only_where_there_are_some() -> None:
+    """Blocks on disks carry it."""
+    assert LAYOUT.fingerprint == "003bfa30574c4d979f775de447574b20"
+
+
 def test_block_bytes_counts_keys_and_values_of_all_layers() -> None:
     assert LAYOUT.block_bytes == 3 * 2 * 2 * 16 * 8 * 2
 
@@ -96,6 +120,9 @@ def test_the_fingerprint_of_keys_and_values_is_that_of_layouts_without_planes() 
         {"head_dim": 16},
         {"tp_size": 2},
         {"num_planes": 1},
+        {"tp_size": 2, "tp_rank": 1},
+        {"num_stages": 3},
+        {"num_stages": 3, "stage": 2},
     ],
 )
 def test_layouts_that_differ_have_other_fingerprints(change: dict[str, int | str]) -> None:

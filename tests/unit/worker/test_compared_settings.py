@@ -44,8 +44,8 @@ MAY_DIFFER = {
     # what computes, and how fast: the results are the same within the dtype's rounding
     "attention", "cores", "cuda_graphs", "device", "kernels_dir", "one_step_ahead", "sm_fraction",
     "torch_threads",
-    # a descriptor names the ranks, whose heads are copied to their places
-    "tensor_parallel",
+    # a descriptor names the ranks, whose layers and heads are copied to their places
+    "pipeline_parallel", "tensor_parallel",
     # a peer's weights have the fingerprint of its checkpoint
     "weights_from",
     # what a worker keeps of its own blocks: files carry the layout's fingerprint

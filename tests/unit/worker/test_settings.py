@@ -94,3 +94,9 @@ def test_what_several_ranks_do_not_have_is_refused_by_name(flags: list[str]) -> 
     name = flags[0].removeprefix("--").partition("=")[0].replace("-", "_")
     with pytest.raises(ConfigError, match=f"^{name}.*tensor_parallel"):
         load("--tensor-parallel=2", *flags)
+
+
+def test_stages_change_no_bits() -> None:
+    assert load("--pipeline-parallel=2", "--batch-invariant=true").num_ranks == 2
+    with pytest.raises(ConfigError, match=r"^host_tier_bytes.*pipeline_parallel"):
+        load("--pipeline-parallel=2", "--host-tier-bytes=1000000")

@@ -60,11 +60,11 @@ def descriptor(of: KvLayout | None, secret: bytes = SECRET, **changed: Any) -> P
     return msgspec.structs.replace(made, **changed)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_the_heads_of_each_rank_go_to_their_places(num_ranks: int) -> None:
+@pytest.mark.parametrize(("num_ranks", "num_stages"), [(1, 1), (2, 1), (4, 1), (1, 2)])
+def test_the_heads_of_each_rank_go_to_their_places(num_ranks: int, num_stages: int) -> None:
     own = Own()
-    theirs = WHOLE.shard(0, num_ranks)
-    assert own.peers.try_add(descriptor(theirs if num_ranks > 1 else None))
+    theirs = WHOLE.shard(0, num_ranks, 0, num_stages)
+    assert own.peers.try_add(descriptor(None if theirs == WHOLE else theirs))
     shares = plan_shares(WHOLE.shard(0, 2), theirs)
     assert own.transfers.added == [("agent", b"where", 12, shares)]
 
@@ -77,7 +77,7 @@ def test_the_heads_of_each_rank_go_to_their_places(num_ranks: int) -> None:
         (descriptor(WHOLE.shard(0, 2), layout=None), "not authentic"),
         (descriptor(WHOLE.shard(0, 2), transport="shm"), "transport differs"),
         (descriptor(msgspec.structs.replace(WHOLE, block_size=4)), "differ in more"),
-        (descriptor(msgspec.structs.replace(WHOLE.shard(0, 2), tp_size=3)), "differ in more"),
+        (descriptor(msgspec.structs.replace(WHOLE.shard(0, 2), tp_size=3)), "no rank 0 of 3"),
     ],
 )
 def test_others_are_refused_counted_and_named(
@@ -90,14 +90,17 @@ def test_others_are_refused_counted_and_named(
     assert reason in caplog.text
 
 
-def test_a_digest_covers_the_heads_of_all_ranks() -> None:
+@pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (1, 2), (8, 2)])
+def test_a_digest_covers_the_heads_of_all_ranks(num_ranks: int, num_stages: int) -> None:
     whole = KvPool(WHOLE, 2)
     whole.tensor.copy_(whole.tensor.new_tensor(range(whole.tensor.numel())).view_as(whole.tensor))
-    parts = [KvPool(WHOLE.shard(rank, 2), 2) for rank in range(2)]
-    for rank, part in enumerate(parts):
-        part.tensor.copy_(whole.tensor[:, :, :, 2 * rank : 2 * rank + 2])
-    shared = KvPool(WHOLE.shard(0, 2), 2, others=parts[1:])
+    parts = [KvPool(each, 2) for each in WHOLE.shard(0, num_ranks, 0, num_stages).ranks]
+    for part in parts:
+        layers, heads = part.layout.layers, part.layout.heads
+        own = whole.tensor[:, layers.start : layers.stop, :, heads.start : heads.stop]
+        part.tensor.copy_(own)
+    shared = KvPool(parts[0].layout, 2, others=parts[1:])
     shared.tensor.copy_(parts[0].tensor)
     assert [shared.digest(block) for block in (0, 1)] == [whole.digest(0), whole.digest(1)]
-    parts[1].tensor[1, 0, 0, 0, 0, 0] += 1
+    parts[-1].tensor[1, 0, 0, 0, 0, 0] += 1
     assert shared.digest(1) != whole.digest(1)

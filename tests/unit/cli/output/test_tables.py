@@ -103,5 +103,8 @@ def test_ranks_have_a_column_where_a_worker_has_several() -> None:
     table = workers_table([prefill, {**decode, "tensor_parallel": 4}], with_load=True)
     ranks = next(each for each in table.columns if each.header == "RANKS")
     assert list(ranks.cells) == ["4", "1"]
+    staged = workers_table([{**decode, "pipeline_parallel": 2}], with_load=True)
+    ranks = next(each for each in staged.columns if each.header == "RANKS")
+    assert list(ranks.cells) == ["1 x 2 stages"]
     alone = workers_table([{**decode, "tensor_parallel": 1}], with_load=True)
     assert "RANKS" not in [each.header for each in alone.columns]

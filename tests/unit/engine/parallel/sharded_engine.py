@@ -20,6 +20,8 @@ from tests.sequences import greedy, sequence_of
 
 DEADLINE_S = 120.0
 MAX_TOKENS = 12
+GROUPS = [(2, 1), (4, 1), (2, 2), (3, 3), (4, 2)]
+"""Numbers of ranks, and of their stages."""
 LOST = 17
 """The exit status of a rank that is lost on purpose."""
 BLOCK = 4
@@ -27,12 +29,13 @@ BLOCK = 4
 
 @dataclass(frozen=True)
 class Job:
-    """Prompts for the checkpoint in `folder`, on the first `size` ranks; `loses_rank`: the last of
-    them ends before the first step."""
+    """Prompts for the checkpoint in `folder`, on the first `size` ranks, in stages; `loses_rank`:
+    the last of them ends before the first step."""
 
     folder: Path
     size: int
     prompts: tuple[tuple[int, ...], ...]
+    num_stages: int = 1
     attention: str = "torch"
     loses_rank: bool = False
 
@@ -63,25 +66,30 @@ def generate(engine: Engine, prompts: tuple[tuple[int, ...], ...]) -> list[list[
 def rank_main(conn: Connection, store: str, rank: int, size: int) -> None:
     """Join the group, then do one job after the other, as they come by the pipe."""
     torch.set_num_threads(1)
-    groups = {n: meet(store, rank, n, DEADLINE_S) for n in range(2, size + 1) if rank < n}
+    groups = {
+        (number, stages): meet(store, rank, number, DEADLINE_S, stages)
+        for number, stages in GROUPS
+        if rank < number
+    }
     while (job := conn.recv()) is not None:
-        conn.send(_work(job, groups[job.size]) if rank < job.size else None)
+        group = (job.size, job.num_stages)
+        conn.send(_work(job, groups[group]) if rank < job.size else None)
 
 
 def _work(job: Job, ranks: Ranks) -> Any:
-    """A follower's KV pool; the leader's, and the tokens."""
-    rank = ranks.shard.rank
+    """A follower's layout and KV pool; the leader's, and the tokens."""
+    rank = ranks.shard.number
     config = engine_config(job.folder, job.attention)
     if rank:
         follower, pool = load_follower(config, ranks)
         if job.loses_rank and rank == job.size - 1:
             os._exit(LOST)
         follower.run()
-        return pool.tensor.numpy(), None
+        return pool.layout, pool.tensor.numpy(), None
     loaded = load_engine(config, lambda: 0.0, ranks=ranks)
     try:
         tokens = generate(loaded.engine, job.prompts)
     except RuntimeError as error:
-        return str(error), None
+        return None, str(error), None
     ranks.announce(None)
-    return loaded.pool.tensor.numpy(), tokens
+    return loaded.pool.layout, loaded.pool.tensor.numpy(), tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,9 +19,11 @@ from engine.loader import load_engine
 from engine.parallel.ranks import Ranks, Step
 from engine.parallel.sums import CardSums
 from protocol.errors import ConfigError
+from tests.effort import in_turn
 from tests.rank_group import RankGroup
 from tests.unit.engine.parallel.sharded_engine import (
     DEADLINE_S,
+    GROUPS,
     MAX_TOKENS,
     Job,
     engine_config,
@@ -35,7 +38,12 @@ EXPERTS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 64,
 }
-BIASES = {"attention_bias": True, "mlp_bias": True}
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    ("Qwen2ForCausalLM", {}),
+    ("Qwen3ForCausalLM", {}),
+    ("Qwen2MoeForCausalLM", EXPERTS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +53,15 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
     group.end(DEADLINE_S)
 
 
-@pytest.mark.parametrize("tp_size", [2, 4])
-@pytest.mark.parametrize(
-    ("architecture", "config"),
-    [
-        ("LlamaForCausalLM", BIASES),
-        ("Qwen2ForCausalLM", {}),
-        ("Qwen3ForCausalLM", {}),
-        ("Qwen2MoeForCausalLM", EXPERTS),
-    ],
-    ids=["llama", "qwen2", "qwen3", "qwen2 moe"],
-)
+@pytest.mark.parametrize(("kind", "ranks"), in_turn(KINDS, GROUPS))
 def test_tokens_and_kv_equal_those_of_one_rank(
-    group: RankGroup, make_tiny: Any, text: Any, architecture: str, config: Any, tp_size: int
+    group: RankGroup,
+    make_tiny: Any,
+    text: Any,
+    kind: tuple[str, dict[str, Any]],
+    ranks: tuple[int, int],
 ) -> None:
+    (architecture, config), (size, num_stages) = kind, ranks
     tiny = make_tiny(architecture, **SIZES, **config)
     words = text(45)
     prompts = (tuple(words[:21]), tuple(words[21:40]), tuple(words[40:]))
@@ -66,29 +69,51 @@ def test_tokens_and_kv_equal_those_of_one_rank(
     expected = generate(whole.engine, prompts)
     assert [len(tokens) for tokens in expected] == [MAX_TOKENS] * 3
 
-    answers = group.do(Job(tiny.folder, tp_size, prompts), DEADLINE_S)
+    answers = group.do(Job(tiny.folder, size, prompts, num_stages), DEADLINE_S)
 
-    assert answers[0][1] == expected
-    pools = [torch.from_numpy(pool) for pool, _ in answers[:tp_size]]
-    assert all(pool.shape[3] == 4 // tp_size for pool in pools)
+    assert answers[0][2] == expected
     assert whole.pool.tensor.any()
-    torch.testing.assert_close(torch.cat(pools, dim=3), whole.pool.tensor, rtol=0.0, atol=1e-4)
+    for layout, pool, _ in answers[:size]:
+        layers, heads = layout.layers, layout.heads
+        assert (len(heads), layout.num_stages) == (4 * num_stages // size, num_stages)
+        own = whole.pool.tensor[:, layers.start : layers.stop, :, heads.start : heads.stop]
+        torch.testing.assert_close(torch.from_numpy(pool), own, rtol=0.0, atol=1e-4)
 
 
-def test_our_own_kernels_give_the_same_tokens(group: RankGroup, make_tiny: Any, text: Any) -> None:
+def test_more_ranks_than_heads_have_copies_of_them(
+    group: RankGroup, make_tiny: Any, text: Any
+) -> None:
+    tiny = make_tiny("Qwen2ForCausalLM", **SIZES | {"num_key_value_heads": 2})
+    prompts = (tuple(text(30)),)
+    expected = generate(load_engine(engine_config(tiny.folder), lambda: 0.0).engine, prompts)
+    answers = group.do(Job(tiny.folder, 4, prompts), DEADLINE_S)
+    assert answers[0][2] == expected
+    first, copy, second, last = (pool for _, pool, _ in answers)
+    assert first.shape[3] == 1
+    assert (first == copy).all()
+    assert (second == last).all()
+    assert not (first == second).all()
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_our_own_kernels_give_the_same_tokens(
+    group: RankGroup, make_tiny: Any, text: Any, num_stages: int
+) -> None:
     tiny = make_tiny("LlamaForCausalLM", **SIZES)
     prompts = (tuple(text(30)),)
     expected = generate(load_engine(engine_config(tiny.folder), lambda: 0.0).engine, prompts)
-    answers = group.do(Job(tiny.folder, 2, prompts, attention="auto"), DEADLINE_S)
-    assert answers[0][1] == expected
+    answers = group.do(Job(tiny.folder, 2, prompts, num_stages, attention="auto"), DEADLINE_S)
+    assert answers[0][2] == expected
 
 
 def test_sizes_that_cannot_be_split_are_refused(make_tiny: Any) -> None:
     config = load_model_config(make_tiny("LlamaForCausalLM", **SIZES).folder)
     with pytest.raises(ConfigError, match="num_attention_heads 8 cannot be split over 3"):
         config.sharded(3)
-    with pytest.raises(ConfigError, match="num_key_value_heads 4 cannot be split over 8"):
-        config.sharded(8)
+    with pytest.raises(ConfigError, match="num_key_value_heads 4 cannot be split over 6"):
+        replace(config, num_heads=12).sharded(6)
+    with pytest.raises(ConfigError, match=r"num_hidden_layers \d+ cannot be split over 64 stages"):
+        config.staged(0, 64)
 
 
 @pytest.mark.parametrize("key", ["moe_intermediate_size", "shared_expert_intermediate_size"])
@@ -131,6 +156,6 @@ def test_a_lost_rank_is_an_error_and_no_tokens(group: RankGroup, make_tiny: Any,
     """The last test of this group, which is one rank short afterwards."""
     tiny = make_tiny("LlamaForCausalLM", **SIZES)
     job = Job(tiny.folder, 2, (tuple(text(9)),), loses_rank=True)
-    error, tokens = group.do(job, DEADLINE_S, dying=(1,))[0]
+    _, error, tokens = group.do(job, DEADLINE_S, dying=(1,))[0]
     assert tokens is None
     assert "rank" in error

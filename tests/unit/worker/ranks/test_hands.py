@@ -33,12 +33,13 @@ CONFIG = EngineConfig(
 
 
 class Group:
-    """Two ranks of the demo model, and what the head was told of them."""
+    """Two ranks of the demo model, in one stage or in two, and what the head was told of them."""
 
-    def __init__(self, silence_s: float = DEADLINE_S) -> None:
+    def __init__(self, num_stages: int = 1, silence_s: float = DEADLINE_S) -> None:
         self.told: list[str] = []
         self.was_told = threading.Event()
-        settings = HandSettings(CONFIG, 2, 1, "warning", "text", "test")
+        size = 2 // num_stages
+        settings = HandSettings(CONFIG, size, 1, "warning", "text", "test", num_stages)
         self.hands = Hands(settings, self._note, silence_s)
         (self.hand,) = hands()
 
@@ -76,22 +77,25 @@ def generate(loaded: LoadedEngine, num_tokens: int = 12) -> list[int]:
     return sequence.tokens[len(PROMPT) :]
 
 
-def test_they_compute_what_one_rank_computes(groups: list[Group]) -> None:
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_they_compute_what_one_rank_computes(groups: list[Group], num_stages: int) -> None:
     expected = generate(load_engine(CONFIG, time.monotonic))
-    group = Group()
+    group = Group(num_stages)
     groups.append(group)
     loaded = group.load()
     assert generate(loaded) == expected
     (other,) = loaded.pool.others
     assert other.tensor.any(), "the hand writes into memory that the head has, too"
-    assert loaded.pool.other_parts == ((other.base_address, "cpu"),)
     group.hands.close()
     assert not group.hand.is_running()
     assert group.told == []
 
 
-def test_a_hand_that_is_killed_is_told_and_ends_the_step(groups: list[Group]) -> None:
-    group = Group()
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_hand_that_is_killed_is_told_and_ends_the_step(
+    groups: list[Group], num_stages: int
+) -> None:
+    group = Group(num_stages)
     groups.append(group)
     loaded = group.load()
     generate(loaded, 1)
@@ -102,12 +106,15 @@ def test_a_hand_that_is_killed_is_told_and_ends_the_step(groups: list[Group]) ->
         generate(loaded, 1)
 
 
-def test_a_hand_that_stands_still_fails_the_step_that_waits_for_it(groups: list[Group]) -> None:
-    group = Group(silence_s=1.0)
+@pytest.mark.parametrize(("num_stages", "who"), [(1, "rank 1"), (2, "the stage before")])
+def test_a_hand_that_stands_still_fails_the_step_that_waits_for_it(
+    groups: list[Group], num_stages: int, who: str
+) -> None:
+    group = Group(num_stages, silence_s=1.0)
     groups.append(group)
     loaded = group.load()
     group.hand.send_signal(signal.SIGSTOP)
-    with pytest.raises(RankLost, match="rank 1 has not answered for 1 s"):
+    with pytest.raises(RankLost, match=f"{who} has not answered for 1 s"):
         generate(loaded, 1)
 
 

@@ -1,0 +1,80 @@
+"""The memory that all ranks of a worker on one host share: for the sums of each stage, for hidden
+states between stages, and for the times of each rank.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from engine.checkpoint.config import Shard
+from engine.parallel.ranks import Ranks
+from engine.parallel.stages import StageLink
+from engine.parallel.sums import HostSums, NoSums, Sums, stop_sums
+
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class RankSizes:
+    """How a worker's ranks share its model: `num_stages` of `tp_size` ranks. `step_bytes`: the
+    hidden states of a full step."""
+
+    tp_size: int
+    num_stages: int
+    step_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that they share."""
+        return sum(self._regions())
+
+    def _regions(self) -> list[int]:
+        """The bytes for the sums of each stage, then between each two stages; whole pages."""
+        sums = [HostSums.bytes_for(self.tp_size)] * self.num_stages
+        between = [StageLink.bytes_for(self.tp_size, self.step_bytes)] * (self.num_stages - 1)
+        return [-(-size // _PAGE_BYTES) * _PAGE_BYTES for size in sums + between]
+
+    def split(self, memory: memoryview) -> Sequence[memoryview]:
+        """The regions of the memory: for the sums of each stage, then between each two stages."""
+        ends = [0, *accumulate(self._regions())]
+        return [memory[start:end] for start, end in pairwise(ends)]
+
+
+class RankMemory:
+    """The shared memory, as one rank has mapped it; zeroed before the first rank begins."""
+
+    def __init__(self, kernels: ctypes.CDLL, memory: memoryview, sizes: RankSizes) -> None:
+        self._kernels = kernels
+        self._sizes = sizes
+        self._regions = sizes.split(memory)
+
+    def ranks(self, shard: Shard, links: Sequence[socket.socket], limit_s: float) -> Ranks:
+        """The ranks, seen from the one with this part of the model. `limit_s`: how long it waits
+        for another."""
+        sends = not shard.is_last_stage and shard.rank == 0
+        return Ranks(
+            shard,
+            links,
+            self._sums(shard, limit_s),
+            None if shard.is_first_stage else self._link(shard.stage - 1, shard, limit_s),
+            self._link(shard.stage, shard, limit_s) if sends else None,
+        )
+
+    def stop(self) -> None:
+        """End all waits of all ranks, now and from now on: each raises RankLost."""
+        for region in self._regions:
+            stop_sums(self._kernels, region)
+
+    def _sums(self, shard: Shard, limit_s: float) -> Sums:
+        if shard.size == 1:
+            return NoSums()
+        region = self._regions[shard.stage]
+        return HostSums(self._kernels, region, shard.rank, shard.size, limit_s)
+
+    def _link(self, after_stage: int, shard: Shard, limit_s: float) -> StageLink:
+        region = self._regions[self._sizes.num_stages + after_stage]
+        return StageLink(self._kernels, region, shard.size, shard.rank, limit_s)
