@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         source, sink = make_source(host), make_sink(host, surroundings.descriptor.agent)
         peers = make_peers(host, surroundings)
         resumption = Resumption(host, settings.resume_grace_s)
-        host.engine.one_step_ahead = goes_ahead(settings)
+        host.engine.run_ahead(int(goes_ahead(settings)))
         reach = _reach(settings, host, peers, surroundings)
         return DecodeRole(host, sink, source, peers, reach, resumption)
 

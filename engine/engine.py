@@ -2,7 +2,7 @@
 
 Owns the scheduler and the runner, measures every step and updates the step model. Any `Runner` will
 do, so this file imports no torch. Knows neither roles nor networks; its owner adds sequences and
-takes the results. The engine waits for each step, unless it runs one step ahead
+takes the results. The engine waits for each step, unless it runs steps ahead
 (`engine.steps_ahead`). The device runs steps in order, so a later step can read the pool at once;
 every other reader waits for a fence.
 """
@@ -28,7 +28,6 @@ from scheduling.sequence import Sequence
 class Engine:
     """Scheduler and runner of one worker; used by one thread.
 
-    `one_step_ahead` lets `run` launch a step before it reads the previous one's result.
     `expert_loads` returns those of the model's mixtures so far, None if it has none.
     """
 
@@ -47,9 +46,15 @@ class Engine:
         self.expert_loads = expert_loads
         self._runner = runner
         self._clock = clock
-        self.one_step_ahead = False
+        self._num_ahead = 0
         self._ahead = StepsAhead(scheduler, runner, clock)
         self._is_cautious = False  # a step failed: the next one runs by itself
+
+    def run_ahead(self, num_steps: int, num_stages: int = 1) -> None:
+        """Let `run` launch up to `num_steps` steps before it reads the result of an earlier one.
+        `num_stages`: those of a pipeline that computes so many steps at a time."""
+        self._num_ahead = num_steps
+        self._ahead.num_stages = num_stages
 
     @property
     def computed(self) -> Fence:
@@ -59,7 +64,7 @@ class Engine:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a step is under way whose result `run` has not returned yet."""
+        """Whether steps are under way whose results `run` has not returned yet."""
         return self._ahead.is_under_way
 
     def plan(self) -> Batch:
@@ -69,13 +74,13 @@ class Engine:
     def run(self, batch: Batch) -> StepResult:
         """Compute a planned batch and commit it. An empty batch costs nothing.
 
-        With `one_step_ahead`, launches the batch, then commits the previous step, if any, and
-        returns that step's result. If the batch cannot run ahead of the step under way, `run` only
-        ends that step; the batch has to be planned again. After `run` has raised, call
+        With `run_ahead`, launches the batch. If as many others are under way as may be, commits the
+        oldest of them and returns its result. If the batch cannot run ahead of the steps under way,
+        `run` only ends the oldest; the batch has to be planned again. After `run` has raised, call
         `try_withdraw`.
         """
-        if self.one_step_ahead and not self._is_cautious and can_run_ahead(batch):
-            return self._ahead.launch(batch)
+        if self._num_ahead and not self._is_cautious and can_run_ahead(batch):
+            return self._ahead.launch(batch, self._num_ahead)
         if self._ahead.is_under_way:
             return self._ahead.end()
         self._is_cautious = False
@@ -88,7 +93,7 @@ class Engine:
         return self._is_cautious
 
     def run_alone(self, batch: Batch) -> StepResult:
-        """Like `run`, but never one step ahead; no step may be under way."""
+        """Like `run`, but never ahead; no step may be under way."""
         started = self._clock()
         if batch.is_empty:
             return StepResult(batch, [], [], started, started)
@@ -97,7 +102,7 @@ class Engine:
         fence.wait()
         ended = self._clock()
         if not any(chunk.sequence.needs_prompt_logits for chunk in batch.chunks):
-            self.scheduler.model.observe(batch.cost, ended - started)
+            self._ahead.observe_alone(batch.cost, ended - started)
         return commit(self.scheduler, batch, rows, started, ended)
 
     def warm_up(self) -> None:

@@ -28,7 +28,10 @@ from engine.model_runner import ModelRunner
 from engine.models.decoder import DecoderModel
 from engine.parallel.backend import RankBackend
 from engine.parallel.follower import Follower
+from engine.parallel.leading import LeadingModel
+from engine.parallel.pipeline_runner import PipelineRunner
 from engine.parallel.ranks import Ranks
+from engine.runner import AnyRunner
 from engine.sampling.grammar import Grammars
 from protocol.errors import ConfigError
 from protocol.layout import FP8, TOKENS, KvLayout
@@ -241,7 +244,11 @@ class _Loaded:
         graphs = backend.graphs(model, pool, replace(self.sizes, context=context))
         attention, sampler = backend.tuned_attention(pool, self.sizes), backend.sampler()
         step = model.whole_step(attention)
-        runner = ModelRunner(backend.runnable(model), attention, sampler, grammars, graphs, step)
+        runnable = backend.runnable(model)
+        own = ModelRunner(runnable, attention, sampler, grammars, graphs, step)
+        runner: AnyRunner = own
+        if isinstance(runnable, LeadingModel) and backend.shard.num_stages > 1:
+            runner = PipelineRunner(own, runnable)
         blocks = BlockManager(pool.num_blocks, pool.forget)
         scheduler = Scheduler(config.scheduler, blocks, StepModel())
         limits = EngineLimits(vocab_size, context)

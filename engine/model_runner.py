@@ -96,7 +96,7 @@ class ModelRunner:
             self._attention.plan(inputs.segments)
             rows = wanted_rows(inputs.segments)
             return self._step(inputs.tokens, inputs.positions, rows), PASSED
-        return self._forward(batch), fence_of(self._model.device)
+        return self._compute(batch, _inputs(batch, None)), fence_of(self._model.device)
 
     def sample(self, batch: Batch, launched: Launched) -> list[Row]:
         """A token for each of `batch.sampled`, in order; waits for the device if there is one.
@@ -120,22 +120,29 @@ class ModelRunner:
         `before` is the step under way, if any; tokens that the host does not know yet are taken
         from it, on the device. No sequence's sampling may need such a token, or a grammar's mask.
         """
-        logits = self._forward(batch, before)
+        return self.run_planned(self.plan_ahead(batch, before))
+
+    def plan_ahead(self, batch: Batch, before: Chosen | None) -> PlannedStep:
+        """Like `launch_ahead`, but leaves computing and choosing to `run_planned`."""
+        vocab_size = self._model.config.vocab_size
+        rows = [_sample_row(sequence, None, vocab_size) for sequence in batch.sampled]
+        return PlannedStep(batch, _inputs(batch, before), rows)
+
+    def run_planned(self, step: PlannedStep) -> Chosen:
+        """See `plan_ahead`. Planned steps run in their order."""
+        logits = self._compute(step.batch, step.inputs)
         stored = fence_of(self._model.device)
-        sampled = batch.sampled
-        rows = [_sample_row(sequence, None, logits.shape[-1]) for sequence in sampled]
-        choices = self._sampler.choose(logits, rows)
+        choices = self._sampler.choose(logits, step.rows)
         copies = choices.on_host()
-        numbers = {sequence: row for row, sequence in enumerate(sampled)}
+        numbers = {sequence: row for row, sequence in enumerate(step.batch.sampled)}
         return Chosen(numbers, choices.ids, stored, fence_of(self._model.device), copies)
 
     def wait(self) -> None:
         """Wait until the device has finished its queued work."""
         wait_for(self._model.device)
 
-    def _forward(self, batch: Batch, before: Chosen | None = None) -> torch.Tensor:
+    def _compute(self, batch: Batch, inputs: StepInputs) -> torch.Tensor:
         """The logits of `batch.sampled`, [R, vocab_size], fp32."""
-        inputs = _inputs(batch, before)
         tokens, positions, late = inputs.tokens, inputs.positions, inputs.late
         graphs = self._graphs
         if graphs is not None and not batch.chunks and len(tokens) <= graphs.max_sequences:
@@ -224,7 +231,7 @@ def _takes_likeliest(batch: Batch) -> bool:
 
 
 @dataclass
-class _Inputs:
+class StepInputs:
     """A batch as the model's input: N tokens, of which those in `late` are known to the device
     only. `sampled_rows` index the wanted rows."""
 
@@ -235,9 +242,18 @@ class _Inputs:
     late: LateTokens | None = None
 
 
-def _inputs(batch: Batch, before: Chosen | None) -> _Inputs:
+@dataclass(frozen=True)
+class PlannedStep:
+    """A batch, with all that a step needs of its sequences as they are now."""
+
+    batch: Batch
+    inputs: StepInputs
+    rows: list[SampleRow]
+
+
+def _inputs(batch: Batch, before: Chosen | None) -> StepInputs:
     """The model's input for `batch`; unknown tokens come from the step under way, `before`."""
-    inputs = _Inputs([], [], [], [])
+    inputs = StepInputs([], [], [], [])
     tokens = inputs.tokens
     places: list[int] = []
     rows: list[int] = []

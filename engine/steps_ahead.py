@@ -1,14 +1,13 @@
-"""One step ahead: launches a step before the tokens of the previous one are known.
+"""Steps ahead: launches a step before the tokens of the previous ones are known.
 
 While a card computes step n+1, its host reads and delivers the tokens of step n, accepts new
 requests, and plans step n+2. Tokens that the host does not know yet stay on the card, where the
-next step reads them. Sequences are updated when a step ends; a sequence that finishes meanwhile,
-for any reason, is left out when the step under way is read. Only chunks that give no token are
-committed at their launch (see `Scheduler.launched`).
+next step reads them. A pipeline computes one step in each stage. Sequences are updated when a step
+ends; a sequence that finishes meanwhile, for any reason, is left out when the steps under way are
+read. Only chunks that give no token are committed at their launch (see `Scheduler.launched`).
 
-Invariants: between calls at most one step is under way; steps end in launch order; blocks that a
-step under way uses are not free (see `Scheduler.landed`); what is not behind the fence of its step
-may be read by later steps only.
+Invariants: steps end in launch order; blocks that a step under way uses are not free (see
+`Scheduler.landed`); what is not behind the fence of its step may be read by later steps only.
 """
 
 from __future__ import annotations
@@ -42,8 +41,9 @@ class StepsAhead:
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
-        self._steps: deque[_Step] = deque()  # two only while `launch` runs
+        self._steps: deque[_Step] = deque()
         self._ended = 0.0  # when the last step ended
+        self.num_stages = 1  # that compute steps at a time
 
     @property
     def is_under_way(self) -> bool:
@@ -55,18 +55,20 @@ class StepsAhead:
         """The fence behind all that launched steps write to the pool."""
         return self._steps[-1].chosen.stored if self._steps else PASSED
 
-    def launch(self, batch: Batch) -> StepResult:
-        """Launch a batch, then end the previous step and return its result; the result is empty if
-        there was none. It also names the batch's chunks that give no token, as `stored`.
+    def launch(self, batch: Batch, num_ahead: int) -> StepResult:
+        """Launch a batch. If more than `num_ahead` steps are under way then, end the oldest and
+        return its result; else the result is empty. It also names the batch's chunks that give no
+        token, as `stored`.
 
-        After an error, both steps are left to `try_withdraw`.
+        After an error, all steps are left to `try_withdraw`.
         """
         before = self._steps[-1].chosen if self._steps else None
         cost, now = batch.cost, self._clock()
         chosen = self._runner.launch_ahead(batch, before)
         self._scheduler.launched(batch)
         self._steps.append(_Step(batch, cost, now, chosen))
-        result = StepResult(Batch(), [], [], now, now) if before is None else self.end()
+        is_full = len(self._steps) > num_ahead
+        result = self.end() if is_full else StepResult(Batch(), [], [], now, now)
         fresh = [Stored(chunk, chosen.stored) for chunk in batch.incomplete]
         return replace(result, stored=result.stored + fresh)
 
@@ -76,14 +78,24 @@ class StepsAhead:
         step = self._steps[0]
         rows = step.chosen.read()
         self._steps.popleft()
+        is_alone = step.launched >= self._ended
         started, self._ended = max(step.launched, self._ended), self._clock()
-        self._scheduler.model.observe(step.cost, self._ended - started)
+        self._observe(step.cost, self._ended - started, is_alone)
         self._scheduler.landed(step.batch)
         gone = {s for s in step.batch.sequences if s.state is SequenceState.FINISHED}
         kept = [row for s, row in zip(step.batch.sampled, rows, strict=True) if s not in gone]
         result = commit(self._scheduler, step.batch.without(gone), kept, started, self._ended)
         stored = [each for each in result.stored if each.chunk.completes]
         return replace(result, stored=stored)
+
+    def observe_alone(self, cost: StepCost, seconds: float) -> None:
+        """Learn from a step that ran when no other was under way."""
+        self._observe(cost, seconds, is_alone=True)
+
+    def _observe(self, cost: StepCost, seconds: float, is_alone: bool) -> None:
+        """Learn how long a step keeps others from starting. In a pipeline that is the time between
+        the ends of two steps; a step alone passes all stages in turn."""
+        self._scheduler.model.observe(cost, seconds / self.num_stages if is_alone else seconds)
 
     def try_withdraw(self) -> bool:
         """Drop the steps under way, if there are any. Their tokens are planned again, but not the

@@ -12,7 +12,7 @@ from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
 from worker.inbound.assembly import make_peers, make_sink, make_source
-from worker.startup.step_limits import goes_ahead
+from worker.startup.step_limits import prefill_steps_ahead
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def build(host: WorkerHost, surroundings: Surroundings) -> PrefillRole:
-        host.engine.one_step_ahead = goes_ahead(settings)
+        host.engine.run_ahead(*prefill_steps_ahead(settings))
         source, sink = make_source(host), make_sink(host, surroundings.descriptor.agent)
         return PrefillRole(host, source, sink, make_peers(host, surroundings))
 

@@ -92,6 +92,7 @@ class Scheduler:
         self._prefilling: dict[Key, Sequence] = {}
         self._running: dict[Key, Sequence] = {}
         self._leaving: set[Sequence] = set()
+        self._in_steps: set[Sequence] = set()
         self._order = 0
 
     # -- the owner's interface --------------------------------------------------------------
@@ -147,6 +148,7 @@ class Scheduler:
         Its chunks that give no token are committed: steps run in order, so later ones may read
         their blocks, and other sequences may share them.
         """
+        self._in_steps.update(batch.sequences)
         for sequence in batch.sequences:
             sequence.num_steps += 1
         for sequence, num_tokens in batch.promised:
@@ -160,6 +162,8 @@ class Scheduler:
             sequence.num_ahead -= num_tokens
         for sequence in batch.sequences:
             sequence.num_steps -= 1
+            if not sequence.num_steps:
+                self._in_steps.discard(sequence)
             if sequence in self._leaving:
                 self._leaving.discard(sequence)
                 self.release_blocks(sequence)
@@ -298,10 +302,11 @@ class Scheduler:
         return self._work.num_tokens + begun
 
     def blocks_under_way(self) -> set[int]:
-        """Blocks that steps under way may still be computing although `match` finds them."""
+        """Blocks that steps under way may still be computing although `match` finds them: those of
+        prompts, also of prompts whose owner has ended them since."""
         found: set[int] = set()
-        for each in self._prefilling.values():
-            if each.num_steps:
+        for each in self._in_steps:
+            if each.state is not SequenceState.RUNNING:
                 landed = (each.num_cached + each.num_fetched) // self.config.block_size
                 found.update(each.block_table[landed:])
         return found

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from engine.fences import PASSED
+from engine.fences import PASSED, Fence
 from kv_transfer.handoff.actions import (
     Close,
     Lookup,
@@ -25,7 +25,6 @@ from kv_transfer.handoff.actions import (
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import (
-    Fence,
     PeerFailed,
     TransferEvent,
     WriteCommand,
@@ -288,14 +287,17 @@ class OutboundHandoffs:
                     self._owner.on_released(action.key)
 
     def _post(self, write: PostWrite) -> None:
-        """Queue a write. A card may still be computing the blocks: the transfer thread, not this
-        one, waits for the fence of the chunk that completed the last of them."""
+        """Queue a write. A card or a pipeline may still be computing the blocks: the transfer
+        thread, not this one, waits for the fence of the chunk that completed the last of them,
+        unless their digests are wanted."""
         self._writes[write.write_id] = write
-        wants = self._host.transfer_peers.wants_digests(write.agent)
-        digests = self._host.transfer_peers.digests(write.source_blocks) if wants else []
-        notification = wire.encode(write.notification(digests))
         is_fetch = write.key.part > 0
         fence = PASSED if is_fetch else self._fences[write.key][write.chunk]
+        digests: list[bytes] = []
+        if self._host.transfer_peers.wants_digests(write.agent):
+            fence.wait()
+            digests = self._host.transfer_peers.digests(write.source_blocks)
+        notification = wire.encode(write.notification(digests))
         command = WriteCommand(
             write.write_id,
             write.agent,

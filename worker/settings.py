@@ -117,7 +117,8 @@ class WorkerSettings(SharedSettings):
     one_step_ahead: str = setting(
         "auto",
         help="launch each step before the tokens of the one before are read, so that the device "
-        "does not wait for its host; auto: on cuda",
+        "does not wait for its host; auto: on cuda, and on prefill workers of several stages, which "
+        "launch as many steps as stages",
         choices=("auto", "on", "off"),
     )
 

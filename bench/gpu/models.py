@@ -149,7 +149,7 @@ def _our_rate(card: Card, folder: Path, load: Load) -> float:
         attention=attention_of(str(card.device)),
     )
     engine = load_engine(config, time.monotonic).engine
-    engine.one_step_ahead = True  # as in decode workers on a card
+    engine.run_ahead(1)  # as in decode workers on a card
     seconds = 0.0
     for turn in range(2):  # the first does not count
         for number, prompt in enumerate(load.prompts(engine.limits.vocab_size, turn)):
@@ -330,7 +330,7 @@ def _greedy(card: Card, folder: Path, way: Way, prompts: list[list[int]], num_ou
         cuda_graphs=way.cuda_graphs,
     )
     engine = load_engine(config, time.monotonic).engine
-    engine.one_step_ahead = way.one_step_ahead
+    engine.run_ahead(int(way.one_step_ahead))
     sequences = [
         _sequence(str(number), prompt, num_output) for number, prompt in enumerate(prompts)
     ]

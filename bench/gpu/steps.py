@@ -87,7 +87,7 @@ def check_ahead(card: Card, passes: Passes, load: Decodes, folder: Path) -> Iter
         for ahead in (False, True):
             how = "one ahead" if ahead else "one by one"
             engine = _engine(passes, load)
-            engine.one_step_ahead = ahead
+            engine.run_ahead(int(ahead))
             _begin(engine, load, sampling)
             step_s[ahead] = _step_s(engine, load, card.device)
             note = f"{1e3 * step_s[ahead]:.3f} ms a step"
@@ -107,7 +107,7 @@ def check_prefill_ahead(card: Card, passes: Passes, load: Prefills, folder: Path
     for ahead in (False, True):
         how = "one ahead" if ahead else "one by one"
         engine = _engine(passes, Decodes(batch=1, context=load.length))
-        engine.one_step_ahead = ahead
+        engine.run_ahead(int(ahead))
         _prefill(engine, load, 2)  # what is made at first use
         started = time.perf_counter()
         _prefill(engine, load, load.num_prompts)

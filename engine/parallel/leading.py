@@ -9,6 +9,7 @@ import torch
 from engine.attention.base import AttentionBackend, Segment
 from engine.models.runnable import RunnableModel
 from engine.parallel.ranks import Ranks, Step
+from engine.parallel.sums import RankLost
 
 
 class LeadingAttention:
@@ -25,14 +26,21 @@ class LeadingAttention:
 
 
 class LeadingModel:
-    """Rank 0's shard of a model for the runner; announces each pass before running it."""
+    """Rank 0's shard of a model for the runner; announces each pass before running it, unless it
+    is announced already."""
 
     def __init__(self, model: RunnableModel, ranks: Ranks) -> None:
+        self._num_announced = 0
         self.config = model.config
         self.device = model.device
         self.dtype = model.dtype
         self._model = model
         self._ranks = ranks
+
+    def announce_ahead(self, segments: Sequence[Segment], tokens: list[int]) -> None:
+        """Announce a pass whose `hidden` follows, after those of passes announced before."""
+        self._ranks.announce(Step.of(segments, tokens))
+        self._num_announced += 1
 
     def hidden(
         self,
@@ -44,13 +52,22 @@ class LeadingModel:
         """See RunnableModel; `attention` is a LeadingAttention.
 
         After it all ranks have stored the keys and values: they came before the last layer's sums,
-        and where no row is wanted, the last layer has none.
+        and where no row is wanted, the last layer has none. Raises RankLost, also for errors of
+        this rank: others are in the midst of the pass, and would add up parts of different ones.
         """
         assert isinstance(attention, LeadingAttention)
-        self._ranks.announce(Step.of(attention.segments, token_ids.tolist()))
-        hidden = self._model.hidden(token_ids, positions, attention.backend, rows)
-        if rows is not None and not len(rows):
-            self._ranks.sums.meet()
+        if self._num_announced:
+            self._num_announced -= 1
+        else:
+            self._ranks.announce(Step.of(attention.segments, token_ids.tolist()))
+        try:
+            hidden = self._model.hidden(token_ids, positions, attention.backend, rows)
+            if rows is not None and not len(rows):
+                self._ranks.sums.meet()
+        except RankLost:
+            raise
+        except Exception as error:
+            raise RankLost(f"rank 0 cannot compute a step: {error!r}") from error
         return hidden
 
     def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

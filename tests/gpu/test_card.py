@@ -164,7 +164,7 @@ def engine_on_card(folder: Path) -> MakeEngine:
 
 def tokens_of(engine: Engine, one_step_ahead: bool) -> list[int]:
     """Greedy tokens of a prompt in chunks of 32."""
-    engine.one_step_ahead = one_step_ahead
+    engine.run_ahead(int(one_step_ahead))
     sequence = sequence_of((7 + i % 300 for i in range(200)), greedy(16), BLOCK_SIZE)
     engine.scheduler.add(sequence)
     while engine.scheduler.has_work or engine.is_ahead:
@@ -211,7 +211,7 @@ def test_one_step_ahead_gives_the_tokens_of_one_by_one(engine_on_card, cuda_grap
     engine = engine_on_card(cuda_graphs=cuda_graphs)
     expected = batch_on_card(engine)
     engine.scheduler.blocks.clear_cache()
-    engine.one_step_ahead = True
+    engine.run_ahead(1)
     tokens = batch_on_card(engine)
     assert tokens[0] == expected[0]
     same = sum(a == b for a, b in zip(tokens, expected, strict=True))
@@ -234,7 +234,7 @@ def test_a_step_is_launched_ahead_without_waiting_for_the_card(engine_on_card):
     engine._runner.launch_ahead = guarded
     batch_on_card(engine)  # what is made at first use may wait
     engine.scheduler.blocks.clear_cache()
-    engine.one_step_ahead = True
+    engine.run_ahead(1)
     batch_on_card(engine)
     assert launched
 

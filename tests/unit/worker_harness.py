@@ -173,7 +173,7 @@ class Bench:
         self.model = FakeModel(self.memory, lambda block: self.scheduler.blocks._pins[block] > 0)
         limits = EngineLimits(VOCAB, self.num_blocks * BLOCK)
         self.engine = Engine(self.scheduler, self.model, LAYOUT, limits, self.clock)  # type: ignore[arg-type]
-        self.engine.one_step_ahead = self.one_step_ahead
+        self.engine.run_ahead(int(self.one_step_ahead))
         self.wakeup = Wakeup()
         self.server = FakeServer(self.wakeup.fileno())
         self.transfers = FakeTransfers(f"agent of {self.name}")

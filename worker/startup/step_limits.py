@@ -45,8 +45,20 @@ def step_limits(settings: WorkerSettings, card_bytes: int | None) -> StepLimits:
     )
 
 
+def prefill_steps_ahead(settings: WorkerSettings) -> tuple[int, int]:
+    """How many steps a prefill worker launches before it reads an earlier one's result, and the
+    stages that compute them. Chunks need no earlier token, so each stage may have a step."""
+    num_stages = settings.pipeline_parallel
+    if num_stages > 1 and settings.one_step_ahead != "off":
+        return num_stages - 1, num_stages
+    return int(goes_ahead(settings)), 1
+
+
 def goes_ahead(settings: WorkerSettings) -> bool:
-    """Whether the engine runs one step ahead."""
+    """Whether the engine runs one step ahead. Stages of a pipeline cannot: decodes need tokens that
+    the last stage has not chosen yet."""
+    if settings.pipeline_parallel > 1:
+        return False
     if settings.one_step_ahead == "auto":
         return pick_device(settings.device).type == "cuda"
     return settings.one_step_ahead == "on"

@@ -167,7 +167,7 @@ class Loop:
         self.turn = 0
         limits = EngineLimits(VOCAB, num_blocks * BLOCK)
         self.engine = Engine(self.scheduler, self.runner, LAYOUT, limits, lambda: 0.01 * self.turn)
-        self.engine.one_step_ahead = one_step_ahead
+        self.engine.run_ahead(int(one_step_ahead))
         self.told: dict[str, Told] = {}
         self.arriving: list[tuple[int, Sequence]] = []
 

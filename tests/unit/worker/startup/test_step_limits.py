@@ -10,7 +10,13 @@ import torch
 from decode_worker.settings import DecodeSettings
 from prefill_worker.settings import PrefillSettings
 from worker.settings import WorkerSettings
-from worker.startup.step_limits import StepLimits, card_bytes, goes_ahead, step_limits
+from worker.startup.step_limits import (
+    StepLimits,
+    card_bytes,
+    goes_ahead,
+    prefill_steps_ahead,
+    step_limits,
+)
 
 GIB = 1 << 30
 REQUIRED = {"model": "m", "redis_url": "redis://x", "cluster_secret": "a secret of sixteen"}
@@ -77,4 +83,16 @@ def test_a_worker_of_either_role_runs_one_step_ahead_on_a_card_or_as_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert goes_ahead(role(**REQUIRED, device=device, one_step_ahead=how)) is expected
+    settings = role(**REQUIRED, device=device, one_step_ahead=how)
+    assert goes_ahead(settings) is expected
+    assert prefill_steps_ahead(settings) == (int(expected), 1)
+
+
+@pytest.mark.parametrize(("how", "ahead"), [("auto", (2, 3)), ("on", (2, 3)), ("off", (0, 1))])
+def test_a_prefill_worker_has_a_step_in_each_stage(how: str, ahead: tuple[int, int]) -> None:
+    """A decode worker has one: what its next step needs is chosen in the last stage."""
+    settings = PrefillSettings(
+        **REQUIRED, device="cpu", one_step_ahead=how, pipeline_parallel=3
+    )
+    assert prefill_steps_ahead(settings) == ahead
+    assert not goes_ahead(settings)
