@@ -124,6 +124,7 @@ class UpSettings:
     )
     chunk_min_tokens: int = setting_of(WorkerSettings, "chunk_min_tokens")
     chunk_max_tokens: int | None = setting_of(WorkerSettings, "chunk_max_tokens")
+    prompt_chunk_tokens: int | None = setting_of(WorkerSettings, "prompt_chunk_tokens")
     itl_target_ms: float = setting_of(WorkerSettings, "itl_target_ms")
     kv_fetch: str = setting_of(RouterSettings, "kv_fetch")
     local_prefill_threshold_tokens: int | None = setting_of(

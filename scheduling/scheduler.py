@@ -33,7 +33,7 @@ from scheduling.block_manager import BlockManager
 from scheduling.expected_blocks import ExpectedBlocks
 from scheduling.overtaking import Overtaking
 from scheduling.sequence import Key, Sequence, SequenceState
-from scheduling.step_model import StepModel
+from scheduling.step_model import StepCost, StepModel
 from scheduling.step_plan import StepPlan
 from scheduling.target_shares import TargetShares
 from scheduling.turns import Turns
@@ -44,6 +44,10 @@ from scheduling.waiting_work import WaitingWork
 class SchedulerConfig:
     """Limits of a step.
 
+    - `prompt_max_tokens`: no chunk has more; None: no limit but `chunk_max_tokens`, which all chunks
+      of a step have together.
+    - `even_steps`: steps take no longer than one of `chunk_max_tokens` without context, so that
+      the stages of a pipeline do not wait for one another.
     - `itl_target_s`: prefill must keep the inter-token latency below it.
     - `target_share`: the part of the pool that `TargetShares` allows for one target.
     - `aging_s`: the waiting time that is worth one step of priority.
@@ -58,10 +62,13 @@ class SchedulerConfig:
     max_preemptions: int = 3
     target_share: float = 0.5
     aging_s: float = 3.0
+    prompt_max_tokens: int | None = None
+    even_steps: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("chunk_min_tokens", "chunk_max_tokens"):
-            if getattr(self, name) < self.block_size:
+        for name in ("chunk_min_tokens", "chunk_max_tokens", "prompt_max_tokens"):
+            limit = getattr(self, name)
+            if limit is not None and limit < self.block_size:
                 raise ValueError(f"{name} must be at least the block size, {self.block_size}")
 
 
@@ -122,7 +129,7 @@ class Scheduler:
         decodes, preempted = self._grow(ready)
         if decodes is None:
             return Batch(expired=expired, preempted=preempted, held=held)
-        cost, budget_s = Batch(decodes=decodes).cost, self._slack(decodes, now)
+        cost, budget_s = Batch(decodes=decodes).cost, self._budget(decodes, now)
         step = StepPlan(cost, budget_s, self.config, self.model)
         self._continue_prefills(step)
         self._admit(step)
@@ -437,13 +444,16 @@ class Scheduler:
 
     # -- helpers --------------------------------------------------------------------------
 
-    def _slack(self, decodes: list[Sequence], now: float) -> float | None:
-        """The seconds that this step may take before a running sequence exceeds the inter-token
-        target."""
-        if not decodes:
-            return None
-        latest = min(sequence.last_token_at for sequence in decodes)
-        return max(0.0, latest + self.config.itl_target_s - now)
+    def _budget(self, decodes: list[Sequence], now: float) -> float | None:
+        """The seconds that this step may take: before a running sequence exceeds the inter-token
+        target, and as long as even steps take. None: any."""
+        limits = []
+        if decodes:
+            latest = min(sequence.last_token_at for sequence in decodes)
+            limits.append(max(0.0, latest + self.config.itl_target_s - now))
+        if self.config.even_steps:
+            limits.append(self.model.predict(StepCost().plus(self.config.chunk_max_tokens, 0)))
+        return min(limits, default=None)
 
     def _usable_prefix(self, sequence: Sequence) -> list[int]:
         """Cached blocks of the sequence's prefix.

@@ -25,6 +25,10 @@ class ChunkLimits(Protocol):
     def chunk_max_tokens(self) -> int:
         """All chunks of a step together have no more."""
 
+    @property
+    def prompt_max_tokens(self) -> int | None:
+        """The chunk of one prompt has no more; None: no limit of its own."""
+
 
 @dataclass
 class StepPlan:
@@ -55,6 +59,8 @@ class StepPlan:
         """
         rest = sequence.num_tokens - start
         limit = min(self.limits.chunk_max_tokens - self.num_chunk_tokens, rest)
+        if self.limits.prompt_max_tokens is not None:
+            limit = min(limit, self.limits.prompt_max_tokens)
         if limit <= 0:
             return 0
         size = limit

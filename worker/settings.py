@@ -195,6 +195,13 @@ class WorkerSettings(SharedSettings):
         unit="tokens",
         minimum=1,
     )
+    prompt_chunk_tokens: int | None = setting(
+        None,
+        help="most tokens of one prompt that a step computes, so that shorter prompts have room "
+        "beside it; none: chunk_max_tokens",
+        unit="tokens",
+        minimum=1,
+    )
     itl_target_ms: float = setting(
         50.0,
         help="inter-token latency that chunks beside running decodes keep to",

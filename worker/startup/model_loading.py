@@ -177,6 +177,8 @@ def engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
             chunk_min_tokens=limits.chunk_min_tokens,
             chunk_max_tokens=limits.chunk_max_tokens,
             itl_target_s=settings.itl_target_ms / 1e3,
+            prompt_max_tokens=limits.prompt_max_tokens,
+            even_steps=settings.pipeline_parallel > 1,
         ),
         dtype=settings.dtype,
         device=settings.device,

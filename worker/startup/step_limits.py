@@ -22,11 +22,13 @@ _LEAST_CARD_TOKENS = 2048
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The most sequences of a step, and the fewest and most prompt tokens of its chunks."""
+    """The most sequences of a step, the fewest and most prompt tokens of its chunks, and the most
+    of each chunk."""
 
     max_batch_size: int
     chunk_min_tokens: int
     chunk_max_tokens: int
+    prompt_max_tokens: int | None = None
 
 
 def step_limits(settings: WorkerSettings, card_bytes: int | None) -> StepLimits:
@@ -42,6 +44,7 @@ def step_limits(settings: WorkerSettings, card_bytes: int | None) -> StepLimits:
         settings.max_batch_size or sequences,
         least,
         max(settings.chunk_max_tokens or tokens, least),
+        settings.prompt_chunk_tokens and max(settings.prompt_chunk_tokens, settings.block_size),
     )
 
 

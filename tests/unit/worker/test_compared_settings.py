@@ -52,7 +52,8 @@ MAY_DIFFER = {
     "disk_tier_bytes", "disk_tier_dir", "host_tier_bytes", "tier_max_age_s",
     # each worker's limits: placement knows them, or they shape its own schedule only
     "chunk_max_tokens", "chunk_min_tokens", "itl_target_ms", "max_batch_size", "max_context",
-    "mask_limit_s", "mask_wait_ms", "memory_fraction", "num_blocks", "request_deadline_s",
+    "mask_limit_s", "mask_wait_ms", "memory_fraction", "num_blocks", "prompt_chunk_tokens",
+    "request_deadline_s",
     # times: a grant carries its own, and each side keeps its own promises
     "drain_grace_s", "grant_margin_ms", "grant_ttl_ms", "landing_ms", "lease_s",
     "peer_silence_s", "resume_grace_s", "stall_alarm_s", "stats_idle_ms", "stats_interval_ms",
