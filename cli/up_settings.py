@@ -35,8 +35,7 @@ class UpSettings:
     prefill_tensor_parallel: int = setting_of(
         WorkerSettings,
         "tensor_parallel",
-        help="ranks that each prefill worker splits each layer over (in a file: in the [up] "
-        "table)",
+        help="ranks that each prefill worker splits each layer over (in a file: in the [up] table)",
     )
     decode_tensor_parallel: int = setting_of(
         WorkerSettings,

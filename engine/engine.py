@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from engine.expert_loads import ExpertLoads
 from engine.fences import Fence
+from engine.rank_times import RankTime
 from engine.runner import AnyRunner
 from engine.step_result import StepResult, commit
 from engine.steps_ahead import StepsAhead, can_run_ahead
@@ -28,7 +29,8 @@ from scheduling.sequence import Sequence
 class Engine:
     """Scheduler and runner of one worker; used by one thread.
 
-    `expert_loads` returns those of the model's mixtures so far, None if it has none.
+    `expert_loads` returns those of the model's mixtures so far, None if it has none; `rank_times`
+    those of the model's ranks, none if it has one.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Engine:
         self.layout = layout
         self.limits = limits
         self.expert_loads = expert_loads
+        self.rank_times: Callable[[], list[RankTime]] = list
         self._runner = runner
         self._clock = clock
         self._num_ahead = 0
@@ -55,6 +58,11 @@ class Engine:
         `num_stages`: those of a pipeline that computes so many steps at a time."""
         self._num_ahead = num_steps
         self._ahead.num_stages = num_stages
+
+    @property
+    def under_way_s(self) -> float:
+        """For how long steps were under way so far."""
+        return self._ahead.under_way_s
 
     @property
     def computed(self) -> Fence:

@@ -253,5 +253,7 @@ class _Loaded:
         scheduler = Scheduler(config.scheduler, blocks, StepModel())
         limits = EngineLimits(vocab_size, context)
         engine = Engine(scheduler, runner, self.layout, limits, clock, model.expert_loads)
+        if isinstance(runnable, LeadingModel):
+            engine.rank_times = runnable.rank_times
         backend.report(pool)
         return LoadedEngine(engine, pool, self.model_config, grammars)

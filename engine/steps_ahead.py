@@ -44,6 +44,7 @@ class StepsAhead:
         self._steps: deque[_Step] = deque()
         self._ended = 0.0  # when the last step ended
         self.num_stages = 1  # that compute steps at a time
+        self.under_way_s = 0.0
 
     @property
     def is_under_way(self) -> bool:
@@ -95,6 +96,7 @@ class StepsAhead:
     def _observe(self, cost: StepCost, seconds: float, is_alone: bool) -> None:
         """Learn how long a step keeps others from starting. In a pipeline that is the time between
         the ends of two steps; a step alone passes all stages in turn."""
+        self.under_way_s += seconds
         self._scheduler.model.observe(cost, seconds / self.num_stages if is_alone else seconds)
 
     def try_withdraw(self) -> bool:

@@ -5,7 +5,10 @@ Tagged and frozen like all messages; events have no answers.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from protocol.bounds import Count, Counts, Dimension, Duration, Hashes, Text
 from protocol.message import Message
@@ -26,6 +29,8 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     - `blocks_waiting`: blocks that waiting requests will need.
     - `prefill_unreachable`: 1 while a decode worker reaches no prefill worker and computes prompts
       itself.
+    - `rank_busy_us`, `rank_wait_us`: for how long each rank has computed layers, and waited for
+      others meanwhile, by the numbers of ranks (stage by stage from the last); empty with one rank.
     - `links`: bytes sent by link, see `worker.link_counters`.
     - `reported_us`: the worker's wall clock, which shows a reader how old the report is.
     - `cache_seq`: the number of the newest `CacheEvents`.
@@ -60,6 +65,8 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     step_fixed_us: Duration = 0.0
     step_per_token_us: Duration = 0.0
     step_per_attended_us: Duration = 0.0
+    rank_busy_us: Annotated[tuple[Count, ...], Meta(max_length=4096)] = ()
+    rank_wait_us: Annotated[tuple[Count, ...], Meta(max_length=4096)] = ()
     links: Counts = msgspec.field(default_factory=dict)
     counters: Counts = msgspec.field(default_factory=dict)
 

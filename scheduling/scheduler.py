@@ -44,8 +44,8 @@ from scheduling.waiting_work import WaitingWork
 class SchedulerConfig:
     """Limits of a step.
 
-    - `prompt_max_tokens`: no chunk has more; None: no limit but `chunk_max_tokens`, which all chunks
-      of a step have together.
+    - `prompt_max_tokens`: no chunk has more; None: no limit but `chunk_max_tokens`, which all
+      chunks of a step have together.
     - `even_steps`: steps take no longer than one of `chunk_max_tokens` without context, so that
       the stages of a pipeline do not wait for one another.
     - `itl_target_s`: prefill must keep the inter-token latency below it.

@@ -84,6 +84,7 @@ def worker_metrics() -> list[Metric]:
         worker_id="w", incarnation="i", num_waiting=0, num_running=0, queued_tokens=0,
         blocks_total=0, blocks_used=0, blocks_cached=0,
         counters={each.value: 0 for each in Count},
+        rank_busy_us=(0,), rank_wait_us=(0,),
     )  # fmt: skip
     return list(WorkerMetrics(Role.DECODE, "w", lambda: stats).collect())
 

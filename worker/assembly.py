@@ -192,7 +192,8 @@ def _serve(
         local = _prepare(start, wakeup, phases, stack)
         phases.enter("registration")
         member = _connect(settings, role, local, probes, stack)
-        registry.register(WorkerMetrics(role, member.info.worker_id, member.host.latest_stats))
+        latest, tp_size = member.host.latest_stats, settings.tensor_parallel
+        registry.register(WorkerMetrics(role, member.info.worker_id, latest, tp_size))
         registry.register(member.lease.ignored)
         loop = WorkerLoop(member.host, build(member.host, member.around))
         local.transfers.hold(member.lease.holds_until)

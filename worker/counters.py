@@ -6,9 +6,11 @@ Every worker reports every counter, starting at zero; counters only grow while t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 
 from engine.expert_loads import ExpertLoads
+from engine.rank_times import RankTime
 from process.host_load import CpuTotals
 from process.logs import LogCounts
 
@@ -18,6 +20,8 @@ class Count(StrEnum):
 
     STEPS = "steps"
     STEP_US = "step_us"
+    UNDER_WAY_US = "under_way_us"
+    BUBBLE_US = "bubble_us"
     PREDICTED_STEP_US = "predicted_step_us"
     STEP_ERROR_US = "step_error_us"
     DECODE_ROWS = "decode_rows"
@@ -77,6 +81,11 @@ class Count(StrEnum):
 MEANINGS: dict[Count, str] = {
     Count.STEPS: "Steps that computed something",
     Count.STEP_US: "Time in measured steps",
+    Count.UNDER_WAY_US: "Time for which steps were under way",
+    Count.BUBBLE_US: (
+        "Time for which the stages of a model in several ranks computed no layers while steps were "
+        "under way, all stages together"
+    ),
     Count.PREDICTED_STEP_US: "Time that the step model had predicted for these steps",
     Count.STEP_ERROR_US: "Time by which these predictions were off, either way",
     Count.DECODE_ROWS: (
@@ -213,6 +222,13 @@ class Counters:
         self.values[Count.EXPERT_PAIRS] = loads.pairs
         self.values[Count.BUSIEST_EXPERT_PAIRS] = loads.busiest_pairs
         self.values[Count.USED_EXPERTS] = loads.used_experts
+
+    def set_rank_times(self, times: Sequence[RankTime], tp_size: int, under_way_s: float) -> None:
+        """Take the totals of a model's ranks, of which each stage has `tp_size`."""
+        under_way_us = round(under_way_s * 1e6)
+        busy_us = sum(each.busy_us for each in times)
+        self.values[Count.UNDER_WAY_US] = under_way_us
+        self.values[Count.BUBBLE_US] = max(0, len(times) * under_way_us - busy_us) // tp_size
 
     def set_log(self, lines: LogCounts) -> None:
         """Take the counts of this process's log."""

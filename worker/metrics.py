@@ -6,7 +6,7 @@ are reported in microseconds and shown in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -40,12 +40,22 @@ _GAUGES = {
 }
 
 
-class WorkerMetrics(Collector):
-    """`baton_worker_*`, labelled with the worker and its role. `latest` returns the last report."""
+_RANK_COUNTERS = {
+    "rank_busy_us": "Time for which a rank has computed layers; stages and ranks count from 0",
+    "rank_wait_us": "Time for which a rank has waited for others in the midst of steps",
+}
 
-    def __init__(self, role: Role, worker_id: str, latest: Callable[[], WorkerStats]) -> None:
+
+class WorkerMetrics(Collector):
+    """`baton_worker_*`, labelled with the worker and its role. `latest` returns the last report;
+    `tp_size`: the ranks of each stage, which have labels, too, if there are several."""
+
+    def __init__(
+        self, role: Role, worker_id: str, latest: Callable[[], WorkerStats], tp_size: int = 1
+    ) -> None:
         self._labels = {"role": role.value, "worker": worker_id}
         self._latest = latest
+        self._tp_size = tp_size
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """The families, each with one sample."""
@@ -60,6 +70,20 @@ class WorkerMetrics(Collector):
             counter = CounterMetricFamily(f"baton_worker_{shown}", text, labels=list(self._labels))
             counter.add_metric(list(self._labels.values()), scaled)
             yield counter
+        for name, text in _RANK_COUNTERS.items():
+            if times := getattr(stats, name):
+                yield self._by_rank(name, text, times)
+
+    def _by_rank(self, name: str, text: str, times: Sequence[int]) -> CounterMetricFamily:
+        shown, _ = _in_seconds(name, 0.0)
+        labels = [*self._labels, "stage", "rank"]
+        counter = CounterMetricFamily(f"baton_worker_{shown}", text, labels=labels)
+        last_stage = len(times) // self._tp_size - 1
+        for number, time_us in enumerate(times):
+            stages_after, rank = divmod(number, self._tp_size)
+            place = [str(last_stage - stages_after), str(rank)]
+            counter.add_metric([*self._labels.values(), *place], time_us / 1e6)
+        return counter
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         shown, scaled = _in_seconds(name, value)

@@ -6,12 +6,13 @@ carries the number of the last event that it includes, so that a router can appl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from engine.engine import Engine
+from engine.rank_times import RankTime
 from process.clock import wall_us
 from process.host_load import HostLoad
 from process.logs import log_counts
@@ -60,6 +61,7 @@ class Reporter:
         self._received: Callable[[], dict[str, int]] = dict
         self._tiers: Callable[[], dict[str, int]] = dict
         self._is_prefill_lost: Callable[[], bool] = lambda: False
+        self._rank_times: Sequence[RankTime] = ()
         self._seq = 0
         self.host_load = HostLoad()
         self._last = self.stats(HandoffLoad())
@@ -96,6 +98,7 @@ class Reporter:
         self.counters.set_log(log_counts())
         if (expert_loads := self._engine.expert_loads()) is not None:
             self.counters.set_expert_loads(expert_loads)
+        self._set_rank_times()
         stats = self.stats(load)
         if stats == self._last and now - self._last_at < self._idle_s:
             return
@@ -120,6 +123,8 @@ class Reporter:
             prefill_unreachable=int(self._is_prefill_lost()),
             received=self._received(),
             links=self._links(),
+            rank_busy_us=tuple(each.busy_us for each in self._rank_times),
+            rank_wait_us=tuple(each.wait_us for each in self._rank_times),
             **self._tiers(),
             counters={name.value: number for name, number in counters.items()},
         )
@@ -136,6 +141,14 @@ class Reporter:
             seq=self._seq,
             hashes=self._engine.scheduler.blocks.hashes(),
         )
+
+    def _set_rank_times(self) -> None:
+        engine = self._engine
+        self._rank_times = engine.rank_times()
+        if self._rank_times:
+            self.counters.set_rank_times(
+                self._rank_times, engine.layout.tp_size, engine.under_way_s
+            )
 
     def _publish_cache_events(self) -> None:
         delta = self._engine.scheduler.blocks.drain_events()

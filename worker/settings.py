@@ -117,8 +117,8 @@ class WorkerSettings(SharedSettings):
     one_step_ahead: str = setting(
         "auto",
         help="launch each step before the tokens of the one before are read, so that the device "
-        "does not wait for its host; auto: on cuda, and on prefill workers of several stages, which "
-        "launch as many steps as stages",
+        "does not wait for its host; auto: on cuda, and on prefill workers of several stages, "
+        "which launch as many steps as stages",
         choices=("auto", "on", "off"),
     )
 
@@ -390,9 +390,7 @@ class WorkerSettings(SharedSettings):
     def _check_ranks(self) -> None:
         """Raises ConfigError for settings that several ranks do not have."""
         if self.weights_from == PEER:
-            raise ConfigError(
-                f"weights_from peer: {_RANKS} loads checkpoints"
-            )
+            raise ConfigError(f"weights_from peer: {_RANKS} loads checkpoints")
         if self.host_tier_bytes:
             raise ConfigError(f"host_tier_bytes: {_RANKS} has no tiers")
         if self.batch_invariant and self.tensor_parallel > 1:

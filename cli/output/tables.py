@@ -36,6 +36,7 @@ _LOAD: tuple[_Column, ...] = (
     ("QUEUED TOKENS", "queued_tokens"),
 )
 _RANKS: tuple[_Column, ...] = (("RANKS", "tensor_parallel"),)
+_BUBBLES: tuple[_Column, ...] = (("BUBBLES", "bubbles"),)
 _TIERS: tuple[_Column, ...] = (("TIERS", "tiers"),)
 _WHERE: tuple[_Column, ...] = (("HOST", "host"), ("PID", "pid"))
 
@@ -75,6 +76,8 @@ def _load_columns(workers: Sequence[Mapping[str, Any]], with_load: bool) -> tupl
     ranks = _RANKS if any(_ranks_of(each) != "1" for each in workers) else ()
     if not with_load:
         return ranks + _LOAD[:1]
+    if any(each.get("pipeline_parallel", 1) > 1 for each in workers):
+        ranks += _BUBBLES
     return ranks + _LOAD + (_TIERS if any(map(tiers_text, workers)) else ())
 
 
@@ -122,6 +125,8 @@ def _table(workers: Iterable[Mapping[str, Any]], columns: Sequence[_Column]) -> 
 def _cell(worker: Mapping[str, Any], key: str) -> str:
     if key == "tiers":
         return tiers_text(worker)
+    if key == "bubbles":
+        return _bubbles_of(worker)
     if key == "tensor_parallel":
         return _ranks_of(worker)
     value = worker[key]
@@ -137,6 +142,16 @@ def _ranks_of(worker: Mapping[str, Any]) -> str:
     them."""
     ranks, stages = (worker.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline"))
     return integer(ranks) if stages == 1 else f"{integer(ranks)} x {integer(stages)} stages"
+
+
+def _bubbles_of(worker: Mapping[str, Any]) -> str:
+    """The part of its time with steps in which the stages of a worker's pipeline did not compute;
+    "" for workers of one stage."""
+    stages, counters = worker.get("pipeline_parallel", 1), worker.get("counters", {})
+    under_way_us = stages * counters.get("under_way_us", 0)
+    if stages == 1 or not under_way_us:
+        return ""
+    return f"{counters.get('bubble_us', 0) / under_way_us:.0%}"
 
 
 def _natural_width(console: Console, table: Table) -> int:

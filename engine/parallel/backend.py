@@ -158,7 +158,9 @@ class SummedExperts:
 
     def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None) -> torch.Tensor:
         """See Experts; `add` is equal on all ranks."""
-        return _summed(self._part(x, ops, add if self._ranks.shard.rank == 0 else None), self._ranks)
+        return _summed(
+            self._part(x, ops, add if self._ranks.shard.rank == 0 else None), self._ranks
+        )
 
 
 def _summed(y: torch.Tensor, ranks: Ranks) -> torch.Tensor:

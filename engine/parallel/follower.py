@@ -24,8 +24,10 @@ class Follower:
         """Run until the leader announces the end. Raises RuntimeError when a rank is lost."""
         while (step := self._ranks.next_step()) is not None:
             segments = step.planned()
-            self._attention.plan(segments)
-            self._run(step, wanted_rows(segments) if self._ranks.shard.is_last_stage else None)
+            wanted = wanted_rows(segments) if self._ranks.shard.is_last_stage else None
+            with self._ranks.timed():
+                self._attention.plan(segments)
+                self._run(step, wanted)
 
     def _run(self, step: Step, wanted: list[int] | None) -> None:
         """Run a planned step; the next stage wants all rows."""

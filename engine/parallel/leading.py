@@ -10,6 +10,7 @@ from engine.attention.base import AttentionBackend, Segment
 from engine.models.runnable import RunnableModel
 from engine.parallel.ranks import Ranks, Step
 from engine.parallel.sums import RankLost
+from engine.rank_times import RankTime
 
 
 class LeadingAttention:
@@ -61,14 +62,19 @@ class LeadingModel:
         else:
             self._ranks.announce(Step.of(attention.segments, token_ids.tolist()))
         try:
-            hidden = self._model.hidden(token_ids, positions, attention.backend, rows)
-            if rows is not None and not len(rows):
-                self._ranks.sums.meet()
+            with self._ranks.timed():
+                hidden = self._model.hidden(token_ids, positions, attention.backend, rows)
+                if rows is not None and not len(rows):
+                    self._ranks.sums.meet()
         except RankLost:
             raise
         except Exception as error:
             raise RankLost(f"rank 0 cannot compute a step: {error!r}") from error
         return hidden
+
+    def rank_times(self) -> list[RankTime]:
+        """Those of all ranks so far."""
+        return self._ranks.times.totals()
 
     def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """See RunnableModel; needs no other rank."""

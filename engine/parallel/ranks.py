@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -13,6 +14,7 @@ from engine.attention.base import Segment
 from engine.checkpoint.config import Shard
 from engine.parallel.stages import StageLink
 from engine.parallel.sums import RankLost, Sums
+from engine.rank_times import LINE_NUMBERS, RankTimes
 
 _SIZE = struct.Struct("<I")
 _NUMBER = struct.Struct("<q")
@@ -45,14 +47,18 @@ class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _END = b""
 
 
+def _own_times() -> RankTimes:
+    return RankTimes(memoryview(bytearray(LINE_NUMBERS * 8)).cast("q"), 0)
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The ranks of one engine, seen from one of them.
 
     `links` are stream sockets: of the leader one to each follower, in the order of ranks, of a
     follower the one to the leader. They carry steps; `sums` carry what the ranks of a stage add up,
-    `before` and `after` the hidden states between stages. The methods raise RankLost when the other
-    end of a link is gone.
+    `before` and `after` the hidden states between stages. `times` are those of all ranks. The
+    methods raise RankLost when the other end of a link is gone.
     """
 
     shard: Shard
@@ -60,6 +66,11 @@ class Ranks:
     sums: Sums
     before: StageLink | None = None
     after: StageLink | None = None
+    times: RankTimes = field(default_factory=_own_times)
+
+    def timed(self) -> AbstractContextManager[None]:
+        """Count the time of this rank's part of a step."""
+        return self.times.timed(self.sums, self.before, self.after)
 
     @property
     def leads(self) -> bool:

@@ -14,6 +14,7 @@ from engine.checkpoint.config import Shard
 from engine.parallel.ranks import Ranks
 from engine.parallel.stages import StageLink
 from engine.parallel.sums import HostSums, NoSums, Sums, stop_sums
+from engine.rank_times import LINE_NUMBERS, RankTimes
 
 _PAGE_BYTES = 4096
 
@@ -33,13 +34,15 @@ class RankSizes:
         return sum(self._regions())
 
     def _regions(self) -> list[int]:
-        """The bytes for the sums of each stage, then between each two stages; whole pages."""
+        """The bytes for the times of all ranks, for the sums of each stage, and between each two
+        stages; whole pages."""
+        times = [self.tp_size * self.num_stages * LINE_NUMBERS * 8]
         sums = [HostSums.bytes_for(self.tp_size)] * self.num_stages
         between = [StageLink.bytes_for(self.tp_size, self.step_bytes)] * (self.num_stages - 1)
-        return [-(-size // _PAGE_BYTES) * _PAGE_BYTES for size in sums + between]
+        return [-(-size // _PAGE_BYTES) * _PAGE_BYTES for size in times + sums + between]
 
     def split(self, memory: memoryview) -> Sequence[memoryview]:
-        """The regions of the memory: for the sums of each stage, then between each two stages."""
+        """The regions of the memory: for times, for the sums of each stage, between stages."""
         ends = [0, *accumulate(self._regions())]
         return [memory[start:end] for start, end in pairwise(ends)]
 
@@ -50,7 +53,9 @@ class RankMemory:
     def __init__(self, kernels: ctypes.CDLL, memory: memoryview, sizes: RankSizes) -> None:
         self._kernels = kernels
         self._sizes = sizes
-        self._regions = sizes.split(memory)
+        times, *self._regions = sizes.split(memory)
+        num_lines = sizes.tp_size * sizes.num_stages
+        self._times = times[: num_lines * LINE_NUMBERS * 8].cast("q")
 
     def ranks(self, shard: Shard, links: Sequence[socket.socket], limit_s: float) -> Ranks:
         """The ranks, seen from the one with this part of the model. `limit_s`: how long it waits
@@ -62,6 +67,7 @@ class RankMemory:
             self._sums(shard, limit_s),
             None if shard.is_first_stage else self._link(shard.stage - 1, shard, limit_s),
             self._link(shard.stage, shard, limit_s) if sends else None,
+            RankTimes(self._times, shard.number),
         )
 
     def stop(self) -> None:

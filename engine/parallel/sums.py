@@ -135,6 +135,6 @@ class HostSums:
 
 
 def stop_sums(kernels: ctypes.CDLL, memory: memoryview) -> None:
-    """End all waits of HostSums, or of a StageLink, in this memory, now and from now on: each raises
-    RankLost."""
+    """End all waits of HostSums, or of a StageLink, in this memory, now and from now on: each
+    raises RankLost."""
     kernels.baton_stop_ranks(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory))))

@@ -148,6 +148,8 @@ def describe(info: WorkerInfo, stats: WorkerStats | None, is_connected: bool) ->
         "num_handoffs": stats.num_handoffs if stats else 0,
         **{name: getattr(stats, name) if stats else 0 for name in _TIERS},
         "prefill_unreachable": bool(stats and stats.prefill_unreachable),
+        "rank_busy_us": list(stats.rank_busy_us) if stats else [],
+        "rank_wait_us": list(stats.rank_wait_us) if stats else [],
         "reported_us": stats.reported_us if stats else 0,
         "counters": stats.counters if stats else {},
         "connected": is_connected,

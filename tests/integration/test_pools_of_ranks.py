@@ -50,8 +50,9 @@ class End:
         memory = self.transport.allocate(ends[-1])
         if memory is None:
             memory = SharedMemory(ends[-1])
+        view = memoryview(memory.view)
         self.parts = [
-            np.frombuffer(memory.view[start:end], np.uint16).reshape(NUM_BLOCKS, *each.block_shape)
+            np.frombuffer(view[start:end], np.uint16).reshape(NUM_BLOCKS, *each.block_shape)
             for each, (start, end) in zip(self.layout.ranks, pairwise(ends), strict=True)
         ]
         places = [

@@ -25,7 +25,11 @@ EVERYDAY = [
     ((2, 2), (1, 1), "shm"),
     ((1, 1), (2, 2), "nixl"),
 ]
-ALL = [each for each in itertools.product(LAYOUTS, LAYOUTS, ["nixl", "shm"]) if each[:2] != ((1, 1),) * 2]
+ALL = [
+    each
+    for each in itertools.product(LAYOUTS, LAYOUTS, ["nixl", "shm"])
+    if each[:2] != ((1, 1),) * 2
+]
 
 
 @pytest.mark.parametrize(("prefill", "decode", "transport"), ALL if NIGHTLY else EVERYDAY)

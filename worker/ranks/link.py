@@ -1,8 +1,8 @@
 """What the head tells a hand on their socket before the first step: its orders, then its memory.
 
-Both messages carry an open file: of the memory that the ranks share, and of the KV pool. Afterwards the socket
-carries what `engine.parallel.ranks` sends. Only the two processes have the socket, so its messages
-are trusted.
+Both messages carry an open file: of the memory that the ranks share, and of the KV pool. Afterwards
+the socket carries what `engine.parallel.ranks` sends. Only the two processes have the socket, so
+its messages are trusted.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Orders:
-    """What a hand does: it has this part of the engine's model, and so many CPU threads. `memory` is
-    the place of what all ranks share, where they wait `limit_s` for another rank."""
+    """What a hand does: it has this part of the engine's model, and so many CPU threads. `memory`
+    is the place of what all ranks share, where they wait `limit_s` for another rank."""
 
     shard: Shard
     sizes: RankSizes

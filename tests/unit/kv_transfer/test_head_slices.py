@@ -1,4 +1,4 @@
-"""The pieces that move between pools whose ranks hold any parts, against the blocks' own numbers."""
+"""The pieces that move between pools of any ranks, against the blocks' own numbers."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from protocol.messages import Abort, FirstToken, KvBegun, KvClosed, PrefillDone
+from protocol.handoff_messages import KvBegun, KvClosed
+from protocol.messages import Abort, FirstToken, PrefillDone
 from tests.unit.fake_model import continuation
 from tests.unit.prefill_worker.prefill_harness import (
     PREFILL,

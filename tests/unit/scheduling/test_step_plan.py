@@ -12,8 +12,8 @@ from scheduling.step_model import StepModel
 from tests.sequences import greedy, sequence_of
 
 BLOCK = 4
-MODEL = StepModel(fixed_s=1e-3, per_token_s=1e-4, per_attended_s=1e-5)
-"""The prefix of a few hundred tokens costs more than the tokens themselves."""
+MODEL = StepModel(fixed_s=1e-3, per_token_s=1e-4, per_attended_s=3e-7)
+"""A prefix of a few hundred tokens costs as much as the tokens themselves."""
 
 
 def scheduler(**limits: Any) -> Scheduler:
@@ -22,7 +22,9 @@ def scheduler(**limits: Any) -> Scheduler:
 
 
 def add(to: Scheduler, name: str, num_tokens: int) -> None:
-    to.add(sequence_of(range(num_tokens), greedy(1), BLOCK, request_id=name, prefill_only=True))
+    first = 1000 * len(to.sequences)
+    tokens = range(first, first + num_tokens)
+    to.add(sequence_of(tokens, greedy(1), BLOCK, request_id=name, prefill_only=True))
 
 
 def steps(of: Scheduler) -> list[list[tuple[str, int]]]:

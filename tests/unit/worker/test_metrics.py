@@ -7,6 +7,7 @@ import urllib.request
 from contextlib import ExitStack
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -54,6 +55,21 @@ def test_gauges_and_counters_of_the_latest_report() -> None:
     assert samples["baton_worker_blocks_granted"].value == 3
     assert samples["baton_worker_handoffs_total"].labels == {"role": "decode", "worker": "d"}
     assert "process_resident_memory_bytes" in samples
+
+
+def test_the_times_of_ranks_are_labelled_with_their_stages() -> None:
+    """Ranks are reported from the last stage to the first."""
+    times = (1_000_000, 2_000_000, 3_000_000, 4_000_000)
+    stats = msgspec.structs.replace(STATS, rank_busy_us=times, rank_wait_us=times[::-1])
+    families = {
+        each.name: each for each in WorkerMetrics(Role.PREFILL, "p", lambda: stats, 2).collect()
+    }
+    found = {
+        (sample.labels["stage"], sample.labels["rank"]): sample.value
+        for sample in families["baton_worker_rank_busy_seconds"].samples
+    }
+    assert found == {("1", "0"): 1.0, ("1", "1"): 2.0, ("0", "0"): 3.0, ("0", "1"): 4.0}
+    assert [s.value for s in families["baton_worker_rank_wait_seconds"].samples] == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,12 @@ def test_ranks_have_a_column_where_a_worker_has_several() -> None:
     table = workers_table([prefill, {**decode, "tensor_parallel": 4}], with_load=True)
     ranks = next(each for each in table.columns if each.header == "RANKS")
     assert list(ranks.cells) == ["4", "1"]
-    staged = workers_table([{**decode, "pipeline_parallel": 2}], with_load=True)
-    ranks = next(each for each in staged.columns if each.header == "RANKS")
-    assert list(ranks.cells) == ["1 x 2 stages"]
+    counters = {"under_way_us": 1_000_000, "bubble_us": 500_000}
+    staged = workers_table(
+        [{**decode, "pipeline_parallel": 2, "counters": counters}, prefill], with_load=True
+    )
+    cells = {each.header: list(each.cells) for each in staged.columns}
+    assert cells["RANKS"] == ["1 x 2 stages", "1"]
+    assert cells["BUBBLES"] == ["25%", ""], "half a second of the two seconds of two stages"
     alone = workers_table([{**decode, "tensor_parallel": 1}], with_load=True)
     assert "RANKS" not in [each.header for each in alone.columns]

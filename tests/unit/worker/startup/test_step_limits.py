@@ -91,8 +91,6 @@ def test_a_worker_of_either_role_runs_one_step_ahead_on_a_card_or_as_it_is_told(
 @pytest.mark.parametrize(("how", "ahead"), [("auto", (2, 3)), ("on", (2, 3)), ("off", (0, 1))])
 def test_a_prefill_worker_has_a_step_in_each_stage(how: str, ahead: tuple[int, int]) -> None:
     """A decode worker has one: what its next step needs is chosen in the last stage."""
-    settings = PrefillSettings(
-        **REQUIRED, device="cpu", one_step_ahead=how, pipeline_parallel=3
-    )
+    settings = PrefillSettings(**REQUIRED, device="cpu", one_step_ahead=how, pipeline_parallel=3)
     assert prefill_steps_ahead(settings) == ahead
     assert not goes_ahead(settings)
