@@ -90,7 +90,7 @@ class Batch:
     def cost(self) -> StepCost:
         """The step's cost, as input for the step model."""
         num_tokens = len(self.decodes) + self.num_chunk_tokens
-        attended = sum(attended_pairs(1, sequence.num_launched) for sequence in self.decodes)
+        attended = len(self.decodes) + sum([each.num_launched for each in self.decodes])
         attended += sum(attended_pairs(chunk.num_tokens, chunk.start) for chunk in self.chunks)
         return StepCost(num_tokens, attended)
 

@@ -23,6 +23,7 @@ def rows(targets: Targets) -> list[Row]:
         (good, lambda e: f"{e.goodput_share:.1%}, {significant(e.goodput_per_s)} per second"),
         ("TTFT mean | p50 | p90 | p99", lambda e: _spread(e.ttft_ms)),
         ("TPOT mean | p50 | p90 | p99", lambda e: _spread(e.tpot_ms)),
+        ("time between tokens, by steps", lambda e: _spread(e.itl_ms)),
         ("end to end", lambda e: _spread(e.total_ms)),
         ("prompt tokens found in caches", lambda e: f"{e.hit_share:.1%}"),
         ("prompts computed by another worker", lambda e: f"{e.split_share:.1%}"),

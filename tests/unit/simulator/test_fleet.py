@@ -12,6 +12,8 @@ from protocol.events import WorkerStats
 from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
 from router.routing.view import Targets
+from simulator.report.summary import Targets as GoodTargets
+from simulator.report.summary import summarize
 from simulator.router import Delays
 from simulator.traces.sessions import BlockRuns, Session, Turn
 from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet
@@ -114,6 +116,19 @@ def test_placement_learns_lengths_and_links_and_knows_the_targets() -> None:
     )
     assert pair is not None
     assert pair.ms_per_block == pytest.approx(1.0, rel=0.2), "1 MB at 1 GB/s"
+
+
+def test_the_time_between_tokens_shows_the_chunks_beside_decodes() -> None:
+    alone = single(0.0, 8, 40)
+    chunk_s = 0.01 + 0.001 * (1 + 32)  # one decode and a whole chunk
+    outcome = served(small_fleet(0, 1), alone, single(0.2, 32, 1))
+    found = summarize("f", outcome, GoodTargets(1e6, 1e6)).itl_ms
+    assert found is not None
+    assert found.p50 == pytest.approx(11.0, rel=0.02)
+    assert found.p99 == pytest.approx(chunk_s * 1000, rel=0.02)
+    quiet = summarize("f", served(small_fleet(0, 1), alone), GoodTargets(1e6, 1e6)).itl_ms
+    assert quiet is not None
+    assert quiet.p99 == pytest.approx(11.0, rel=0.02)
 
 
 def test_clients_wait_for_what_lies_around_the_fleet() -> None:
