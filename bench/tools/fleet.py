@@ -31,8 +31,8 @@ _UNDER_WAY = ("num_waiting", "num_running", "blocks_used", "num_handoffs")
 @dataclass(frozen=True)
 class FleetConfig:
     """The fleet's size, its model, and the flags of each kind of process; `role_flags` are for
-    prefill or decode workers alone, and `role_prefix` is a command that runs theirs. The store
-    listens on `store_host`."""
+    prefill or decode workers alone, or for one router by its name; `role_prefix` is a command that
+    runs the workers of a role. The store listens on `store_host`."""
 
     model: str
     num_routers: int = 1
@@ -119,6 +119,7 @@ class BenchFleet:
             f"--port-file={self._port_file(name)}",
             f"--parent-pid={os.getpid()}",
             *self._config.router_flags,
+            *self._config.role_flags.get(name, ()),
         ]
 
     def _worker_command(self, role: str, name: str) -> list[str]:
