@@ -1,7 +1,7 @@
 """Random faults under steady load; every stream must be the same as without faults.
 
-    python -m bench.chaos --minutes 10 --seed 1 [--model demo_model] [--clients 8]
-        [--num-blocks 1024] [--transports shm,nixl] [--placement cache]
+    python -m bench.chaos [--faults 100 | --minutes 10] [--seed 1] [--model demo_model]
+        [--clients 8] [--num-blocks 1024] [--transports shm,nixl] [--placement cache]
 
 Two routers, two prefill and two decode workers run as real processes. Faults: a worker or router
 is killed; a worker is stopped until it counts as dead, then continued; a prefill worker is stopped
@@ -10,15 +10,17 @@ worker that lives; the store is killed and restarted empty; and, if possible (se
 bench.reliability.connection_cut), a connection to a worker or to the store is cut. Faults come one
 at a time; ended processes are restarted before the next. The longest request takes 124 blocks, so
 that `--num-blocks 160` makes pools tight. With `--placement load` a talk's second turn lands where
-its KV is not, so that workers fetch from each other amid the faults. Each transport gets a fleet
-and the minutes. Exits with 1 unless mismatches, duplicates, losses, errors and leaks are all zero;
-a client that gets 503 with Retry-After asks again.
+its KV is not, so that workers fetch from each other amid the faults; a run without a fetch proves
+nothing then and fails. Each transport gets a fleet and the minutes, or the faults. Exits with 1
+unless mismatches, duplicates, losses, errors and leaks are all zero; a client that gets 503 with
+Retry-After asks again.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import random
 import signal
@@ -50,6 +52,7 @@ class Chaos:
 
     def __init__(self, fleet: BenchFleet, load: Load, rng: random.Random) -> None:
         self.faults: Counter[str] = Counter()
+        self._fetched: dict[tuple[str, int], int] = {}  # tokens, by worker and process
         self._fleet = fleet
         self._load = load
         self._rng = rng
@@ -77,14 +80,27 @@ class Chaos:
         names = [each for each in self._fleet.names("router") if each not in self._load.doomed]
         return {name: self._fleet.url(name) for name in names}
 
-    def run(self, until: float) -> None:
-        """Inject faults until `until` (of `time.monotonic`); the fleet is complete at the end."""
+    @property
+    def fetched_tokens(self) -> int:
+        """Tokens that workers fetched from each other, as far as their reports showed."""
+        return sum(self._fetched.values())
+
+    def note_fetches(self) -> None:
+        """Read the reports of the workers' present processes."""
+        for name, worker in self._fleet.workers(self._fleet.names("router")[0]).items():
+            fetched = worker["counters"].get("fetched_tokens", 0)
+            self._fetched[name, worker["pid"]] = fetched
+
+    def run(self, until: float, most: float = math.inf) -> None:
+        """Inject at most so many faults until `until` (of `time.monotonic`); the fleet is complete
+        at the end."""
         order: list[str] = []
-        while time.monotonic() < until:
+        while time.monotonic() < until and self.faults.total() < most:
             if not order:
                 order = self._rng.sample(list(self._kinds), len(self._kinds))
             kind = order.pop()
             time.sleep(self._rng.uniform(0.2, 1.5))
+            self.note_fetches()
             self._kinds[kind]()
             self.faults[kind] += 1
             self._fleet.wait_ready()
@@ -169,11 +185,15 @@ async def run(arguments: argparse.Namespace, fleet: BenchFleet) -> tuple[Chaos, 
     load = Load(arguments.model, lambda: chaos.routers(), arguments.seed)
     chaos = Chaos(fleet, load, rng)
     await load.learn(PROMPT_LENGTHS, NUM_TOKENS)
-    until = time.monotonic() + 60 * arguments.minutes
-    injecting = asyncio.create_task(asyncio.to_thread(chaos.run, until))
+    until, most = time.monotonic() + 60 * arguments.minutes, math.inf
+    if arguments.faults is not None:
+        until, most = math.inf, arguments.faults
+    injecting = asyncio.create_task(asyncio.to_thread(chaos.run, until, most))
     await load.run(arguments.clients, injecting.done)
     await injecting
-    return chaos, load.tally, await asyncio.to_thread(fleet.left_over)
+    left = await asyncio.to_thread(fleet.left_over)
+    chaos.note_fetches()
+    return chaos, load.tally, left
 
 
 def report(chaos: Chaos, tally: Tally, left: int, title: str) -> Table:
@@ -195,6 +215,7 @@ def report(chaos: Chaos, tally: Tally, left: int, title: str) -> Table:
         ("503 with Retry-After, and asked again", tally.refused),
         ("streams cut with their router / resumed", f"{tally.cut} / {tally.resumed}"),
         ("longest pause of a stream, ms, p50 / p99", _percentiles(tally.pauses_ms)),
+        ("tokens fetched by workers, as far as they reported", chaos.fetched_tokens),
         ("requests, blocks, handoffs left at the end", left),
     ]
     for what, count in rows:
@@ -213,6 +234,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
     parser.add_argument("--model", default=str(DEMO_MODEL))
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--faults", type=int, help="so many faults, however long they take")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--num-blocks", type=int, default=1024)
@@ -234,16 +256,12 @@ def run_with(transport: str, arguments: argparse.Namespace, console: Console) ->
     config = replace(config, worker_flags=flags, router_flags=router_flags)
     with BenchFleet(config) as fleet:
         chaos, tally, left = asyncio.run(run(arguments, fleet))
-        fetched = sum(
-            each["counters"].get("fetched_tokens", 0)
-            for each in fleet.workers(fleet.names("router")[0]).values()
-        )
-    table = report(chaos, tally, left, f"chaos over {transport}, seed {arguments.seed}")
-    table.add_row("tokens fetched by workers since their last start", str(fetched))
-    console.print(table)
+    title = f"chaos over {transport}, placement by {arguments.placement}, seed {arguments.seed}"
+    console.print(report(chaos, tally, left, title))
     for error in tally.errors[:10]:
         console.print(f"error: {error}", markup=False)
-    return is_clean(tally, left)
+    has_fetched = chaos.fetched_tokens > 0 or arguments.placement != "load"
+    return is_clean(tally, left) and has_fetched
 
 
 def _percentiles(values: list[float]) -> str:

@@ -40,10 +40,12 @@ _TIMEOUT_S = 90.0
 
 @dataclass(frozen=True)
 class Known:
-    """A prompt and its greedy continuation; perhaps the next turn of the same conversation."""
+    """A prompt, its greedy continuation and that one's text; perhaps the next turn of the same
+    conversation."""
 
     prompt: list[int]
     output: list[int]
+    text: str
     next_turn: Known | None = None
 
 
@@ -66,13 +68,14 @@ class Tally:
     errors: list[str] = field(default_factory=list)
     pauses_ms: list[float] = field(default_factory=list)
 
-    def judge(self, known: Known, tokens: list[int]) -> bool:
+    def judge(self, known: Known, tokens: list[int], text: str) -> bool:
         """Compare a finished stream with the known answer; whether they are equal."""
         self.finished += 1
         self.losses += max(0, len(known.output) - len(tokens))
         self.duplicates += max(0, len(tokens) - len(known.output))
-        self.mismatches += tokens != known.output
-        return tokens == known.output
+        is_right = tokens == known.output and text == known.text
+        self.mismatches += not is_right
+        return is_right
 
 
 class Load:
@@ -123,13 +126,15 @@ class Load:
         right answer."""
         self.tally.requests += 1
         tokens: list[int] = []
+        text = ""
         body, last_id = self._new_body(known, salt), ""
         while True:
             name, url = self._rng.choice(list(self._routers().items()))
             self.tally.resumed += bool(last_id)
             try:
-                async for event_id, fresh in self._events(client, url, body, last_id):
+                async for event_id, fresh, piece in self._events(client, url, body, last_id):
                     tokens += fresh
+                    text += piece
                     last_id = event_id
                     if abort_after is not None and len(tokens) >= abort_after:
                         self.tally.aborted += 1
@@ -150,12 +155,13 @@ class Load:
                     self.tally.errors.append(f"{name}: {error}")
                     return False
                 continue
-            return self.tally.judge(known, tokens)
+            return self.tally.judge(known, tokens, text)
 
     async def _events(
         self, client: httpx.AsyncClient, url: str, body: dict[str, Any], last_id: str
-    ) -> AsyncIterator[tuple[str, list[int]]]:
-        """Ids and new tokens, event by event; notes the longest pause. Raises _Refused, HTTPError.
+    ) -> AsyncIterator[tuple[str, list[int], str]]:
+        """Ids, new tokens and their text, event by event; notes the longest pause. Raises _Refused,
+        HTTPError.
 
         With `last_id`, the id of a broken answer's last event, only later events.
         """
@@ -186,7 +192,7 @@ class Load:
                 fresh = [token for choice in event["choices"] for token in choice["token_ids"]]
                 longest, last = max(longest, time.monotonic() - last), time.monotonic()
                 self.tally.tokens += len(fresh)
-                yield event_id, fresh
+                yield event_id, fresh, "".join(choice["text"] for choice in event["choices"])
             if not is_done:
                 raise httpx.ReadError("the stream ended without [DONE]")
         self.tally.pauses_ms.append(longest * 1e3)
@@ -220,7 +226,8 @@ class Load:
         choice = answer["choices"][0]
         ranked = [sorted(top.values(), reverse=True) for top in choice["logprobs"]["top_logprobs"]]
         margin = min((top[0] - top[1] for top in ranked if len(top) > 1), default=0.0)
-        return Known(prompt, choice["token_ids"]) if margin >= MIN_MARGIN else None
+        is_clear = margin >= MIN_MARGIN
+        return Known(prompt, choice["token_ids"], choice["text"]) if is_clear else None
 
     def _body(self, prompt: list[int], num_tokens: int) -> dict[str, Any]:
         return {

@@ -20,8 +20,13 @@ ANSWER = [5, 6, 7]
 DONE = "data: [DONE]\n\n"
 
 
-def event(number: int, *tokens: int) -> str:
-    document = json.dumps({"choices": [{"token_ids": tokens}]})
+def text_of(*tokens: int) -> str:
+    return "".join(f" {token}" for token in tokens)
+
+
+def event(number: int, *tokens: int, text: str | None = None) -> str:
+    text = text_of(*tokens) if text is None else text
+    document = json.dumps({"choices": [{"token_ids": tokens, "text": text}]})
     return f"id: cmpl-1:{number}\ndata: {document}\n\n"
 
 
@@ -48,6 +53,7 @@ class Router(AnsweringServer):
 
 LEARNT = {
     "token_ids": ANSWER,
+    "text": text_of(*ANSWER),
     "logprobs": {"top_logprobs": [{"a": -0.1, "b": -3.0} for _ in ANSWER]},
     "message": {"content": "text"},
 }
@@ -72,12 +78,21 @@ async def tally_of(routers: Callable[[Load], dict[str, str]]) -> Tally:
     [
         (stream_of(5, 6, 7), {}),
         (stream_of(5, 9, 7), {"mismatches": 1}),
+        (event(1, 5, 6, text=" 5 ") + event(2, 7) + DONE, {"mismatches": 1}),
         (stream_of(5, 6), {"mismatches": 1, "losses": 1}),
         (stream_of(5, 6, 6, 7), {"mismatches": 1, "duplicates": 1}),
         (stream_of(5, 6, 7).removesuffix(DONE), {"errors": 1}),
         (event(1, 5) + 'data: {"error": {"message": "no"}}\n\n', {"errors": 1}),
     ],
-    ids=["right", "another token", "a token lost", "a token twice", "no end", "an error"],
+    ids=[
+        "right",
+        "another token",
+        "another text",
+        "a token lost",
+        "a token twice",
+        "no end",
+        "an error",
+    ],
 )
 async def test_a_stream_is_compared_with_the_learnt_answer(
     stream: str, seen: dict[str, int]
