@@ -33,6 +33,7 @@ from protocol.bounds import (
 )
 from protocol.flight import FlightEvent
 from protocol.message import Message
+from protocol.retention import RetentionHint
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from protocol.traces import DecodeTrace, PrefillTrace
 
@@ -46,6 +47,13 @@ class Role(StrEnum):
     ROUTER = "router"
     PREFILL = "prefill"
     DECODE = "decode"
+
+
+class TierName(StrEnum):
+    """A tier below a worker's KV pool."""
+
+    HOST = "host"
+    DISK = "disk"
 
 
 class FinishReason(StrEnum):
@@ -171,11 +179,13 @@ class Generate(NewAttempt, frozen=True, kw_only=True):
 
     If `prefill` is set, KV blocks and the first token come from that peer; otherwise the worker
     prefills locally. If an earlier attempt gave the output's first token, `cached_tokens` is the
-    number of prompt tokens that it had cached.
+    number of prompt tokens that it had cached. `retention` says how long the blocks should stay
+    cached after the request.
     """
 
     cached_tokens: Count = 0
     prefill: KvPeer | None = None
+    retention: RetentionHint | None = None
 
 
 class Prefill(NewAttempt, frozen=True, kw_only=True):
@@ -232,7 +242,9 @@ class CacheDump(Message, frozen=True, kw_only=True):
     """Answer to CacheDumpRequest: a piece of the list of all blocks, from place `first` on.
 
     The list is as of the event number `seq`: events with a higher number are applied to it. A
-    worker that no longer has the requested list sends the first piece of a new one.
+    worker that no longer has the requested list sends the first piece of a new one. The list ends
+    with the `num_host` blocks in host memory below the pool, and after these the `num_disk` on
+    disk.
     """
 
     incarnation: Text
@@ -241,6 +253,8 @@ class CacheDump(Message, frozen=True, kw_only=True):
     nonce: Count = 0
     first: Count = 0
     is_last: bool = True
+    num_host: Count = 0
+    num_disk: Count = 0
 
 
 class FlightRequest(Message, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from scheduling.retention import Retention
+
 
 @dataclass(frozen=True)
 class CacheDelta:
@@ -43,6 +45,7 @@ class BlockManager:
         self.num_blocks = num_blocks
         self._on_allocate = on_allocate
         self.on_withdraw: Callable[[list[bytes]], None] = lambda _: None
+        self.retention = Retention(num_blocks)
         self._free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
         self._pins = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
@@ -106,13 +109,13 @@ class BlockManager:
             self._pins[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Pin `count` blocks, evicting the least recently used prefixes. Raises ValueError, and
-        takes no block, if fewer are free."""
+        """Pin `count` blocks, evicting the least recently used prefixes, those that `retention`
+        protects last. Raises ValueError, and takes no block, if fewer are free."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
         self.num_moves += 1
         self.num_changes += count
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        blocks = self.retention.take(self._free, count)
         for block in blocks:
             self._forget(block)
             self._pins[block] = 1
@@ -134,16 +137,18 @@ class BlockManager:
                 else:
                     self._num_cached_free += 1
 
-    def withdraw(self, blocks: Iterable[int]) -> None:
-        """Forget the hashes of pinned blocks whose contents cannot be trusted."""
-        hashes: list[bytes] = []
+    def withdraw(self, blocks: Iterable[int], hashes: Sequence[bytes] = ()) -> None:
+        """Forget the hashes of pinned blocks whose contents cannot be trusted. `hashes` are those
+        of the chain that the blocks hold; of some, another block may be the cached one, and it
+        stays."""
+        doubted = dict.fromkeys(hashes)
         for block in blocks:
             assert self._pins[block] > 0, f"block {block} withdrawn while free"
             digest = self._hash_of[block]
             if digest is not None:
-                hashes.append(digest)
+                doubted[digest] = None
             self._forget(block)
-        self.on_withdraw(hashes)
+        self.on_withdraw(list(doubted))
 
     def publish(
         self, block: int, digest: bytes, parent: bytes | None = None, stays_here: bool = False
@@ -238,6 +243,7 @@ class BlockManager:
             return
         self._hash_of[block] = None
         self._stays_here.discard(block)
+        self.retention.forget(block)
         self._num_cached_free -= self._pins[block] == 0
         del self._block_of[digest]
         if digest in self._stored:

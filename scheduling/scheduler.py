@@ -124,6 +124,7 @@ class Scheduler:
         The batch computes nothing while running sequences need blocks that become free only when
         the step under way has landed.
         """
+        self.blocks.retention.now = now
         expired = self._expire(now)
         ready, held = self._split_running(now)
         decodes, preempted = self._grow(ready)
@@ -137,6 +138,7 @@ class Scheduler:
 
     def commit(self, batch: Batch, token_ids: Seq[int], now: float) -> list[Produced]:
         """Record a step that ran; `token_ids` belong to `batch.sampled`, in that order."""
+        self.blocks.retention.now = now
         for chunk in batch.chunks:
             self._note_chunk(chunk)
             if chunk.completes:
@@ -243,6 +245,9 @@ class Scheduler:
         self.shares.release(sequence)
         self.blocks.release(sequence.block_table)
         sequence.block_table = []
+        if sequence.retention is not None and sequence.state is SequenceState.FINISHED:
+            cached = self.blocks.match(sequence.hashes)
+            self.blocks.retention.protect(cached, sequence.share, sequence.retention)
 
     def fits_beside(self, sequence: Sequence, stuck: set[int]) -> bool:
         """Whether a waiting sequence can be admitted even if the blocks `stuck` never return."""

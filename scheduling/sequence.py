@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from protocol.hashing import next_hash
 from protocol.messages import FinishReason
+from protocol.retention import RetentionHint
 from protocol.sampling import PromptLogprobs, SamplingParams
 from scheduling.prompt_record import PromptRecord
 
@@ -94,7 +95,8 @@ class Sequence:
       at the admission, and `num_fetched` came from a peer's cache or a tier. `num_expected` more
       blocks are being fetched.
     - `is_hinted`: probably somebody does hold some.
-    - `stays_in_pool`: its blocks may not be kept in the worker's tiers.
+    - `stays_in_pool`: its blocks may not be kept in the worker's tiers. With `retention`, they
+      should stay in the pool for a while when it has finished.
     - `grammar`: follows the output if `sampling` has a grammar. While the sequence `is_held`, steps
       leave it out, because its grammar awaits a mask.
     - `last_token_at`: the time of the last token, or of the last step that left the sequence out.
@@ -126,6 +128,7 @@ class Sequence:
     holders: Any = None
     is_hinted: bool = False
     stays_in_pool: bool = False
+    retention: RetentionHint | None = None
     grammar: OutputGrammar | None = None
     is_held: bool = False
     history: Any = None

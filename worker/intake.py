@@ -84,6 +84,7 @@ class Intake:
             grammar=grammar,
             trace_id=message.trace_id,
             stays_in_pool=message.stays_in_pool,
+            retention=message.retention if isinstance(message, Generate) else None,
         )
 
     def _check(self, message: NewAttempt) -> None:

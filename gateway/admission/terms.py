@@ -10,13 +10,17 @@ import msgspec
 from gateway.admission.gate import Ticket
 from http_kit.tenant import EVERYBODY, Tenant
 from protocol.errors import InvalidRequest
+from protocol.retention import MAX_PRIORITY, MAX_SECONDS, USUAL_PRIORITY, RetentionHint
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 TTFT_HEADER, TPOT_HEADER = "x-baton-ttft-ms", "x-baton-tpot-ms"
 """A request's targets: the time to its first token, and of each later one."""
+RETENTION_HEADER = "x-cache-retention"
+"""How long the request's KV should stay cached: `300` seconds, or `300; priority=80`."""
 SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
 """The first of these headers in a request names its session."""
 _SESSION_BYTES = 16
+_RETENTION = re.compile(r"([0-9]{1,12})(?:\s*;\s*priority=([0-9]{1,12}))?", re.ASCII)
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 
 
@@ -24,7 +28,7 @@ class RequestTerms(msgspec.Struct, frozen=True):
     """`ends_at` is when the client stops waiting, by the clock that noted the request's arrival;
     None if the client set no limit. Without a gate there is no `ticket`. `session` identifies the
     client's session; empty if the client named none. `ttft_ms` and `tpot_ms` are its targets, by
-    its headers or its key; None if neither has any."""
+    its headers or its key; None if neither has any. `retention` is the hint of its header."""
 
     tenant: Tenant = EVERYBODY
     ticket: Ticket | None = None
@@ -32,6 +36,7 @@ class RequestTerms(msgspec.Struct, frozen=True):
     session: str = ""
     ttft_ms: int | None = None
     tpot_ms: int | None = None
+    retention: RetentionHint | None = None
 
     def count_sequences(self, num: int) -> None:
         """The request starts so many sequences. Raises as `Ticket.widen`."""
@@ -47,6 +52,20 @@ def session_of(tenant: Tenant, name: str) -> str:
     """The session that a tenant calls by this name; no other tenant has the same."""
     digest = hashlib.blake2b(name.encode(), digest_size=_SESSION_BYTES, key=tenant.share.encode())
     return digest.hexdigest()
+
+
+def read_retention(value: str) -> RetentionHint:
+    """The hint in the header. Raises InvalidRequest."""
+    match = _RETENTION.fullmatch(value.strip())
+    if match is not None:
+        seconds, priority = int(match[1]), int(match[2] or USUAL_PRIORITY)
+        if 1 <= seconds <= MAX_SECONDS and 1 <= priority <= MAX_PRIORITY:
+            return RetentionHint(seconds, priority)
+    raise InvalidRequest(
+        f"'{RETENTION_HEADER}' must be seconds, from 1 to {MAX_SECONDS}, and perhaps a priority "
+        f"from 1 to {MAX_PRIORITY}, as in '300; priority=80'",
+        RETENTION_HEADER,
+    )
 
 
 def read_timeout_s(header: str) -> float:

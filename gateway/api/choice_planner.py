@@ -35,6 +35,7 @@ from gateway.text.tokenizer import CHARS_PER_TOKEN
 from http_kit.errors import MAX_PARAM_CHARS, shortened
 from protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, PromptTooLong
 from protocol.request_ids import choice_id
+from protocol.retention import RetentionHint
 from protocol.sampling import SamplingParams
 from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import PromptHashes
@@ -279,6 +280,7 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
                 ttft_target_ms=self.identity.terms.ttft_ms,
                 tpot_target_ms=self.identity.terms.tpot_ms,
                 stays_in_pool=not self.identity.terms.tenant.terms.tiers,
+                retention=self._retention(),
                 # prompt log-probabilities are not kept with the tokens
                 is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,
                 life=self.identity.life,
@@ -293,6 +295,11 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
             prompt_text=prompt.text,
             by_token=bool(self.fields.stream) and self.identity.numbers_events,
         )
+
+    def _retention(self) -> RetentionHint | None:
+        """The hint in the body, else that of the header."""
+        given = self.fields.cache_retention
+        return self.identity.terms.retention if given is None else given.hint
 
     def _deadline_ms(self) -> int:
         """The request's remaining time. Raises InvalidRequest if a stream has no time left,

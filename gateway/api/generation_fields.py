@@ -26,6 +26,7 @@ from gateway.api.constraints.format_fields import (
 from gateway.api.strict_model import StrictModel, first_error
 from gateway.api.unknown_fields.findings import ignorable
 from protocol.errors import InvalidRequest
+from protocol.retention import MAX_PRIORITY, MAX_SECONDS, USUAL_PRIORITY, RetentionHint
 from protocol.sampling import MAX_LOGPROBS, MIN_REPETITION_PENALTY
 
 MAX_CHOICES = 128
@@ -90,6 +91,18 @@ CacheSalt = Annotated[str, Field(max_length=256)]
 LogprobsCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
+class CacheRetention(StrictModel):
+    """How long the request's KV should stay cached after it, if there is room."""
+
+    seconds: Annotated[int, Field(ge=1, le=MAX_SECONDS)]
+    priority: Annotated[int, Field(ge=1, le=MAX_PRIORITY)] | None = None
+
+    @property
+    def hint(self) -> RetentionHint:
+        """The hint for workers."""
+        return RetentionHint(self.seconds, self.priority or USUAL_PRIORITY)
+
+
 class SamplingFields(RequestBody):
     """How to sample, which texts are allowed and when to stop: the same in every API."""
 
@@ -140,6 +153,7 @@ class SamplingFields(RequestBody):
     include_stop_str_in_output: bool | None = None
     priority: Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)] | None = None
     cache_salt: CacheSalt | None = None
+    cache_retention: CacheRetention | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaValue | None = None

@@ -17,7 +17,13 @@ from msgspec import Struct
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.admission.terms import SESSION_HEADERS, TIMEOUT_HEADER, TPOT_HEADER, TTFT_HEADER
+from gateway.admission.terms import (
+    RETENTION_HEADER,
+    SESSION_HEADERS,
+    TIMEOUT_HEADER,
+    TPOT_HEADER,
+    TTFT_HEADER,
+)
 from gateway.api.operations import OPERATIONS, Operation
 from gateway.api.replies.timing import TIMING_HEADER
 from gateway.http.access import Door
@@ -104,6 +110,7 @@ _LIMIT_HEADERS = (
 )  # fmt: skip
 _OF_GENERATIONS = (
     TIMING_HEADER, RESUMING_HEADER, TIMEOUT_HEADER, TTFT_HEADER, TPOT_HEADER, SESSION_HEADER,
+    RETENTION_HEADER,
 )  # fmt: skip
 _RARE_HEADERS = ("retry-after", "request-id", *_LIMIT_HEADERS)
 
@@ -279,5 +286,11 @@ def _parameters() -> dict[str, Any]:
         ),
         SESSION_HEADER: header(
             SESSION_HEADER, "The conversation or agent: its requests stay on the same workers"
+        ),
+        RETENTION_HEADER: header(
+            RETENTION_HEADER,
+            "Seconds for which the request's KV should stay cached, if there is room; for a "
+            "priority from 1 to 100 add ; priority=80",
+            pattern="^[0-9]{1,5}( *; *priority=[0-9]{1,3})?$",
         ),
     }

@@ -27,12 +27,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admission.gate import Gate, Ticket
 from gateway.admission.terms import (
+    RETENTION_HEADER,
     SESSION_HEADERS,
     TIMEOUT_HEADER,
     TPOT_HEADER,
     TTFT_HEADER,
     RequestTerms,
     read_ms,
+    read_retention,
     read_timeout_s,
     session_of,
 )
@@ -55,6 +57,7 @@ _KEY = "baton.request"
 _OTHER = "other"
 _ID_BYTES = 16
 _TIMEOUT = TIMEOUT_HEADER.encode()
+_RETENTION = RETENTION_HEADER.encode()
 _SESSIONS = tuple(each.encode() for each in SESSION_HEADERS)
 
 
@@ -102,13 +105,17 @@ class RequestRecord:
         self.request_id = prefix + self.request_id[-2 * _ID_BYTES :]
 
     def terms(self) -> RequestTerms:
-        """The terms of the request. Raises InvalidRequest for a malformed time."""
+        """The terms of the request. Raises InvalidRequest for a malformed time or hint."""
         timeout = self.header(_TIMEOUT)
         ends_at = None if timeout is None else self.arrived + read_timeout_s(timeout)
         allowed = self.tenant.terms
         ttft_ms = self._target(TTFT_HEADER, allowed.ttft_ms)
         tpot_ms = self._target(TPOT_HEADER, allowed.tpot_ms)
-        return RequestTerms(self.tenant, self.ticket, ends_at, self._session(), ttft_ms, tpot_ms)
+        hint = self.header(_RETENTION)
+        retention = None if hint is None else read_retention(hint)
+        return RequestTerms(
+            self.tenant, self.ticket, ends_at, self._session(), ttft_ms, tpot_ms, retention
+        )
 
     def _target(self, name: str, usual: int | None) -> int | None:
         """The target in this header, else the key's."""

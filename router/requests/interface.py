@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from protocol.messages import FinishReason
+from protocol.retention import RetentionHint
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from router.requests.prompt_hashes import PromptHashes
 
@@ -71,6 +72,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     - `shared_tokens`: leading tokens declared as shared by everybody; the blocks that they fill
       have no salt.
     - `stays_in_pool`: workers may keep its KV nowhere but in their pools.
+    - `retention`: how long its KV should stay there after the request.
     """
 
     request_id: str
@@ -88,6 +90,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     shared_tokens: int = 0
     session: str = ""
     stays_in_pool: bool = False
+    retention: RetentionHint | None = None
     ttft_target_ms: float | None = None
     tpot_target_ms: float | None = None
 

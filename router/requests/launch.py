@@ -238,10 +238,10 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
         "trace_id": generation.trace.trace_id or "",
     }
     cached = generation.cached_tokens if generation.stream.token_ids else 0
+    output: dict[str, Any] = {"cached_tokens": cached, "retention": request.retention, **common}
     if attempt.prefill is None:
-        local = Generate(cached_tokens=cached, holders=attempt.holders, **common)
-        return [(attempt.decode, local)]
-    generate = Generate(prefill=peer_of(attempt.prefill), cached_tokens=cached, **common)
+        return [(attempt.decode, Generate(holders=attempt.holders, **output))]
+    generate = Generate(prefill=peer_of(attempt.prefill), **output)
     if attempt.placement.mode is Mode.HANDOVER:
         return [(attempt.decode, generate)]
     prefill = Prefill(target=attempt.decode.worker_id, holders=attempt.holders, **common)

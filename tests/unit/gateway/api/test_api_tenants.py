@@ -18,6 +18,7 @@ from gateway.http.access import AccessRules
 from gateway.text.tokenizer import Tokenizer
 from protocol.errors import DeadlineExceeded
 from protocol.messages import FinishReason
+from protocol.retention import USUAL_PRIORITY, RetentionHint
 from router.requests.interface import GenerationRequest, TokenDelta
 from tests.unit.gateway.api_harness import MODEL, TIMEOUT_S, LiveApi, Pause
 
@@ -231,3 +232,24 @@ def test_sessions_of_different_keys_are_different(api: LiveApi, header: str) -> 
     assert session(PLAIN, "mine") == session(PLAIN, "mine") != ""
     assert len({session(PLAIN, "mine"), session(PLAIN, "other"), session(OTHER, "mine")}) == 3
     assert asked_by(api, PLAIN).session == asked_by(api, PLAIN, headers={header: ""}).session == ""
+
+
+def test_a_client_says_that_it_will_be_back(api: LiveApi) -> None:
+    def hint(**changes) -> RetentionHint | None:
+        return asked_by(api, PLAIN, **changes).retention
+
+    assert hint() is None
+    header = {"x-cache-retention": "300; priority=80"}
+    assert hint(headers=header) == RetentionHint(300, 80)
+    assert hint(headers={"x-cache-retention": "60"}) == RetentionHint(60, USUAL_PRIORITY)
+    field = {"cache_retention": {"seconds": 20}}
+    assert hint(headers=header, **field) == RetentionHint(20, USUAL_PRIORITY)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "0", "soon", "86401", "5; priority=0", "5; priority=101", "5, priority=9", "-1"]
+)
+def test_a_malformed_hint_in_the_header_is_refused(api: LiveApi, value: str) -> None:
+    answer = complete(api, PLAIN, headers={"x-cache-retention": value})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "x-cache-retention"

@@ -130,6 +130,21 @@ def test_blocks_whose_contents_were_wrong_are_forgotten(pool: Pool, is_copying: 
     pool.host.index.check()
 
 
+def test_a_copy_is_forgotten_though_another_block_is_the_cached_one(pool: Pool) -> None:
+    """It may have been loaded from there into the block whose contents were wrong."""
+    held = chain("a", 3)
+    pool.fill(held)
+    pool.turn()
+    assert len(pool.host.index) == 3
+    loaded = pool.blocks.allocate(3)
+    for block, digest in zip(loaded, held, strict=True):
+        pool.blocks.publish(block, digest)
+    pool.blocks.withdraw(loaded, held)
+    assert len(pool.blocks.match(held)) == 3, "the other blocks are cached"
+    assert len(pool.host.index) == 0
+    pool.blocks.release(loaded)
+
+
 def test_a_bit_that_flips_in_host_memory_is_noticed(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:

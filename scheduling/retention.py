@@ -1,0 +1,104 @@
+"""Which unpinned blocks are evicted last, because a client has said that it will be back.
+
+Pure; its owner sets the time. A hint protects blocks of one owner for a while: as long as there are
+others, these are evicted first. It is a weight and no pin: if only protected blocks are left, those
+of the lowest priority go. An owner may protect a part of the pool, and all owners together another;
+of what exceeds that, nothing is protected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.retention import RetentionHint
+
+OWNER_SHARE, ALL_SHARE = 1 / 4, 1 / 2
+"""The parts of the pool that one owner, and all together, may protect."""
+
+
+@dataclass(frozen=True)
+class _Protection:
+    owner: str
+    priority: int
+    until: float
+
+
+class Retention:
+    """The protected blocks of one pool. `now` is the time of the latest step, in seconds of any
+    monotonic clock."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.now = 0.0
+        self._most_of_owner = int(OWNER_SHARE * num_blocks)
+        self._most = int(ALL_SHARE * num_blocks)
+        self._protected: dict[int, _Protection] = {}
+        self._of_owner: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """The number of blocks whose protection has not been seen to end."""
+        return len(self._protected)
+
+    def protect(self, blocks: Sequence[int], owner: str, hint: RetentionHint) -> int:
+        """Protect blocks, given in chain order, as far as the limits allow: the first ones, without
+        which the later ones are of no use. Returns their number. A hint replaces an earlier one,
+        but not a longer one of another owner."""
+        self._expire()
+        protection = _Protection(owner, hint.priority, self.now + hint.seconds)
+        for number, block in enumerate(blocks):
+            former = self._protected.get(block)
+            if former is not None:
+                if former.owner != owner and former.until > protection.until:
+                    continue
+                self.forget(block)
+            is_full = len(self._protected) >= self._most
+            if is_full or self._of_owner.get(owner, 0) >= self._most_of_owner:
+                return number
+            self._protected[block] = protection
+            self._of_owner[owner] += 1
+        return len(blocks)
+
+    def forget(self, block: int) -> None:
+        """The block holds something else now, or may be evicted as any."""
+        protection = self._protected.pop(block, None)
+        if protection is not None:
+            self._of_owner[protection.owner] -= 1
+            if not self._of_owner[protection.owner]:
+                del self._of_owner[protection.owner]
+
+    def take(self, free: OrderedDict[int, None], count: int) -> list[int]:
+        """Take `count` of the free blocks to evict, the first ones that nobody protects. Protected
+        ones that are passed over go to the end, so that each is passed over once a round."""
+        if not self._protected:
+            return [free.popitem(last=False)[0] for _ in range(count)]
+        taken: list[int] = []
+        for _ in range(len(free)):
+            if len(taken) == count:
+                return taken
+            block = next(iter(free))
+            if self._is_protected(block):
+                free.move_to_end(block)
+            else:
+                del free[block]
+                taken.append(block)
+        lacking = count - len(taken)
+        weakest = sorted(free, key=lambda block: self._protected[block].priority)[:lacking]
+        for block in weakest:
+            del free[block]
+            self.forget(block)
+        return taken + weakest
+
+    def _is_protected(self, block: int) -> bool:
+        protection = self._protected.get(block)
+        if protection is None:
+            return False
+        if self.now >= protection.until:
+            self.forget(block)
+            return False
+        return True
+
+    def _expire(self) -> None:
+        for block, protection in list(self._protected.items()):
+            if self.now >= protection.until:
+                self.forget(block)
