@@ -44,6 +44,8 @@ MAX_RECEIVE_S = 0.05
 MAX_UNREAD_BYTES = 512 * 1024 * 1024
 """Of all peers of a server together. A worker reads nothing while it computes a long step."""
 MAX_UNREAD_OF_LINK = 128 * 1024 * 1024
+_ADDRESS = "Peer-Address"
+"""ZeroMQ's name for the IP address from which a message came."""
 Clock = Callable[[], float]
 
 
@@ -270,6 +272,8 @@ class ControlLink:
         clock: Clock = time.monotonic,
     ) -> None:
         self.endpoint = endpoint
+        self.address = ""
+        """The server's IP address, once it has sent something."""
         self.accepted: HelloAccepted | None = None
         self.refused: HelloRefused | None = None
         self.resets = 0
@@ -310,7 +314,7 @@ class ControlLink:
         received: list[ControlMessage] = []
         for _ in range(MAX_DRAIN):
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._next_frames()
             except zmq.Again:
                 break
             self._bytes_taken += sum(wire_bytes(len(each)) for each in frames)
@@ -336,6 +340,14 @@ class ControlLink:
         """Close the socket; queued messages have `linger_ms` to leave."""
         self._held.clear()
         self.socket.close(linger=linger_ms)
+
+    def _next_frames(self) -> list[bytes]:
+        """The frames of the next message. Raises Again."""
+        if self.accepted is not None:
+            return self.socket.recv_multipart(zmq.NOBLOCK)
+        frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        self.address = str(frames[0].get(_ADDRESS)).removeprefix("::ffff:")
+        return [each.bytes for each in frames]
 
     def _take(self, frames: list[bytes]) -> ControlMessage | None:
         try:
