@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from protocol.bounds import Count, Counts, Dimension, Duration, Hashes, Text
 from protocol.message import Message
+from protocol.messages import TierName
 
 
 class WorkerStats(Message, frozen=True, kw_only=True):
@@ -24,7 +25,8 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     - `blocks_stuck`: fenced blocks whose peer has fallen silent; they do not come back until the
       peer answers or its process has ended.
     - `host_tier_bytes`, `disk_tier_bytes`: what the tiers below the pool may hold, and of that
-      `host_tier_used_bytes` and `disk_tier_used_bytes` are used.
+      `host_tier_used_bytes` and `disk_tier_used_bytes` are used. A block is loaded from them in
+      `host_tier_block_us` and `disk_tier_block_us`, as measured; 0: there is no such tier.
     - `blocks_cached`: blocks that are free to reuse but hold a prefix.
     - `blocks_waiting`: blocks that waiting requests will need.
     - `prefill_unreachable`: 1 while a decode worker reaches no prefill worker and computes prompts
@@ -53,6 +55,8 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     blocks_granted: Count = 0
     blocks_fenced: Count = 0
     blocks_serving: Count = 0
+    host_tier_block_us: Count = 0
+    disk_tier_block_us: Count = 0
     host_tier_bytes: Count = 0
     host_tier_used_bytes: Count = 0
     disk_tier_bytes: Count = 0
@@ -71,15 +75,27 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     counters: Counts = msgspec.field(default_factory=dict)
 
 
+class TierChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks that came into a tier of the worker's own, or left it."""
+
+    tier: TierName
+    stored: Hashes = msgspec.field(default_factory=list)
+    removed: Hashes = msgspec.field(default_factory=list)
+
+
 class CacheEvents(Message, frozen=True, kw_only=True):
     """Blocks that became usable, or stopped being usable, since the previous event's `seq`. A
-    worker that `has_windows` lists the ends of usable prefixes, too (`protocol.hashing.end_of`)."""
+    worker that `has_windows` lists the ends of usable prefixes, too (`protocol.hashing.end_of`).
+    `tiers` has some changes of the tiers below the pool; the next events have the others."""
 
     worker_id: Text
     incarnation: Text
     seq: Count
     stored: Hashes
     removed: Hashes
+    tiers: Annotated[list[TierChange], Meta(max_length=len(TierName))] = msgspec.field(
+        default_factory=list
+    )
 
 
 EventMessage = WorkerStats | CacheEvents

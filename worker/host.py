@@ -108,7 +108,7 @@ class WorkerHost:
         self.tiers = TierLoads(parts.tiers, scheduler, self.counters, parts.clock)
         self._reporter = parts.reporter
         if self.tiers.is_on:
-            self._reporter.watch_tiers(self.tiers.sizes)
+            self._reporter.watch_tiers(self.tiers)
         self._dumps = CacheDumps(parts.reporter.dump)
         self._wakeup = parts.wakeup
         self._weights: WeightsServer | None = None

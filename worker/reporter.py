@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -17,8 +18,8 @@ from process.clock import wall_us
 from process.host_load import HostLoad
 from process.logs import log_counts
 from process.sockets.events import EventPublisher
-from protocol.events import CacheEvents, WorkerStats
-from protocol.messages import CacheDump
+from protocol.events import CacheEvents, TierChange, WorkerStats
+from protocol.messages import CacheDump, TierName
 from scheduling.load_report import load_report, step_counters
 from worker.counters import Count, Counters
 
@@ -33,6 +34,35 @@ class HandoffLoad:
     blocks_stuck: int = 0
     blocks_fenced: int = 0
     blocks_serving: int = 0
+
+
+class ReportedTiers(Protocol):
+    """What reports tell of the tiers below the pool."""
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes and speeds, by the report's field."""
+
+    def take_changes(self) -> list[TierChange]:
+        """Changes of what they hold since the last call."""
+
+    def hashes(self) -> dict[TierName, list[bytes]]:
+        """The blocks that they hold."""
+
+
+class NoTiers:
+    """The tiers of a worker that has none."""
+
+    def sizes(self) -> dict[str, int]:
+        """None."""
+        return {}
+
+    def take_changes(self) -> list[TierChange]:
+        """None."""
+        return []
+
+    def hashes(self) -> dict[TierName, list[bytes]]:
+        """None."""
+        return {}
 
 
 class Reporter:
@@ -59,7 +89,7 @@ class Reporter:
         self._idle_s = idle_s
         self._links: Callable[[], dict[str, int]] = dict
         self._received: Callable[[], dict[str, int]] = dict
-        self._tiers: Callable[[], dict[str, int]] = dict
+        self._tiers: ReportedTiers = NoTiers()
         self._is_prefill_lost: Callable[[], bool] = lambda: False
         self._rank_times: Sequence[RankTime] = ()
         self._seq = 0
@@ -76,9 +106,8 @@ class Reporter:
         returns it."""
         self._received = received
 
-    def watch_tiers(self, tiers: Callable[[], dict[str, int]]) -> None:
-        """Include in reports the sizes of the tiers, as `tiers` returns them by the report's
-        field."""
+    def watch_tiers(self, tiers: ReportedTiers) -> None:
+        """Include the tiers in reports and in the list of the cache."""
         self._tiers = tiers
 
     def watch_prefill(self, is_lost: Callable[[], bool]) -> None:
@@ -125,7 +154,7 @@ class Reporter:
             links=self._links(),
             rank_busy_us=tuple(each.busy_us for each in self._rank_times),
             rank_wait_us=tuple(each.wait_us for each in self._rank_times),
-            **self._tiers(),
+            **self._tiers.sizes(),
             counters={name.value: number for name, number in counters.items()},
         )
 
@@ -134,12 +163,16 @@ class Reporter:
         return self._last
 
     def dump(self) -> CacheDump:
-        """Every block hash that can be matched now, in one piece."""
+        """Every block hash that can be matched now, and those of the tiers, in one piece."""
         self._publish_cache_events()
+        tiers = self._tiers.hashes()
+        in_host, on_disk = tiers.get(TierName.HOST, []), tiers.get(TierName.DISK, [])
         return CacheDump(
             incarnation=self._incarnation,
             seq=self._seq,
-            hashes=self._engine.scheduler.blocks.hashes(),
+            hashes=[*self._engine.scheduler.blocks.hashes(), *in_host, *on_disk],
+            num_host=len(in_host),
+            num_disk=len(on_disk),
         )
 
     def _set_rank_times(self) -> None:
@@ -152,7 +185,8 @@ class Reporter:
 
     def _publish_cache_events(self) -> None:
         delta = self._engine.scheduler.blocks.drain_events()
-        if not delta.stored and not delta.removed:
+        tiers = self._tiers.take_changes()
+        if not (delta.stored or delta.removed or tiers):
             return
         self._seq += 1
         self._publisher.publish(
@@ -162,5 +196,6 @@ class Reporter:
                 seq=self._seq,
                 stored=delta.stored,
                 removed=delta.removed,
+                tiers=tiers,
             )
         )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kv_transfer.tiers.disk_tier import DiskTier, NoteRead
 from kv_transfer.tiers.host_tier import HostTier, Load
+from kv_transfer.tiers.tier_news import TierDelta
 from scheduling.block_manager import BlockManager
 
 MAX_WINDOW = 4096
@@ -47,6 +48,11 @@ class KvTiers:
     def by_name(self) -> dict[str, HostTier | DiskTier]:
         """The tiers that there are."""
         return {"host": self.host} | ({} if self.disk is None else {"disk": self.disk})
+
+    def take_news(self, count: int) -> dict[str, TierDelta]:
+        """At most `count` blocks that came into each tier, and that left it, since the last
+        call."""
+        return {name: tier.index.news.take(count) for name, tier in self.by_name.items()}
 
     def find(self, hashes: Sequence[bytes]) -> Leading:
         """Where the first blocks of a chain are, up to the first that is nowhere."""

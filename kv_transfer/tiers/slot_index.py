@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
+from kv_transfer.tiers.tier_news import TierNews
+
 
 class SlotIndex:
     """Owner of the slot numbers `0 .. num_slots - 1`."""
@@ -23,6 +25,8 @@ class SlotIndex:
         self._used_at: dict[bytes, float] = {}
         self._reserved: set[int] = set()
         self._pins: Counter[int] = Counter()
+        self.news = TierNews()
+        """Changes of the entries."""
         self.num_evicted = 0
         """Entries so far that left because of their age or because the tier was full."""
 
@@ -71,6 +75,7 @@ class SlotIndex:
         for slot, digest, used_at in sorted(entries, key=lambda entry: entry[2]):
             self._slot_of[digest] = slot
             self._used_at[digest] = used_at
+            self.news.store(digest)
         held = set(self._slot_of.values())
         self._free = [slot for slot in self._free if slot not in held]
 
@@ -82,6 +87,7 @@ class SlotIndex:
             return
         self._slot_of[digest] = slot
         self._used_at[digest] = now
+        self.news.store(digest)
 
     def cancel(self, slot: int) -> None:
         """A reserved slot was not filled."""
@@ -119,6 +125,7 @@ class SlotIndex:
         if slot is None:
             return
         del self._used_at[digest]
+        self.news.remove(digest)
         if not self._pins[slot]:
             self._free.append(slot)
 

@@ -18,7 +18,7 @@ MAX_HOLDERS = 2
 MAX_ATTEMPT = 2
 """Later attempts get no hints: a prompt on which holders die must not meet all of them."""
 MIN_GAIN = 2
-"""Blocks that a holder must have beyond those of the worker that computes."""
+"""Blocks that a holder must have beyond those of the worker that computes, tiers included."""
 NEAR_TIE = 0.05
 """Holders count as equally good if their blocks differ by less than this part of the most."""
 
@@ -34,7 +34,7 @@ def holders_for(
     """The best holders for the worker `computing`, of a request that continues on `decode`. In
     near-ties, `decode` comes first, then neighbours of `computing`, then the least loaded."""
     own = matches.get(computing.worker_id)
-    least = (own.held if own is not None else 0) + MIN_GAIN
+    least = (own.num_own if own is not None else 0) + MIN_GAIN
     found = [
         (match.held, worker)
         for name, match in matches.items()

@@ -126,3 +126,14 @@ class BlockHolders:
                 workers = holding
             place += 1
         return place, workers
+
+
+def by_worker(runs: Iterable[Run]) -> dict[int, int]:
+    """The number of blocks by worker, for workers that hold any."""
+    found = {}
+    for num_blocks, mask in runs:
+        while num_blocks and mask:
+            bit = mask & -mask
+            found[bit] = num_blocks
+            mask ^= bit
+    return found

@@ -26,9 +26,12 @@ from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
 from protocol.hashing import end_of
 from protocol.messages import CacheDump, CacheDumpRequest
-from router.routing.block_holders import BlockHolders, Run
+from router.routing.block_holders import BlockHolders, by_worker
+from router.routing.tier_blocks import TierBlocks
 
 MAX_BUFFERED_EVENTS = 4096
+MOST_IN_TIERS = 1 << 18
+"""Blocks in a worker's tiers that the index holds."""
 MAX_BLOCKS = 1 << 23
 """Blocks of a worker that the index holds, whatever the worker has registered."""
 RETRY_S, MAX_RETRY_S = 2.0, 60.0
@@ -41,10 +44,19 @@ SLICE = 50_000
 
 
 class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
-    """Leading blocks of a prompt: `held` now, `expected` once routed prompts are computed."""
+    """Leading blocks of a prompt: `held` in a worker's pool now, `expected` once routed prompts are
+    computed. Behind those that are held, the worker has `in_host` blocks in its host memory and
+    `on_disk` on its disk."""
 
     held: int
     expected: int
+    in_host: int = 0
+    on_disk: int = 0
+
+    @property
+    def num_own(self) -> int:
+        """Leading blocks that the worker need not compute, in its pool or a tier."""
+        return self.held + self.in_host + self.on_disk
 
 
 NO_MATCH = PrefixMatch(0, 0)
@@ -87,6 +99,7 @@ class CacheIndex:
         self._pending_ttl_s = pending_ttl_s
         self._workers: dict[str, _WorkerBlocks] = {}
         self._held = BlockHolders()
+        self._tiers = TierBlocks()
         self._expected = BlockHolders()
         self._unsorted: deque[tuple[_WorkerBlocks, Iterator[bytes]]] = deque()
         self._free_bits: list[int] = []
@@ -128,6 +141,7 @@ class CacheIndex:
             self._everybody &= ~worker.bit
             self._windowed &= ~worker.bit
             self._forget_pending(worker, list(worker.pending))
+            self._tiers.forget(worker.bit)
             self._sort(worker, worker.hashes)
 
     def apply_events(self, events: CacheEvents) -> bool:
@@ -157,7 +171,8 @@ class CacheIndex:
         if piece.first not in (0, len(worker.gathered)):
             return None
         del worker.gathered[piece.first :]
-        if len(worker.gathered) + len(piece.hashes) > worker.most:
+        num_own = len(worker.gathered) + len(piece.hashes) - piece.num_host - piece.num_disk
+        if num_own > worker.most or piece.num_host + piece.num_disk > MOST_IN_TIERS:
             self._disbelieve(worker)
         worker.gathered += piece.hashes
         worker.retry_at = None
@@ -165,7 +180,7 @@ class CacheIndex:
             return self.next_piece(worker_id)
         worker.asked += 1
         hashes, worker.gathered = worker.gathered, []
-        whole = CacheDump(incarnation=piece.incarnation, seq=piece.seq, hashes=hashes)
+        whole = msgspec.structs.replace(piece, hashes=hashes)
         return self.new_dump(worker_id) if self.apply_dump(worker_id, whole) else None
 
     def new_dump(self, worker_id: str) -> CacheDumpRequest:
@@ -188,7 +203,10 @@ class CacheIndex:
         if worker.seq is not None and dump.seq < worker.seq:
             return False
         waiting, worker.buffer = worker.buffer, []
-        former, worker.hashes = worker.hashes, set(dump.hashes)
+        disk = len(dump.hashes) - dump.num_disk
+        host = disk - dump.num_host
+        former, worker.hashes = worker.hashes, set(dump.hashes[:host])
+        self._tiers.replace(worker.bit, dump.hashes[host:disk], dump.hashes[disk:])
         worker.seq, worker.retry_at, worker.retry_s = dump.seq, None, RETRY_S
         self._forget_pending(worker, [each for each in worker.pending if each in worker.hashes])
         self._sort(worker, former ^ worker.hashes)
@@ -255,37 +273,46 @@ class CacheIndex:
             return {}
         if now >= self._next_expiry:
             self._expire_all(now)
+        found = self._pool_matches(hashes)
+        if self._tiers.has_any:
+            held = {bit: each.held for bit, each in found.items()}
+            for bit, own in self._tiers.beyond(hashes, self._held, held).items():
+                match = found.get(bit, NO_MATCH)
+                found[bit] = PrefixMatch(match.held, match.expected, own.in_host, own.on_disk)
+        return {self._names[bit]: each for bit, each in found.items()}
+
+    def _pool_matches(self, hashes: Sequence[bytes]) -> dict[int, PrefixMatch]:
+        """The matches in pools, by the bit of the worker."""
         first, everybody = hashes[0], self._everybody
         if not self._held.of(first) & everybody:
             expecting = self._expected.of(first)
             if not expecting:
                 return {}  # a new prompt, as many are
-            soon = _by_bit(self._held.runs(hashes, expecting, also=self._expected))
-            only = {bit: PrefixMatch(0, count) for bit, count in soon.items()}
-            return self._by_name(hashes, only)
+            soon = by_worker(self._held.runs(hashes, expecting, also=self._expected))
+            return self._usable(hashes, {bit: PrefixMatch(0, count) for bit, count in soon.items()})
         runs = self._held.runs(hashes, everybody)
         expecting = sum(each.bit for each in self._workers.values() if each.pending)
         if runs[-1].num_blocks == len(hashes):
             expecting &= ~runs[-1].workers
-        found = {bit: PrefixMatch(count, count) for bit, count in _by_bit(runs).items()}
+        found = {bit: PrefixMatch(count, count) for bit, count in by_worker(runs).items()}
         if expecting:
             start = next(each.num_blocks for each in runs if each.workers & expecting)
-            soon = _by_bit(self._held.runs(hashes, expecting, start, also=self._expected))
+            soon = by_worker(self._held.runs(hashes, expecting, start, also=self._expected))
             for bit, count in soon.items():
                 found[bit] = PrefixMatch(found.get(bit, NO_MATCH).held, count)
-        return self._by_name(hashes, found)
+        return self._usable(hashes, found)
 
-    def _by_name(
+    def _usable(
         self, hashes: Sequence[bytes], found: dict[int, PrefixMatch]
-    ) -> dict[str, PrefixMatch]:
-        """The usable blocks by the names of the workers: all, or those up to the last end."""
+    ) -> dict[int, PrefixMatch]:
+        """The usable blocks: all, or those up to the last end."""
         for bit in [each for each in found if each & self._windowed]:
             held = self._held.last_end(hashes[: found[bit].held], bit)
             soon = self._held.last_end(hashes[: found[bit].expected], bit, also=self._expected)
             found[bit] = PrefixMatch(held, soon)
             if not soon:
                 del found[bit]
-        return {self._names[bit]: each for bit, each in found.items()}
+        return found
 
     def match(self, worker_id: str, hashes: Sequence[bytes], now: float) -> PrefixMatch:
         """As `matches`, for one worker."""
@@ -309,6 +336,10 @@ class CacheIndex:
         if len(worker.hashes) + len(events.stored) > worker.most:
             self._disbelieve(worker)
         self.changes += 1
+        if events.tiers:
+            self._tiers.apply(worker.bit, events.tiers)
+            if self._tiers.num_blocks(worker.bit) > MOST_IN_TIERS:
+                self._disbelieve(worker)
         worker.hashes.difference_update(events.removed)
         worker.hashes.update(events.stored)
         self._held.remove(worker.bit, events.removed)
@@ -320,6 +351,7 @@ class CacheIndex:
         """Forget what a worker has reported, which cannot be true. A missed event explains some
         blocks too many, but not as many as the pool has."""
         former, worker.hashes = worker.hashes, set()
+        self._tiers.forget(worker.bit)
         worker.seq, worker.buffer, worker.gathered = None, [], []
         self._sort(worker, former)
         raise ProtocolError(f"it reports more than {count(worker.most, 'block')}")
@@ -387,14 +419,3 @@ class CacheIndex:
     def _forget_pending(self, worker: _WorkerBlocks, digests: Iterable[bytes]) -> None:
         gone = [each for each in digests if worker.pending.pop(each, None) is not None]
         self._expected.remove(worker.bit, gone)
-
-
-def _by_bit(runs: list[Run]) -> dict[int, int]:
-    """The number of blocks by worker, for workers that hold any."""
-    found = {}
-    for num_blocks, mask in runs:
-        while num_blocks and mask:
-            bit = mask & -mask
-            found[bit] = num_blocks
-            mask ^= bit
-    return found

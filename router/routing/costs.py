@@ -31,6 +31,8 @@ HANDOFF_MS = 2.0
 """What a handoff takes besides moving blocks: messages, and the step that has to end."""
 FETCH_MS = 5.0
 """What a fetch takes besides moving blocks: messages, and the holder's turn."""
+LOAD_MS = 1.0
+"""What loading from a tier takes besides copying blocks: two turns of the worker's loop."""
 LAST_CHUNK_TOKENS = 512
 """The KV of earlier chunks moves while later ones are computed."""
 
@@ -59,7 +61,7 @@ class Costs:
         wait_ms = load.pace.wait_ms
         match = self._matches.get(load.worker_id, NO_MATCH)
         missing, recompute = self._needs(match)
-        fetched, fetch_ms = self._fetch(load, recompute)
+        fetched, fetch_ms = self._bring(load, match, recompute)
         compute_ms, work_ms = self._compute(load, recompute - fetched)
         shortage = self._shortage(load, match)
         room_ms = shortage * load.pace.per_token_us / US_PER_MS
@@ -75,7 +77,7 @@ class Costs:
         wait_ms = load.pace.wait_ms
         match = self._matches.get(load.worker_id, NO_MATCH)
         missing, recompute = self._needs(match)
-        fetched, fetch_ms = self._fetch(load, recompute)
+        fetched, fetch_ms = self._bring(load, match, recompute)
         compute_ms, work_ms = self._compute(load, recompute - fetched)
         decoding = self._decode(load, match)
         ttft_ms = wait_ms + fetch_ms + compute_ms + decoding.room_ms
@@ -119,6 +121,27 @@ class Costs:
         if match.expected <= match.held:
             return missing, missing
         return missing, self.missing(match.expected)
+
+    def _bring(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
+        """Of the missing tokens, those that are loaded or fetched, and the time that takes."""
+        if not match.in_host + match.on_disk:
+            return self._fetch(load, missing)
+        loaded, load_ms = self._load(load, match, missing)
+        fetched, fetch_ms = self._fetch(load, missing - loaded)
+        return loaded + fetched, load_ms + fetch_ms
+
+    def _load(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
+        """Of the missing tokens, those that the worker loads from its own tiers, and the time. What
+        is on disk is read into host memory first."""
+        loaded = missing - self.missing(match.num_own)
+        if loaded <= 0 or self._query.by_load:
+            return 0, 0.0
+        num_blocks = match.in_host + match.on_disk
+        all_us = num_blocks * load.host_block_us + match.on_disk * load.disk_block_us
+        share = loaded / (num_blocks * self._query.block_size)
+        load_ms = LOAD_MS + share * all_us / US_PER_MS
+        compute_ms = loaded * load.pace.per_token_us / US_PER_MS
+        return (loaded, load_ms) if load_ms < compute_ms else (0, 0.0)
 
     def _fetch(self, load: WorkerLoad, missing: int) -> tuple[int, float]:
         """Of the missing tokens, those that are fetched, and the time that takes."""

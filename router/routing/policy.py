@@ -335,7 +335,7 @@ def _local_candidates(
     elif query.num_tokens <= SHORT_PROMPT_TOKENS:
         able = decode
     else:
-        able = [each for each in decode if matches.get(each.worker_id, NO_MATCH).held]
+        able = [each for each in decode if matches.get(each.worker_id, NO_MATCH).num_own]
     return tuple([costs.local(each, not has_prefill) for each in able])
 
 

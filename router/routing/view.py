@@ -42,6 +42,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
     - `blocks_claimed`: blocks in use, waited for or reserved; `blocks_stuck` of them do not come
       back by themselves.
     - `max_context`: the most tokens of a prompt and its output together.
+    - `host_block_us`, `disk_block_us`: the time to load a block from its tiers.
     - `speed`: as reported; `pace`: as it is believed, under this load.
     """
 
@@ -54,6 +55,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
     max_context: int
     pace: Pace
     max_batch: int = 0
+    host_block_us: int = 0
+    disk_block_us: int = 0
     speed: WorkerSpeed | None = None
 
 
@@ -101,12 +104,12 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     computes the prompt itself bears all of it.
 
     `missing_tokens` are not in its cache now; `recompute_tokens` will still be missing when the
-    prompt's turn comes, and `fetch_tokens` of these can be fetched from another worker;
-    `shortage_tokens` do not fit into its free memory. The parts of the cost:
+    prompt's turn comes, and `fetch_tokens` of these can be loaded from its own tiers or fetched
+    from another worker; `shortage_tokens` do not fit into its free memory. The parts of the cost:
 
-    - `wait_ms`, `fetch_ms`, `compute_ms`: prompts that come first, fetching, computing. With
-      `room_ms`, until memory and a place are free, they make up `ttft_ms` if the prompt is
-      computed here.
+    - `wait_ms`, `fetch_ms`, `compute_ms`: prompts that come first, loading and fetching,
+      computing. With `room_ms`, until memory and a place are free, they make up `ttft_ms` if the
+      prompt is computed here.
     - `handoff_ms`: the KV comes here after the first token. `decode_ms`: the expected output, whose
       tokens take `tpot_ms` as long as nobody leaves.
     - `delay_ms`: the time that requests which run here lose, weighted.

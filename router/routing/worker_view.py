@@ -164,6 +164,8 @@ class WorkerView:
             blocks_stuck=stats.blocks_stuck if stats else 0,
             max_context=info.max_context,
             max_batch=info.max_batch_size,
+            host_block_us=stats.host_tier_block_us if stats else 0,
+            disk_block_us=stats.disk_tier_block_us if stats else 0,
             speed=self.speed,
             pace=pace_of(self.speed, typical, queued, num_prompts, num_decoding),
         )

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from kv_transfer.tiers.host_tier import Load
 from kv_transfer.tiers.kv_tiers import KvTiers, Leading
 from process.clock import Clock
+from protocol.events import TierChange
+from protocol.messages import TierName
 from protocol.traces import FetchSpan
 from scheduling.fetch_rule import ComputeCost, FetchChoice, PairCost, Run, weigh_fetch
 from scheduling.scheduler import Scheduler
@@ -20,6 +22,8 @@ from worker.counters import Count, Counters
 from worker.inbound.holders import DiskRead, Holders, holders_of
 
 HOST, DISK = "host memory", "disk"
+CHANGES_AT_ONCE = 400
+"""Blocks that came into a tier, and that left it, in one report."""
 TURN_S = 0.001
 """The time until the tier's thread begins, and until the loop learns that it is done."""
 
@@ -50,13 +54,34 @@ class TierLoads:
         return [block for load in self._abandoned for block in load.blocks]
 
     def sizes(self) -> dict[str, int]:
-        """What the tiers may hold and what they hold, by the fields of `WorkerStats`."""
+        """What the tiers may hold, what they hold and how fast they are, by the fields of
+        `WorkerStats`."""
         sizes: dict[str, int] = {}
         for name, tier in self._tiers.by_name.items() if self._tiers is not None else ():
             block_bytes = tier.counts.block_bytes
             sizes[f"{name}_tier_bytes"] = tier.index.num_slots * block_bytes
             sizes[f"{name}_tier_used_bytes"] = len(tier.index) * block_bytes
+            block_us = 1e6 * block_bytes / tier.counts.bytes_per_s
+            sizes[f"{name}_tier_block_us"] = max(1, round(block_us))
         return sizes
+
+    def take_changes(self) -> list[TierChange]:
+        """Changes of what the tiers hold since the last call; of many, some."""
+        if self._tiers is None:
+            return []
+        news = self._tiers.take_news(CHANGES_AT_ONCE)
+        return [
+            TierChange(tier=TierName(name), stored=stored, removed=removed)
+            for name, (stored, removed) in news.items()
+            if stored or removed
+        ]
+
+    def hashes(self) -> dict[TierName, list[bytes]]:
+        """The blocks that the tiers hold, as far as changes were told or will be."""
+        if self._tiers is None:
+            return {}
+        tiers = self._tiers.by_name.items()
+        return {TierName(name): tier.index.news.hashes() for name, tier in tiers}
 
     def turn(self) -> None:
         """Take note of what is over, and keep what the pool will evict."""

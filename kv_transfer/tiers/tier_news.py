@@ -1,0 +1,63 @@
+"""Which blocks have come into a tier and which have left it, for those who place requests.
+
+Pure. Of a tier with more blocks, the first `MAX_REPORTED` are told of. News are taken in portions,
+in an order in which they may be repeated.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import NamedTuple
+
+MAX_REPORTED = 1 << 16
+"""Of a tier. With 16 tokens in a block, they are a million tokens."""
+
+
+class TierDelta(NamedTuple):
+    """Hashes that came, and hashes that left."""
+
+    stored: list[bytes]
+    removed: list[bytes]
+
+
+class TierNews:
+    """The changes of one tier since they were last taken."""
+
+    def __init__(self, most: int = MAX_REPORTED) -> None:
+        self._most = most
+        self._known: set[bytes] = set()
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    def store(self, digest: bytes) -> None:
+        """A block has come."""
+        if digest in self._known or len(self._known) >= self._most:
+            return
+        self._known.add(digest)
+        if digest in self._removed:
+            del self._removed[digest]
+        else:
+            self._stored[digest] = None
+
+    def remove(self, digest: bytes) -> None:
+        """A block has left."""
+        if digest not in self._known:
+            return
+        self._known.remove(digest)
+        if digest in self._stored:
+            del self._stored[digest]
+        else:
+            self._removed[digest] = None
+
+    def take(self, count: int) -> TierDelta:
+        """At most so many changes of each kind; they count as told."""
+        delta = TierDelta(list(islice(self._stored, count)), list(islice(self._removed, count)))
+        for digest in delta.stored:
+            del self._stored[digest]
+        for digest in delta.removed:
+            del self._removed[digest]
+        return delta
+
+    def hashes(self) -> list[bytes]:
+        """The blocks that are told of."""
+        return list(self._known)

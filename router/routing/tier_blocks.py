@@ -1,0 +1,101 @@
+"""Which KV blocks each worker has in its own tiers, host memory and disk.
+
+Pure. Only the worker itself reads them, so they make a placement cheaper there and nowhere else.
+Workers are bits of a mask, as in `router.routing.block_holders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from protocol.events import TierChange
+from protocol.messages import TierName
+from router.routing.block_holders import BlockHolders, by_worker
+
+
+class OwnTiers(NamedTuple):
+    """Blocks that follow those in a worker's pool: in host memory, and on disk only."""
+
+    in_host: int
+    on_disk: int
+
+
+class _Tiers:
+    def __init__(self) -> None:
+        self.by_name: dict[TierName, set[bytes]] = {each: set() for each in TierName}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_name.values()))
+
+    def hold(self, digest: bytes) -> bool:
+        return any(digest in each for each in self.by_name.values())
+
+
+class TierBlocks:
+    """The tiers of all workers that have any."""
+
+    def __init__(self) -> None:
+        self._held = BlockHolders()
+        self._tiers: dict[int, _Tiers] = {}
+        self._workers = 0
+
+    def num_blocks(self, worker: int) -> int:
+        """Entries of a worker (one bit); a block in both tiers counts twice."""
+        tiers = self._tiers.get(worker)
+        return 0 if tiers is None else len(tiers)
+
+    def apply(self, worker: int, changes: Iterable[TierChange]) -> None:
+        """Take the changes of a worker's tiers."""
+        for change in changes:
+            tiers = self._tiers_of(worker)
+            held = tiers.by_name[change.tier]
+            held.difference_update(change.removed)
+            held.update(change.stored)
+            self._held.remove(worker, [each for each in change.removed if not tiers.hold(each)])
+            self._held.add(worker, change.stored)
+
+    def replace(self, worker: int, in_host: Sequence[bytes], on_disk: Sequence[bytes]) -> None:
+        """Take the whole lists of a worker."""
+        self.forget(worker)
+        whole = ((TierName.HOST, in_host), (TierName.DISK, on_disk))
+        self.apply(
+            worker, [TierChange(tier=tier, stored=list(each)) for tier, each in whole if each]
+        )
+
+    def forget(self, worker: int) -> None:
+        """A worker has no tiers, or is gone."""
+        tiers = self._tiers.pop(worker, None)
+        if tiers is not None:
+            self._workers ^= worker
+            self._held.remove(worker, set().union(*tiers.by_name.values()))
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a worker has blocks in a tier."""
+        return self._workers > 0
+
+    def beyond(
+        self, hashes: Sequence[bytes], pools: BlockHolders, held: Mapping[int, int]
+    ) -> dict[int, OwnTiers]:
+        """The blocks that workers have in tiers, behind the leading ones that they hold in their
+        pools (`held`, by worker), for those that have any."""
+        workers = self._workers
+        if not workers or not hashes:
+            return {}
+        workers &= pools.of(hashes[0]) | self._held.of(hashes[0])
+        found = {}
+        runs = pools.runs(hashes, workers, also=self._held)
+        for worker, num_blocks in by_worker(runs).items():
+            first = held.get(worker, 0)
+            if num_blocks > first:
+                following = hashes[first:num_blocks]
+                disk = self._tiers[worker].by_name[TierName.DISK]
+                host = self._tiers[worker].by_name[TierName.HOST]
+                on_disk = sum(each in disk and each not in host for each in following)
+                found[worker] = OwnTiers(len(following) - on_disk, on_disk)
+        return found
+
+    def _tiers_of(self, worker: int) -> _Tiers:
+        self._workers |= worker
+        return self._tiers.setdefault(worker, _Tiers())
