@@ -14,7 +14,7 @@ from decode_worker.prefill_reach import PrefillReach
 from decode_worker.task import DecodeTask
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
-from kv_transfer.transfer_loop import NotificationArrived
+from kv_transfer.transfer_loop import OfPeers
 from protocol.control_message import ControlMessage
 from protocol.flight import FlightKind
 from protocol.handoff_messages import HandoffToken, KvBegun, KvClosed
@@ -128,7 +128,7 @@ class Arrivals:
             self._give_up_on_peer(incarnation, _SILENT, of_blocks=True)
         self._give_back()
 
-    def land(self, event: NotificationArrived) -> None:
+    def land(self, event: OfPeers) -> None:
         """Note blocks that have landed in our pool."""
         self.inbound.follow(event)
 

@@ -20,7 +20,7 @@ from engine.step_result import StepResult
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
-from kv_transfer.transfer_loop import NotificationArrived
+from kv_transfer.transfer_loop import OfPeers
 from process.sockets.control import Peer
 from protocol.control_message import ControlMessage
 from protocol.flight import FlightKind
@@ -153,7 +153,7 @@ class DecodeRole:
             self.drop(task)
         self._arrivals.poll_sources()
 
-    def land(self, event: NotificationArrived) -> None:
+    def land(self, event: OfPeers) -> None:
         """Note blocks that have landed in our pool."""
         self._arrivals.land(event)
 

@@ -58,6 +58,16 @@ class _RemovePeer:
 
 
 @dataclass(frozen=True)
+class _Renew:
+    failed: str
+
+
+@dataclass(frozen=True)
+class _Retire:
+    agent: str
+
+
+@dataclass(frozen=True)
 class _Expect:
     data: bool
 
@@ -80,7 +90,9 @@ class _Hold:
     until: Callable[[], float]
 
 
-_Command = WriteCommand | _Hold | _AddPeer | _RemovePeer | _Expect | _Call[Any] | _Close
+_Command = (
+    WriteCommand | _Hold | _AddPeer | _RemovePeer | _Renew | _Retire | _Expect | _Call[Any] | _Close
+)
 
 
 class TransferService:
@@ -145,6 +157,15 @@ class TransferService:
     def remove_peer(self, agent: str) -> None:
         """Forget a peer; its outstanding writes fail."""
         self._submit(_RemovePeer(agent))
+
+    def renew(self, failed: str) -> None:
+        """Peers cannot write to our end of this name: TargetRenewed follows with another one, if
+        the transport has one."""
+        self._submit(_Renew(failed))
+
+    def retire(self, agent: str) -> None:
+        """No peer writes to our former end of this name any more."""
+        self._submit(_Retire(agent))
 
     def write(self, command: WriteCommand) -> None:
         """Copy own blocks into an agent's: WriteFinished with the command's key follows.
@@ -270,6 +291,10 @@ def _carry_out(command: _Command, loop: TransferLoop, events: list[TransferEvent
                 loop.add_peer(agent, descriptor, num_blocks, shares)
             case _RemovePeer(agent):
                 loop.remove_peer(agent)
+            case _Renew(failed):
+                loop.renew(failed)
+            case _Retire(agent):
+                loop.transport.retire(agent)
             case _Hold(until):
                 loop.holds_until = until
             case _Call():

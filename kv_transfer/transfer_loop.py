@@ -62,13 +62,24 @@ class NotificationArrived:
 
 
 @dataclass(frozen=True)
+class TargetRenewed:
+    """Peers that cannot write to our end `failed` may write to `agent`."""
+
+    failed: str
+    agent: str
+    descriptor: bytes
+
+
+@dataclass(frozen=True)
 class ServiceFailed:
     """The transfer thread died of an unexpected error; no more blocks will be moved."""
 
     reason: str
 
 
-TransferEvent = PeerAdded | PeerFailed | WriteFinished | NotificationArrived | ServiceFailed
+OfPeers = NotificationArrived | TargetRenewed
+"""Events of the pool that peers write to."""
+TransferEvent = PeerAdded | PeerFailed | WriteFinished | OfPeers | ServiceFailed
 
 
 class Fence(Protocol):
@@ -156,6 +167,11 @@ class TransferLoop:
         """Forget a peer; its outstanding writes will fail."""
         self._forget(agent)
         self.transport.remove_peer(agent)
+
+    def renew(self, failed: str) -> None:
+        """Give peers another end to write to: TargetRenewed follows, if there is one."""
+        if self.transport.renew(failed):
+            self._emit(TargetRenewed(failed, self.transport.agent, self.transport.descriptor()))
 
     def write(self, command: WriteCommand) -> None:
         """Post a write, or hold it back: WriteFinished follows, now or from `poll`.

@@ -18,7 +18,7 @@ from engine.step_result import StepResult, Stored
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
-from kv_transfer.transfer_loop import NotificationArrived
+from kv_transfer.transfer_loop import OfPeers
 from prefill_worker.task import PrefillTask
 from process.sockets.control import Peer
 from protocol.control_message import ControlMessage
@@ -150,7 +150,7 @@ class PrefillRole:
                 task.lacks_room = True
                 self.fail(task, NO_ROOM, retryable=True)
 
-    def land(self, event: NotificationArrived) -> None:
+    def land(self, event: OfPeers) -> None:
         """Note blocks that have landed in our pool."""
         self._inbound.follow(event)
 

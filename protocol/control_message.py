@@ -14,6 +14,7 @@ from protocol.handoff_messages import (
     KvGrant,
     KvRenew,
     PeerDescriptor,
+    PoolUnreachable,
 )
 from protocol.messages import (
     Abort,
@@ -78,6 +79,7 @@ ControlMessage = (
     | KvRenew
     | HandoffToken
     | KvClosed
+    | PoolUnreachable
     | CacheOffer
     | CacheAsk
     | CachedPrefix

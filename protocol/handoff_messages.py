@@ -195,6 +195,13 @@ class KvClosed(Message, frozen=True, kw_only=True):
     write_us: Count = 0
 
 
+class PoolUnreachable(Message, frozen=True, kw_only=True):
+    """Source to sink: I cannot write to your pool under the name `agent`, and connecting anew did
+    not help. A sink that has another way to its pool answers with its PeerDescriptor."""
+
+    agent: Text
+
+
 class KvWritten(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Notification of a transport, arriving after its data: these blocks are in place.
 

@@ -13,7 +13,7 @@ from typing import Generic, Protocol
 
 from engine.step_result import StepResult
 from kv_transfer.handoff.key import HandoffKey, key_of
-from kv_transfer.transfer_loop import NotificationArrived
+from kv_transfer.transfer_loop import OfPeers
 from process.sockets.control import Peer
 from protocol.control_message import ControlMessage
 from protocol.errors import RequestError
@@ -104,7 +104,7 @@ class WorkerRole(Protocol[AnyTask]):
     def poll_peers(self) -> None:
         """Read from peers and end overdue tasks, before the events of transfers."""
 
-    def land(self, event: NotificationArrived) -> None:
+    def land(self, event: OfPeers) -> None:
         """Note blocks that have landed in our pool."""
 
     def sweep(self) -> None:
@@ -178,7 +178,7 @@ class WorkerLoop(Generic[AnyTask]):
             role.caches.lose(peer)
         role.poll_peers()
         for event in host.transfers.drain():
-            if isinstance(event, NotificationArrived):
+            if isinstance(event, OfPeers):
                 role.land(event)
             else:
                 role.outbound.follow(event)

@@ -10,6 +10,7 @@ The blocks belong to a `HandoffOwner`, which reports which are ready and keeps t
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -42,6 +43,7 @@ from protocol.handoff_messages import (
     KvGrant,
     KvRenew,
     PeerDescriptor,
+    PoolUnreachable,
 )
 from protocol.messages import Abort, Role
 from protocol.traces import WriteSpan
@@ -52,6 +54,8 @@ from worker.served_fetches import ServedFetches
 log = logging.getLogger(__name__)
 
 _COMPLETE_WAIT_S = 5.0
+_MAX_FAILURES = 2
+"""After so many failures without a write in between, connecting anew does not help."""
 
 AboutHandoff = KvAsk | KvGrant | KvFetch | KvRenew | Abort
 FromSink = PeerDescriptor | AboutHandoff
@@ -97,6 +101,7 @@ class OutboundHandoffs:
         self._speakers: dict[HandoffKey, Peer] = {}  # last to mention an open one
         self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a sink can get them
         self._fences: dict[HandoffKey, dict[int, Fence]] = {}  # of open ones, by chunk
+        self._failures: Counter[str] = Counter()  # of the way to a sink's agent, since a write
 
     @property
     def num_sinks(self) -> int:
@@ -171,8 +176,7 @@ class OutboundHandoffs:
     def handle(self, peer: Peer, message: FromSink) -> None:
         """Handle a sink's message; refuse it if we cannot write to the sink's pool."""
         if isinstance(message, PeerDescriptor):
-            if self._host.transfer_peers.try_add(message):
-                self._agents[peer] = message.agent
+            self._meet(peer, message)
             return
         agent = self._agents.get(peer)
         if agent is None:
@@ -185,7 +189,7 @@ class OutboundHandoffs:
         self._speakers = {key: each for key, each in self._speakers.items() if each != peer}
         agent = self._agents.pop(peer, None)
         if agent is not None and self._connection_of(agent) is None:
-            self._host.transfer_peers.remove(agent)
+            self._forget(agent)
             self._carry_out(self._source.peer_lost(agent))
 
     def follow(self, event: TransferEvent) -> None:
@@ -197,6 +201,7 @@ class OutboundHandoffs:
                 log.warning("sink's agent %s: %s", event.agent, event.reason)
                 self._host.transfer_peers.note_dropped(event.agent)
                 self._carry_out(self._source.pool_lost(event.agent))
+                self._count_failure(event.agent)
             case _:
                 self._host.follow_common(event)
 
@@ -205,6 +210,33 @@ class OutboundHandoffs:
         self._carry_out(self._source.sweep(self._clock.now()))
 
     # -- steps ------------------------------------------------------------------------------
+
+    def _meet(self, peer: Peer, message: PeerDescriptor) -> None:
+        """A sink introduces its pool, perhaps under another name than before."""
+        former = self._agents.get(peer)
+        if not self._host.transfer_peers.try_add(message):
+            return
+        self._agents[peer] = message.agent
+        if former in (None, message.agent) or self._connection_of(former) is not None:
+            return
+        log.info("sink's agent %s is %s from now on", former, message.agent)
+        self._forget(former)
+        self._carry_out(self._source.pool_lost(former, message.agent))
+
+    def _forget(self, agent: str) -> None:
+        self._failures.pop(agent, None)
+        self._host.transfer_peers.remove(agent)
+
+    def _count_failure(self, agent: str) -> None:
+        """The way to a sink's pool has failed. It is made anew with the next grant; if that does
+        not help, ask the sink for another one."""
+        peer = self._connection_of(agent)
+        if peer is None:
+            return
+        self._failures[agent] += 1
+        if self._failures[agent] >= _MAX_FAILURES:
+            del self._failures[agent]
+            self._host.send(peer, PoolUnreachable(agent=agent))
 
     def _handle_handoff(self, peer: Peer, agent: str, message: AboutHandoff) -> None:
         """Handle a sink's message about a handoff; `agent` is its transfer agent."""
@@ -257,6 +289,8 @@ class OutboundHandoffs:
 
     def _finish_write(self, write_id: int, event: WriteFinished) -> None:
         write = self._writes.pop(write_id)
+        if event.error is None:
+            self._failures.pop(write.agent, None)
         if event.error is None and self._source.is_open(write.key):
             num_blocks = len(write.source_blocks)
             span = WriteSpan(event.posted_us, event.done_us, num_blocks, write.chunk)

@@ -300,10 +300,15 @@ class HandoffSource:
         handoff.agent = agent
         return self._stop(key, handoff, "the grant was lost on its way")
 
-    def pool_lost(self, agent: str) -> list[SourceAction]:
+    def pool_lost(self, agent: str, successor: str = "") -> list[SourceAction]:
         """A write to the pool of a living sink failed: handoffs with a grant fail. Handoffs that
-        were only asked for go on; their grants restore the connection to the pool."""
-        return self._lose(agent, (SourceState.SENDING, SourceState.DRAINING))
+        were only asked for go on; their grants restore the connection to the pool. With
+        `successor`, the sink is to be reached under this name from now on."""
+        actions = self._lose(agent, (SourceState.SENDING, SourceState.DRAINING))
+        for handoff in self._handoffs.values() if successor else ():
+            if handoff.agent == agent and handoff.state in _ASKED:
+                handoff.agent = successor
+        return actions
 
     def peer_lost(self, agent: str) -> list[SourceAction]:
         """The sink is gone: all its handoffs fail."""

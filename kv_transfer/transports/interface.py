@@ -170,6 +170,13 @@ class Transport(Protocol):
         continues. Peers that are alive must add us again. Any thread may call this, before `close`.
         Returns the number of broken connections."""
 
+    def renew(self, failed: str) -> bool:
+        """Peers cannot write to the end that was `agent` when they were given `failed`: let `agent`
+        and `descriptor` name another end from now on. False if there is none."""
+
+    def retire(self, agent: str) -> None:
+        """No peer writes to a former end any more."""
+
     def close(self) -> None:
         """Release all resources. Peers must have stopped writing. A second call does nothing."""
 

@@ -91,6 +91,8 @@ class NixlTransport:
     """A transport over NIXL and UCX; owns the agent until `close`."""
 
     name = "nixl"
+    heals_by_new_ends = True
+    """What is broken in a UCX worker stays broken."""
 
     def __init__(self, agent: str, device: str) -> None:
         """Create the agent. Raises ConfigError if NIXL or its UCX backend cannot start."""
@@ -272,6 +274,13 @@ class NixlTransport:
         """Shut down UCX's TCP connections. Over RDMA, what a process has posted lands in time,
         whether it is stopped or not."""
         return shut_down(self._ports, set(self._peer_ports), kept)
+
+    def renew(self, failed: str) -> bool:
+        """False: one agent is one end."""
+        return False
+
+    def retire(self, agent: str) -> None:
+        """Do nothing: there is one end."""
 
     def close(self) -> None:
         """Cancel, disconnect, deregister and destroy the agent."""

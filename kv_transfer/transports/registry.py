@@ -6,6 +6,7 @@ import importlib
 import uuid
 from typing import Protocol
 
+from kv_transfer.transports.healing import HealingTransport
 from kv_transfer.transports.interface import Transport
 from protocol.errors import ConfigError
 
@@ -18,7 +19,10 @@ TRANSPORTS = {
 
 
 class TransportClass(Protocol):
-    """Interface of a transport's class, as the table uses it."""
+    """Interface of a transport's class, as the table uses it. With `heals_by_new_ends`, a peer that
+    was added again may be reached only by another agent."""
+
+    heals_by_new_ends: bool
 
     def __call__(self, agent: str, device: str) -> Transport:
         """Make a transport with this agent name for a pool on a device. Raises ConfigError."""
@@ -37,7 +41,10 @@ def create_transport(name: str, device: str) -> Transport:
         reasons = "; ".join(filter(None, (_load(each).why_not(device) for each in TRANSPORTS)))
         note = f" ({reasons})" if reasons else ""
         raise ConfigError(f"transport {name!r} is unknown; available: {known}{note}")
-    return _load(name)(new_agent_name(), device)
+    found = _load(name)
+    if found.heals_by_new_ends:
+        return HealingTransport(lambda: found(new_agent_name(), device))
+    return found(new_agent_name(), device)
 
 
 def chosen_transport(name: str, device: str, is_one_host: bool) -> str:

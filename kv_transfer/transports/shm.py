@@ -72,6 +72,7 @@ class ShmTransport:
     """A transport over shared memory of one host; owns memory and sockets until `close`."""
 
     name = "shm"
+    heals_by_new_ends = False
     paths = ()
 
     def __init__(self, agent: str, device: str) -> None:
@@ -206,6 +207,13 @@ class ShmTransport:
     def disconnect(self, kept: Collection[str]) -> int:
         """Do nothing: no peer is on another machine."""
         return 0
+
+    def renew(self, failed: str) -> bool:
+        """False: peers connect anew."""
+        return False
+
+    def retire(self, agent: str) -> None:
+        """Do nothing: there is one end."""
 
     def close(self) -> None:
         """Close everything. The pool's mapping lives until its last view is dropped."""

@@ -9,8 +9,8 @@ messages that have come meanwhile, and reads them when it goes on. At `post` a w
 refused, at `landing` not.
 A file `ROLE.SPOIL` with a number spoils that write of whichever worker of the role comes to it
 first: it fails, hangs, or moves wrong bytes. `ROLE.evict` makes a worker evict around that lookup
-for a fetch. Prompts that begin with POISON make a step raise, those that begin with DEADLY end the
-process, with DEADLY_LATER in a decode step.
+for a fetch, `ROLE.deaf` makes its UCX worker deaf at that poll. Prompts that begin with POISON make
+a step raise, those that begin with DEADLY end the process, with DEADLY_LATER in a decode step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partialmethod, wraps
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from protocol.control_message import ControlMessage
 from protocol.errors import TransferError
 from protocol.handoff_messages import KvFetch
 from scheduling.batch import Batch
+from tests.deafness import deafen
 from worker.outbound import OutboundHandoffs
 from worker.served_fetches import ServedFetches
 
@@ -151,7 +152,8 @@ def install(points: FaultPoints) -> None:
         _spoil_writes(transport, points)
     if WRITE_TIMEOUT in os.environ:
         TransferService.__init__.__defaults__ = (float(os.environ[WRITE_TIMEOUT]),)
-    HandoffSource.__init__.__defaults__ = (MAX_WRITE_BLOCKS, float("inf"), MAX_WRITE_BLOCKS)
+    limits = {"max_write_blocks": MAX_WRITE_BLOCKS, "max_fetch_blocks": MAX_WRITE_BLOCKS}
+    HandoffSource.__init__ = partialmethod(HandoffSource.__init__, **limits)  # type: ignore[method-assign]
     run = Engine.run
 
     @wraps(run)
@@ -236,6 +238,8 @@ def _spoil_writes(transport: type, points: FaultPoints) -> None:
 
     @wraps(poll)
     def poll_all(self: Any) -> list[WriteDone | Notification]:
+        if transport is NixlTransport and points.strikes("deaf"):
+            deafen(self._ports, self._peer_ports)
         events: list[WriteDone | Notification] = poll(self)
         events += [WriteDone(_NO_HANDLE, "the peer was removed") for _ in given_up]
         given_up.clear()

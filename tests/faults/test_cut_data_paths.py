@@ -11,12 +11,45 @@ import pytest
 from bench.reliability.connection_cut import can_cut, connections_of, cut
 from bench.reliability.socket_shutdown import shut_down_between
 from cli.fleet import Fleet
+from protocol.messages import Role
 from tests.effort import times
+from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import all_counters, complete, running_fleet, workers
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 P, D = "prefill-1", "decode-1"
 CUTS = times(2, 20)
+
+
+@pytest.fixture
+def deaf() -> Iterator[FaultyFleet]:
+    """NIXL uses TCP here, whose listener can be taken away."""
+    with faulty_fleet({"UCX_TLS": "tcp,self"}, prefill=1, decode=1, transport="nixl") as fleet:
+        yield fleet
+
+
+def test_a_pair_whose_transport_has_died_is_made_anew(
+    deaf: FaultyFleet, references: list[Reference]
+) -> None:
+    """Connecting again does not help: the decode worker's transport can be reached no more."""
+    prompts = iter([each for each in references if len(each.prompt) > 10 * BLOCK])
+    pids = deaf.pids
+
+    def blocks_moved() -> int:
+        """Between the two workers for a new prompt, whose answer is right."""
+        before = all_counters(deaf.fleet)[P]["blocks_sent"]
+        reference = next(prompts)
+        stream = Stream(deaf.url, list(reference.prompt), NUM_TOKENS).wait()
+        assert (stream.error, stream.tokens) == (None, list(reference.output))
+        return all_counters(deaf.fleet)[P]["blocks_sent"] - before
+
+    assert blocks_moved() > 0
+    deaf.spoil(Role.DECODE, "deaf")
+    deaf.spoilt("deaf")
+    moved = [blocks_moved() for _ in range(5)]
+    assert moved[0] == 0, "it was not deaf"
+    assert moved[-1] > 0, "the pair has not found together again"
+    assert deaf.pids == pids
 
 
 @pytest.fixture(scope="module", params=["nixl", "shm"])

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kv_transfer.head_slices import Share
-from kv_transfer.transfer_loop import PeerAdded, TransferEvent, WriteCommand, WriteFinished
+from kv_transfer.transfer_loop import (
+    PeerAdded,
+    PeerFailed,
+    TargetRenewed,
+    TransferEvent,
+    WriteCommand,
+    WriteFinished,
+)
 from process.sockets.control import Peer
-from protocol.handoff_messages import KvAsk, KvBegun
+from protocol.handoff_messages import KvAsk, KvBegun, PeerDescriptor
 from protocol.message import Message
 from protocol.messages import KvPeer
 
@@ -73,6 +80,9 @@ class FakeTransfers:
         self.fences: list[Any] = []  # of all writes so far
         self.events: list[TransferEvent] = []
         self.disconnected: list[set[str]] = []  # whom each call spared
+        self.spares: list[str] = []  # ends that peers may get
+        self.names = {agent}  # of all ends so far
+        self.retired: list[str] = []
 
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
@@ -99,8 +109,22 @@ class FakeTransfers:
         self.writes.remove(write)
         self.events.append(WriteFinished(write.key, reason, 1, 2))
 
+    def break_way(self, agent: str) -> None:
+        """The way to a peer fails, and its writes with it."""
+        self.remove_peer(agent)
+        self.events.append(PeerFailed(agent, "the way is broken"))
+
     def expect(self, data: bool) -> None:
         pass
+
+    def renew(self, failed: str) -> None:
+        if self.spares:
+            agent = self.spares.pop(0)
+            self.names.add(agent)
+            self.events.append(TargetRenewed(failed, agent, b"there"))
+
+    def retire(self, agent: str) -> None:
+        self.retired.append(agent)
 
     def disconnect(self, kept: set[str]) -> int:
         self.disconnected.append(kept)
@@ -115,8 +139,11 @@ class FakePeers:
     """A worker's links to sources: a test carries the messages. If `answers_asks`,
     every ask is answered at once: the source has begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, descriptor: PeerDescriptor) -> None:
+        """`descriptor` is that of our pool."""
         self.answers_asks = True
+        self.descriptor = descriptor
+        self.introduced: dict[str, PeerDescriptor] = {}  # peers that got another descriptor
         self.refused = 0
         self.connected: list[str] = []
         self.answering: set[str] = set()  # whose answer to our Hello has come
@@ -127,6 +154,17 @@ class FakePeers:
         self.mute: list[str] = []
         self.lapsed: set[str] = set()  # lost on other machines
         self.others: list[KvPeer] = []  # workers that can use our blocks, and we theirs
+
+    @property
+    def agents(self) -> set[str]:
+        return {self.descriptor.agent, *(each.agent for each in self.introduced.values())}
+
+    def agent_for(self, incarnation: str) -> str:
+        return self.introduced.get(incarnation, self.descriptor).agent
+
+    def introduce(self, incarnation: str, descriptor: PeerDescriptor) -> None:
+        self.introduced[incarnation] = descriptor
+        self.sent.append((incarnation, descriptor))
 
     def connect_new(self, now: float) -> None:
         pass

@@ -367,7 +367,7 @@ class WorkerFleet:
         for bench in list(self.workers.values()):
             for write in [each for each in bench.transfers.writes if each not in self.landed]:
                 others = self.workers.values()
-                target = next((d for d in others if d.transfers.agent == write.agent), None)
+                target = next((d for d in others if write.agent in d.transfers.names), None)
                 if target is None or count <= 0:
                     continue
                 count -= 1

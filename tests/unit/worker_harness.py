@@ -205,7 +205,7 @@ class Bench:
         )
         self.host = PatientHost(settings, self.name, parts)
         self.sink = HandoffSink(self.transfers.agent, TTL_S, LANDING_S, self.kv_checksum)
-        self.peers = FakePeers()
+        self.peers = FakePeers(self.descriptor)
         self.source = HandoffSource(MARGIN_S, max_write_blocks=2, max_fetch_blocks=2)
         self.steps = CountedSteps(self.engine, self.host.counters, self.host.flight)
         self.host.steps = self.steps

@@ -33,17 +33,18 @@ from kv_transfer.handoff.grants import WantedBlocks
 from kv_transfer.handoff.incoming import FetchLimits
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
-from kv_transfer.transfer_loop import NotificationArrived
+from kv_transfer.transfer_loop import OfPeers, TargetRenewed
 from protocol import wire
 from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
-from protocol.handoff_messages import CachedPrefix, KvBegun, KvClosed
+from protocol.handoff_messages import CachedPrefix, KvBegun, KvClosed, PoolUnreachable
 from protocol.messages import Abort, KvPeer
 from scheduling.sequence import Sequence, SequenceState
 from worker.counters import Count
 from worker.host import WorkerHost
 from worker.inbound.fenced_blocks import FencedBlocks
 from worker.inbound.peers import SourcePeers
+from worker.inbound.pool_ends import PoolEnds
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class InboundHandoffs:
         self._sink = sink
         self._scheduler = host.engine.scheduler
         self._peers = peers
+        self._ends = PoolEnds(host, peers)
         self._owner = owner
 
     # -- calls by the owner -----------------------------------------------------------------
@@ -143,6 +145,8 @@ class InboundHandoffs:
                 self.close(incarnation, message)
             elif isinstance(message, CachedPrefix):
                 self.on_prefix(incarnation, message)
+            elif isinstance(message, PoolUnreachable):
+                self._ends.on_unreachable(incarnation, message)
             else:
                 others.append((incarnation, message))
         return others
@@ -153,6 +157,8 @@ class InboundHandoffs:
         for incarnation in lost:
             self._stop_writes_of(incarnation)
             self._carry_out(self._sink.agent_gone(incarnation, self._clock.now()))
+        if lost:
+            self._ends.retire_unused()
         return lost
 
     def _stop_writes_of(self, incarnation: str) -> None:
@@ -189,8 +195,12 @@ class InboundHandoffs:
             owner.on_closed(key_of(closed), closed)
         self._carry_out(self._sink.closed(closed, self._clock.now()))
 
-    def follow(self, event: NotificationArrived) -> None:
-        """Note landed blocks. Undecodable notifications are counted and dropped."""
+    def follow(self, event: OfPeers) -> None:
+        """Note landed blocks, or another end for peers to write to. Undecodable notifications are
+        counted and dropped."""
+        if isinstance(event, TargetRenewed):
+            self._ends.on_renewed(event)
+            return
         try:
             written = wire.decode_notification(event.payload)
         except ProtocolError as error:
@@ -225,11 +235,11 @@ class InboundHandoffs:
         for action in actions:
             match action:
                 case SendAsk(peer, ask):
-                    self._peers.send(peer, ask)
+                    self._peers.send(peer, self._ends.named(peer, ask))
                 case SendGrant(peer, grant):
-                    self._peers.send(peer, grant)
+                    self._peers.send(peer, self._ends.named(peer, grant))
                 case SendFetch(peer, fetch):
-                    self._peers.send(peer, fetch)
+                    self._peers.send(peer, self._ends.named(peer, fetch))
                 case SendRenew(peer, renew):
                     self._peers.send(peer, renew)
                 case SendAbort((request_id, attempt, part), peer):

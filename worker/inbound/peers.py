@@ -17,6 +17,7 @@ from process.process_watch import WatchedProcess
 from process.sockets.control import ControlLink
 from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
+from protocol.handoff_messages import PeerDescriptor
 from protocol.message import Message
 from protocol.messages import KvPeer, Role
 from protocol.registration import WorkerInfo, WorkerState, generation
@@ -35,6 +36,7 @@ class _Link:
     worker_id: str
     process: WatchedProcess | None  # if the peer is known to run on our machine
     is_leaving: bool  # the peer drains, so its end is expected
+    descriptor: PeerDescriptor  # of the pool, as the peer knows it
     next_look: float = 0.0
     resets: int = 0
     num_refused: int = 0
@@ -68,6 +70,7 @@ class SourcePeers:
         self._unreachable: list[str] = []
         self._neighbours: dict[str, set[str]] = {}  # of peers that were lost on other machines
         self._reset: list[str] = []
+        self._descriptor = around.descriptor
         self.refused = 0
         """Frames from sources that were foreign or corrupt."""
 
@@ -182,9 +185,11 @@ class SourcePeers:
         info = self._around.find(peer.worker_id, peer.incarnation)
         is_leaving |= info is not None and info.state is WorkerState.DRAINING
         process = None if info is None else self._process_at(info.machine, info.pid)
-        self._links[peer.incarnation] = _Link(control, peer.worker_id, process, is_leaving)
+        descriptor = self._descriptor
+        link = _Link(control, peer.worker_id, process, is_leaving, descriptor)
+        self._links[peer.incarnation] = link
         self._poller.register(control.socket, zmq.POLLIN)
-        control.send(self._around.descriptor)
+        control.send(descriptor)
 
     def is_answering(self, incarnation: str, now: float) -> bool:
         """Whether this very incarnation has accepted us and is not silent."""
@@ -198,6 +203,29 @@ class SourcePeers:
         """Whether the peer has not answered our Hello yet."""
         link = self._links.get(incarnation)
         return link is not None and link.control.accepted is None
+
+    @property
+    def descriptor(self) -> PeerDescriptor:
+        """Our pool, as it is introduced to new peers."""
+        return self._descriptor
+
+    @property
+    def agents(self) -> set[str]:
+        """The names under which peers know our pool, or will."""
+        return {self._descriptor.agent, *(e.descriptor.agent for e in self._links.values())}
+
+    def agent_for(self, incarnation: str) -> str:
+        """The name under which this peer knows our pool."""
+        link = self._links.get(incarnation)
+        return (self._descriptor if link is None else link.descriptor).agent
+
+    def introduce(self, incarnation: str, descriptor: PeerDescriptor) -> None:
+        """From now on, this peer and those that come know our pool by this descriptor."""
+        self._descriptor = descriptor
+        link = self._links.get(incarnation)
+        if link is not None:
+            link.descriptor = descriptor
+            link.control.send(descriptor)
 
     def send(self, incarnation: str, message: Message) -> None:
         """Queue a message. Without a link it is dropped; the sink's sweep repeats it."""
@@ -215,7 +243,7 @@ class SourcePeers:
             link.num_refused = num_refused
             if link.control.resets != link.resets:
                 link.resets = link.control.resets
-                link.control.send(self._around.descriptor)
+                link.control.send(link.descriptor)
                 self._reset.append(incarnation)
         return received
 
@@ -247,12 +275,12 @@ class SourcePeers:
         return self._neighbours.pop(incarnation, None)
 
     def _others_than(self, lost: _Link, now: float) -> set[str]:
-        answering = [
-            link.control.endpoint
+        answering = {
+            link.control.address
             for link in self._links.values()
             if link.control.silent_s(now) < self._silence_s
-        ]
-        return {_host(each) for each in answering} - {_host(lost.control.endpoint)}
+        }
+        return answering - {lost.control.address, ""}
 
     def silent(self, now: float) -> list[str]:
         """Incarnations that have sent nothing for `silence_s`. Call it after `receive`, so that
@@ -296,10 +324,6 @@ class SourcePeers:
         link = self._links.pop(incarnation)
         self._poller.unregister(link.control.socket)
         link.control.close()
-
-
-def _host(endpoint: str) -> str:
-    return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
 def _peer_of(info: WorkerInfo) -> KvPeer:

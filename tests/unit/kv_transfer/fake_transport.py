@@ -17,14 +17,16 @@ class FakeTransport:
 
     name = "fake"
     paths = ("by hand",)
-    agent = "fake-agent"
 
-    def __init__(self) -> None:
+    def __init__(self, agent: str = "fake-agent") -> None:
+        self.agent = agent
         self.peers: set[str] = set()
         self.writes: dict[int, str] = {}
         self.reports: deque[TransportEvent] = deque()  # tests append from their thread
         self.poll_error: Exception | None = None
         self.is_closed = False
+        self.spares: list[str] = []  # names of ends that peers may get
+        self.retired: list[str] = []
         self.disconnected: list[set[str]] = []
         self.pool: PoolMemory | None = None
         self.num_posted = 0
@@ -88,6 +90,14 @@ class FakeTransport:
     def disconnect(self, kept: Collection[str]) -> int:
         self.disconnected.append(set(kept))
         return 1
+
+    def renew(self, failed: str) -> bool:
+        if self.spares:
+            self.agent = self.spares.pop(0)
+        return self.agent != failed
+
+    def retire(self, agent: str) -> None:
+        self.retired.append(agent)
 
     def close(self) -> None:
         self.is_closed = True

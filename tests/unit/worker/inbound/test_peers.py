@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -34,11 +35,18 @@ ABORT = Abort(request_id="r", attempt=1)
 class Pair:
     """The links of a decode worker, and a prefill worker's server that they lead to."""
 
-    def __init__(self, model: str = "m", machine: str = "", pid: int = 0) -> None:
+    def __init__(
+        self,
+        model: str = "m",
+        machine: str = "",
+        pid: int = 0,
+        host: str = "127.0.0.1",
+        incarnation: str = "p-i",
+    ) -> None:
         self.network = Network("a secret of the fleet")
         self.clock = Clock()
-        policy = HelloPolicy("p", "p-i", model, "layout", machine, pid)
-        any_port = tcp_endpoint("127.0.0.1", 0)
+        policy = HelloPolicy("p", incarnation, model, "layout", machine, pid)
+        any_port = tcp_endpoint(host, 0)
         self.server = ControlServer(self.network, any_port, policy, 1e9, self.clock)
         self.endpoint = self.server.endpoint
         bench = DecodeBench("d", self.clock)
@@ -76,6 +84,18 @@ class Pair:
             assert time.monotonic() < deadline, "it did not come about"
             self.server.socket.poll(1)
             self.heard += self.server.receive()
+
+    def serve(self) -> None:
+        """One turn of the server alone."""
+        self.heard += self.server.receive()
+
+    def num_answered(self) -> int:
+        """The peers that have accepted us."""
+        return sum(each.control.accepted is not None for each in self.peers._links.values())
+
+    def silence(self, incarnation: str) -> None:
+        """This peer has said nothing for long."""
+        self.peers._links[incarnation].control.last_heard -= 2 * SILENCE_S
 
     def close(self) -> None:
         self.peers.close()
@@ -177,6 +197,23 @@ def test_a_peer_that_forgot_us_gets_our_pool_again_and_is_reported(pair: Pair) -
     assert pair.peers.reset() == []
 
 
+def test_a_peer_gets_our_pool_under_another_name_and_keeps_to_it(pair: Pair) -> None:
+    introduce(pair)
+    usual = pair.peers.descriptor
+    other = msgspec.structs.replace(usual, agent="another end")
+    assert pair.peers.agent_for("p-i") == usual.agent
+    pair.peers.introduce("p-i", other)
+    assert pair.peers.agents == {"another end"}
+    pair.heard.clear()
+    pair.exchange(lambda: pair.peers.receive() or pair.heard)
+    assert [message for _, message in pair.heard] == [other]
+    pair.server.lost(pair.clock.now + 1e10)  # it thinks that we are gone
+    pair.heard.clear()
+    pair.peers.send("p-i", ABORT)
+    pair.exchange(lambda: pair.peers.receive() or pair.heard)
+    assert pair.heard[0][1] == other
+
+
 def test_foreign_frames_are_counted(pair: Pair) -> None:
     introduce(pair)
     pair.server.socket.send_multipart([pair.heard[0][0].identity, b"junk"])
@@ -198,6 +235,24 @@ def test_silence_alone_is_not_death(pair: Pair) -> None:
     assert pair.peers.neighbours_of_lapsed("p-i") is None
     assert pair.peers.num_links == 0
     pair.peers.send("p-i", ABORT)  # dropped: its receiver hears that the peer is gone
+
+
+def test_peers_are_told_apart_by_address_though_they_are_known_by_name(pair: Pair) -> None:
+    """The connections of blocks have addresses only."""
+    near = Pair()
+    name = KvPeer(
+        worker_id="q", incarnation="p-i", control=near.endpoint.replace("127.0.0.1", "localhost")
+    )
+    far = Pair(host="127.0.0.2", incarnation="far")
+    near.peers.connect(name)
+    near.peers.connect(KvPeer(worker_id="f", incarnation="far", control=far.endpoint))
+    near.exchange(lambda: far.serve() or near.peers.receive() or near.num_answered() == 2)
+    near.alive = False
+    near.silence("far")
+    assert near.peers.take_lost(time.monotonic()) == ["far"]
+    assert near.peers.neighbours_of_lapsed("far") == {"127.0.0.1"}
+    near.close()
+    far.close()
 
 
 @pytest.mark.parametrize("machine", ["here", "elsewhere"])

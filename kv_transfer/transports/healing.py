@@ -1,0 +1,215 @@
+"""A transport that heals: a peer to which the way has failed is added again by a new end.
+
+An end is a transport of its own under a name of its own, so that what is broken inside one (a UCX
+worker that cannot connect any more) does not reach the next. Peers write to the ends that `agent`
+named when `descriptor` was read. Each of our peers belongs to one end. An end without peers and
+writes is closed, unless peers may write to it. A failed write is reported when its end says that it
+is over, so no fence falls earlier. Owns the ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from kv_transfer.head_slices import Share
+from kv_transfer.transports.interface import (
+    PeerLost,
+    PoolMemory,
+    Transport,
+    TransportEvent,
+    WriteDone,
+)
+from kv_transfer.transports.shared_memory import SharedMemory
+from protocol.errors import ConfigError, TransferError
+
+MAX_ENDS = 8
+"""Beyond these, the newest end is used again."""
+_REMEMBERED = 1024
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _End:
+    transport: Transport
+    is_target: bool = False  # peers may write to it
+    peers: set[str] = field(default_factory=set)
+    writes: dict[int, int] = field(default_factory=dict)  # the end's handles to ours
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.is_target or self.peers or self.writes)
+
+
+class HealingTransport:
+    """Ends made by `open_end`, the newest last. `agent` and `descriptor` are those of the end that
+    peers who do not know us yet write to."""
+
+    def __init__(self, open_end: Callable[[], Transport]) -> None:
+        """Open the first end. Raises ConfigError."""
+        self._open_end = open_end
+        self._target = _End(open_end(), is_target=True)
+        self._ends = [self._target]
+        self._pool: PoolMemory | None = None
+        self._end_of: dict[str, _End] = {}  # by peer
+        self._failed: OrderedDict[str, _End] = OrderedDict()  # where a peer's way failed
+        self._peer_of: dict[int, str] = {}  # by our handle of a write
+        self._next_handle = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the transport of every end."""
+        return self._target.transport.name
+
+    @property
+    def agent(self) -> str:
+        """The name of the end to write to."""
+        return self._target.transport.agent
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Those of every end."""
+        return self._target.transport.paths
+
+    def allocate(self, num_bytes: int) -> SharedMemory | None:
+        """Memory of the first end, in which the pool must live; None if any will do."""
+        return self._target.transport.allocate(num_bytes)
+
+    def register(self, pool: PoolMemory) -> None:
+        """Register the pool at the first end; every later one registers it, too."""
+        self._target.transport.register(pool)
+        self._pool = pool
+
+    def descriptor(self) -> bytes:
+        """That of the end to write to."""
+        return self._target.transport.descriptor()
+
+    def renew(self, failed: str) -> bool:
+        """Let new peers, and those that cannot write to the end `failed`, write to another one:
+        `agent` and `descriptor` are its. False if there is no other."""
+        if failed == self.agent:
+            end = self._newest_after(self._target)
+            if end is self._target:
+                return False
+            end.is_target = True
+            self._target = end
+        return True
+
+    def retire(self, agent: str) -> None:
+        """No peer writes to the end of this name any more."""
+        for end in self._ends:
+            if end.transport.agent == agent and end is not self._target:
+                end.is_target = False
+
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
+    ) -> None:
+        """Connect to a peer from the newest end or, if the way from there has failed, from a new
+        one."""
+        self.remove_peer(agent)
+        end = self._newest_after(self._failed.get(agent))
+        try:
+            end.transport.add_peer(agent, descriptor, num_blocks, shares)
+        except TransferError:
+            self._note_failed(agent, end)
+            raise
+        end.peers.add(agent)
+        self._end_of[agent] = end
+
+    def remove_peer(self, agent: str) -> None:
+        """Forget a peer. If writes to it were under way, the next end adds it again."""
+        end = self._end_of.pop(agent, None)
+        if end is None:
+            return
+        if any(self._peer_of[handle] == agent for handle in end.writes.values()):
+            self._note_failed(agent, end)
+        end.peers.discard(agent)
+        end.transport.remove_peer(agent)
+
+    def post_write(
+        self,
+        agent: str,
+        source_blocks: Sequence[int],
+        target_blocks: Sequence[int],
+        notification: bytes,
+        group: int = 0,
+    ) -> int:
+        """Post a write at the peer's end."""
+        end = self._end_of.get(agent)
+        if end is None:
+            raise TransferError(f"peer {agent} is not known")
+        try:
+            inner = end.transport.post_write(
+                agent, source_blocks, target_blocks, notification, group
+            )
+        except TransferError:
+            self._note_failed(agent, end)
+            raise
+        handle = self._next_handle
+        self._next_handle += 1
+        end.writes[inner] = handle
+        self._peer_of[handle] = agent
+        return handle
+
+    def poll(self) -> list[TransportEvent]:
+        """Drive every end; close those that are of no more use."""
+        events: list[TransportEvent] = []
+        for end in self._ends:
+            for event in end.transport.poll():
+                match event:
+                    case WriteDone(inner, error):
+                        handle = end.writes.pop(inner)
+                        agent = self._peer_of.pop(handle)
+                        if error is not None:
+                            self._note_failed(agent, end)
+                        events.append(WriteDone(handle, error))
+                    case PeerLost(agent):
+                        self._note_failed(agent, end)
+                        end.peers.discard(agent)
+                        self._end_of.pop(agent, None)
+                        events.append(event)
+                    case _:
+                        events.append(event)
+        if len(self._ends) > 1:
+            self._close_idle()
+        return events
+
+    def disconnect(self, kept: Collection[str]) -> int:
+        """Break the connections of every end."""
+        return sum(end.transport.disconnect(kept) for end in tuple(self._ends))
+
+    def close(self) -> None:
+        """Close every end."""
+        for end in self._ends:
+            end.transport.close()
+
+    def _newest_after(self, failed: _End | None) -> _End:
+        """An end that is newer than the failed one, if another one may be opened."""
+        newest = self._ends[-1]
+        if newest is not failed or len(self._ends) >= MAX_ENDS:
+            return newest
+        try:
+            end = _End(self._open_end())
+            if self._pool is not None:
+                end.transport.register(self._pool)
+        except (ConfigError, TransferError) as error:
+            _log.warning("a new end of KV transfers cannot be opened: %s", error)
+            return newest
+        _log.info("a new end of KV transfers, %s, replaces a failed one", end.transport.agent)
+        self._ends.append(end)
+        return end
+
+    def _note_failed(self, agent: str, end: _End) -> None:
+        self._failed[agent] = end
+        self._failed.move_to_end(agent)
+        if len(self._failed) > _REMEMBERED:
+            self._failed.popitem(last=False)
+
+    def _close_idle(self) -> None:
+        """Close the idle ends but the newest, which the next failed peer may use."""
+        for end in [each for each in self._ends[:-1] if each.is_idle]:
+            self._ends.remove(end)
+            end.transport.close()
