@@ -98,7 +98,7 @@ class Restarts:
 
         def granting() -> str | None:
             shown = workers(self._fleet.fleet)
-            names = [each for each in shown if shown[each]["blocks_granted"] and each != source]
+            names = [each for each in shown if shown[each]["num_handoffs"] and each != source]
             return names[0] if names else None
 
         return wait_for("the sink to report its grant", granting)
