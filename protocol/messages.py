@@ -66,11 +66,12 @@ class FinishReason(StrEnum):
 # -- connection set-up ----------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True, kw_only=True):
+class Hello(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The connecting side's first message; an empty fingerprint (a router's) is not compared.
 
     A router names a new `session` for each connection: load reports count its requests by it.
-    `weight_version` and `revision` are a worker's, as in `WorkerInfo`.
+    `weight_version` and `revision` are a worker's, as in `WorkerInfo`. `kv_groups` describes the
+    groups of layers of its KV layout; "" if all layers keep all tokens.
     """
 
     sender: Text
@@ -81,6 +82,7 @@ class Hello(Message, frozen=True, kw_only=True):
     session: Text = ""
     weight_version: Text = ""
     revision: Text = ""
+    kv_groups: Text = ""
 
 
 class HelloAccepted(Message, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from protocol.messages import PROTOCOL_VERSION, Hello, HelloAccepted, HelloRefused, Role
 from protocol.registration import generation
 
+_ONE_GROUP = "layers that all keep all tokens"
 NO_HELLO = HelloRefused(what="hello", ours="required first", theirs="none")
 
 
@@ -22,6 +23,7 @@ class HelloPolicy:
     pid: int = 0
     weight_version: str = ""
     revision: str = ""
+    kv_groups: str = ""
 
     def answer(self, hello: Hello) -> HelloAccepted | HelloRefused:
         """The answer after comparing version and model, then the layout. A router's fingerprints
@@ -59,14 +61,20 @@ class HelloPolicy:
             layout_fingerprint=self.layout_fingerprint,
             weight_version=self.weight_version,
             revision=self.revision,
+            kv_groups=self.kv_groups,
         )
 
     def _refusal(self, what: str, ours: str, theirs: str, hello: Hello) -> HelloRefused:
-        """Names both fingerprints and, as far as they are known, both generations."""
-        own = generation(self.weight_version, self.revision)
-        other = generation(hello.weight_version, hello.revision)
-        return HelloRefused(
-            what=what,
-            ours=f"{ours} ({own})" if own else ours,
-            theirs=f"{theirs} ({other})" if other else theirs,
-        )
+        """Names both fingerprints and, as far as they are known, both generations, and both groups
+        of layers if they differ."""
+        own = [generation(self.weight_version, self.revision)]
+        other = [generation(hello.weight_version, hello.revision)]
+        if self.kv_groups != hello.kv_groups:
+            own.append(f"KV of {self.kv_groups or _ONE_GROUP}")
+            other.append(f"KV of {hello.kv_groups or _ONE_GROUP}")
+        return HelloRefused(what=what, ours=_with(ours, own), theirs=_with(theirs, other))
+
+
+def _with(fingerprint: str, details: list[str]) -> str:
+    known = ", ".join(each for each in details if each)
+    return f"{fingerprint} ({known})" if known else fingerprint
