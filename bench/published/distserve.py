@@ -24,7 +24,7 @@ from simulator.traces.sessions import Trace
 from simulator.worker import WorkerSpec
 
 _TARGETS, _GOOD_SHARE = Targets(200, 100), 0.9
-_REQUESTS, _PROMPT, _OUTPUT = 1500, 756, 200
+_REQUESTS, _PROMPT, _OUTPUT = 1000, 756, 200
 _BLOCK, _CONTEXT = 16, 2048
 _WHOLE_S = 1e3  # no chunk is smaller because of the decodes beside it
 
@@ -49,7 +49,7 @@ def goodput() -> Result:
     chunked = _per_gpu(_Arm(0, 1, decide, 0.05))
     splits = {
         (prefill, decode): _per_gpu(_Arm(prefill, decode, with_threshold(0), 0.05))
-        for prefill, decode in ((1, 1), (2, 1), (3, 1), (3, 2))
+        for prefill, decode in ((1, 1), (2, 1), (3, 2))
     }
     (prefill, decode), best = max(splits.items(), key=lambda each: each[1])
     baton = max(_per_gpu(_Arm(p, d, decide, 0.05)) for p, d in splits)
@@ -64,7 +64,7 @@ def goodput() -> Result:
 
 def _per_gpu(arm: _Arm) -> float:
     low, high = 0.1, 40.0
-    for _ in range(8):
+    for _ in range(7):
         middle = (low * high) ** 0.5
         if _passes(arm, middle * arm.num_gpus):
             low = middle

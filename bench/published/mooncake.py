@@ -32,7 +32,7 @@ from simulator.traces.sessions import Trace
 from simulator.worker import WorkerSpec
 
 _CARDS, _WORKERS, _BLOCK = 8, 8, 128
-_REQUESTS = 4000
+_REQUESTS = 2000
 _BALANCED_S = 5.27
 _NODES, _NODE_TOKENS, _HASH_TOKENS = 4, 3_000_000, 512
 
@@ -68,7 +68,7 @@ def ttft_by_policy(traces: Path) -> Result:
 def _speed_of(trace: Trace, policy: Policy) -> float:
     """The speed of the trace at which this policy has the published TTFT."""
     low, high = 0.5, 8.0
-    for _ in range(7):
+    for _ in range(6):
         middle = (low * high) ** 0.5
         if _mean_ttft_s(trace.faster(middle), policy) < _BALANCED_S:
             low = middle

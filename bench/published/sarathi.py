@@ -48,7 +48,7 @@ def _run(times: Roofline, num_cards: int, config: SchedulerConfig, trace: Trace)
     return Fleet(FleetSpec(((spec, 1),), lambda: decide, 1e12), 0).run(trace)
 
 
-def chunk_rule(ratios: Sequence[int] = _RATIOS) -> Result:
+def chunk_rule(ratios: Sequence[int] = _RATIOS, num_batches: int = 12) -> Result:
     """What chunks beside decodes gain over phases apart, by the ratio of prompt to output."""
     times = Roofline(CARDS["A100-80G"], shape_of(JsonKeys(_LLAMA_13B, "Llama-13B"), "Llama-13B"), 1)
     config = SchedulerConfig(_BLOCK, _BATCH, _CHUNK, _CHUNK, _NEVER_S)
@@ -57,7 +57,7 @@ def chunk_rule(ratios: Sequence[int] = _RATIOS) -> Result:
     for ratio in ratios:
         output = max(2, round(_LENGTH / (1 + ratio)))
         prompt = _LENGTH - output
-        count = 12 * _BATCH
+        count = num_batches * _BATCH
         sessions = [Session(f"r{n}", 0.0, (Turn(0.0, prompt, output),)) for n in range(count)]
         took = _run(times, 1, config, Trace("r", sessions)).duration_s
         rows.append((ratio, count / _BATCH * _apart_s(times, prompt, output) / took))

@@ -15,7 +15,7 @@ def test_a_common_cache_finds_what_others_computed() -> None:
 
 
 def test_chunks_gain_most_at_the_published_ratio() -> None:
-    result = sarathi.chunk_rule((4, 15, 50))
+    result = sarathi.chunk_rule((4, 15, 50), num_batches=4)
     peak = result.rows[-1]
     assert peak.ours == 15
     assert peak.theirs == 256 / 17
