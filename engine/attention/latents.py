@@ -5,11 +5,11 @@ The pool has one plane of one head: a token's row is its latent, which serves as
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch.nn.functional import linear
 
 from engine.attention.base import AttentionBackend
 
@@ -18,11 +18,13 @@ from engine.attention.base import AttentionBackend
 class UpProjection:
     """One layer's way from latents to each head's keys and values.
 
-    `weight` is [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank], keys' rows first.
+    `weight` is [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank], keys' rows first;
+    `product` multiplies latents by all of its rows, at once.
     """
 
     weight: torch.Tensor
     key_dim: int  # qk_nope_head_dim
+    product: Callable[[torch.Tensor], torch.Tensor]
 
     @property
     def value_dim(self) -> int:
@@ -48,7 +50,7 @@ class UpProjection:
     def expanded(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [num_heads, N, qk_nope_head_dim + rotated] and values [num_heads, N, v_head_dim] of
         latents [N, rank + rotated]."""
-        heads = linear(latents[:, : self.rank], self.weight.flatten(0, 1))
+        heads = self.product(latents[:, : self.rank].contiguous())
         heads = heads.unflatten(1, self.weight.shape[:2]).transpose(0, 1)
         keys, values = heads.split([self.key_dim, self.value_dim], dim=2)
         rotated = latents[:, self.rank :].expand(len(keys), -1, -1)

@@ -3,14 +3,14 @@
 The number of a segment's query tokens decides how it is computed. Few queries attend to the latents
 themselves: the up-projections are absorbed into queries and results. For many queries, keys and
 values of each head are computed from the latents first. Both go through a context in pieces of
-bounded size, with a running softmax in fp32, so memory does not grow with the context. Decodes of
-one token are computed together, padded. Rows of the pool beyond a sequence's context may hold
-anything, even NaN: they are masked in the scores and zeroed in the gathered copy.
+bounded size, whose results are weighted by their totals, so memory does not grow with the context.
+Decodes of one token are computed together, padded. Rows of the pool beyond a sequence's context may
+hold anything, even NaN: they are masked in the scores and zeroed in the gathered copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 
 from engine.attention.base import Segment
 from engine.attention.latents import UpProjection
+from engine.attention.softmax_pieces import PieceSums, flash, product, weighted
 from engine.checkpoint.latent_config import LatentConfig
 from engine.device import to_device
 from engine.kv_pool import KvPool
@@ -60,9 +61,9 @@ class _Chunk:
 class TorchLatentAttention:
     """`LatentBackend` over `pool`.
 
-    Contexts are computed in pieces of about `piece_tokens`, queries in slices whose scores are at
-    most `max_scores` numbers. Segments of up to `most_absorbed` queries (default: see
-    `LatentConfig`) attend to the latents themselves.
+    Contexts are computed in pieces of about `piece_tokens`, and queries in slices of at most
+    `max_scores` scores. Segments of up to `most_absorbed` queries (default: see `LatentConfig`)
+    attend to the latents themselves.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class TorchLatentAttention:
         self._block_size, self._num_layers = layout.block_size, layout.num_layers
         self._piece_blocks = max(1, piece_tokens // layout.block_size)
         self._max_scores = max_scores
+        self._has_flash = pool.device.type == "cpu"
         self._rows = pool.tensor.view(-1, layout.head_dim)  # one row: a token's latent in a layer
         self._blocks = pool.tensor.view(-1, layout.block_size * layout.head_dim)
         self._slots = torch.empty(0)
@@ -155,7 +157,7 @@ class TorchLatentAttention:
     def _decode(self, layer: int, group: _Decodes, q: torch.Tensor) -> torch.Tensor:
         """Sums of latents [num_heads, B, rank] for `q` [num_heads, B, latent_dim]."""
         q = q.transpose(0, 1)
-        softmax = _RunningSoftmax(q, self._rank)
+        sums = PieceSums(len(q), q.shape[1], self._rank, q)
         for first in range(0, group.blocks.shape[1], self._piece_blocks):
             blocks = group.blocks[:, first : first + self._piece_blocks]
             latents = self._gather(layer, blocks.flatten()).view(len(q), -1, q.shape[2])
@@ -163,10 +165,10 @@ class TorchLatentAttention:
             positions = torch.arange(begin, begin + latents.shape[1], device=q.device)
             is_stale = positions >= group.contexts[:, None]  # [B, keys]
             latents.masked_fill_(is_stale.unsqueeze(2), 0.0)
-            scores = _product(q, latents.transpose(1, 2)).mul_(self._scale)  # [B, num_heads, keys]
+            scores = product(q, latents.transpose(1, 2)).mul_(self._scale)  # [B, num_heads, keys]
             scores.masked_fill_(is_stale.unsqueeze(1), -torch.inf)
-            softmax.add(scores, latents[:, :, : self._rank])
-        return softmax.result().transpose(0, 1)
+            sums.add(0, *weighted(scores, latents[:, :, : self._rank]))
+        return sums.result().transpose(0, 1)
 
     def _attend(
         self, layer: int, chunk: _Chunk, q: torch.Tensor, up: UpProjection | None
@@ -174,29 +176,53 @@ class TorchLatentAttention:
         """Sums of values [num_heads, n, v_head_dim] for `q` [num_heads, n, qk_head_dim]; without
         `up`, sums of latents for absorbed queries."""
         num_heads, num_queries, _ = q.shape
-        piece_tokens = self._piece_blocks * self._block_size
-        step = max(1, self._max_scores // (num_heads * piece_tokens))
-        slices = [(first, q[:, first : first + step]) for first in range(0, num_queries, step)]
-        value_dim = self._rank if up is None else up.value_dim
-        sums = [_RunningSoftmax(part, value_dim) for _, part in slices]
-        for begin in range(0, chunk.context_len, piece_tokens):
-            latents = self._piece(layer, chunk, begin)
+        sums = PieceSums(num_heads, num_queries, self._rank if up is None else up.value_dim, q)
+        for begin, end in self._pieces(chunk):
+            latents = self._piece(layer, chunk, begin, end)
             if up is None:
                 keys, values = latents[None], latents[None, :, : self._rank]
             else:
                 keys, values = up.expanded(latents)
-            for softmax, (first, part) in zip(sums, slices, strict=True):
-                start = chunk.num_cached + first
-                if begin < start + part.shape[1]:
-                    scores = _product(part, keys.transpose(1, 2)).mul_(self._scale)
-                    softmax.add(_causal(scores, start, begin), values)
-        return torch.cat([softmax.result() for softmax in sums], dim=1)
+            first = max(0, begin - chunk.num_cached)  # the first query that sees keys of the piece
+            last = max(0, end - chunk.num_cached)  # the first query that sees all
+            if first < last:
+                sums.add(first, *self._part(q[:, first:last], keys, values, is_causal=True))
+            for start in range(last, num_queries, self._slice_of(num_heads, end - begin)):
+                part = q[:, start : start + self._slice_of(num_heads, end - begin)]
+                sums.add(start, *self._part(part, keys, values, is_causal=False))
+        return sums.result()
 
-    def _piece(self, layer: int, chunk: _Chunk, begin: int) -> torch.Tensor:
-        """The latents of a chunk's context from position `begin`, [keys, latent_dim]."""
+    def _part(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means of `values` [num_heads or 1, keys, size] for queries `q` [num_heads, n, size], and
+        the logarithms of their totals, [num_heads, n], fp32. `is_causal`: query i sees keys 0 to
+        i."""
+        if self._has_flash:
+            return flash(q, keys, values, self._scale, is_causal)
+        scores = product(q, keys.transpose(1, 2)).mul_(self._scale)
+        if is_causal:
+            later = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu_(1)
+            scores.masked_fill_(later, -torch.inf)
+        return weighted(scores, values)
+
+    def _pieces(self, chunk: _Chunk) -> Iterator[tuple[int, int]]:
+        """Ranges of positions of the chunk's context; cached ones and its own are apart."""
+        size = self._piece_blocks * self._block_size
+        for first, stop in ((0, chunk.num_cached), (chunk.num_cached, chunk.context_len)):
+            for begin in range(first, stop, size):
+                yield begin, min(begin + size, stop)
+
+    def _slice_of(self, num_heads: int, num_keys: int) -> int:
+        """How many queries are computed together."""
+        return max(1, self._max_scores // (num_heads * num_keys))
+
+    def _piece(self, layer: int, chunk: _Chunk, begin: int, end: int) -> torch.Tensor:
+        """The latents of positions `begin` to `end` of a chunk's context, [keys, latent_dim]."""
         first = begin // self._block_size
-        gathered = self._gather(layer, chunk.blocks[first : first + self._piece_blocks])
-        return gathered.view(-1, self._rows.shape[1])[: chunk.context_len - begin]
+        gathered = self._gather(layer, chunk.blocks[first : -(-end // self._block_size)])
+        skipped = first * self._block_size
+        return gathered.view(-1, self._rows.shape[1])[begin - skipped : end - skipped]
 
     def _gather(self, layer: int, blocks: torch.Tensor) -> torch.Tensor:
         return self._blocks.index_select(0, blocks + layer)
@@ -226,51 +252,6 @@ class TorchLatentAttention:
 
     def _device(self, rows: np.ndarray) -> torch.Tensor:
         return to_device(torch.from_numpy(rows), self._pool.device)
-
-
-class _RunningSoftmax:
-    """The softmax over keys that come in pieces, for queries `q` [..., n, size]: sums of values
-    [..., n, value_dim], weighted. Some key of the first piece is visible to each query."""
-
-    def __init__(self, q: torch.Tensor, value_dim: int) -> None:
-        self._dtype = q.dtype
-        self._largest = q.new_full((*q.shape[:-1], 1), -torch.inf, dtype=torch.float32)
-        self._total = torch.zeros_like(self._largest)
-        self._sums = q.new_zeros((*q.shape[:-1], value_dim), dtype=torch.float32)
-
-    def add(self, scores: torch.Tensor, values: torch.Tensor) -> None:
-        """`scores` [A, n, keys], fp32; `values` [A or 1, keys, value_dim]."""
-        largest = torch.maximum(self._largest, scores.amax(-1, keepdim=True))
-        kept = (self._largest - largest).exp_()
-        weights = scores.sub_(largest).exp_()
-        self._total.mul_(kept).add_(weights.sum(-1, keepdim=True))
-        self._sums.mul_(kept).add_(_product(weights, values))
-        self._largest = largest
-
-    def result(self) -> torch.Tensor:
-        """The weighted means."""
-        return self._sums.div_(self._total).to(self._dtype)
-
-
-def _causal(scores: torch.Tensor, start: int, begin: int) -> torch.Tensor:
-    """`scores` [num_heads, n, keys] without those of later keys; the queries' positions begin at
-    `start`, the keys' at `begin`. In place."""
-    num_queries, num_keys = scores.shape[1:]
-    if begin + num_keys - 1 <= start:
-        return scores
-    queries = torch.arange(start, start + num_queries, device=scores.device)
-    positions = torch.arange(begin, begin + num_keys, device=scores.device)
-    return scores.masked_fill_(positions > queries[:, None], -torch.inf)
-
-
-def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """`left` [A, n, size] times `right` [A or 1, size, m], in fp32; on a card rounded to the dtype
-    of `right`. A right side for all is one product."""
-    right = right.float() if right.device.type == "cpu" else right
-    left = left.to(right.dtype)
-    if len(right) == len(left):
-        return (left @ right).float()
-    return (left.flatten(0, 1) @ right[0]).unflatten(0, left.shape[:2]).float()
 
 
 def _padded(rows: list[np.ndarray]) -> np.ndarray:

@@ -35,7 +35,9 @@ class LatentAttention:
         self._q = [make.linear(matrices.pop(each), vectors.get(f"{each}_bias")) for each in names]
         self._kv = make.linear(matrices.pop("kv_a"), vectors.get("kv_a_bias"))
         self._q_norm, self._kv_norm = vectors.get("q_a_norm"), vectors["kv_a_norm"]
-        self._up = _up_projection(self._config, config.num_heads, weights)
+        up = _up_weight(self._config, config.num_heads, weights)
+        self._kv_b = make.linear(up.flatten(0, 1), None)
+        self._up = UpProjection(up, self._config.qk_nope_head_dim, self._kv_b)
         self._o = make.output_linear(matrices.pop("o"), vectors.get("o_bias"))
 
     @staticmethod
@@ -62,8 +64,8 @@ class LatentAttention:
 
     @property
     def products(self) -> Sequence[LinearLayer]:
-        """See AttentionLayer; the up-projection, which is multiplied head by head, is none."""
-        return *self._q, self._kv, self._o
+        """See AttentionLayer."""
+        return *self._q, self._kv, self._kv_b, self._o
 
     def attend(self, x: torch.Tensor, layer: int, batch: AttentionPass) -> torch.Tensor:
         """See AttentionLayer."""
@@ -107,18 +109,17 @@ def _up_tensors(latent: LatentConfig, num_heads: int) -> list[LayerTensor]:
     ]
 
 
-def _up_projection(config: LatentConfig, num_heads: int, weights: KindWeights) -> UpProjection:
-    """Dequantized: absorbed into queries it is multiplied from either side."""
+def _up_weight(config: LatentConfig, num_heads: int, weights: KindWeights) -> torch.Tensor:
+    """The way from latents to heads, [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank].
+    Dequantized: absorbed into queries it is multiplied from either side."""
     device = weights.vectors["kv_a_norm"].device
 
     def heads(name: str) -> torch.Tensor:
         return as_tensor(weights.matrices.pop(name), device).unflatten(0, (num_heads, -1))
 
     if config.kv_b_in_parts:
-        weight = torch.cat((heads("k_b").transpose(1, 2), heads("v_b")), dim=1)
-    else:
-        weight = heads("kv_b")
-    return UpProjection(weight, config.qk_nope_head_dim)
+        return torch.cat((heads("k_b").transpose(1, 2), heads("v_b")), dim=1)
+    return heads("kv_b")
 
 
 def _biases(config: ModelConfig, latent: LatentConfig) -> list[LayerTensor]:

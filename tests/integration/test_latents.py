@@ -13,9 +13,11 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from tests.integration.fleets import (
     assert_as_expected,
+    complete,
     complete_all,
     counters,
     running_fleet,
+    trace_of,
 )
 from tests.integration.reference import (
     BLOCK,
@@ -28,7 +30,8 @@ from tests.latent_models import V3
 from tests.paths import DEMO_MODEL
 
 LENGTHS = (1, 17, 64, 150)
-LATENT_DIM = 24 + 8
+LATENT_DIM = V3["kv_lora_rank"] + V3["qk_rope_head_dim"]
+NUM_LAYERS, FP32_BYTES = 3, 4
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=2048,
         hidden_size=48,
         intermediate_size=72,
-        num_hidden_layers=3,
+        num_hidden_layers=NUM_LAYERS,
         num_attention_heads=6,
         max_position_embeddings=512,
         initializer_range=0.3,
@@ -84,3 +87,7 @@ def test_apart_they_give_the_tokens_of_transformers(
         blocks = sum(-(-length // BLOCK) for length in LENGTHS)
         assert counters(fleet, "prefill-1")["blocks_sent"] == blocks
         assert counters(fleet, "decode-1")["handoffs"] == len(expected)
+        answer = complete(fleet, list(range(100, 133)), max_tokens=1)
+        prefill = trace_of(fleet, answer["id"])["attempts"][-1]["prefill"]
+        num_values = NUM_LAYERS * BLOCK * LATENT_DIM
+        assert prefill["bytes_moved"] == 3 * num_values * FP32_BYTES

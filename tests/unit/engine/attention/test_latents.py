@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
+from engine.attention.cpu_latents import KernelLatentAttention
 from engine.attention.latents import UpProjection
 from engine.attention.torch_latents import TorchLatentAttention
 from engine.checkpoint.latent_config import LatentConfig
@@ -26,7 +27,9 @@ CONFIG = LatentConfig(
 NUM_BLOCKS, NUM_LAYERS, BLOCK_SIZE = 200, 2, 4
 
 
-def make_pool(dtype: str = "float32") -> KvPool:
+def make_pool(
+    dtype: str = "float32", config: LatentConfig = CONFIG, num_blocks: int = NUM_BLOCKS
+) -> KvPool:
     layout = KvLayout(
         model_fingerprint="x",
         dtype=dtype,
@@ -34,11 +37,18 @@ def make_pool(dtype: str = "float32") -> KvPool:
         num_planes=1,
         num_kv_heads=1,
         block_size=BLOCK_SIZE,
-        head_dim=CONFIG.latent_dim,
+        head_dim=config.latent_dim,
     )
-    pool = KvPool(layout, NUM_BLOCKS)
+    pool = KvPool(layout, num_blocks)
     pool.tensor.fill_(torch.nan)
     return pool
+
+
+def up_projection(weight: torch.Tensor, config: LatentConfig) -> UpProjection:
+    rows = weight.flatten(0, 1)
+    return UpProjection(
+        weight, config.qk_nope_head_dim, lambda x: torch.nn.functional.linear(x, rows)
+    )
 
 
 def dense(q: torch.Tensor, latents: torch.Tensor, up: UpProjection) -> torch.Tensor:
@@ -63,11 +73,12 @@ def test_it_equals_attention_written_out(texts, num_heads, most_absorbed, piece_
     chance = torch.Generator().manual_seed(len(texts))
     pool = make_pool()
     attention = TorchLatentAttention(pool, CONFIG, piece_tokens, 100, most_absorbed)
+    attention._has_flash = len(texts) % 2 == 0  # a card has not
     free = torch.randperm(NUM_BLOCKS, generator=chance).tolist()
     tables = [[free.pop() for _ in range(-(-sum(text) // BLOCK_SIZE))] for text in texts]
     rows = CONFIG.qk_nope_head_dim + CONFIG.v_head_dim
     weight = torch.randn(num_heads, rows, CONFIG.kv_lora_rank, generator=chance)
-    up = UpProjection(weight, CONFIG.qk_nope_head_dim)
+    up = up_projection(weight, CONFIG)
     for layer in range(NUM_LAYERS):
         latents = [torch.randn(sum(text), CONFIG.latent_dim, generator=chance) for text in texts]
         size = (num_heads, CONFIG.qk_head_dim)
@@ -92,13 +103,56 @@ def test_it_equals_attention_written_out(texts, num_heads, most_absorbed, piece_
     assert pool.tensor[others].isnan().all()
 
 
+DEEPSEEK = LatentConfig(1536, 512, 128, 64, 128, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "dtype", "error"),
+    [(16, "float32", 1e-4), (16, "bfloat16", 0.02), (128, "bfloat16", 0.02), (1, "bfloat16", 0.02)],
+)
+def test_the_kernel_equals_torch(product_kernels, num_heads, dtype, error):
+    """With DeepSeek's sizes: decodes of one piece and of several, and a chunk, beside a chunk that
+    torch computes."""
+    chance = torch.Generator().manual_seed(num_heads)
+    computed = getattr(torch, dtype)
+    texts = [(0, 1), (299, 1), (700, 1), (40, 5), (3, 180)]
+    free = torch.randperm(400, generator=chance).tolist()
+    tables = [[free.pop() for _ in range(-(-sum(text) // BLOCK_SIZE))] for text in texts]
+    segments = [
+        Segment(now, before + now, table)
+        for (before, now), table in zip(texts, tables, strict=True)
+    ]
+    num_tokens = sum(now for _, now in texts)
+    q = torch.randn(num_tokens, num_heads, 192, generator=chance).to(computed)
+    latents = torch.randn(num_tokens, 576, generator=chance).to(computed)
+    weight = torch.randn(num_heads, 256, 512, generator=chance) * 512**-0.5
+    up = up_projection(weight.to(computed), DEEPSEEK)
+    stored = torch.randn(400, NUM_LAYERS, 1, 1, BLOCK_SIZE, 576, generator=chance)
+    stored[free] = torch.nan
+    for table, (before, now) in zip(tables, texts, strict=True):
+        stored[table[-1], ..., (before + now - 1) % BLOCK_SIZE + 1 :, :] = torch.nan
+    results, pools = [], []
+    for make in (
+        lambda pool: TorchLatentAttention(pool, DEEPSEEK),
+        lambda pool: KernelLatentAttention(pool, DEEPSEEK, num_heads, product_kernels),
+    ):
+        pool = make_pool(dtype, DEEPSEEK, 400)
+        pool.tensor.copy_(stored)
+        attention = make(pool)
+        attention.plan(segments)
+        results.append(attention.run_latents(1, q, latents, up).float())
+        pools.append(pool.tensor)
+    torch.testing.assert_close(results[1], results[0], atol=error, rtol=error)
+    assert torch.equal(pools[0].nan_to_num(), pools[1].nan_to_num())
+
+
 @pytest.mark.parametrize("most_absorbed", [0, 1000])
 def test_memory_does_not_grow_with_the_context(most_absorbed):
     """No tensor of a pass over a long context has more numbers than a slice of its scores."""
     pool, limit = make_pool(), 1024
     attention = TorchLatentAttention(pool, CONFIG, 16, limit, most_absorbed)
     weight = torch.randn(2, CONFIG.qk_nope_head_dim + CONFIG.v_head_dim, CONFIG.kv_lora_rank)
-    up = UpProjection(weight, CONFIG.qk_nope_head_dim)
+    up = up_projection(weight, CONFIG)
     attention.plan([Segment(8, 8 + 90 * BLOCK_SIZE, range(100))])
     pool.tensor.zero_()
     largest = 0
