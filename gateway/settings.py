@@ -160,7 +160,7 @@ class GatewaySettings(SharedSettings):
         32 * 1024, help="longest request line and headers together", unit="bytes", minimum=1024
     )
     max_body_bytes: int = setting(
-        32 * 1024 * 1024, help="longest body of a request", unit="bytes", minimum=1024
+        16 * 1024 * 1024, help="longest body of a request", unit="bytes", minimum=1024
     )
     max_inflight_bytes: int = setting(
         512 * 1024 * 1024,

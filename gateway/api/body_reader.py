@@ -11,7 +11,6 @@ import re
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Annotated, Any, ClassVar, LiteralString, TypeVar
 
 from fastapi import Request
@@ -37,9 +36,6 @@ from protocol.errors import InvalidRequest
 _JSON = b"application/json"
 _JSON_TYPES = re.compile(r"application/json|[a-z0-9.\-]+/[a-z0-9.+\-]+\+json")
 _MAX_LENGTH_DIGITS = 18
-_LARGE_BODY = Lock()
-"""Held while a large body is parsed. The parser keeps the interpreter to itself for as long as it
-runs, and the event loop would wait for the bodies of several threads in a row."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +104,11 @@ async def read_fields(
         fields, record.ignored = fields_of(schema, body, refuse_unknown)
         return fields
 
-    def check_alone() -> Fields:
-        with _LARGE_BODY:
-            return check()
-
     if len(body) <= MAX_INLINE_BYTES:
         record.hold(rough_memory(body))
         return check()
     record.hold(await in_turn(lambda: check_bounds(body, schema.max_values), len(body)))
-    fields: Fields = await in_turn(check_alone, len(body))
+    fields: Fields = await in_turn(check, len(body))
     return fields
 
 

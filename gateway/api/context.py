@@ -13,6 +13,7 @@ from gateway.api.checkpoint_defaults import SamplingDefaults
 from gateway.chat.markup import ChatMarkup
 from gateway.grammars.grammar import GrammarChecker
 from gateway.history.answers import AnswerMemory
+from gateway.http.connection_limits import MAX_BODY_BYTES
 from gateway.http.request_scope import record_of
 from gateway.metrics import ApiMetrics
 from gateway.text.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ class ApiLimits:
     """
 
     request_timeout_s: float = 600.0
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: int = MAX_BODY_BYTES
     keepalive_s: float = 15.0
     max_inflight_bytes: int = 512 * 1024 * 1024
     refuse_unknown: bool = False

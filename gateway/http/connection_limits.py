@@ -9,6 +9,8 @@ from functools import cached_property
 
 from gateway.http.refusals import Refusal
 
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""By default: four million tokens of plain text. Nothing else runs while a body is parsed."""
 BODY_WINDOW_S = 30.0
 LATE_S = 0.5
 
@@ -30,7 +32,7 @@ class ConnectionLimits:
     """
 
     max_head_bytes: int = 32 * 1024
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: int = MAX_BODY_BYTES
     receive_timeout_s: float = 60.0
     stall_timeout_s: float = 30.0
     idle_timeout_s: float = 75.0

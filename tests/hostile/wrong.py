@@ -59,7 +59,7 @@ def wrong_attacks() -> list[BodyAttack]:
 
 
 def _escapes(sizes: Sizes) -> bytes:
-    escaped = rb"\u00e9" * sizes.escapes
+    escaped = rb"\u00e9" * min(sizes.escapes, sizes.body_bytes // 6 - 1)
     return b'"' + escaped.ljust(sizes.body_bytes - 2, b"x") + b'"'
 
 
