@@ -6,9 +6,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psutil
 import pytest
+import torch
 
 from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
@@ -35,11 +37,14 @@ CONFIG = EngineConfig(
 class Group:
     """Two ranks of the demo model, in one stage or in two, and what the head was told of them."""
 
-    def __init__(self, num_stages: int = 1, silence_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, num_stages: int = 1, silence_s: float = DEADLINE_S, config: EngineConfig = CONFIG
+    ) -> None:
+        self.config = config
         self.told: list[str] = []
         self.was_told = threading.Event()
         size = 2 // num_stages
-        settings = HandSettings(CONFIG, size, 1, "warning", "text", "test", num_stages)
+        settings = HandSettings(config, size, 1, "warning", "text", "test", num_stages)
         self.hands = Hands(settings, self._note, silence_s)
         (self.hand,) = hands()
 
@@ -51,7 +56,7 @@ class Group:
         def allocate(num_bytes: int) -> memoryview:
             return self.hands.allocate(num_bytes, lambda size: None)
 
-        return load_engine(CONFIG, time.monotonic, allocate, ranks=self.hands.ranks)
+        return load_engine(self.config, time.monotonic, allocate, ranks=self.hands.ranks)
 
 
 def hands() -> list[psutil.Process]:
@@ -89,6 +94,19 @@ def test_they_compute_what_one_rank_computes(groups: list[Group], num_stages: in
     group.hands.close()
     assert not group.hand.is_running()
     assert group.told == []
+
+
+def test_stages_give_the_bits_of_one_rank(groups: list[Group]) -> None:
+    """In bf16 a stage of one rank runs its layers in one call, as a whole model does."""
+    config = replace(CONFIG, dtype="bfloat16", kv_order="pairs")
+    alone = load_engine(config, time.monotonic)
+    expected = generate(alone)
+    group = Group(2, config=config)
+    groups.append(group)
+    loaded = group.load()
+    assert generate(loaded) == expected
+    (first,) = loaded.pool.others
+    assert torch.equal(torch.cat((first.tensor, loaded.pool.tensor), dim=1), alone.pool.tensor)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
