@@ -35,6 +35,7 @@ BY_SCHEMA: list[tuple[Values, str]] = [
         {"workers": {"settings": {"kv_dtype": "fp4"}}},
         "at '/workers/settings/kv_dtype': value must be one of 'auto', 'fp8'",
     ),
+    ({"workers": {"tensorParallel": 0}}, "at '/workers/tensorParallel': minimum: got 0, want 1"),
     ({"workers": {"settings": {"model": "x"}}}, "additional properties 'model' not allowed"),
     ({"router": {"settings": {"max_attempts": 0}}}, "max_attempts': minimum: got 0, want 1"),
     ({"router": {"settings": {"api_keys": ["k"]}}}, "additional properties 'api_keys'"),
@@ -129,6 +130,14 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
     (
         {"workers": {"tiers": {"host": "4Gi"}, "resources": {"limits": {"memory": "2Gi"}}}},
         "4Gi of host memory do not fit into resources.limits.memory, 2Gi",
+    ),
+    (
+        gpu(workers=GPU | {"pipelineParallel": 2}),
+        "pools.decode.pipelineParallel: a worker of several ranks runs on the CPUs of one pod, not",
+    ),
+    (
+        {"workers": {"tensorParallel": 2, "tiers": {"host": "1Gi"}}},
+        "pools.decode.tiers.host: a worker of several ranks (tensorParallel) has no tiers",
     ),
     (
         {"inferencePool": {"enabled": True}},

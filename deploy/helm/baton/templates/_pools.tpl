@@ -23,6 +23,20 @@
 {{- $has -}}
 {{- end -}}
 
+{{/* Processes of a worker that its model is split over: dict "pool". */}}
+{{- define "baton.numRanks" -}}
+{{- mul (.pool.tensorParallel | int) (.pool.pipelineParallel | int) -}}
+{{- end -}}
+
+{{/* Whether some worker has several: all then keep blocks in an order that can be split. */}}
+{{- define "baton.hasRanks" -}}
+{{- $has := "" -}}
+{{- range $pool := include "baton.pools" . | fromYaml -}}
+{{- if gt (include "baton.numRanks" (dict "pool" $pool) | int) 1 -}}{{- $has = "true" -}}{{- end -}}
+{{- end -}}
+{{- $has -}}
+{{- end -}}
+
 {{/* Whether a pool's workers write Events: decode workers, about prefill workers. dict "root" "pool" */}}
 {{- define "baton.writesEvents" -}}
 {{- if and .root.Values.podEvents (eq .pool.role "decode") (include "baton.hasPrefill" .root) -}}true{{- end -}}
@@ -82,10 +96,11 @@ an upgrade changes nothing; at least its minimum. dict "root" $ "name" its name 
 {{- define "baton.workerResources" -}}
 {{- $size := .root.Values.model.sizeGi | float64 -}}
 {{- $cpu := eq .pool.device "cpu" -}}
+{{- $ranks := include "baton.numRanks" . | int -}}
 {{- $host := divf (include "baton.bytes" .pool.tiers.host | int64) 1048576 -}}
-{{- $memory := printf "%dMi" (addf $host (ternary (addf 2048 (mulf 2048 $size)) (addf 4096 (mulf 1280 $size)) $cpu) | ceil | int) -}}
-{{- $default := dict "requests" (dict "cpu" (ternary "1" "4" $cpu) "memory" $memory) "limits" (dict "memory" $memory) -}}
-{{- if $cpu -}}{{- $_ := set $default.limits "cpu" "2" -}}{{- end -}}
+{{- $memory := printf "%dMi" (addf $host (mul 1024 (sub $ranks 1)) (ternary (addf 2048 (mulf 2048 $size)) (addf 4096 (mulf 1280 $size)) $cpu) | ceil | int) -}}
+{{- $default := dict "requests" (dict "cpu" (ternary (toString $ranks) "4" $cpu) "memory" $memory) "limits" (dict "memory" $memory) -}}
+{{- if $cpu -}}{{- $_ := set $default.limits "cpu" (mul 2 $ranks | toString) -}}{{- end -}}
 {{- $resources := ternary $default (deepCopy (default dict .pool.resources)) (empty .pool.resources) -}}
 {{- $limits := default dict (get $resources "limits") -}}
 {{- if eq (include "baton.hasClaim" .) "true" -}}

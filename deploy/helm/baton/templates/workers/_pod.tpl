@@ -55,6 +55,15 @@ resourceClaims:
 - {{ printf "--served-model-name=%s" (include "baton.servedName" .root) | quote }}
 - {{ printf "--cluster=%s" (include "baton.cluster" .root) | quote }}
 - {{ printf "--device=%s" .pool.device | quote }}
+{{- if gt (.pool.tensorParallel | int) 1 }}
+- {{ printf "--tensor-parallel=%d" (.pool.tensorParallel | int) | quote }}
+{{- end }}
+{{- if gt (.pool.pipelineParallel | int) 1 }}
+- {{ printf "--pipeline-parallel=%d" (.pool.pipelineParallel | int) | quote }}
+{{- end }}
+{{- if and (include "baton.hasRanks" .root) (not .pool.settings.kv_order) }}
+- --kv-order=pairs
+{{- end }}
 - {{ printf "--host=%s" .root.Values.listenAddress | quote }}
 - {{ printf "--control-port=%s" (include "baton.port" "control") | quote }}
 - {{ printf "--events-port=%s" (include "baton.port" "events") | quote }}

@@ -1,0 +1,54 @@
+"""Pools whose workers split their model over ranks and stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.chart.chart import Object, objects, pod_templates
+
+RANKS = {
+    "workers": {"pipelineParallel": 2},
+    "pools": {
+        "prefill": {"role": "prefill", "tensorParallel": 2},
+        "decode": {"role": "decode", "pipelineParallel": 1},
+        "other": {"role": "decode", "pipelineParallel": 1, "settings": {"kv_order": "tokens"}},
+    },
+}
+
+
+def workers(values: dict[str, Any]) -> dict[str, Object]:
+    """The container of each pool."""
+    return {
+        name.rpartition("-")[2]: template["spec"]["containers"][0]
+        for name, template in pod_templates(objects(values))
+        if template["spec"]["containers"][0].get("command", [""])[-1] in ("prefill", "decode")
+    }
+
+
+def split(container: Object) -> list[str]:
+    return [
+        flag
+        for flag in container["args"]
+        if flag.startswith(("--tensor-parallel", "--pipeline-parallel", "--kv-order"))
+    ]
+
+
+def test_each_pool_splits_its_model_and_all_keep_blocks_that_can_be_split() -> None:
+    found = workers(RANKS)
+    assert split(found["prefill"]) == [
+        "--tensor-parallel=2",
+        "--pipeline-parallel=2",
+        "--kv-order=pairs",
+    ]
+    assert split(found["decode"]) == ["--kv-order=pairs"]
+    assert split(found["other"]) == ["--kv-order=tokens"]
+    assert [split(each) for each in workers({}).values()] == [[], []]
+
+
+def test_each_rank_has_a_core_and_memory_of_its_own() -> None:
+    found = workers(RANKS)
+    of_four, alone = (found[name]["resources"] for name in ("prefill", "decode"))
+    assert (of_four["requests"]["cpu"], of_four["limits"]["cpu"]) == ("4", "8")
+    assert (alone["requests"]["cpu"], alone["limits"]["cpu"]) == ("1", "2")
+    mebibytes = [int(each["limits"]["memory"].removesuffix("Mi")) for each in (of_four, alone)]
+    assert mebibytes[0] - mebibytes[1] == 3 * 1024
