@@ -117,7 +117,7 @@ class SimulatedRouter:
         for owner, reservation in self._reserved[request.number]:
             if isinstance(owner, WorkerView):
                 self._num_sent[owner.worker_id] += 1
-                reservation.session, reservation.number = self.name, self._num_sent[owner.worker_id]
+                owner.note_sent(reservation, self.name, self._num_sent[owner.worker_id])
         self._send(request, decision)
 
     def _send(self, request: Request, decision: Decision) -> None:

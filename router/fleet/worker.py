@@ -99,7 +99,7 @@ class Worker(WorkerView):
 
     def sent(self, reservation: Reservation) -> None:
         """Note that the request of a reservation has just been sent."""
-        reservation.session, reservation.number = self.link.session, self.link.num_legs
+        self.note_sent(reservation, self.link.session, self.link.num_legs)
 
     def as_json(self) -> dict[str, Any]:
         """This worker as `/fleet` shows it."""

@@ -15,6 +15,7 @@ from router.routing.pace import typical_speed
 from router.routing.pairs import Pairs
 from router.routing.prediction import WorkerSpeed
 from router.routing.sessions import Sessions
+from router.routing.unseen_load import others_of, unseen_of_others
 from router.routing.view import WorkerLoad
 from router.routing.worker_view import Liveness, WorkerView
 
@@ -29,7 +30,8 @@ class FleetView:
         self._workers: dict[str, WorkerView] = {}
         self._former_changes = 0
         self._typical: WorkerSpeed | None = None
-        self._typical_at: int | None = None  # the version; it need not be the newest
+        self._others = 0.0
+        self._averaged_at: int | None = None  # the version; it need not be the newest
 
     @property
     def version(self) -> int:
@@ -70,12 +72,28 @@ class FleetView:
         return [each for each in usable if each.liveness is Liveness.SLOW]
 
     def loads(self, workers: Sequence[WorkerView]) -> list[WorkerLoad]:
-        """The loads of these workers. One whose speed is not trusted counts as a typical one."""
+        """The loads of these workers of one role. One whose speed is not trusted counts as a
+        typical one; what was just sent counts, and what others have probably sent meanwhile."""
+        typical, others = self._averages()
+        if not others:
+            return [each.load(typical) for each in workers]
+        unseen = unseen_of_others([each.unseen for each in workers], others)
+        return [each.load(typical, more) for each, more in zip(workers, unseen, strict=True)]
+
+    @property
+    def typical(self) -> WorkerSpeed | None:
+        """The speed of a typical worker."""
+        return self._averages()[0]
+
+    def _averages(self) -> tuple[WorkerSpeed | None, float]:
+        """The speed of a typical worker, and how many requests others send for each of ours."""
         version = self.version
-        if self._typical_at is None or version - self._typical_at > len(self._workers):
-            self._typical = typical_speed([each.speed for each in self._workers.values()])
-            self._typical_at = version
-        return [each.load(self._typical) for each in workers]
+        if self._averaged_at is None or version - self._averaged_at > len(self._workers):
+            everybody = self._workers.values()
+            self._typical = typical_speed([each.speed for each in everybody])
+            self._others = others_of([each.arrivals for each in everybody])
+            self._averaged_at = version
+        return self._typical, self._others
 
     def matches(self, hashes: Sequence[bytes], now: float) -> Mapping[str, PrefixMatch]:
         """The number of these leading blocks that each worker holds, for workers that hold any."""

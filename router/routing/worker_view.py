@@ -16,6 +16,7 @@ from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
 from router.routing.pace import pace_of, trusts
 from router.routing.prediction import WorkerSpeed
+from router.routing.unseen_load import NOTHING, Arrivals, Unseen
 from router.routing.view import WorkerLoad
 
 _CHUNK_TOKENS, _ITL_TARGET_MS = 512, 50.0  # of workers that do not report them
@@ -55,11 +56,13 @@ class WorkerView:
         self.stats: WorkerStats | None = None
         self.speed: WorkerSpeed | None = None
         self.changes = 0
+        self.arrivals = Arrivals()
+        self._session = ""
         self._reservations: set[Reservation] = set()
         self._reserved_tokens = self._reserved_blocks = 0
         self._stepped_us = 0
         self._load: WorkerLoad | None = None
-        self._load_key: tuple[int, WorkerSpeed | None] = 0, None
+        self._load_key: tuple[int, WorkerSpeed | None, Unseen] = 0, None, NOTHING
 
     @property
     def worker_id(self) -> str:
@@ -117,6 +120,8 @@ class WorkerView:
         num_steps = stats.counters.get("steps", 0)
         if self.stats is None or num_steps != self.stats.counters.get("steps", 0):
             self._stepped_us = stats.reported_us
+        if self.stats is not None:
+            self.arrivals.observe(self.stats.received, stats.received, self._session)
         self.stats = stats
         self.speed = _speed(self.info, stats, stats.reported_us - self._stepped_us)
         self.changes += 1
@@ -132,6 +137,12 @@ class WorkerView:
         self.changes += 1
         return reservation
 
+    def note_sent(self, reservation: Reservation, session: str, number: int) -> None:
+        """Note that the request of a reservation has just been sent, as this session's
+        `number`th."""
+        reservation.session, reservation.number = session, number
+        self._session = session
+
     def release(self, reservation: Reservation) -> None:
         """End a reservation: its request is over there or was never sent. May be called again."""
         if reservation in self._reservations:
@@ -140,18 +151,27 @@ class WorkerView:
             self._reserved_blocks -= reservation.blocks
             self.changes += 1
 
-    def load(self, typical: WorkerSpeed | None = None) -> WorkerLoad:
-        """The load for a placement: the last stats plus the reservations. `typical` is the speed of
-        the fleet's workers, which counts as far as the worker's own is not trusted."""
-        if self._load is None or self._load_key != (self.changes, typical):
-            self._load, self._load_key = self._new_load(typical), (self.changes, typical)
+    @property
+    def unseen(self) -> Unseen:
+        """What this router has sent, and no report counts yet."""
+        return Unseen(len(self._reservations), self._reserved_tokens, self._reserved_blocks)
+
+    def load(self, typical: WorkerSpeed | None = None, others: Unseen = NOTHING) -> WorkerLoad:
+        """The load for a placement: the last stats plus the reservations, and what `others` have
+        probably sent meanwhile. `typical` is the speed of the fleet's workers, which counts as far
+        as the worker's own is not trusted."""
+        key = self.changes, typical, others
+        if self._load is None or self._load_key != key:
+            self._load, self._load_key = self._new_load(typical, others), key
         return self._load
 
-    def _new_load(self, typical: WorkerSpeed | None) -> WorkerLoad:
-        stats, info, num_reserved = self.stats, self.info, len(self._reservations)
+    def _new_load(self, typical: WorkerSpeed | None, others: Unseen) -> WorkerLoad:
+        stats, info = self.stats, self.info
+        num_reserved = len(self._reservations) + round(others.requests)
         num_waiting = num_reserved + (stats.num_waiting if stats else 0)
         num_requests = num_waiting + (stats.num_running if stats else 0)
-        queued = self.queued_tokens
+        queued = self.queued_tokens + round(others.tokens)
+        claimed = self._claimed_blocks + round(others.blocks)
         is_prefill = info.role is Role.PREFILL
         num_prompts = num_requests if is_prefill else num_waiting
         num_decoding = 0 if is_prefill else num_requests
@@ -160,7 +180,7 @@ class WorkerView:
             num_requests=num_requests,
             queued_tokens=queued,
             blocks_total=info.num_blocks,
-            blocks_claimed=self._claimed_blocks,
+            blocks_claimed=claimed,
             blocks_stuck=stats.blocks_stuck if stats else 0,
             max_context=info.max_context,
             max_batch=info.max_batch_size,

@@ -1,0 +1,71 @@
+"""How much load other routers have put on workers that this router does not see yet.
+
+Pure. Between two reports of a worker, a router sees only its own requests there. Workers report how
+many requests each router has sent, which shows how many others send for each of this router's. Part
+of them go where this router's went, because routers that see the same fleet choose alike; the rest
+go anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+HALF_LIFE = 64
+"""After so many requests, older ones count half."""
+MOST_OTHERS = 15.0
+"""Others count for at most so many of this router's requests, whatever an estimate says."""
+ALIKE = 0.2
+"""The part of others' requests that counts as sent where this router's went."""
+
+
+class Unseen(NamedTuple):
+    """Load that workers' reports do not count yet, in requests, prompt tokens and blocks."""
+
+    requests: float = 0.0
+    tokens: float = 0.0
+    blocks: float = 0.0
+
+
+NOTHING = Unseen()
+
+
+class Arrivals:
+    """The requests that a worker has lately received, in all and from this router."""
+
+    __slots__ = ("everybody", "own")
+
+    def __init__(self) -> None:
+        self.own = self.everybody = 0.0
+
+    def observe(self, former: dict[str, int], received: dict[str, int], session: str) -> None:
+        """A worker reports other numbers of requests, by session, than before; `session` is that
+        of this router."""
+        if received == former:
+            return
+        new = {name: count - former.get(name, 0) for name, count in received.items()}
+        count = sum([each for each in new.values() if each > 0])
+        kept = 0.5 ** (count / HALF_LIFE)
+        self.own = kept * self.own + max(0, new.get(session, 0))
+        self.everybody = kept * self.everybody + count
+
+
+def others_of(arrivals: Iterable[Arrivals]) -> float:
+    """How many requests other routers have lately sent for each of this router's."""
+    own = everybody = 0.0
+    for each in arrivals:
+        own += each.own
+        everybody += each.everybody
+    return min(MOST_OTHERS, max(0.0, everybody - own) / (own + 1))
+
+
+def unseen_of_others(own: list[Unseen], others: float) -> list[Unseen]:
+    """What others have probably sent to each worker of a pool, if this router has sent `own`."""
+    if not others or not own:
+        return [NOTHING] * len(own)
+    near, far = others * ALIKE, others * (1 - ALIKE) / len(own)
+    requests, tokens, blocks = (far * sum([each[at] for each in own]) for at in range(3))
+    return [
+        Unseen(requests + near * each[0], tokens + near * each[1], blocks + near * each[2])
+        for each in own
+    ]
