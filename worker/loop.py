@@ -149,17 +149,17 @@ class WorkerLoop(Generic[AnyTask]):
         self._role.end()
 
     def turn(self) -> None:
-        """One turn of the loop."""
+        """One turn of the loop. What has arrived is published before a step that may be long."""
         self._receive()
         batch = self._host.engine.plan()
         self._begin(batch)
+        self._publish()
         outcome = self._host.steps.run(batch)
         for result in outcome.results:
             self._deliver(result)
         for sequence in outcome.failed:
             self._fail(sequence, outcome.reason, retryable=not outcome.is_their_fault)
         self._role.flush()
-        self._publish()
 
     # -- receive ----------------------------------------------------------------------------
 

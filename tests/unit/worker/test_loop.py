@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from protocol.events import WorkerStats
 from protocol.messages import AttemptFailed, Generate, NewAttempt, Prefill
 from protocol.registration import WorkerState
+from scheduling.batch import Batch
 from tests.sequences import greedy
 from tests.unit.worker_harness import ROUTER, Clock, DecodeBench, PrefillBench
 from worker.counters import Count
+from worker.step_runner import StepOutcome
 
 Benches = tuple[PrefillBench, DecodeBench]
 
@@ -56,3 +59,27 @@ def test_a_worker_that_is_to_stop_starts_nothing(benches: Benches) -> None:
         assert (answer.retryable, answer.reason) == (True, "the worker stops")
         assert bench.announced == [WorkerState.DRAINING]
         assert bench.scheduler.sequences == []
+
+
+def test_a_request_is_in_a_report_before_its_first_step_ends(benches: Benches) -> None:
+    """A step may be long, and other routers should know meanwhile what waits here."""
+    for bench, own in zip(benches, (Prefill, Generate), strict=True):
+        told: list[int] = []
+        run = bench.steps.run
+
+        def noting(
+            batch: Batch,
+            told: list[int] = told,
+            bench: PrefillBench | DecodeBench = bench,
+            run: Callable[[Batch], StepOutcome] = run,
+        ) -> StepOutcome:
+            (stats,) = [each for each in bench.published if isinstance(each, WorkerStats)]
+            told.append(stats.num_running)
+            return run(batch)
+
+        bench.steps.run = noting  # type: ignore[method-assign]
+        bench.server.inbox.append((ROUTER, attempt(own)))
+        bench.worker.turn()
+        assert told == [1]
+        bench.role.drop_all()
+        bench.worker.turn()
