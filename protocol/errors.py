@@ -17,7 +17,7 @@ BatonError
 └── ServiceError           Baton's fault: becomes a 5xx
     ├── Overloaded         503 with Retry-After
     │   ├── DeadlineUnreachable 503, the request would wait for longer than its time
-    │   ├── TargetUnreachable  503, it would wait for longer than its target of the first token
+    │   ├── TargetUnreachable  503, the load would make it miss its targets
     │   └── StoreTrouble       503, the request needs the store of responses
     │       ├── StoreAway      which cannot be reached
     │       ├── StoreFull      which has no room
@@ -216,7 +216,7 @@ class DeadlineUnreachable(Overloaded):
 
 
 class TargetUnreachable(Overloaded):
-    """The prompts ahead of the request take longer than it gives its first token."""
+    """The request is predicted to miss its own targets because of the load."""
 
     code = "target_unreachable"
 

@@ -21,7 +21,8 @@ class FleetSpec:
     """A fleet: its pools, each as `(specification, number of workers)`, and what joins them.
 
     - `policy` makes the policy of a router.
-    - `targets`: what every request names as its targets.
+    - `targets`: what every request names as its targets; with `refuses_late`, requests that are
+      predicted to miss them are refused.
     - `link_bytes_per_s`, `link_s`: bandwidth of a worker's network card in one direction, and the
       latency of a transfer.
     """
@@ -33,6 +34,7 @@ class FleetSpec:
     delays: Delays = USUAL_DELAYS
     num_routers: int = 1
     targets: Targets = NO_TARGETS
+    refuses_late: bool = False
 
 
 @dataclass
@@ -70,6 +72,7 @@ class Fleet:
             router = SimulatedRouter(
                 f"router-{number}", self._queue, spec.policy(), rng, spec.delays, spec.targets
             )
+            router.refuses_late = spec.refuses_late
             router.on_end = self._on_end
             self._reports.routers[router.name] = router
             self._routers.append(router)
@@ -124,6 +127,8 @@ class Fleet:
             num_output=turn.num_output,
             content=() if turn.blocks is None else turn.blocks.digests(size),
             arrival=self._queue.now,
+            share=session.share,
+            priority=session.priority,
         )
         self._outcome.requests.append(request)
         self._turns[request.number] = session, index

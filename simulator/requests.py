@@ -27,6 +27,8 @@ class Request:
     num_output: int
     content: Sequence[bytes]
     arrival: float
+    share: str = ""
+    priority: int = 0
     router: str = ""
     decode: str = ""
     prefill: str | None = None

@@ -7,11 +7,12 @@ at once, and their load not too often.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.errors import Overloaded, PromptTooLong
+from protocol.errors import Overloaded, PromptTooLong, TargetUnreachable
 from protocol.events import CacheEvents, WorkerStats
 from protocol.messages import CacheDump
 from protocol.registration import WorkerInfo, WorkerState
@@ -19,6 +20,7 @@ from router.routing.cache_index import CacheIndex
 from router.routing.decision import Charge, Decision, Query, apply
 from router.routing.fleet_view import FleetView
 from router.routing.output_lengths import OutputLengths
+from router.routing.shedding import Asker, WaitingPrompt, shed
 from router.routing.view import NO_TARGETS, Targets
 from router.routing.worker_view import Liveness, WorkerView
 from scheduling.load_report import load_report, step_counters
@@ -70,6 +72,7 @@ class SimulatedRouter:
     ) -> None:
         self.name = name
         self.on_end: Callable[[Request], None] = lambda _: None
+        self.refuses_late = False
         self._queue = queue
         self._policy = policy
         self._rng = rng
@@ -78,6 +81,7 @@ class SimulatedRouter:
         self._view = FleetView(CacheIndex(EXPECTED_S))
         self._workers: dict[str, SimulatedWorker] = {}
         self._num_sent: dict[str, int] = {}
+        self._waiting: dict[int, WaitingPrompt] = {}
         self._reserved: dict[int, list[Charge]] = {}
         self._outputs = OutputLengths()
 
@@ -109,6 +113,8 @@ class SimulatedRouter:
         )
         try:
             decision = self._policy(self._view, query, now, self._rng)
+            if self.refuses_late:
+                self._check_targets(request, decision)
         except (Overloaded, PromptTooLong) as error:
             request.failure = type(error).__name__
             self.on_end(request)
@@ -120,8 +126,18 @@ class SimulatedRouter:
                 owner.note_sent(reservation, self.name, self._num_sent[owner.worker_id])
         self._send(request, decision)
 
+    def _check_targets(self, request: Request, decision: Decision) -> None:
+        asker = Asker(self._targets, request.share, request.priority)
+        found = shed(asker, decision.placement, decision.loads, self._waiting.values())
+        if found is not None:
+            raise TargetUnreachable("", math.ceil(found.late_ms / 1000))
+
     def _send(self, request: Request, decision: Decision) -> None:
         placement = decision.placement
+        computing = placement.prefill or placement.decode
+        self._waiting[request.number] = WaitingPrompt(
+            computing.worker_id, computing.recompute_tokens, request.share, request.priority
+        )
         request.decode, request.rule = placement.decode.worker_id, placement.rule.value
         arrives = self._queue.now + self._delays.message_s
         decode = self._workers[request.decode]
@@ -136,6 +152,7 @@ class SimulatedRouter:
     def on_first_token(self, request: Request, time: float) -> None:
         """The request's first token is on its way since `time`."""
         request.first_token = time + self._delays.message_s + self._delays.answer_s
+        self._waiting.pop(request.number, None)
 
     def on_moved(self, request: Request) -> None:
         """The blocks of the request's prompt have arrived at its decode worker."""

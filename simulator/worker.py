@@ -167,6 +167,7 @@ class SimulatedWorker:
             self.spec.config.block_size,
             request.arrival,
         )
+        sequence.share, sequence.priority = request.share, request.priority
         self._tasks[sequence.request_id] = Task(request, sequence)
         return sequence
 

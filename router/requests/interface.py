@@ -68,7 +68,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     - `share`: workers give each share equal turns.
     - `session`: requests of one session go to the same workers if that costs no more.
     - `ttft_target_ms`, `tpot_target_ms`: the targets of the client or its key; None: the router's.
-      A request that would wait for longer than its own first target is refused.
+      A request that is predicted to miss its own targets because of the load is refused.
     - `shared_tokens`: leading tokens declared as shared by everybody; the blocks that they fill
       have no salt.
     - `stays_in_pool`: workers may keep its KV nowhere but in their pools.

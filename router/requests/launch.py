@@ -26,7 +26,7 @@ from router.requests.experience import Experience
 from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
-from router.requests.waiting_ahead import check_deadline
+from router.requests.waiting_ahead import check_deadline, check_targets
 from router.routing.decision import Charge, Decision, Query, apply, decide
 from router.routing.view import NO_TARGETS, Mode, Placement, Targets
 from router.settings import BY_LOAD, ON, RoutingSettings
@@ -104,6 +104,7 @@ class Launcher:
         placement = decision.placement
         if source is None and generation.num_attempts == 1:
             check_deadline(generation, placement, decision.loads, running)
+            check_targets(generation, placement, decision.loads, running)
         attempt = self._attempt(generation, first_index, decision, apply(view, decision, now))
         attempt.prefill = attempt.prefill or source
         if query.may_fetch and source is None:

@@ -1,22 +1,23 @@
-"""Refuses a request whose deadline, or own target of the first token, will have passed before its
-turn comes.
+"""Refuses a request that would be late: for its deadline, or for its own targets.
 
-Counts only prompts that are sure to come first: those of this router, on the same worker, older
-than the request, of its share and of no lower priority. Other shares, other routers and the
-request's own prompt would make it later still. So a request that is refused for its deadline would
-have been late even if the prediction is too high by a factor of `MARGIN`.
+A deadline refuses only what is certain. It counts only prompts that are sure to come first: those
+of this router, on the same worker, older than the request, of its share and of no lower priority.
+Other shares, other routers and the request's own prompt would make it later still. So a request
+that is refused for its deadline would have been late even if the prediction is too high by a factor
+of `MARGIN`. Targets refuse what is predicted: see `router.routing.shedding`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from protocol.errors import DeadlineUnreachable, TargetUnreachable
 from router.requests.generation import Generation
 from router.routing.prediction import least_wait_ms
-from router.routing.view import Mode, Placement, WorkerLoad
+from router.routing.shedding import Asker, WaitingPrompt, shed
+from router.routing.view import Mode, Placement, Targets, WorkerLoad
 
 MARGIN = 2
 """The predicted wait must exceed the time left by this factor."""
@@ -29,8 +30,8 @@ def check_deadline(
     loads: Iterable[WorkerLoad],
     running: Iterable[Generation],
 ) -> None:
-    """Raises DeadlineUnreachable or TargetUnreachable if the prompts of `running` on the same
-    worker take too long. `loads` are those from which the placement was made."""
+    """Raises DeadlineUnreachable if the prompts of `running` on the same worker take too long.
+    `loads` are those from which the placement was made."""
     worker_id = _computing(placement)[0]
     for load in loads:
         if load.worker_id == worker_id:
@@ -40,27 +41,53 @@ def check_deadline(
     if load.speed is None:
         return
     left_ms = (generation.deadline - time.monotonic()) * 1000
-    target_ms, most_ms = generation.request.ttft_target_ms, MARGIN * left_ms
-    if target_ms is not None:
-        most_ms = min(most_ms, target_ms)
-    if least_wait_ms(load.speed, load.queued_tokens) <= most_ms:
+    if least_wait_ms(load.speed, load.queued_tokens) <= MARGIN * left_ms:
         return
     ahead = sum(_waiting_tokens(each, worker_id) for each in running if _precedes(each, generation))
     wait_ms = least_wait_ms(load.speed, min(ahead, load.queued_tokens))
-    told = f"the prompts that wait before this one take about {wait_ms / 1000:.1f} s, and its"
     if wait_ms > MARGIN * left_ms:
         retry_s = _retry_s(wait_ms - left_ms)
         raise DeadlineUnreachable(
-            f"{told} deadline is in {max(0.0, left_ms) / 1000:.1f} s; try again in {retry_s} s",
+            f"the prompts that wait before this one take about {wait_ms / 1000:.1f} s, and its "
+            f"deadline is in {max(0.0, left_ms) / 1000:.1f} s; try again in {retry_s} s",
             retry_s,
         )
-    if target_ms is not None and wait_ms > target_ms:
-        retry_s = _retry_s(wait_ms - target_ms)
+
+
+def check_targets(
+    generation: Generation,
+    placement: Placement,
+    loads: Iterable[WorkerLoad],
+    running: Iterable[Generation],
+) -> None:
+    """Raises TargetUnreachable if the request is predicted to miss its own targets because of the
+    load."""
+    request = generation.request
+    own = Targets(request.ttft_target_ms, request.tpot_target_ms)
+    asker = Asker(own, request.share, request.priority)
+    found = shed(asker, placement, loads, _prompts(running))
+    if found is None:
+        return
+    retry_s, target_s = _retry_s(found.late_ms), found.target_ms / 1000
+    if found.is_first_token:
+        told = f"its first token would come after about {found.predicted_ms / 1000:.1f} s"
         raise TargetUnreachable(
-            f"{told} first token is to come within {target_ms / 1000:.1f} s; try again in "
-            f"{retry_s} s",
-            retry_s,
+            f"{told}, and is to come within {target_s:.1f} s; try again in {retry_s} s", retry_s
         )
+    raise TargetUnreachable(
+        f"its tokens would take about {found.predicted_ms:.0f} ms each beside others, and are to "
+        f"take {found.target_ms:.0f} ms; try again in {retry_s} s",
+        retry_s,
+    )
+
+
+def _prompts(running: Iterable[Generation]) -> Iterator[WaitingPrompt]:
+    """The prompts that wait for their first tokens."""
+    for each in running:
+        attempt = each.attempt
+        if attempt is not None and not each.stream.token_ids:
+            name, num_tokens = _computing(attempt.placement)
+            yield WaitingPrompt(name, num_tokens, each.request.share, each.request.priority)
 
 
 def _retry_s(late_ms: float) -> int:

@@ -110,6 +110,7 @@ class Devices:
             Delays(settings.message_ms / 1e3, report_s=settings.report_ms / 1e3),
             settings.routers,
             Targets(settings.ttft_ms, settings.tpot_ms) if settings.name_targets else NO_TARGETS,
+            settings.refuse_late,
         )
 
     def _worker(self, role: Role) -> WorkerSpec:

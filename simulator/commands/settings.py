@@ -41,6 +41,9 @@ class SimulationSettings:
     name_targets: bool = setting(
         True, help="requests name the targets, as clients and keys can; placement then heeds them"
     )
+    refuse_late: bool = setting(
+        False, help="routers refuse requests that are predicted to miss the targets that they name"
+    )
     seed: int = setting(0, help="of everything random; equal seeds give equal results", minimum=0)
     speed: float = setting(
         1.0, help="how many times faster than recorded requests come", minimum=1e-6

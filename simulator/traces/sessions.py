@@ -73,11 +73,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns one after the other, the first one's pause counting from `start_s`."""
+    """Turns one after the other, the first one's pause counting from `start_s`; `share` is the
+    owner's, and a higher `priority` more urgent."""
 
     name: str
     start_s: float
     turns: Sequence[Turn]
+    share: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True)

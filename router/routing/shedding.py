@@ -1,0 +1,121 @@
+"""Which requests are refused because they are predicted to miss their own targets.
+
+Pure. Under overload, a queue that takes everybody makes everybody late. So a request is refused if
+its wait leaves too little of its target, or if so many requests decode already that its tokens
+would come too slowly. The wait counts the prompts that a worker serves first, by the rule of
+`scheduling.turns`: those of the same share and of no lower priority, and of each other share as
+much as this one has. So the least urgent requests are refused first, and a share that floods the
+fleet refuses mostly its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from router.routing.view import Candidate, Placement, Targets, WorkerLoad
+
+MARGIN = 0.05
+"""Predictions must meet a target with this part of it to spare; each step of priority below 0 adds
+as much, and a priority above 0 needs none."""
+MOST_MARGIN = 0.3
+LEAST_WAIT = 0.1
+"""A request that would be late even without a queue may wait for this part of its target."""
+TRUST = 0.5
+"""Step models that are trusted less refuse nothing."""
+
+
+class WaitingPrompt(NamedTuple):
+    """A prompt without a first token, on the worker that computes `num_tokens` of it."""
+
+    worker_id: str
+    num_tokens: int
+    share: str
+    priority: int
+
+
+class Asker(NamedTuple):
+    """Whose request it is, and what it should meet."""
+
+    targets: Targets
+    share: str = ""
+    priority: int = 0
+
+    @property
+    def spared(self) -> float:
+        """The part of a target that predictions may use up."""
+        if self.priority > 0:
+            return 1.0
+        return 1.0 - min(MOST_MARGIN, MARGIN * (1 - self.priority))
+
+
+class Shed(NamedTuple):
+    """Why a request is refused: what is predicted, what is asked for, and for how long it would
+    have to stay away."""
+
+    predicted_ms: float
+    target_ms: float
+    late_ms: float
+    is_first_token: bool
+
+
+def shed(
+    asker: Asker,
+    placement: Placement,
+    loads: Iterable[WorkerLoad],
+    waiting: Iterable[WaitingPrompt],
+) -> Shed | None:
+    """Why a request with this placement is refused; None if it is not. `loads` are those from which
+    the placement was made, `waiting` the prompts that this router has sent and that wait for their
+    first tokens."""
+    chosen = placement.prefill or placement.decode
+    by_name = {each.worker_id: each for each in loads}
+    computing, decode = by_name[chosen.worker_id], by_name[placement.decode.worker_id]
+    if asker.targets.ttft_ms is not None and _is_trusted(computing):
+        target_ms = asker.targets.ttft_ms
+        own_ms = (chosen.ttft_ms or 0.0) - chosen.wait_ms
+        most_ms = max(LEAST_WAIT * target_ms, asker.spared * target_ms - own_ms)
+        if chosen.wait_ms > most_ms:
+            wait_ms = wait_of(asker, chosen, computing, waiting)
+            if wait_ms > most_ms:
+                return Shed(wait_ms + own_ms, target_ms, wait_ms - most_ms, True)
+    if asker.targets.tpot_ms is not None and _is_trusted(decode):
+        return _too_slow(asker, placement.decode, decode, asker.targets.tpot_ms)
+    return None
+
+
+def wait_of(
+    asker: Asker, chosen: Candidate, load: WorkerLoad, waiting: Iterable[WaitingPrompt]
+) -> float:
+    """The time that the prompts take that this worker serves first. Prompts of other routers count
+    as being alike."""
+    before, known, others = 0, 0, Counter[str]()
+    for each in waiting:
+        if each.worker_id != load.worker_id:
+            continue
+        known += each.num_tokens
+        if each.share != asker.share:
+            others[each.share] += each.num_tokens
+        elif each.priority >= asker.priority:
+            before += each.num_tokens
+    if not known or not load.queued_tokens:
+        return chosen.wait_ms
+    scale = load.queued_tokens / known
+    turn = before * scale + chosen.recompute_tokens
+    ahead = before * scale + sum([min(scale * each, turn) for each in others.values()])
+    return chosen.wait_ms * min(1.0, ahead / load.queued_tokens)
+
+
+def _too_slow(asker: Asker, chosen: Candidate, load: WorkerLoad, target_ms: float) -> Shed | None:
+    """Why the other requests on a decode worker make the tokens of this one too slow."""
+    most_ms = asker.spared * target_ms
+    if chosen.tpot_ms <= most_ms or load.pace.idle_ms >= most_ms:
+        return None
+    late_ms = chosen.decode_ms / max(1, load.num_requests)  # until one of them is over
+    return Shed(chosen.tpot_ms, target_ms, late_ms, False)
+
+
+def _is_trusted(load: WorkerLoad) -> bool:
+    speed = load.speed
+    return speed is not None and min(speed.step_trust, speed.token_trust) >= TRUST
