@@ -112,7 +112,8 @@ class SimulateSettings(SimulationSettings):
         ("baton",),
         help="how requests are placed: baton, random, round-robin, least-loaded, power-of-two, "
         "prefix-affinity, lmetric, llm-d, aibrix, sglang, dynamo, threshold-2048, always-split, "
-        "never-split, or all; several are compared",
+        "never-split, or all of these; no-prediction, no-pending, no-local, no-sessions: Baton's "
+        "without that part, or ablation; several are compared",
     )
     jobs: int | None = setting(
         1, help="simulations at once; none: one for each core", unit="processes", minimum=1

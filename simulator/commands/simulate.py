@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     summaries = [each.summary for each in results]
     if settings.json:
         print(json.dumps({"title": title, "fleets": [e.as_json() for e in summaries]}, indent=2))
-    elif len(set(settings.policies)) > 1 or "all" in settings.policies:
+    elif len(policy_names(settings.policies)) > 1:
         print_wide(comparison_table(title, summaries, targets))
     else:
         print_wide(report_table(title, summaries, targets))

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from protocol.errors import ConfigError
 from router.routing.decision import decide
 from simulator.policies import pools
+from simulator.policies.ablation import without_pending, without_prediction, without_sessions
 from simulator.policies.choices import Policy, by_rule, in_turn, never_split, with_threshold
 
 BATON = "baton"
-ALL = "all"
-POLICIES: Mapping[str, Callable[[], Policy]] = {
+ALL, ABLATION = "all", "ablation"
+RULES: Mapping[str, Callable[[], Policy]] = {
     BATON: lambda: decide,
     "random": lambda: by_rule(pools.at_random),
     "round-robin": in_turn,
@@ -27,14 +28,25 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "always-split": lambda: with_threshold(0),
     "never-split": lambda: never_split,
 }
-"""Each makes a fresh policy, because some count."""
+"""Baton's policy and those of others. Each makes a fresh one, because some count."""
+PARTS: Mapping[str, Callable[[], Policy]] = {
+    "no-prediction": lambda: without_prediction,
+    "no-pending": lambda: without_pending,
+    "no-local": RULES["always-split"],
+    "no-sessions": lambda: without_sessions,
+}
+"""Baton's policy without one of its parts."""
+POLICIES = {**RULES, **PARTS}
 
 
 def policy_names(names: Sequence[str]) -> list[str]:
-    """The named policies, each once; `all` stands for every one. Raises ConfigError."""
+    """The named policies, each once; `all` stands for Baton's and those of others, `ablation` for
+    Baton's with and without its parts. Raises ConfigError."""
+    groups = {ALL: list(RULES), ABLATION: [BATON, *PARTS]}
     found: dict[str, None] = {}
     for name in names:
-        if name != ALL and name not in POLICIES:
-            raise ConfigError(f"--policies {name}: there are {', '.join(POLICIES)}, or {ALL}")
-        found.update(dict.fromkeys(POLICIES if name == ALL else [name]))
+        if name not in groups and name not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ConfigError(f"--policies {name}: there are {known}, or {ALL}, or {ABLATION}")
+        found.update(dict.fromkeys(groups.get(name, [name])))
     return list(found)

@@ -12,7 +12,7 @@ from router.routing.pace import pace_of
 from router.routing.prediction import WorkerSpeed
 from router.routing.view import PlacementQuery
 from simulator.policies import pools
-from simulator.policies.names import POLICIES, policy_names
+from simulator.policies.names import PARTS, POLICIES, RULES, policy_names
 from simulator.policies.pools import PoolLoad, Rule
 from tests.unit.simulator.fleets import served, single, small_fleet
 
@@ -83,7 +83,8 @@ def test_round_robin_takes_turns() -> None:
 
 
 def test_names() -> None:
-    assert policy_names(["all"]) == list(POLICIES)
+    assert policy_names(["all"]) == list(RULES)
+    assert policy_names(["ablation"]) == ["baton", *PARTS]
     assert policy_names(["lmetric", "baton", "lmetric"]) == ["lmetric", "baton"]
     with pytest.raises(ConfigError, match="there are baton, random"):
         policy_names(["bato"])
