@@ -153,6 +153,7 @@ class NewAttempt(Message, frozen=True, kw_only=True):
     - A resumable attempt outlives its router for a while, see Resume.
     - `trace_id`: the trace that the request is part of, for log lines; "" if there is none.
     - `share`: workers give each share, one for each owner of a key, equal turns.
+    - `session`: the conversation or agent whose turn it is; "" if it is not known.
     - `cache_salt`: separates its blocks in caches from those of others, except for the blocks that
       the first `shared_tokens` tokens fill.
     - `stays_in_pool`: no worker keeps its KV in host memory or on disk below its pool.
@@ -170,6 +171,7 @@ class NewAttempt(Message, frozen=True, kw_only=True):
     cache_salt: Text = ""
     shared_tokens: Count = 0
     share: Text = ""
+    session: Text = ""
     stays_in_pool: bool = False
     is_resumable: bool = False
     trace_id: Text = ""

@@ -103,6 +103,7 @@ class Sequence:
     - `num_passed_blocks`: blocks of sequences that were admitted past this one while it waits.
     - `history`: the token counts of the sampler, if it needs any.
     - `share`: sequences of one share belong to one owner; the shares get equal turns.
+    - `session`: the conversation or agent that the sequence is a turn of, "" if it is not known.
     - `hashes`: those of full blocks. The first `num_shared` are given and shared by everybody;
       `root_hash` is the parent of the next one.
     - `prompt_record`: collects the prompt's log-probabilities, if the request wants them.
@@ -120,6 +121,7 @@ class Sequence:
     deadline: float
     priority: int = 0
     share: str = ""
+    session: str = ""
     remote: bool = False
     prefill_only: bool = False
     trace_id: str = ""

@@ -2,7 +2,8 @@
 
 A share is the owner of a key; requests without a key are one share. Within a share, a sequence of a
 higher priority comes first, and each step of priority is worth `aging_s` seconds of waiting. So
-nothing waits for ever, and an old backlog does not hold up an urgent newcomer. Between shares, the
+nothing waits for ever, and an old backlog does not hold up an urgent newcomer. A session that has
+had much work waits as one of lower priority: see `scheduling.session_service`. Between shares, the
 share that has had the fewest tokens comes first, whatever its priorities: see `scheduling.shares`.
 Sequences of a priority below 0 cost their share more, so background work yields. Pure.
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 from scheduling.sequence import Sequence
+from scheduling.session_service import SessionService
 from scheduling.shares import ShareAccounts
 
 MOST_STEPS = 5
@@ -26,6 +28,7 @@ class Turns:
     def __init__(self, aging_s: float) -> None:
         self._aging_s = aging_s
         self._accounts = ShareAccounts()
+        self._sessions = SessionService()
         self._backlogged: set[str] = set()
 
     def __len__(self) -> int:
@@ -38,7 +41,7 @@ class Turns:
     def in_turn(self, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
         """The waiting sequences in the order in which they may be admitted. The order follows the
         admissions that happen meanwhile."""
-        ordered = sorted(waiting, key=self.seniority)
+        ordered = sorted(waiting, key=self._rank_in_share)
         queues: dict[str, list[Sequence]] = {}
         for sequence in reversed(ordered):
             queues.setdefault(sequence.share, []).append(sequence)
@@ -58,15 +61,23 @@ class Turns:
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
         """Admit a sequence, and charge its share for `num_tokens`."""
         self._accounts.admit(sequence.share)
+        self._sessions.admit(sequence.session)
         self.charge(sequence, num_tokens)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Charge the share of a sequence for `num_tokens`."""
         cost = num_tokens << min(MOST_STEPS, max(0, -sequence.priority))
         self._accounts.charge(sequence.share, cost)
+        self._sessions.charge(sequence.session, num_tokens)
+
+    def _rank_in_share(self, sequence: Sequence) -> tuple[float, int]:
+        senior_at, order = self.seniority(sequence)
+        if sequence.num_preemptions:
+            return senior_at, order
+        return senior_at + self._sessions.steps_behind(sequence.session) * self._aging_s, order
 
     def _rank(self, head: Sequence) -> tuple[float, tuple[float, int]]:
-        return self._accounts.had(head.share), self.seniority(head)
+        return self._accounts.had(head.share), self._rank_in_share(head)
 
     def _join(self, shares: Iterable[str]) -> None:
         """A share that starts to wait is charged up to the virtual time."""

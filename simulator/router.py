@@ -119,6 +119,7 @@ class SimulatedRouter:
             request.failure = type(error).__name__
             self.on_end(request)
             return
+        request.session = decision.session
         self._reserved[request.number] = apply(self._view, decision, now)
         for owner, reservation in self._reserved[request.number]:
             if isinstance(owner, WorkerView):

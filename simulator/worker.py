@@ -168,6 +168,7 @@ class SimulatedWorker:
             request.arrival,
         )
         sequence.share, sequence.priority = request.share, request.priority
+        sequence.session = request.session
         self._tasks[sequence.request_id] = Task(request, sequence)
         return sequence
 

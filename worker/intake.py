@@ -78,6 +78,7 @@ class Intake:
             deadline=now + min(message.deadline_ms / 1e3, self._max_deadline_s),
             priority=message.priority,
             share=message.share,
+            session=message.session,
             remote=isinstance(message, Generate) and message.prefill is not None,
             prefill_only=isinstance(message, Prefill),
             target=message.target if isinstance(message, Prefill) else "",

@@ -38,6 +38,10 @@ class RequestTerms(msgspec.Struct, frozen=True):
     tpot_ms: int | None = None
     retention: RetentionHint | None = None
 
+    def session_or(self, name: str | None) -> str:
+        """The session that a header names, else the one that the body calls by this name."""
+        return self.session or (session_of(self.tenant, name) if name else "")
+
     def count_sequences(self, num: int) -> None:
         """The request starts so many sequences. Raises as `Ticket.widen`."""
         if self.ticket is not None and num > self.ticket.width:

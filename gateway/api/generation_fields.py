@@ -154,6 +154,7 @@ class SamplingFields(RequestBody):
     priority: Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)] | None = None
     cache_salt: CacheSalt | None = None
     cache_retention: CacheRetention | None = None
+    session_id: Annotated[str, Field(max_length=512)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaValue | None = None

@@ -21,6 +21,7 @@ class Attempt:
     - `prefill`: the other worker that sends the KV, if any: a prefill worker, or the decode worker
       that hands the request over.
     - `holders`: workers from which the one that computes the prompt may fetch leading blocks.
+    - `session`: the one that its prompt belongs to, as far as it is known.
     - `is_leaving`: the attempt's own decode worker was asked to hand the request over.
     - `is_moved`: all KV has arrived at the decode worker.
     """
@@ -32,6 +33,7 @@ class Attempt:
     prefill: Worker | None
     reservations: list[Charge]
     holders: list[KvHolder] = field(default_factory=list)
+    session: str = ""
     decode_runs: bool = False
     is_moved: bool = False
     is_leaving: bool = False

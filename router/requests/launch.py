@@ -201,6 +201,7 @@ class Launcher:
             prefill=None if prefill is None else self._chosen(prefill.worker_id),
             reservations=reservations,
             block_size=decision.query.block_size,
+            session=decision.session,
         )
 
     def _chosen(self, worker_id: str) -> Worker:
@@ -234,6 +235,7 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
         "cache_salt": request.cache_salt,
         "shared_tokens": request.shared_tokens,
         "share": request.share,
+        "session": attempt.session,
         "stays_in_pool": request.stays_in_pool,
         "is_resumable": request.is_resumable,
         "trace_id": generation.trace.trace_id or "",

@@ -40,7 +40,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     - `source`: the decode worker that hands the request over with its KV.
     - `may_fetch`: workers may fetch blocks from each other; `by_load`: only load and room decide.
     - `local_threshold_tokens`: only decode workers that lack no more tokens may compute the prompt.
-    - `session`: its former requests' workers win near-ties.
+    - `session`: its former requests' workers win near-ties; "": the prompt itself may tell it.
     - `output_tokens`: the expected length of the output; `targets`: what the request should meet.
     """
 
@@ -62,8 +62,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A placement and what it was decided from: the view's version, each worker's part of the
-    prompt, and the workers' loads."""
+    """A placement and what it was decided from: the view's version, the request's session, each
+    worker's part of the prompt, and the workers' loads."""
 
     query: Query
     placement: Placement
@@ -71,6 +71,7 @@ class Decision(msgspec.Struct, frozen=True):
     matches: Mapping[str, PrefixMatch]
     decode_loads: Sequence[WorkerLoad]
     prefill_loads: Sequence[WorkerLoad]
+    session: str = ""
 
     @property
     def loads(self) -> list[WorkerLoad]:
@@ -87,6 +88,7 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
     ready = {role: view.ready(role) for role in (Role.DECODE, Role.PREFILL)}
     decode_loads = view.loads(ready[Role.DECODE])
     prefill_loads = view.loads(ready[Role.PREFILL]) if query.source is None else []
+    session = query.session or view.sessions.inferred(query.hashes)
     asked = PlacementQuery(
         num_tokens=query.num_tokens,
         max_tokens=query.max_tokens,
@@ -95,7 +97,7 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
         prefer_decode=query.prefer_decode,
         elsewhere=held_elsewhere(matches) if query.may_fetch else None,
         by_load=query.by_load,
-        session_workers=view.sessions.workers(query.session),
+        session_workers=view.sessions.workers(session),
         local_threshold_tokens=query.local_threshold_tokens,
         output_tokens=query.output_tokens,
         targets=query.targets if query.prefer_decode is None else NO_TARGETS,
@@ -105,7 +107,7 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
     else:
         placement = place_handover(asked, query.source, decode_loads, matches, rng, view.pairs)
     version = view.version
-    return Decision(query, placement, version, matches, decode_loads, prefill_loads)
+    return Decision(query, placement, version, matches, decode_loads, prefill_loads, session)
 
 
 Charge = tuple[WorkerView | Pair, Reservation]
@@ -127,7 +129,9 @@ def apply(view: FleetView, decision: Decision, now: float) -> list[Charge]:
         blocks = exposed_blocks(decode.recompute_tokens, query.block_size)
         charges.append((pair, pair.reserve(blocks)))
     computing = None if prefill is None else prefill.worker_id
-    view.sessions.note(query.session, decode.worker_id, computing)
+    view.sessions.note(decision.session, decode.worker_id, computing)
+    if not query.session:
+        view.sessions.note_prompt(decision.session, query.hashes)
     return charges
 
 

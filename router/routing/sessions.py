@@ -1,28 +1,63 @@
 """Which workers served each session last; its next request goes there if that costs no more.
 
-Pure. A session is a name that a client gives to requests that continue each other. Bounded: the
-sessions that were longest without a request are forgotten.
+Pure. A session is a name that a client gives to requests that continue each other. Where clients
+give none, a prompt belongs to the session whose last prompt it continues: the longest one whose
+blocks it begins with, beyond those that several sessions begin with. Bounded: the sessions that
+were longest without a request are forgotten.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 MOST_SESSIONS = 1 << 14
+LOOK_BACK = 1024
+"""The blocks, from a prompt's end, among which the end of the session's last prompt is looked
+for."""
+_SEVERAL = b""
+"""No block."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The end of a session's prompt, and the block with which a later prompt continued it."""
+
+    session: str
+    following: bytes | None = None
 
 
 class Sessions:
-    """The workers of the sessions that were active lately."""
+    """The workers of the sessions that were active lately, and the ends of their prompts."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most = most
         self._workers: OrderedDict[str, tuple[str, str | None]] = OrderedDict()
+        self._chains: OrderedDict[bytes, _Chain] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._workers)
 
     def workers(self, session: str) -> frozenset[str]:
         """The last decode worker of a session, and its last prefill worker; none for a new session,
         or without one."""
         found = self._workers.get(session) if session else None
         return frozenset() if found is None else frozenset(filter(None, found))
+
+    def inferred(self, hashes: Sequence[bytes]) -> str:
+        """The session of a prompt whose client names none, by the hashes of its blocks. "" if it
+        cannot be told: the prompt has no full block, or only those of an earlier one."""
+        if not hashes:
+            return ""
+        at = self._continued(hashes)
+        if at is None:
+            return _name(hashes)
+        if at + 1 == len(hashes):
+            return ""
+        chain = self._chains[hashes[at]]
+        is_own = chain.following in (None, hashes[at + 1])
+        return chain.session if is_own else _name(hashes)
 
     def note(self, session: str, decode: str, prefill: str | None) -> None:
         """A request of the session runs on these workers."""
@@ -33,3 +68,31 @@ class Sessions:
         self._workers.move_to_end(session)
         if len(self._workers) > self._most:
             self._workers.popitem(last=False)
+
+    def note_prompt(self, session: str, hashes: Sequence[bytes]) -> None:
+        """A prompt has the session that was inferred for it. A block that two sessions continue in
+        different ways tells nothing more."""
+        if not session:
+            return
+        at = self._continued(hashes)
+        if at is not None:
+            chain = self._chains[hashes[at]]
+            if chain.following is None:
+                chain.following = hashes[at + 1]
+            elif chain.following != hashes[at + 1]:
+                chain.following = _SEVERAL
+        self._chains[hashes[-1]] = _Chain(session)
+        if len(self._chains) > 2 * self._most:
+            self._chains.popitem(last=False)
+
+    def _continued(self, hashes: Sequence[bytes]) -> int | None:
+        """The place of the last block that ends an earlier prompt."""
+        recent = hashes[-LOOK_BACK:]
+        ends = self._chains.keys() & recent
+        if not ends:
+            return None
+        return next(at for at in range(len(hashes) - 1, -1, -1) if hashes[at] in ends)
+
+
+def _name(hashes: Sequence[bytes]) -> str:
+    return f"prompt {hashes[-1].hex()}"

@@ -253,3 +253,13 @@ def test_a_malformed_hint_in_the_header_is_refused(api: LiveApi, value: str) -> 
     answer = complete(api, PLAIN, headers={"x-cache-retention": value})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "x-cache-retention"
+
+
+def test_a_body_names_a_session_if_no_header_does(api: LiveApi) -> None:
+    def session(name: str | None, **headers: str) -> str:
+        return asked_by(api, PLAIN, headers=headers, session_id=name).session
+
+    by_header = session(None, **{"x-session-id": "mine"})
+    assert session("mine") == by_header != ""
+    assert session("other", **{"x-session-id": "mine"}) == by_header
+    assert session("") == session(None) == ""

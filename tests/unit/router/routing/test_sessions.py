@@ -32,6 +32,65 @@ def test_the_sessions_longest_without_a_request_are_forgotten() -> None:
     assert [bool(sessions.workers(name)) for name in "abc"] == [True, False, True]
 
 
+def blocks(*ids: int) -> list[bytes]:
+    return [each.to_bytes(16, "big") for each in ids]
+
+
+def asked(sessions: Sessions, *ids: int) -> str:
+    """The session of a prompt without a name, which is placed."""
+    session = sessions.inferred(blocks(*ids))
+    sessions.note(session, "d1", None)
+    sessions.note_prompt(session, blocks(*ids))
+    return session
+
+
+def test_a_prompt_that_continues_the_last_one_is_of_the_same_session() -> None:
+    sessions = Sessions()
+    first = asked(sessions, 1, 2, 3)
+    assert first
+    assert asked(sessions, 1, 2, 3, 4, 5) == first
+    assert asked(sessions, 1, 2, 3, 4, 5, 6) == first
+    assert sessions.workers(first) == {"d1"}
+    assert asked(sessions, 7, 8) not in ("", first)
+
+
+def test_what_many_prompts_begin_with_makes_no_session() -> None:
+    """A common beginning, then talks of their own."""
+    sessions = Sessions()
+    asked(sessions, 1, 2)
+    talks = [asked(sessions, 1, 2, number) for number in range(10, 15)]
+    assert len(set(talks[1:])) == 4
+    for number, talk in zip(range(11, 15), talks[1:], strict=True):
+        assert asked(sessions, 1, 2, number, number + 100) == talk
+
+
+def test_the_same_prompt_again_may_be_anybodys() -> None:
+    sessions = Sessions()
+    first = asked(sessions, 1, 2)
+    assert asked(sessions, 1, 2) == ""
+    assert asked(sessions) == ""
+    assert asked(sessions, 1, 2, 3) == first
+
+
+def test_a_branch_of_a_talk_is_a_session_of_its_own() -> None:
+    sessions = Sessions()
+    first = asked(sessions, 1, 2)
+    assert asked(sessions, 1, 2, 3) == first
+    branch = asked(sessions, 1, 2, 9)
+    assert branch not in ("", first)
+    assert asked(sessions, 1, 2, 9, 10) == branch
+    assert asked(sessions, 1, 2, 3, 4) == first
+
+
+def test_ends_of_prompts_are_forgotten() -> None:
+    sessions = Sessions(most=2)
+    first = asked(sessions, 1)
+    for number in range(2, 8):
+        asked(sessions, number)
+    assert asked(sessions, 1, 9) != first
+    assert len(sessions) == 2
+
+
 async def test_a_session_stays_on_its_worker_even_if_caches_do_not_count() -> None:
     harness = Harness(placement="load")
     workers = await harness.join("d1", "d2")
