@@ -118,9 +118,8 @@ class Engine:
 
         Raises GenerationFailed if the model's logits are not finite.
         """
-        blocks = self.scheduler.blocks
         size = self.layout.block_size
-        room = min(blocks.num_blocks * size, self.limits.max_context)
+        room = min(self.scheduler.most_tokens, self.limits.max_context)
         if room < 2:
             return
         prompt = min(self.scheduler.config.chunk_max_tokens, room - 1)
@@ -140,8 +139,7 @@ class Engine:
         while self.scheduler.has_work:
             if self.run_alone(self.plan()).failed:
                 raise GenerationFailed("the model's logits are not finite: check its weights")
-        blocks.clear_cache()
-        blocks.drain_events()
+        self.scheduler.pools.clear_cache()
 
 
 @dataclass(frozen=True)

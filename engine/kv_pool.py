@@ -3,6 +3,10 @@
 Owns the memory's shape and the number of blocks. The block manager tracks which blocks are in use;
 transports move blocks. Block-major: block b is one contiguous range of `block_bytes` bytes that
 starts at `base_address + b * block_bytes`, over all layers.
+
+If layers differ in what they keep (`KvLayout.grouping`), each group has blocks of its own size over
+the same memory: a view of all of it as blocks of that size. The block managers see to it that a
+large page holds blocks of one group at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 
@@ -33,6 +38,10 @@ class KvPool:
 
     If several ranks share the blocks, this is rank 0's part of each, and `others` are those of the
     other ranks, in their order; only transfers and digests read them here.
+
+    `groups[g]` is the pool as blocks of group g: the pool itself if there is one group. With
+    several, `num_blocks` is the number of blocks over all layers that the memory would hold, and
+    the pool's own tensor is [num_pages, numbers of a large page].
     """
 
     def __init__(
@@ -48,20 +57,37 @@ class KvPool:
         self.layout = layout
         self.num_blocks = num_blocks
         self.others = others
+        self.model_layers: Sequence[int] = range(layout.num_layers)
+        """The model's layers whose blocks these are."""
         self.device = torch.device(device)
         self.block_bytes = layout.block_bytes
-        shape = (num_blocks, *layout.block_shape)
-        dtype = kv_torch_dtype(layout.dtype)
-        # [num_blocks, layers, planes, heads, block_size, head_dim]
-        self.spans = _unknown_spans(layout, num_blocks) if layout.order == SPLIT else None
+        self.num_pages = pages_of(layout, num_blocks)
+        """Large pages; blocks if there is one group."""
+        self.spans: torch.Tensor | None = None
         """The spans of a split pool's quads as far as this process knows them, [num_layers,
         num_blocks, quads of a block], uint8 (engine/native/split.h)."""
+        dtype = kv_torch_dtype(layout.dtype)
+        # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
+        shape: tuple[int, ...] = (num_blocks, *layout.block_shape)
+        if layout.grouping:
+            shape = (self.num_pages, layout.page_bytes // dtype.itemsize)
         if buffer is None and self.device.type == "cpu":
             self.tensor = huge_pages.zeros(shape, dtype).zero_()  # a limit shows now, not later
         elif buffer is None:
             self.tensor = shareable_zeros(shape, dtype, self.device)
         else:
-            self.tensor = _tensor_over(buffer, shape, dtype, num_blocks * self.block_bytes)
+            self.tensor = _tensor_over(buffer, shape, dtype, math.prod(shape) * dtype.itemsize)
+        if layout.grouping:
+            self.groups = tuple(_view(self, index) for index in range(len(layout.groups)))
+        else:
+            self.groups = (self,)
+            if layout.order == SPLIT:
+                self.spans = _unknown_spans(layout, num_blocks)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the memory."""
+        return self.tensor.nbytes
 
     @property
     def base_address(self) -> int:
@@ -70,7 +96,7 @@ class KvPool:
 
     def digest(self, block: int) -> bytes:
         """The digest of a block's keys and values of all layers and heads, whatever ranks hold
-        them."""
+        them. Of a pool with several groups, ask the group's."""
         if not self.others:
             return block_digest(self.tensor[block])
         whole = torch.empty(self.layout.unsharded.block_shape, dtype=self.tensor.dtype)
@@ -95,6 +121,46 @@ class KvPool:
         """View of one layer: `[num_blocks, num_planes, num_kv_heads, block_size, head_dim]`,
         strided."""
         return self.tensor[:, index]
+
+
+def pages_of(layout: KvLayout, num_blocks: int) -> int:
+    """Number of large pages in the memory of `num_blocks` blocks over all layers. Raises
+    ConfigError if it is too small for a page of each group."""
+    if not layout.grouping:
+        return num_blocks
+    page_bytes, num_groups = layout.page_bytes, len(layout.groups)
+    num_pages = num_blocks * layout.block_bytes // page_bytes
+    if num_pages < num_groups:
+        needed = -(-num_groups * page_bytes // layout.block_bytes)
+        raise ConfigError(
+            f"the KV pool needs at least {needed} blocks, not {num_blocks}: a large page for each "
+            "of the model's groups of layers"
+        )
+    return num_pages
+
+
+def blocks_with(layout: KvLayout, num_blocks: int) -> int:
+    """Number of blocks over all layers whose memory has blocks with these numbers in each group."""
+    if not layout.grouping:
+        return num_blocks
+    fewest = min(layout.blocks_per_page(index) for index in range(len(layout.groups)))
+    num_pages = max(len(layout.groups), -(-num_blocks // fewest))
+    return -(-num_pages * layout.page_bytes // layout.block_bytes)
+
+
+def _view(pool: KvPool, index: int) -> KvPool:
+    """The pool as blocks of one group."""
+    view = copy(pool)
+    view.layout = layout = pool.layout.of_group(index)
+    view.model_layers = pool.layout.groups[index].layers
+    view.num_blocks = pool.num_pages * pool.layout.blocks_per_page(index)
+    view.block_bytes = layout.block_bytes
+    view.tensor = pool.tensor.view(view.num_blocks, *layout.block_shape)
+    view.others = [each.groups[index] for each in pool.others]
+    view.groups = (view,)
+    if layout.order == SPLIT:
+        view.spans = _unknown_spans(layout, view.num_blocks)
+    return view
 
 
 def block_digest(block: torch.Tensor) -> bytes:

@@ -35,7 +35,7 @@ from engine.runner import AnyRunner
 from engine.sampling.grammar import Grammars
 from protocol.errors import ConfigError
 from protocol.layout import FP8, TOKENS, KvLayout
-from scheduling.block_manager import BlockManager
+from scheduling.block_pools import BlockPools
 from scheduling.scheduler import Scheduler
 from scheduling.step_model import StepModel
 
@@ -237,9 +237,11 @@ class _Loaded:
         config, backend, model = self.config, self.backend, self.model
         pool = self.pool(allocate)
         vocab_size, end_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
-        context = min(self.sizes.context, pool.num_blocks * self.layout.block_size)
         file = config.folder / "tokenizer.json"
         grammars = Grammars(file, vocab_size, end_ids, config.grammars)
+        pools = BlockPools.of(self.layout, pool.num_pages, [each.forget for each in pool.groups])
+        scheduler = Scheduler(config.scheduler, pools, StepModel())
+        context = min(self.sizes.context, scheduler.most_tokens)
         enter("graphs")
         graphs = backend.graphs(model, pool, replace(self.sizes, context=context))
         attention, sampler = backend.tuned_attention(pool, self.sizes), backend.sampler()
@@ -249,8 +251,6 @@ class _Loaded:
         runner: AnyRunner = own
         if isinstance(runnable, LeadingModel) and backend.shard.num_stages > 1:
             runner = PipelineRunner(own, runnable)
-        blocks = BlockManager(pool.num_blocks, pool.forget)
-        scheduler = Scheduler(config.scheduler, blocks, StepModel())
         limits = EngineLimits(vocab_size, context)
         engine = Engine(scheduler, runner, self.layout, limits, clock, model.expert_loads)
         if isinstance(runnable, LeadingModel):

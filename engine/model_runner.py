@@ -260,7 +260,7 @@ def _inputs(batch: Batch, before: Chosen | None) -> StepInputs:
     num_wanted = 0
     for sequence, start, size, gives_token in _spans(batch):
         wanted = size if sequence.needs_prompt_logits else int(gives_token)
-        inputs.segments.append(Segment(size, start + size, sequence.block_table, wanted))
+        inputs.segments.append(_segment(sequence, start + size, size, wanted))
         num_wanted += wanted
         if before is not None and start == sequence.num_tokens:
             places.append(len(tokens))
@@ -273,6 +273,14 @@ def _inputs(batch: Batch, before: Chosen | None) -> StepInputs:
     if before is not None and places:
         inputs.late = LateTokens.of(places, rows, before.ids)
     return inputs
+
+
+def _segment(sequence: Sequence, context_len: int, size: int, wanted: int) -> Segment:
+    first, *others = sequence.tables
+    if not others:
+        return Segment(size, context_len, first.blocks, wanted, first.first)
+    tables = tuple((table.first, table.blocks) for table in others)
+    return Segment(size, context_len, first.blocks, wanted, first.first, tables)
 
 
 def _numbers(numbers: list[int]) -> npt.NDArray[np.int64]:

@@ -59,8 +59,7 @@ def commit(
     failed = [(s, row) for s, row in outcomes if isinstance(row, RowFailure)]
     for sequence, failure in failed:
         if failure == NOT_FINITE:  # the cause may be in the sequence's blocks
-            blocks = sequence.block_table
-            scheduler.blocks.withdraw(blocks, sequence.hashes[: len(blocks)])
+            scheduler.withdraw(sequence)
     batch = batch.without(s for s, row in outcomes if isinstance(row, RowFailure | RowLate))
     sampled = [row for row in rows if isinstance(row, SampledToken)]
     token_ids = [each.token_id for each in sampled]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -32,12 +34,24 @@ KEYS_AND_VALUES = 2
 """Planes of a layer's part of a block; latents have one."""
 
 
-_UNNAMED = {"stage": 0, "num_stages": 1, "num_planes": KEYS_AND_VALUES}
+_UNNAMED = {"stage": 0, "num_stages": 1, "num_planes": KEYS_AND_VALUES, "grouping": ()}
 """Fields that a fingerprint leaves out while they have these values, as workers that do not know
 them compute it."""
 
 MAX_RANKS = 64
 """In each of the two ways to split a cache."""
+
+MAX_LAYERS = 4096
+MAX_PAGE_BLOCKS = 64
+"""The most blocks of a group in a large page; layers that would need more keep one group."""
+
+
+class KvGroup(msgspec.Struct, frozen=True):
+    """Layers that keep the same tokens: all of them, or of a layer with a `window` those that later
+    tokens still see. A window counts the token itself."""
+
+    layers: Annotated[tuple[Dimension, ...], msgspec.Meta(min_length=1, max_length=MAX_LAYERS)]
+    window: Dimension | None = None
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +63,10 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     the layers of stage `stage` of `num_stages`, and of them the heads of rank `tp_rank` of
     `tp_size`. With more ranks than heads, neighbours have copies of one head. The two planes are
     keys and values. Latent attention has one plane of one head, whose rows serve as both.
+
+    With `grouping`, each group of layers has blocks of its own, of the shape of `of_group`. The
+    pool then consists of large pages. A page holds blocks of one group at a time, a whole number of
+    any. Groups without a window come first. `grouping` is empty if all layers keep all tokens.
     """
 
     model_fingerprint: Text
@@ -63,6 +81,28 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     num_stages: Dimension = 1
     order: Text = TOKENS
     num_planes: Dimension = KEYS_AND_VALUES
+    grouping: Annotated[tuple[KvGroup, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()
+
+    @property
+    def groups(self) -> tuple[KvGroup, ...]:
+        """The groups; one of all layers if the layout has no `grouping`."""
+        return self.grouping or (KvGroup(tuple(range(self.num_layers))),)
+
+    def of_group(self, index: int) -> KvLayout:
+        """The layout of one group's blocks, as if the model had only the layers of that group."""
+        if not self.grouping:
+            return self
+        num_layers = len(self.grouping[index].layers)
+        return msgspec.structs.replace(self, num_layers=num_layers, grouping=())
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a large page: the least that is a whole number of blocks of any group."""
+        return math.lcm(*(self.of_group(index).block_bytes for index in range(len(self.groups))))
+
+    def blocks_per_page(self, index: int) -> int:
+        """Number of blocks of a group in a large page."""
+        return self.page_bytes // self.of_group(index).block_bytes
 
     @property
     def layers(self) -> range:
@@ -93,7 +133,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block on this rank, over its layers and all planes."""
+        """Bytes of one block on this rank, over its layers (of all groups) and all planes."""
         return math.prod(self.block_shape) * KV_DTYPE_BYTES[self.dtype]
 
     @property
@@ -157,3 +197,32 @@ def stage_layers(num_layers: int, stage: int, num_stages: int) -> range:
     size, more = divmod(num_layers, num_stages)
     first = stage * size + min(stage, more)
     return range(first, first + size + (stage < more))
+
+
+def group_layers(windows: Sequence[int | None], context: int) -> tuple[KvGroup, ...]:
+    """The `grouping` of layers with these windows, in a model for contexts up to `context`. Empty
+    if all keep all tokens, or if a large page would hold too many blocks."""
+    layers: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kept = None if window is None or window >= context else window
+        layers.setdefault(kept, []).append(layer)
+    sizes = [len(each) for each in layers.values()]
+    if set(layers) == {None} or math.lcm(*sizes) // min(sizes) > MAX_PAGE_BLOCKS:
+        return ()
+    ordered = sorted(layers, key=lambda window: (window is not None, window or 0))
+    return tuple(KvGroup(tuple(layers[window]), window) for window in ordered)
+
+
+def kept_from(num_tokens: int, block_size: int, window: int | None) -> int:
+    """The first block that a group still keeps of `num_tokens` tokens that are computed: a sequence
+    may go on from the last two block boundaries, which needs the tokens that their successors
+    see."""
+    if window is None:
+        return 0
+    boundary = max(0, num_tokens // block_size - 1)
+    return first_covering(boundary, block_size, window)
+
+
+def first_covering(boundary: int, block_size: int, window: int) -> int:
+    """The first block that the token behind `boundary` blocks sees in its window."""
+    return max(0, boundary * block_size - (window - 1)) // block_size

@@ -201,7 +201,7 @@ class BlockManager:
         """The longest cached prefixes whose last block is not in use, the one used last first: the
         hashes of each from a prompt's first block on. The cache must not change meanwhile."""
         parents = {self._parent_of[block] for block in self._block_of.values()}
-        for block in reversed(self._free):
+        for block in self._latest_first():
             digest = self._hash_of[block]
             if digest is not None and digest not in parents:
                 prefix = self._prefix_up_to(digest)
@@ -236,6 +236,10 @@ class BlockManager:
         assert self._num_cached_free == sum(
             self._hash_of[block] is not None for block in self._free
         )
+
+    def _latest_first(self) -> Iterator[int]:
+        """The free blocks, the one that is evicted last first."""
+        return reversed(self._free)
 
     def _forget(self, block: int) -> None:
         digest = self._hash_of[block]

@@ -1,12 +1,14 @@
 """Which sequences may be admitted past those that do not fit.
 
 A large prompt must not hold up small ones for which there is room, and they must not starve it. So
-all sequences that pass a waiting one may take together at most as many blocks as it needs itself.
-After that none may pass, and blocks that become free are kept for it.
+all sequences that pass a waiting one may take together at most as much memory as it needs itself.
+After that none may pass, and memory that becomes free is kept for it.
 `tests/specification/handoff_model.py` checks that every request still ends. Pure.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from scheduling.sequence import Sequence
 
@@ -15,16 +17,18 @@ MAX_TRIES = 64
 
 
 class Overtaking:
-    """The sequences that do not fit in the current step."""
+    """The sequences that do not fit in the current step. `pages_for` returns the memory that a
+    sequence needs for a number of tokens, in units that all groups of layers share."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages_for: Callable[[Sequence, int], int] = Sequence.blocks_for) -> None:
+        self._pages_for = pages_for
         self._blocked: list[Sequence] = []
         self._num_tries = 0
 
     @property
     def is_over(self) -> bool:
         """Whether no other sequence may pass, or enough were tried."""
-        return self._num_tries >= MAX_TRIES or any(_left(each) <= 0 for each in self._blocked)
+        return self._num_tries >= MAX_TRIES or any(self._left(each) <= 0 for each in self._blocked)
 
     def block(self, sequence: Sequence) -> None:
         """Note that a sequence does not fit."""
@@ -35,16 +39,20 @@ class Overtaking:
         if not self._blocked:
             return True
         self._num_tries += 1
-        needed = sequence.blocks_for(sequence.num_tokens)
-        return all(needed <= _left(each) for each in self._blocked)
+        needed = self._needed(sequence)
+        return all(needed <= self._left(each) for each in self._blocked)
 
     def passed(self, sequence: Sequence) -> None:
         """Note that a sequence was admitted."""
-        sequence.num_passed_blocks = 0
-        for each in self._blocked:
-            each.num_passed_blocks += sequence.blocks_for(sequence.num_tokens)
+        sequence.num_passed_pages = 0
+        if self._blocked:
+            needed = self._needed(sequence)
+            for each in self._blocked:
+                each.num_passed_pages += needed
 
+    def _left(self, blocked: Sequence) -> int:
+        """How many pages may still pass this sequence."""
+        return self._needed(blocked) - blocked.num_passed_pages
 
-def _left(blocked: Sequence) -> int:
-    """The number of blocks that may still pass this sequence."""
-    return blocked.blocks_for(blocked.num_tokens) - blocked.num_passed_blocks
+    def _needed(self, sequence: Sequence) -> int:
+        return self._pages_for(sequence, sequence.num_tokens)

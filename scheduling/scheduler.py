@@ -24,20 +24,23 @@ step has landed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from scheduling.batch import Batch, Chunk, Produced
 from scheduling.block_manager import BlockManager
+from scheduling.block_pools import BlockPools
 from scheduling.expected_blocks import ExpectedBlocks
-from scheduling.overtaking import Overtaking
+from scheduling.queues.admission import Admission, AdmissionLimits, FetchChooser, fetch_nothing
+from scheduling.queues.growth import Growth
+from scheduling.queues.roster import Roster
 from scheduling.sequence import Key, Sequence, SequenceState
+from scheduling.sequence_blocks import SequenceBlocks
 from scheduling.step_model import StepCost, StepModel
 from scheduling.step_plan import StepPlan
 from scheduling.target_shares import TargetShares
 from scheduling.turns import Turns
-from scheduling.waiting_work import WaitingWork
 
 
 @dataclass(frozen=True)
@@ -72,32 +75,34 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must be at least the block size, {self.block_size}")
 
 
-FetchChooser = Callable[[Sequence, int], int | None]
-"""How many blocks of a sequence with `holders` to fetch behind this many cached ones: 0 for none,
-None if it cannot be decided yet. It is called when the sequence could be admitted."""
-
-
-def _fetch_nothing(_sequence: Sequence, _num_cached: int) -> int:
-    return 0
-
-
 class Scheduler:
     """Owner of the sequences on a worker, from `add` to `finish`. `choose_fetch` is the owner's."""
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager, model: StepModel) -> None:
+    def __init__(
+        self, config: SchedulerConfig, blocks: BlockManager | BlockPools, model: StepModel
+    ) -> None:
+        if isinstance(blocks, BlockManager):
+            blocks = BlockPools.of_one(blocks, config.block_size)
         self.config = config
-        self.blocks = blocks
+        self.pools = blocks
+        self.blocks = blocks.managers[0]
+        """The blocks of the first group, which are all if there is one group of layers."""
         self.model = model
-        self.shares = TargetShares(config.target_share * blocks.num_blocks)
+        self.choose_fetch: FetchChooser = fetch_nothing
+        self._tables = SequenceBlocks(blocks, config.chunk_max_tokens)
+        self.shares = TargetShares(config.target_share * blocks.num_pages, self._tables)
         self.turns = Turns(config.aging_s)
-        self._waiting: dict[Key, Sequence] = {}
-        self._work = WaitingWork(config.block_size)
-        self.choose_fetch: FetchChooser = _fetch_nothing
-        self._receiving: dict[Key, Sequence] = {}
-        self._fetching: dict[Key, Sequence] = {}
+        self._roster = Roster(config.block_size, self._tables)
         self._expected = ExpectedBlocks(config.block_size)
-        self._prefilling: dict[Key, Sequence] = {}
-        self._running: dict[Key, Sequence] = {}
+        self._admission = Admission(
+            AdmissionLimits(config.max_batch_size, config.headroom_per_sequence),
+            self._roster,
+            self._tables,
+            self.turns,
+            self.shares,
+            self._expected,
+        )
+        self._growth = Growth(self._roster, self._tables, self.turns, config.max_preemptions)
         self._leaving: set[Sequence] = set()
         self._in_steps: set[Sequence] = set()
         self._order = 0
@@ -106,17 +111,16 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence; ValueError if its tokens can never fit into the pool."""
-        longest = sequence.num_tokens
-        if not sequence.prefill_only:
-            longest = sequence.num_prompt + sequence.sampling.max_tokens
-        if sequence.blocks_for(longest) > self.blocks.num_blocks:
+        if not self._tables.can_ever_fit(sequence, sequence.most_tokens):
             raise ValueError(
-                f"{longest} tokens need {sequence.blocks_for(longest)} blocks, "
+                f"{sequence.most_tokens} tokens need "
+                f"{self._tables.num_needed(sequence, sequence.most_tokens)} blocks, "
                 f"the pool has {self.blocks.num_blocks}"
             )
         self._order += 1
         sequence.order = self._order
-        self._wait(sequence)
+        self._tables.open_tables(sequence)
+        self._roster.wait(sequence)
 
     def schedule(self, now: float) -> Batch:
         """The next batch. Finishes sequences past their deadline and releases their blocks.
@@ -126,14 +130,16 @@ class Scheduler:
         """
         self.blocks.retention.now = now
         expired = self._expire(now)
+        self._tables.slide(self._roster.prefilling.values())
+        self._tables.slide(self._roster.running.values())
         ready, held = self._split_running(now)
-        decodes, preempted = self._grow(ready)
+        decodes, preempted = self._growth.grow(ready, self._preempt, bool(self._leaving))
         if decodes is None:
             return Batch(expired=expired, preempted=preempted, held=held)
         cost, budget_s = Batch(decodes=decodes).cost, self._budget(decodes, now)
         step = StepPlan(cost, budget_s, self.config, self.model)
         self._continue_prefills(step)
-        self._admit(step)
+        self._admission.admit(step, self.choose_fetch)
         return Batch(decodes, step.chunks, step.received, expired, preempted, held, step.fetching)
 
     def commit(self, batch: Batch, token_ids: Seq[int], now: float) -> list[Produced]:
@@ -142,10 +148,10 @@ class Scheduler:
         for chunk in batch.chunks:
             self._note_chunk(chunk)
             if chunk.completes:
-                self._move(chunk.sequence, SequenceState.RUNNING)
+                self._roster.move(chunk.sequence, SequenceState.RUNNING)
         for sequence in batch.decodes:
             sequence.num_computed += 1
-            self._publish(sequence)
+            self._tables.publish(sequence)
         return [
             self._append(sequence, token_id, now)
             for sequence, token_id in zip(batch.sampled, token_ids, strict=True)
@@ -160,6 +166,11 @@ class Scheduler:
         self._in_steps.update(batch.sequences)
         for sequence in batch.sequences:
             sequence.num_steps += 1
+        if self.pools.has_windows:
+            for sequence in batch.decodes:
+                sequence.unlanded.append(sequence.num_launched)
+            for chunk in batch.chunks:
+                chunk.sequence.unlanded.append(chunk.start)
         for sequence, num_tokens in batch.promised:
             sequence.num_ahead += num_tokens
         for chunk in batch.incomplete:
@@ -173,6 +184,8 @@ class Scheduler:
             sequence.num_steps -= 1
             if not sequence.num_steps:
                 self._in_steps.discard(sequence)
+            if sequence.unlanded:
+                sequence.unlanded.pop(0)
             if sequence in self._leaving:
                 self._leaving.discard(sequence)
                 self.release_blocks(sequence)
@@ -181,8 +194,8 @@ class Scheduler:
         """Join a sequence to the batch: a peer has delivered every block and the first token."""
         assert sequence.state is SequenceState.RECEIVING
         sequence.num_computed = sequence.num_tokens
-        self._publish(sequence)
-        self._move(sequence, SequenceState.RUNNING)
+        self._tables.publish(sequence)
+        self._roster.move(sequence, SequenceState.RUNNING)
         return self._append(sequence, token_id, now)
 
     def fetched(self, sequence: Sequence, num_blocks: int) -> None:
@@ -192,7 +205,7 @@ class Scheduler:
         self._expected.forget(sequence)
         sequence.num_computed += num_blocks * self.config.block_size
         sequence.num_fetched += num_blocks * self.config.block_size
-        self._publish(sequence)
+        self._tables.publish(sequence)
 
     def expect(self, sequence: Sequence, num_blocks: int) -> None:
         """The next `num_blocks` blocks of a sequence are being fetched: sequences that need them
@@ -202,25 +215,25 @@ class Scheduler:
     def fetch_over(self, sequence: Sequence) -> None:
         """Compute what a sequence that has fetched still lacks."""
         self._expected.forget(sequence)
-        self._move(sequence, SequenceState.PREFILLING)
+        self._roster.move(sequence, SequenceState.PREFILLING)
         self.turns.charge(sequence, max(sequence.num_remaining, self.config.block_size))
 
-    def detach(self, sequence: Sequence, blocks: Collection[int]) -> None:
-        """Take blocks that a peer may still write to out of a sequence that fetches, and is about
-        to leave or to finish. They stay pinned; the caller releases them."""
+    def detach(self, sequence: Sequence, blocks: Collection[int], group: int = 0) -> None:
+        """Take blocks of a group that a peer may still write to out of a sequence that fetches, and
+        is about to leave or to finish. They stay pinned; the caller releases them."""
         self._expected.forget(sequence)
-        kept = set(blocks)
-        sequence.block_table = [each for each in sequence.block_table if each not in kept]
+        kept, table = set(blocks), sequence.tables[group]
+        table.blocks = [each for each in table.blocks if each not in kept]
 
     def leave(self, sequence: Sequence) -> None:
         """Let a sequence that fetches wait again, with its old age; the blocks that were not
         detached are released."""
         assert sequence.state is SequenceState.FETCHING
-        self._move(sequence, SequenceState.WAITING)
+        self._roster.move(sequence, SequenceState.WAITING)
         self.release_blocks(sequence)
         sequence.num_computed = sequence.num_cached = sequence.num_fetched = 0
         sequence.num_published = 0
-        self._wait(sequence)
+        self._roster.wait(sequence)
 
     def completed(self, sequence: Sequence, token_id: int, now: float) -> Produced:
         """End a waiting sequence with the token that a peer delivered: it completes the output, so
@@ -232,7 +245,7 @@ class Scheduler:
         """End a sequence in any state. With `release` False its blocks stay pinned until
         `release_blocks`, because a peer still reads or writes them."""
         self._expected.forget(sequence)
-        self._move(sequence, SequenceState.FINISHED)
+        self._roster.move(sequence, SequenceState.FINISHED)
         if release:
             self.release_blocks(sequence)
 
@@ -243,97 +256,99 @@ class Scheduler:
             self._leaving.add(sequence)
             return
         self.shares.release(sequence)
-        self.blocks.release(sequence.block_table)
-        sequence.block_table = []
+        self._tables.release(sequence)
         if sequence.retention is not None and sequence.state is SequenceState.FINISHED:
             cached = self.blocks.match(sequence.hashes)
             self.blocks.retention.protect(cached, sequence.share, sequence.retention)
 
-    def fits_beside(self, sequence: Sequence, stuck: set[int]) -> bool:
-        """Whether a waiting sequence can be admitted even if the blocks `stuck` never return."""
-        room = self.blocks.num_blocks - len(stuck)
-        needed = sequence.blocks_for(sequence.num_tokens)
-        if needed <= room:
-            return True
-        return needed - sum(block in stuck for block in self._usable_prefix(sequence)) <= room
+    def withdraw(self, sequence: Sequence) -> None:
+        """Forget the hashes of a sequence's blocks, whose contents cannot be trusted."""
+        self._tables.withdraw(sequence)
 
-    def publish_arrived(self, sequence: Sequence, indices: Seq[int]) -> None:
-        """Cache the individual blocks that a peer delivered before its attempt failed."""
+    def fits_beside(self, sequence: Sequence, *stuck: set[int]) -> bool:
+        """Whether a waiting sequence can be admitted even if the blocks `stuck`, one set for each
+        group, never return."""
+        return self._tables.fits_beside(sequence, stuck)
+
+    def publish_arrived(self, sequence: Sequence, indices: Seq[int], group: int = 0) -> None:
+        """Cache the individual blocks of a group that a peer delivered before its attempt
+        failed."""
         for index in indices:
             if index < len(sequence.hashes):
-                self._publish_block(sequence, index)
+                self._tables.publish_block(sequence, index, group)
 
     def find(self, key: Key) -> Sequence | None:
         """The sequence with this key; None if it is unknown or finished."""
-        for group in self._groups():
-            if key in group:
-                return group[key]
-        return None
+        return self._roster.find(key)
 
     @property
     def sequences(self) -> list[Sequence]:
         """All unfinished sequences."""
-        return [sequence for group in self._groups() for sequence in group.values()]
+        return list(self._roster)
 
     @property
     def num_waiting(self) -> int:
         """Sequences without blocks."""
-        return len(self._waiting)
+        return len(self._roster.waiting)
 
     @property
     def num_running(self) -> int:
         """Sequences with blocks: receiving, fetching, prefilling, decoding."""
-        begun = len(self._receiving) + len(self._fetching) + len(self._prefilling)
-        return begun + len(self._running)
+        return self._roster.num_begun
 
     @property
     def num_held_up(self) -> int:
         """Number of waiting sequences that need only room or time here."""
-        return sum(
-            each.source_has_begun if each.remote else each.is_ready
-            for each in self._waiting.values()
-        )
+        return self._roster.num_held_up
+
+    @property
+    def blocks_used(self) -> int:
+        """Blocks in use. Of several groups, pages in use, counted in blocks of the first group, as
+        `blocks.num_blocks` is; so are the next two."""
+        return self.pools.in_blocks(self.pools.num_used)
 
     @property
     def blocks_granted(self) -> int:
         """Blocks of sequences whose KV a peer is writing."""
-        received = sum(len(each.block_table) for each in self._receiving.values())
-        return received + sum(each.num_expected for each in self._fetching.values())
+        return self._roster.blocks_granted
 
     @property
     def blocks_waiting(self) -> int:
         """Blocks that the waiting sequences will need, cached ones included."""
-        return self._work.num_blocks
+        return self._roster.blocks_waiting
 
     @property
     def queued_tokens(self) -> int:
         """Tokens that this worker still has to prefill."""
-        begun = sum(sequence.num_remaining for sequence in self._prefilling.values())
-        for each in self._fetching.values():
-            begun += each.num_remaining - each.num_expected * self.config.block_size
-        return self._work.num_tokens + begun
+        return self._roster.queued_tokens
 
-    def blocks_under_way(self) -> set[int]:
-        """Blocks that steps under way may still be computing although `match` finds them: those of
-        prompts, also of prompts whose owner has ended them since."""
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of one sequence that the pool has room for."""
+        return self._tables.most_tokens(self.config.block_size)
+
+    def blocks_under_way(self, group: int = 0) -> set[int]:
+        """Blocks of a group that steps under way may still be computing although `match` finds
+        them: those of prompts, also of prompts whose owner has ended them since."""
         found: set[int] = set()
         for each in self._in_steps:
             if each.state is not SequenceState.RUNNING:
                 landed = (each.num_cached + each.num_fetched) // self.config.block_size
-                found.update(each.block_table[landed:])
+                table = each.tables[group]
+                found.update(table.blocks[max(0, landed - table.first) :])
         return found
 
     @property
     def has_work(self) -> bool:
         """Whether `schedule` may return something to compute."""
-        return bool(self._running or self._prefilling or self._waiting)
+        return bool(self._roster.running or self._roster.prefilling or self._roster.waiting)
 
     # -- steps of `schedule`, in order ------------------------------------------------------
 
     def _expire(self, now: float) -> list[Sequence]:
         """Finish sequences past their deadline. A peer may still use the blocks of receiving,
         fetching and prefill-only sequences; their owner releases these blocks."""
-        expired = [s for group in self._groups() for s in group.values() if s.deadline <= now]
+        expired = [sequence for sequence in self._roster if sequence.deadline <= now]
         for sequence in expired:
             held = sequence.state in _WRITTEN_TO or sequence.prefill_only
             self.finish(sequence, release=not held)
@@ -344,7 +359,7 @@ class Scheduler:
         because their grammar awaits a mask. Held ones count as served, so no step hurries for
         them."""
         ready, held = [], []
-        for sequence in sorted(self._running.values(), key=self.turns.seniority):
+        for sequence in sorted(self._roster.running.values(), key=self.turns.seniority):
             if not sequence.awaits_mask:
                 sequence.is_held = False
                 ready.append(sequence)
@@ -355,97 +370,15 @@ class Scheduler:
             sequence.last_token_at = now
         return ready, held
 
-    def _grow(self, running: list[Sequence]) -> tuple[list[Sequence] | None, list[Sequence]]:
-        """Allocate a block for each running sequence whose next token needs one, oldest first. If
-        none is free, preempt the youngest sequence.
-
-        Returns the sequences that decode and those that were preempted. The former is None if the
-        victim is in the step under way, or if blocks become free when that step has landed.
-        """
-        preempted: list[Sequence] = []
-        for sequence in running:
-            while sequence.state is SequenceState.RUNNING and _lacks_room(sequence):
-                if self.blocks.num_free > 0:
-                    sequence.block_table += self.blocks.allocate(1)
-                    continue
-                victim = self._victim()
-                if victim.num_steps or self._leaving:
-                    return None, preempted
-                self._preempt(victim)
-                preempted.append(victim)
-        left = [sequence for sequence in running if sequence.state is SequenceState.RUNNING]
-        return [sequence for sequence in left if not _is_ending(sequence)], preempted
-
     def _continue_prefills(self, step: StepPlan) -> None:
-        for sequence in sorted(self._prefilling.values(), key=self.turns.seniority):
+        for sequence in sorted(self._roster.prefilling.values(), key=self.turns.seniority):
             if sequence.num_launched == sequence.num_tokens or sequence.awaits_mask:
                 continue  # the step under way completes it, or it awaits a mask
-            size = step.chunk_tokens(sequence, sequence.num_launched)
+            most = self._tables.most_chunk_tokens(sequence)
+            size = step.chunk_tokens(sequence, sequence.num_launched, most)
             if size == 0:
                 break
             step.add(sequence, size)
-
-    def _admit(self, step: StepPlan) -> None:
-        """Admit sequences in turn, each with all its blocks. One that does not fit lets only small
-        ones pass, see `Overtaking`.
-
-        A local sequence without any budget left holds up later local sequences, but not remote
-        ones, which need no budget. These sequences hold up no others: one whose grammar is still
-        being compiled, a remote one whose source has not begun, and one whose target already has
-        its share of the pool (younger ones for that target wait behind it), one whose next block
-        another is fetching here, and one that may fetch from a peer that has not answered yet.
-        """
-        if self.num_running >= self.config.max_batch_size:
-            return
-        budget_left = True
-        full_targets: set[str] = set()
-        overtaking = Overtaking()
-        for sequence in self.turns.in_turn(self._waiting.values()):
-            if self.num_running >= self.config.max_batch_size or overtaking.is_over:
-                break
-            if not _may_begin(sequence, budget_left):
-                continue
-            if sequence.target in full_targets or not overtaking.may_pass(sequence):
-                continue
-            cached = self._usable_prefix(sequence)
-            if self._expected.have_next_of(sequence, len(cached)):
-                continue
-            if self.shares.exceeds(sequence, cached):
-                full_targets.add(sequence.target)
-                continue
-            num_fetched = self._num_to_fetch(sequence, len(cached))
-            if num_fetched is None:
-                continue
-            size = 0
-            if not sequence.remote and not num_fetched:
-                start = len(cached) * self.config.block_size
-                size = step.chunk_tokens(sequence, start) if budget_left else 0
-                if size == 0:
-                    budget_left = False
-                    continue
-            if not self._try_take_blocks(sequence, cached):
-                overtaking.block(sequence)
-                continue
-            overtaking.passed(sequence)
-            self._begin(step, sequence, size, num_fetched)
-
-    def _begin(self, step: StepPlan, sequence: Sequence, size: int, num_fetched: int) -> None:
-        """Receive, fetch or compute for a sequence that has its blocks. One that fetches is charged
-        for what it computes when it has fetched."""
-        charge = max(sequence.num_remaining, self.config.block_size)
-        if sequence.remote:
-            self._move(sequence, SequenceState.RECEIVING)
-            step.received.append(sequence)
-        elif num_fetched:
-            self._move(sequence, SequenceState.FETCHING)
-            self.expect(sequence, num_fetched)
-            step.fetching.append(sequence)
-            charge = 0
-        else:
-            self._move(sequence, SequenceState.PREFILLING)
-            step.add(sequence, size)
-        self.shares.admit(sequence)
-        self.turns.admit(sequence, charge)
 
     # -- helpers --------------------------------------------------------------------------
 
@@ -460,78 +393,21 @@ class Scheduler:
             limits.append(self.model.predict(StepCost().plus(self.config.chunk_max_tokens, 0)))
         return min(limits, default=None)
 
-    def _usable_prefix(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of the sequence's prefix.
-
-        A local sequence has to compute at least its last token to get logits, or all tokens if
-        the prompt's logits are needed. A remote sequence gets its first token and log-probabilities
-        from the peer, so all its blocks may match.
-        """
-        if sequence.needs_prompt_logits and not sequence.remote:
-            return []
-        usable = sequence.num_tokens if sequence.remote else sequence.num_tokens - 1
-        return self.blocks.match(sequence.hashes[: usable // self.config.block_size])
-
-    def _try_take_blocks(self, sequence: Sequence, cached: list[int]) -> bool:
-        """Pin the prefix and allocate the rest; keeps headroom for the sequences that decode."""
-        wanted = sequence.blocks_for(sequence.num_tokens) - len(cached)
-        headroom = self.config.headroom_per_sequence * len(self._running)
-        if self.blocks.num_free_after_pinning(cached) < wanted + headroom:
-            return False
-        self.blocks.pin(cached)
-        sequence.block_table = cached + self.blocks.allocate(wanted)
-        sequence.num_computed = sequence.num_cached = len(cached) * self.config.block_size
-        sequence.num_fetched = 0
-        sequence.num_published = len(cached)
-        return True
-
-    def _num_to_fetch(self, sequence: Sequence, num_cached: int) -> int | None:
-        """See `FetchChooser`."""
-        if sequence.holders is None or sequence.remote:
-            return 0
-        return self.choose_fetch(sequence, num_cached)
-
-    def _victim(self) -> Sequence:
-        """The sequence to preempt: the least senior of those below `max_preemptions`, or of all if
-        there are none.
-
-        The most senior sequence is chosen last, so at least one always makes progress. Prompts that
-        end here are never chosen, because a peer reads their blocks.
-        """
-        started = (*self._prefilling.values(), *self._running.values())
-        candidates = [sequence for sequence in started if not sequence.prefill_only]
-        assert candidates, "the sequence that lacks a block can be preempted itself"
-        immune = self.config.max_preemptions
-        return max(candidates, key=lambda s: (s.num_preemptions < immune, self.turns.seniority(s)))
-
     def _preempt(self, sequence: Sequence) -> None:
         assert not sequence.prefill_only, f"{sequence.key}: a peer reads its blocks"
-        self._move(sequence, SequenceState.WAITING)
+        self._roster.move(sequence, SequenceState.WAITING)
         self.release_blocks(sequence)
         sequence.num_computed = 0
         sequence.num_published = 0
         sequence.num_preemptions += 1
         sequence.remote = False
-        self._wait(sequence)
+        self._roster.wait(sequence)
 
     def _note_chunk(self, chunk: Chunk) -> None:
         """Note a chunk that is computed, or will be in time. A later one may be known already."""
         sequence = chunk.sequence
         sequence.num_computed = max(sequence.num_computed, chunk.start + chunk.num_tokens)
-        self._publish(sequence)
-
-    def _publish(self, sequence: Sequence) -> None:
-        """Cache the sequence's blocks that are full and computed."""
-        complete = min(sequence.num_computed // self.config.block_size, len(sequence.hashes))
-        for index in range(sequence.num_published, complete):
-            self._publish_block(sequence, index)
-        sequence.num_published = max(sequence.num_published, complete)
-
-    def _publish_block(self, sequence: Sequence, index: int) -> None:
-        hashes = sequence.hashes
-        parent = hashes[index - 1] if index else None
-        block = sequence.block_table[index]
-        self.blocks.publish(block, hashes[index], parent, sequence.stays_in_pool)
+        self._tables.publish(sequence)
 
     def _append(self, sequence: Sequence, token_id: int, now: float) -> Produced:
         """Add a token. Ends a finished sequence and releases its blocks unless a peer reads
@@ -544,48 +420,5 @@ class Scheduler:
             self.finish(sequence, release=not sequence.prefill_only)
         return Produced(sequence, index, token_id, finish)
 
-    def _wait(self, sequence: Sequence) -> None:
-        self._waiting[sequence.key] = sequence
-        self._work.add(sequence, len(self._usable_prefix(sequence)))
-
-    def _move(self, sequence: Sequence, state: SequenceState) -> None:
-        if sequence.state is SequenceState.WAITING:
-            self._work.remove(sequence)
-        for group in self._groups():
-            group.pop(sequence.key, None)
-        sequence.transition(state)
-        target = {
-            SequenceState.RECEIVING: self._receiving,
-            SequenceState.FETCHING: self._fetching,
-            SequenceState.PREFILLING: self._prefilling,
-            SequenceState.RUNNING: self._running,
-        }.get(state)
-        if target is not None:
-            target[sequence.key] = sequence
-
-    def _groups(self) -> tuple[dict[Key, Sequence], ...]:
-        return (self._running, self._prefilling, self._fetching, self._receiving, self._waiting)
-
 
 _WRITTEN_TO = (SequenceState.RECEIVING, SequenceState.FETCHING)
-
-
-def _may_begin(sequence: Sequence, budget_left: bool) -> bool:
-    """Whether a waiting sequence needs only blocks. Without budget it may receive or fetch."""
-    if sequence.remote:
-        return sequence.source_has_begun
-    return sequence.is_ready and (budget_left or sequence.is_hinted)
-
-
-def _lacks_room(sequence: Sequence) -> bool:
-    """Whether the newest token, which may be under way, needs one more block."""
-    needed = sequence.blocks_for(sequence.num_tokens + sequence.num_ahead)
-    return len(sequence.block_table) < needed and not _is_ending(sequence)
-
-
-def _is_ending(sequence: Sequence) -> bool:
-    """Whether the step under way gives a running sequence its last token by `max_tokens`."""
-    return (
-        sequence.num_ahead > 0
-        and sequence.num_output + sequence.num_ahead >= sequence.sampling.max_tokens
-    )

@@ -78,14 +78,31 @@ _MOVES: dict[SequenceState, frozenset[SequenceState]] = {
 }
 
 
+@dataclass(slots=True)
+class BlockTable:
+    """The blocks of a sequence in one group of layers: block `first + i` of the sequence is pool
+    block `blocks[i]`. Earlier ones have left the group's window. Behind the blocks of the
+    sequence's tokens there may be blocks for later ones."""
+
+    blocks: list[int] = field(default_factory=list)
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """The number of leading blocks of the sequence up to the last one in the table."""
+        return self.first + len(self.blocks)
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """One sequence; identified by `(request_id, attempt)`.
 
     - `tokens`: the prompt followed by the output. The first `num_prompt` tokens are the caller's
       prompt; output of earlier attempts follows them.
-    - `num_computed`: number of tokens whose KV is in `block_table`. Steps under way, whose outcome
+    - `tables`: its blocks, for each group of layers.
+    - `num_computed`: number of tokens whose KV is in its blocks. Steps under way, whose outcome
       is unknown, compute `num_ahead` more; `num_steps` steps under way use its blocks.
+      `unlanded` are the positions where these steps begin, oldest first, if there are windows.
     - `remote`: the blocks and the first token come from a peer, which holds all these blocks once
       `source_has_begun`.
     - `prefill_only`: the sequence ends on this worker with its first token, and the worker `target`
@@ -100,7 +117,7 @@ class Sequence:
     - `grammar`: follows the output if `sampling` has a grammar. While the sequence `is_held`, steps
       leave it out, because its grammar awaits a mask.
     - `last_token_at`: the time of the last token, or of the last step that left the sequence out.
-    - `num_passed_blocks`: blocks of sequences that were admitted past this one while it waits.
+    - `num_passed_pages`: pages of sequences that were admitted past this one while it waits.
     - `history`: the token counts of the sampler, if it needs any.
     - `share`: sequences of one share belong to one owner; the shares get equal turns.
     - `session`: the conversation or agent that the sequence is a turn of, "" if it is not known.
@@ -143,9 +160,10 @@ class Sequence:
     num_fetched: int = 0
     num_expected: int = 0
     num_preemptions: int = 0
-    num_passed_blocks: int = 0
+    num_passed_pages: int = 0
     last_token_at: float = 0.0
-    block_table: list[int] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=lambda: [BlockTable()])
+    unlanded: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     num_shared: int = 0
     num_published: int = 0
@@ -158,6 +176,22 @@ class Sequence:
     def key(self) -> Key:
         """`(request_id, attempt)`."""
         return (self.request_id, self.attempt)
+
+    @property
+    def block_table(self) -> list[int]:
+        """The blocks of the first group, which are those of all layers if there is one group."""
+        return self.tables[0].blocks
+
+    @block_table.setter
+    def block_table(self, blocks: list[int]) -> None:
+        self.tables[0].blocks = blocks
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that the sequence may have on this worker."""
+        if self.prefill_only:
+            return len(self.tokens)
+        return self.num_prompt + self.sampling.max_tokens
 
     @property
     def num_tokens(self) -> int:

@@ -50,9 +50,9 @@ class StepPlan:
         self.cost = self.cost.plus(size, start)
         self.num_chunk_tokens += size
 
-    def chunk_tokens(self, sequence: Sequence, start: int) -> int:
+    def chunk_tokens(self, sequence: Sequence, start: int, most: int | None = None) -> int:
         """The number of tokens of `sequence` from `start` that fit into the step: whole blocks, or
-        all of the remaining tokens.
+        all of the remaining tokens. At most `most`, if the sequence has no blocks for more.
 
         The first chunk of a step has at least `chunk_min_tokens`, however little slack there is.
         `start` is a block boundary, because every chunk but the last ends on one.
@@ -61,6 +61,8 @@ class StepPlan:
         limit = min(self.limits.chunk_max_tokens - self.num_chunk_tokens, rest)
         if self.limits.prompt_max_tokens is not None:
             limit = min(limit, self.limits.prompt_max_tokens)
+        if most is not None:
+            limit = min(limit, most)
         if limit <= 0:
             return 0
         size = limit

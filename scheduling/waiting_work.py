@@ -14,12 +14,12 @@ from scheduling.sequence import Key, Sequence
 
 @dataclass(frozen=True)
 class _Noted:
-    """The counts of a sequence: its full blocks, those of them that are not cached, and the partial
-    block at its end."""
+    """The counts of a sequence: its full blocks, those of them that are not cached, and the blocks
+    that it needs besides: the partial one at its end, and those of other groups of layers."""
 
     blocks: tuple[bytes, ...]
     missing: tuple[bytes, ...]
-    partial_blocks: int
+    blocks_beside: int
     partial_tokens: int
 
 
@@ -32,32 +32,35 @@ class WaitingWork:
         self._noted: dict[Key, _Noted] = {}
         self._blocks: Counter[bytes] = Counter()
         self._missing: Counter[bytes] = Counter()
-        self._partial_blocks = 0
+        self._blocks_beside = 0
         self._partial_tokens = 0
 
     @property
     def num_blocks(self) -> int:
         """Number of blocks that the sequences will need."""
-        return len(self._blocks) + self._partial_blocks
+        return len(self._blocks) + self._blocks_beside
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens that they have to compute."""
         return len(self._missing) * self._block_size + self._partial_tokens
 
-    def add(self, sequence: Sequence, num_cached: int) -> None:
-        """Add a sequence that begins to wait; `num_cached` of its leading blocks are cached."""
-        blocks = tuple(sequence.hashes)
+    def add(self, sequence: Sequence, num_cached: int, num_blocks: int) -> None:
+        """Add a sequence that begins to wait and will need `num_blocks` blocks; `num_cached` of its
+        leading blocks are cached. One whose layers all have windows may need fewer than it has
+        full blocks, and shares none of them for long."""
+        full = tuple(sequence.hashes)
+        blocks = full if num_blocks >= len(full) else ()
         noted = _Noted(
             blocks,
-            () if sequence.remote else blocks[num_cached:],
-            sequence.blocks_for(sequence.num_tokens) - len(blocks),
-            0 if sequence.remote else sequence.num_tokens - len(blocks) * self._block_size,
+            () if sequence.remote else full[num_cached:],
+            num_blocks - len(blocks),
+            0 if sequence.remote else sequence.num_tokens - len(full) * self._block_size,
         )
         self._noted[sequence.key] = noted
         self._blocks.update(noted.blocks)
         self._missing.update(noted.missing)
-        self._partial_blocks += noted.partial_blocks
+        self._blocks_beside += noted.blocks_beside
         self._partial_tokens += noted.partial_tokens
 
     def remove(self, sequence: Sequence) -> None:
@@ -65,7 +68,7 @@ class WaitingWork:
         noted = self._noted.pop(sequence.key)
         _subtract(self._blocks, noted.blocks)
         _subtract(self._missing, noted.missing)
-        self._partial_blocks -= noted.partial_blocks
+        self._blocks_beside -= noted.blocks_beside
         self._partial_tokens -= noted.partial_tokens
 
 

@@ -116,10 +116,10 @@ def mixed(device: torch.device) -> Iterator[Row]:
     backend = FlashInferBackend(config, device, torch.bfloat16, torch.bfloat16)
     pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, _BF16), _MIXED_BLOCKS, device)
     _fill(pool)
-    attention, layers = backend.attention(pool), backend.layers(pool)
+    attention, layers = backend.over(pool), backend.layers(pool)
     yield from check_mixed(attention, layers, MIXED_STEPS)
     if backend.choice.prefill == "fa3":
-        other = backend.attention(pool, replace(backend.choice, prefill="fa2"))
+        other = backend.over(pool, replace(backend.choice, prefill="fa2"))
         yield from check_kernels(attention, other, layers)
 
 

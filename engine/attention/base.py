@@ -20,14 +20,20 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
     `query_len` tokens are computed now; `context_len` counts them and all tokens before them.
     The layers' output is wanted for the last `num_wanted` tokens (None: for all); the others only
-    store their keys and values. `block_table[i]` is the pool block of positions
-    `i * block_size` to `(i + 1) * block_size - 1`; entries beyond the context do not matter.
+    store their keys and values. `block_table[i - first_block]` is the pool block of positions
+    `i * block_size` to `(i + 1) * block_size - 1`; entries beyond the context do not matter. There
+    are no entries for earlier blocks, which no query sees.
+
+    Layers of other groups have block tables of their own: `others` are these, each after its first
+    block.
     """
 
     query_len: int
     context_len: int
     block_table: Sequence[int]
     num_wanted: int | None = None
+    first_block: int = 0
+    others: tuple[tuple[int, Sequence[int]], ...] = ()
 
     def __post_init__(self) -> None:
         assert 1 <= self.query_len <= self.context_len, (self.query_len, self.context_len)
@@ -37,6 +43,14 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     def wanted_len(self) -> int:
         """How many of the segment's last tokens are wanted."""
         return self.query_len if self.num_wanted is None else self.num_wanted
+
+    def of_group(self, index: int) -> Segment:
+        """The segment as layers of one group see it. A segment without `others` has the same block
+        numbers in every group."""
+        if index == 0 or not self.others:
+            return self
+        first_block, table = self.others[index - 1]
+        return Segment(self.query_len, self.context_len, table, self.num_wanted, first_block)
 
 
 def wanted_rows(segments: Sequence[Segment]) -> list[int] | None:

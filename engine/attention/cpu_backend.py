@@ -52,7 +52,7 @@ class _PlanCall(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query_lens", "wanted", "contexts")),
-        *((name, ctypes.c_void_p) for name in ("tables", "slots")),
+        *((name, ctypes.c_void_p) for name in ("tables", "firsts", "slots")),
         *((name, ctypes.c_void_p) for name in ("units", "merges")),
         *((name, ctypes.c_int64) for name in ("num_segments", "max_units", "max_merges")),
         *((name, ctypes.c_int64) for name in ("num_units", "num_merges", "num_partials")),
@@ -147,12 +147,13 @@ class KernelAttention:
         block_size = self._call.block_size
         tables: list[int] = []
         for segment in segments:
-            num_blocks = -(-segment.context_len // block_size)
+            num_blocks = -(-segment.context_len // block_size) - segment.first_block
             assert len(segment.block_table) >= num_blocks
             tables += segment.block_table[:num_blocks]
         # array is faster than numpy here: a decode step has many small arrays and cold caches.
         query_lens = array("q", [segment.query_len for segment in segments])
         contexts = array("q", [segment.context_len for segment in segments])
+        firsts = array("q", [segment.first_block for segment in segments])
         self._tables = array("q", tables)
         num_tokens = sum(query_lens)
         self.longest = max(contexts, default=0)
@@ -161,6 +162,7 @@ class KernelAttention:
         call = self._plan_call
         call.query_lens = call.wanted = _address(query_lens)
         call.contexts, call.tables = _address(contexts), _address(self._tables)
+        call.firsts = _address(firsts)
         call.slots = self._slots.ctypes.data
         call.num_segments, call.num_threads = len(segments), torch.get_num_threads()
         self._calls = {}
@@ -177,6 +179,20 @@ class KernelAttention:
         """The kernels' call structure of the planned batch, for layers of this window; points to
         the first layer's pool. Valid until the next plan."""
         return self._calls[window]
+
+    @property
+    def plans(self) -> list[ctypes.Structure]:
+        """The call structures of the planned batch, see `place`."""
+        return [self._calls[window] for window in self._plans]
+
+    @property
+    def num_plans(self) -> int:
+        """Number of `plans`."""
+        return len(self._plans)
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """A layer's index in `plans`, and its index among the layers of the plan's pool."""
+        return list(self._plans).index(self._windows[layer]), layer
 
     @property
     def planned_last(self) -> ctypes.Structure | None:

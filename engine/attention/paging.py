@@ -27,6 +27,7 @@ class PagedBatch:
     blocks: np.ndarray  # [block_starts[-1]] int32: the blocks of the contexts, in order
     last_lens: np.ndarray  # [B] int32: tokens in a context's last block, 1 to block_size
     slots: np.ndarray  # [N] int64: block * block_size + offset, where each token is stored
+    firsts: np.ndarray  # [B] int32: leading blocks of each context that `blocks` leaves out
 
     @property
     def num_segments(self) -> int:
@@ -43,7 +44,8 @@ def page(segments: Sequence[Segment], block_size: int) -> PagedBatch:
     """The arrays for `segments`, of which there must be at least one."""
     queries = np.array([segment.query_len for segment in segments], dtype=np.int32)
     contexts = np.array([segment.context_len for segment in segments], dtype=np.int32)
-    counts = -(-contexts // block_size)
+    firsts = np.array([segment.first_block for segment in segments], dtype=np.int32)
+    counts = -(-contexts // block_size) - firsts
     block_starts = _starts(counts)
     tables = (s.block_table[:count] for s, count in zip(segments, counts.tolist(), strict=True))
     blocks = np.fromiter(chain.from_iterable(tables), dtype=np.int32, count=int(block_starts[-1]))
@@ -51,9 +53,11 @@ def page(segments: Sequence[Segment], block_size: int) -> PagedBatch:
     owner = np.repeat(np.arange(len(segments)), queries)
     in_segment = np.arange(query_starts[-1]) - query_starts[owner]
     positions = (contexts - queries)[owner] + in_segment
-    slot_blocks = blocks[block_starts[owner] + positions // block_size].astype(np.int64)
+    in_table = positions // block_size - firsts[owner]
+    slot_blocks = blocks[block_starts[owner] + in_table].astype(np.int64)
     slots = slot_blocks * block_size + positions % block_size
-    return PagedBatch(query_starts, block_starts, blocks, (contexts - 1) % block_size + 1, slots)
+    last_lens = (contexts - 1) % block_size + 1
+    return PagedBatch(query_starts, block_starts, blocks, last_lens, slots, firsts)
 
 
 def pad_decodes(batch: PagedBatch, size: int) -> PagedBatch:
@@ -74,6 +78,7 @@ def pad_decodes(batch: PagedBatch, size: int) -> PagedBatch:
         np.concatenate((batch.blocks, np.full(missing, batch.blocks[0], np.int32))),
         np.concatenate((batch.last_lens, np.ones(missing, np.int32))),
         np.concatenate((batch.slots, np.full(missing, NO_SLOT, np.int64))),
+        np.concatenate((batch.firsts, np.zeros(missing, np.int32))),
     )
 
 

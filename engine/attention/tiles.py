@@ -52,7 +52,9 @@ class Tiles:
     """
 
     items: np.ndarray  # [I, 4]: segment, first position, part or ALL_PARTS, row of the partials
-    segments: np.ndarray  # [B, 4]: first row in the batch, first position, context, first block
+    segments: np.ndarray
+    """[B, 4]: first row in the batch, first position, context, and where in the batch's blocks
+    block 0 of the context is or would be"""
     joins: np.ndarray  # [J, 3]: row in the batch, first row of the partials, number of parts
 
 
@@ -87,9 +89,11 @@ def divide(batch: PagedBatch, block_size: int, num_queries: int, window: int | N
     taken; all other tiles are computed whole.
     """
     rows, lengths = batch.query_starts[:-1], np.diff(batch.query_starts)
-    contexts = (np.diff(batch.block_starts) - 1) * block_size + batch.last_lens
+    num_blocks = batch.firsts + np.diff(batch.block_starts)
+    contexts = (num_blocks - 1) * block_size + batch.last_lens
     firsts = contexts - lengths
-    segments = np.stack((rows, firsts, contexts, batch.block_starts[:-1]), axis=1)
+    tables = batch.block_starts[:-1] - batch.firsts
+    segments = np.stack((rows, firsts, contexts, tables), axis=1)
     first_keys = np.zeros_like(firsts) if window is None else np.maximum(0, firsts - window + 1)
     first_parts = first_keys // PART_TOKENS
     num_parts = (contexts - 1) // PART_TOKENS + 1 - first_parts

@@ -79,7 +79,7 @@ class TorchAttention:
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """See AttentionBackend."""
-        tables = [np.asarray(segment.block_table, dtype=np.int64) for segment in segments]
+        tables = [_whole_table(segment) for segment in segments]
         self._slots = self._device(self._slot_rows(segments, tables))
         self._plans = {
             window: self._plan_for(window, segments, tables) for window in set(self._windows)
@@ -235,6 +235,12 @@ class TorchAttention:
 
     def _device(self, rows: np.ndarray) -> torch.Tensor:
         return to_device(torch.from_numpy(rows), self._pool.device)
+
+
+def _whole_table(segment: Segment) -> np.ndarray:
+    """The segment's table from block 0 on; what it leaves out is never read."""
+    table = np.asarray(segment.block_table, dtype=np.int64)
+    return table if not segment.first_block else np.pad(table, (segment.first_block, 0))
 
 
 def _first_key(window: int | None, query: int) -> int:

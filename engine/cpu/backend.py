@@ -11,6 +11,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.attention.cpu_backend import KernelAttention, orders_for, supports
 from engine.attention.cpu_latents import KernelLatentAttention
+from engine.attention.groups import by_group
 from engine.attention.torch_backend import TorchAttention
 from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, Sizes
@@ -134,16 +135,19 @@ class CpuBackend:
 
     def attention(self, pool: KvPool) -> AttentionBackend:
         """See Backend."""
-        windows, layout = self._config.sliding_windows, pool.layout
-        num_heads, latent = self._config.num_heads, self._config.latent
+        return by_group(pool, self._over)
+
+    def _over(self, view: KvPool) -> AttentionBackend:
+        windows = [self._config.sliding_windows[layer] for layer in view.model_layers]
+        layout, num_heads, latent = view.layout, self._config.num_heads, self._config.latent
         kernels = self._kernels if supports(layout.dtype, layout.head_dim) else None
         if latent is not None and kernels is not None:
-            return KernelLatentAttention(pool, latent, num_heads, kernels)
+            return KernelLatentAttention(view, latent, num_heads, kernels)
         if latent is not None:
-            return TorchLatentAttention(pool, latent)
+            return TorchLatentAttention(view, latent)
         if kernels is not None:
-            return KernelAttention(pool, windows, num_heads, kernels)
-        return TorchAttention(pool, windows)
+            return KernelAttention(view, windows, num_heads, kernels)
+        return TorchAttention(view, windows)
 
     def tuned_attention(self, pool: KvPool, sizes: Sizes) -> AttentionBackend:
         """See Backend; nothing is tuned."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.cpu_backend import KernelAttention
+from engine.attention.groups import FusedAttention
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.native_experts import MemoryAddresses, NativeExperts
 from engine.cpu.native_linear import NativeLinear, Weight
@@ -26,7 +26,7 @@ class _Layer(ctypes.Structure):
         *((name, Weight) for name in ("qkv", "o", "gate_up", "down")),
         ("experts", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "qk_norm")),
-        ("attention", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("attention", "pool_layer")),
     )
 
 
@@ -59,23 +59,17 @@ class FusedLayer:
 
 
 class FusedLayers:
-    """The layers of one model, with `KernelAttention`; used by one thread."""
+    """The layers of one model, with our kernels' attention; used by one thread."""
 
     def __init__(
         self,
         layers: Sequence[FusedLayer],
-        windows: Sequence[int | None],
         eps: float,
         kernels: ctypes.CDLL,
     ) -> None:
         self._layers = tuple(layers)  # keeps the tensors alive that `_structs` points to
-        self._windows = sorted(set(windows), key=lambda window: window or 0)
-        self._structs = (_Layer * len(layers))(
-            *(
-                _struct(layer, self._windows.index(window))
-                for layer, window in zip(layers, windows, strict=True)
-            )
-        )
+        self._structs = (_Layer * len(layers))(*(_struct(layer) for layer in layers))
+        self._placed_in: FusedAttention | None = None
         halves = [layer.feed_forward for layer in layers]
         dense = [half for half in halves if not isinstance(half, NativeExperts)]
         mixtures = [half for half in halves if isinstance(half, NativeExperts)]
@@ -100,7 +94,7 @@ class FusedLayers:
         x: torch.Tensor,
         positions: torch.Tensor,
         tables: tuple[torch.Tensor, torch.Tensor],
-        attention: KernelAttention,
+        attention: FusedAttention,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run all layers on `x` [N, hidden] in place. Returns `x`, or only its `rows` [W] int64,
@@ -126,7 +120,7 @@ class FusedLayers:
         positions: int,
         wanted: tuple[int, int] | None,
         tables: tuple[torch.Tensor, torch.Tensor],
-        attention: KernelAttention,
+        attention: FusedAttention,
         x: int | None = None,
     ) -> Forward:
         """The kernels' call structure for a batch of N tokens, valid until the next call.
@@ -143,9 +137,10 @@ class FusedLayers:
         assert cos.is_contiguous()
         assert sin.is_contiguous()
         assert min(len(cos), len(sin)) >= attention.longest
-        plans = (ctypes.c_void_p * len(self._windows))(
-            *(ctypes.addressof(attention.planned(window)) for window in self._windows)
-        )
+        if self._placed_in is not attention:
+            self._place_in(attention)
+        addresses = [ctypes.addressof(plan) for plan in attention.plans]
+        plans = (ctypes.c_void_p * len(addresses))(*addresses)
         own, *between = self._memory(num_tokens)
         call = Forward(
             ctypes.addressof(self._structs),
@@ -170,6 +165,12 @@ class FusedLayers:
         call.plans = plans  # the address alone would not keep the array alive
         return call
 
+    def _place_in(self, attention: FusedAttention) -> None:
+        """Note where the layers' plans and parts of the pool are."""
+        for layer, struct in enumerate(self._structs):
+            struct.attention, struct.pool_layer = attention.place(layer)
+        self._placed_in = attention
+
     def _memory(self, num_tokens: int) -> list[int]:
         """Addresses of the stages' buffers, reused by the next step; they fit the largest step so
         far."""
@@ -183,14 +184,13 @@ class FusedLayers:
         return self._addresses
 
 
-def _struct(layer: FusedLayer, window: int) -> _Layer:
+def _struct(layer: FusedLayer) -> _Layer:
     struct = _Layer(
         layer.qkv.weight,
         layer.o.weight,
         input_norm=_address(layer.input_norm),
         post_norm=_address(layer.post_norm),
         qk_norm=None if layer.qk_norm is None else _address(layer.qk_norm),
-        attention=window,
     )
     if isinstance(layer.feed_forward, NativeExperts):
         struct.experts = ctypes.addressof(layer.feed_forward.weights)

@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.attention.cpu_backend import KernelAttention
+from engine.attention.groups import FusedAttention
 from engine.cpu.block_panels import BlockEmbedding
 from engine.cpu.fused_layers import FusedLayer, FusedLayers
 from engine.cpu.fused_step import Ends, FusedStep
@@ -34,7 +34,7 @@ class KernelPass:
 
     def supports(self, attention: AttentionBackend) -> bool:
         """See FusedPass."""
-        return isinstance(attention, KernelAttention)
+        return isinstance(attention, FusedAttention)
 
     def __call__(
         self,
@@ -44,12 +44,12 @@ class KernelPass:
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See FusedPass."""
-        assert isinstance(attention, KernelAttention)
+        assert isinstance(attention, FusedAttention)
         return self._layers(x, positions, self._rope.tables(attention.longest), attention, rows)
 
     def whole_step(self, attention: AttentionBackend) -> FusedStep | None:
         """See FusedPass."""
-        assert isinstance(attention, KernelAttention)
+        assert isinstance(attention, FusedAttention)
         if self._ends is None:
             return None
         return FusedStep(self._ends, self._layers, self._rope, attention, self._kernels)
@@ -66,7 +66,7 @@ def fused(parts: ModelParts, kernels: ctypes.CDLL) -> KernelPass | None:
         if fused_layer is None:
             return None
         layers.append(fused_layer)
-    in_one_call = FusedLayers(layers, config.sliding_windows, config.rms_norm_eps, kernels)
+    in_one_call = FusedLayers(layers, config.rms_norm_eps, kernels)
     return KernelPass(parts, _ends(parts), in_one_call, kernels)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.cpu_backend import KernelAttention
+from engine.attention.groups import FusedAttention
 from engine.backend import Likeliest
 from engine.checkpoint.blocks import PANEL_OUTPUTS
 from engine.cpu.block_panels import BlockEmbedding, FileRows
@@ -65,7 +65,7 @@ class FusedStep:
         ends: Ends,
         layers: FusedLayers,
         rope: Rope,
-        attention: KernelAttention,
+        attention: FusedAttention,
         kernels: ctypes.CDLL,
     ) -> None:
         self._ends = ends  # keeps the tensors alive that calls point to

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.attention.groups import by_group
 from engine.attention.torch_backend import TorchAttention
 from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, CapturedDecodes, FusedPass, Sizes
@@ -107,9 +108,17 @@ class CardBackend:
 
     def attention(self, pool: KvPool) -> AttentionBackend:
         """See Backend."""
+        return by_group(pool, self.over)
+
+    def over(self, view: KvPool) -> AttentionBackend:
+        """Attention over the layers of one group."""
         if self._config.latent is not None:
-            return TorchLatentAttention(pool, self._config.latent)
-        return TorchAttention(pool, self._config.sliding_windows)
+            return TorchLatentAttention(view, self._config.latent)
+        return TorchAttention(view, self.windows(view))
+
+    def windows(self, view: KvPool) -> list[int | None]:
+        """The windows of the layers of one group."""
+        return [self._config.sliding_windows[layer] for layer in view.model_layers]
 
     def tuned_attention(self, pool: KvPool, sizes: Sizes) -> AttentionBackend:
         """See Backend; nothing is tuned."""

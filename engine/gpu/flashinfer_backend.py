@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
 
+import msgspec
 import torch
 
-from engine.attention.base import Segment
+from engine.attention.base import AttentionBackend, Segment
 from engine.attention.flashinfer_backend import (
     FlashInferAttention,
     FlashInferChoice,
@@ -27,6 +28,7 @@ from engine.attention.flashinfer_backend import (
     workspace_bytes,
 )
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
+from engine.attention.groups import by_group
 from engine.attention.pool_layers import PoolLayers
 from engine.backend import Sizes
 from engine.checkpoint.config import ModelConfig
@@ -107,25 +109,24 @@ class FlashInferBackend(TritonBackend):
         """Wrappers of FlashInfer in each graph."""
         return len(set(self._config.sliding_windows))
 
-    def attention(
-        self, pool: KvPool, choice: FlashInferChoice | None = None
-    ) -> FlashInferAttention:
-        """Attention for any batch over `pool`, with the model's kernels or those of `choice`."""
+    def over(self, view: KvPool, choice: FlashInferChoice | None = None) -> FlashInferAttention:
+        """Attention for any batch over the layers of one group, with the model's kernels or those
+        of `choice`."""
         chosen = choice or self.choice
-        return FlashInferAttention(self.layers(pool), self._workspace, chosen, self._library)
+        return FlashInferAttention(self.layers(view), self._workspace, chosen, self._library)
 
-    def tuned_attention(self, pool: KvPool, sizes: Sizes) -> FlashInferAttention:
+    def tuned_attention(self, pool: KvPool, sizes: Sizes) -> AttentionBackend:
         """See Backend."""
         typical = MixedStep.typical(sizes.max_sequences, sizes.max_chunk, sizes.context)
-        return self.tuned_for(pool, typical)
+        return by_group(pool, lambda view: self.tuned_for(view, typical))
 
     def tuned_for(self, pool: KvPool, typical: MixedStep) -> FlashInferAttention:
-        """Like `attention`, with the kernels that measure faster for the `typical` step; only reads
+        """Like `over`, with the kernels that measure faster for the `typical` step; only reads
         the pool. fa2 is tried against fa3 only if decodes use fa2's kernel anyway, so that the
         trial does not have to build a kernel."""
-        attention, layers = self.attention(pool), self.layers(pool)
+        attention, layers = self.over(pool), self.layers(pool)
         if self.choice.prefill == "fa3" and self.choice.decode_on_tensor_cores:
-            other = self.attention(pool, replace(self.choice, prefill="fa2"))
+            other = self.over(pool, replace(self.choice, prefill="fa2"))
             attention = faster_chunks([attention, other], layers, typical)
         choose_mixed(attention, layers, typical)
         return attention
@@ -154,19 +155,20 @@ class FlashInferBackend(TritonBackend):
         shows that the card takes them. Returns `choice`, or with fa2. Raises
         FlashInferUnavailable."""
         layout = self._config.kv_layout("", _TRIAL_BLOCK, dtype_name(kv_dtype))
+        layout = msgspec.structs.replace(layout, grouping=())
         pool = KvPool(layout, 1, device)
         layers = self.layers(pool)
         decode, chunk = Segment(1, 1, [0]), Segment(2, 2, [0])
-        error = _build_error(self.attention(pool, choice), layers, decode)
+        error = _build_error(self.over(pool, choice), layers, decode)
         if not error:
-            error = _build_error(self.attention(pool, choice), layers, chunk)
+            error = _build_error(self.over(pool, choice), layers, chunk)
             if error and choice.prefill == "fa3":
                 logger.warning(
                     "chunks by fa2, slower than fa3, whose kernels cannot be built or run: %s",
                     _with_cause(error, why_no_build),
                 )
                 choice = replace(choice, prefill="fa2")
-                error = _build_error(self.attention(pool, choice), layers, chunk)
+                error = _build_error(self.over(pool, choice), layers, chunk)
         if error:
             why = _with_cause(error, why_no_build)
             raise FlashInferUnavailable(f"FlashInfer's kernels cannot be built or run: {why}")

@@ -21,7 +21,6 @@ from engine.attention.invariant_backend import (
     InvariantBuffers,
 )
 from engine.attention.tiles import Partials
-from engine.backend import Sizes
 from engine.checkpoint.blocks import Matrix
 from engine.checkpoint.config import ModelConfig
 from engine.gpu.invariant_linear import InvariantLinear, Multiply
@@ -114,13 +113,9 @@ class InvariantBackend(TritonBackend):
         """Computes the log-sum-exp of the rows whose log-probabilities are reported."""
         return self._kernels.log_totals
 
-    def attention(self, pool: KvPool) -> InvariantAttention:
-        """Attention for any batch over `pool`."""
-        return InvariantAttention(self.layers(pool), self._partials, self._kernels.attend_tiles)
-
-    def tuned_attention(self, pool: KvPool, sizes: Sizes) -> InvariantAttention:
-        """See Backend; nothing is tuned."""
-        return self.attention(pool)
+    def over(self, view: KvPool) -> InvariantAttention:
+        """Attention for any batch over the layers of one group."""
+        return InvariantAttention(self.layers(view), self._partials, self._kernels.attend_tiles)
 
     def fixed_decodes(
         self, pool: KvPool, max_sequences: int, max_blocks: int

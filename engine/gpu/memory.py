@@ -15,7 +15,7 @@ import torch
 
 from engine.attention.base import AttentionBackend, Segment
 from engine.gpu.graphs import GRAPH_BYTES
-from engine.kv_pool import KvPool, blocks_for_memory
+from engine.kv_pool import KvPool, blocks_for_memory, blocks_with
 from engine.models.runnable import RunnableModel
 from engine.sampling.row_numbers import SampleRow
 from engine.sampling.sampler import Sampler
@@ -102,7 +102,7 @@ def profile(
     """Run the largest step once, which also compiles kernels. Frees all memory it allocates."""
     device = model.device
     num_blocks = -(-largest.num_tokens // layout.block_size)
-    pool = KvPool(layout, num_blocks, device)
+    pool = KvPool(layout, blocks_with(layout, num_blocks), device)
     before = torch.cuda.memory_allocated(device)
     attention = make_attention(pool)
     attention_bytes = torch.cuda.memory_allocated(device) - before

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.attention.groups import joined
 from engine.attention.pool_layers import PoolLayers
 from engine.backend import CapturedDecodes, Sizes
 from engine.gpu.backend import CardBackend
@@ -36,8 +37,8 @@ class TritonBackend(CardBackend, ABC):
     def fixed_decodes(
         self, pool: KvPool, max_sequences: int, max_blocks: int
     ) -> Callable[[int], AttentionBackend]:
-        """A factory of attention for a fixed number of decodes, for capture in graphs. All share
-        buffers for `max_sequences` contexts with `max_blocks` blocks in total."""
+        """A factory of attention for a fixed number of decodes over one group, for capture in
+        graphs. All share buffers for `max_sequences` contexts with `max_blocks` blocks in total."""
 
     def ops(self) -> LayerOps:
         """See Backend; row by row."""
@@ -62,15 +63,19 @@ class TritonBackend(CardBackend, ABC):
         return Sampler(vocab_size, find_cut=self.find_cut(), log_totals=self.log_totals())
 
     def layers(self, pool: KvPool) -> PoolLayers:
-        """The model's layers in `pool`, as views for the kernels."""
-        return PoolLayers(pool, self._config.sliding_windows, self._config.num_heads, self._dtype)
+        """The layers of one group in `pool`, as views for the kernels."""
+        return PoolLayers(pool, self.windows(pool), self._config.num_heads, self._dtype)
 
     def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
         """See Backend."""
         if not sizes.captures or not self._is_captured():
             return None
-        size = sizes.max_sequences
-        make_attention = self.fixed_decodes(pool, size, sizes.most_blocks(pool.layout))
+        size, most_blocks = sizes.max_sequences, sizes.most_blocks(pool.layout)
+        makers = [self.fixed_decodes(view, size, most_blocks) for view in pool.groups]
+
+        def make_attention(num_decodes: int) -> AttentionBackend:
+            return joined(pool, [make(num_decodes) for make in makers])
+
         return DecodeGraphs(model, make_attention, graph_sizes(size), self.capture())
 
     def planned_graphs(self, sizes: Sizes) -> Graphs:

@@ -49,7 +49,7 @@ struct Unit {
   int32_t num_kv_heads;
   int32_t first_key;   // of the range
   int32_t end_key;
-  int32_t table;       // index into tables of the segment's first block
+  int32_t table;       // index into tables of block 0 of the segment, if the table had it
   int32_t partial;     // where in `partials`, in 16 floats, for the first head; -1: the only split
   int32_t partial_stride;  // from one head's to the next
 };

@@ -27,12 +27,13 @@ struct LayerWeights {
   const Bf16* post_norm;   // [hidden]
   const Bf16* qk_norm;     // [heads + kv_heads, head_dim], or null
   int64_t attention;       // index of the layer's plan
+  int64_t pool_layer;      // index of the layer in the plan's pool
 };
 
 // Mirrors `_Forward` in fused_layers.py.
 struct ForwardCall {
   const LayerWeights* layers;
-  const AttentionCall* const* attention;  // by plan; the pool is the first layer's
+  const AttentionCall* const* attention;  // by plan; the pool is that of its first layer
   const AttentionCall* last;              // of the wanted tokens in the last layer; null: all are
   const int64_t* wanted;                  // [num_wanted], ascending
   Bf16* x;                                // [tokens, hidden], changed in place: the wanted ones
@@ -78,13 +79,13 @@ void rotate_and_attend(const RotationCall& rotation, const int64_t* positions,
   attend_planned<Bf16, P, PairWord>(attention);
 }
 
-// A plan with what it works on: heads in `call.qkv`, the pool of the layer with this index.
+// A plan with what it works on: heads in `call.qkv`, the layer's part of the pool.
 inline AttentionCall attention_of(const ForwardCall& call, const LayerWeights& layer,
-                                  const AttentionCall& plan, int64_t index) {
+                                  const AttentionCall& plan) {
   AttentionCall attention = plan;
   const int64_t num_heads = attention.num_heads, kv_heads = attention.num_kv_heads;
-  attention.pool = (char*)attention.pool + index * call.layer_bytes;
-  if (attention.spans != nullptr) attention.spans += index * attention.layer_spans;
+  attention.pool = (char*)attention.pool + layer.pool_layer * call.layer_bytes;
+  if (attention.spans != nullptr) attention.spans += layer.pool_layer * attention.layer_spans;
   attention.q = call.qkv;
   attention.k = call.qkv + num_heads * attention.head_dim;
   attention.v = call.qkv + (num_heads + kv_heads) * attention.head_dim;
@@ -116,11 +117,10 @@ inline void finish_layer(const ForwardCall& call, const LayerWeights& layer, int
   linear({layer.down, call.gated, call.x, call.x, nullptr, rows, threads});
 }
 
-inline void run_layer(const ForwardCall& call, const LayerWeights& layer, int64_t index) {
+inline void run_layer(const ForwardCall& call, const LayerWeights& layer) {
   normalize(call, layer.input_norm, layer.qkv.inputs, call.tokens);
   linear({layer.qkv, call.normed, nullptr, call.qkv, nullptr, call.tokens, call.num_threads});
-  const AttentionCall attention =
-      attention_of(call, layer, *call.attention[layer.attention], index);
+  const AttentionCall attention = attention_of(call, layer, *call.attention[layer.attention]);
   const RotationCall rotation = rotation_of(call, layer, attention.head_dim, 0,
                                             attention.num_heads + attention.num_kv_heads);
   with_pool_type(attention, [&](auto held) {
@@ -148,7 +148,7 @@ inline void gather_wanted(const ForwardCall& call, int hidden) {
 }
 
 // Keys and values of all tokens, the rest of the wanted ones only.
-inline void run_last_layer(const ForwardCall& call, const LayerWeights& layer, int64_t index) {
+inline void run_last_layer(const ForwardCall& call, const LayerWeights& layer) {
   const int hidden = layer.qkv.inputs, threads = call.num_threads, head_dim = call.last->head_dim;
   const int64_t num_heads = call.last->num_heads, q_outputs = num_heads * head_dim;
   normalize(call, layer.input_norm, hidden, call.tokens);
@@ -156,7 +156,7 @@ inline void run_last_layer(const ForwardCall& call, const LayerWeights& layer, i
               (int)(q_outputs / kPanelOutputs), num_panels(layer.qkv));
   store_keys_and_values(
       rotation_of(call, layer, head_dim, num_heads, call.last->num_kv_heads), call.positions,
-      attention_of(call, layer, *call.attention[layer.attention], index));
+      attention_of(call, layer, *call.attention[layer.attention]));
   gather_wanted(call, hidden);
   linear_part({layer.qkv, call.normed, nullptr, call.qkv, nullptr, call.num_wanted, threads}, 0,
               (int)((q_outputs + kPanelOutputs - 1) / kPanelOutputs));
@@ -164,7 +164,7 @@ inline void run_last_layer(const ForwardCall& call, const LayerWeights& layer, i
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < call.num_wanted; ++row)
     rotate_token(queries, row, call.positions[call.wanted[row]]);
-  const AttentionCall attention = attention_of(call, layer, *call.last, index);
+  const AttentionCall attention = attention_of(call, layer, *call.last);
   with_pool_type(attention, [&](auto held) {
     attend_planned<Bf16, decltype(held), PairWord>(attention);
   });
@@ -175,9 +175,9 @@ inline void run_last_layer(const ForwardCall& call, const LayerWeights& layer, i
 inline void run_layers(const ForwardCall& call) {
   for (int64_t index = 0; index < call.num_layers; ++index)
     if (call.last != nullptr && index + 1 == call.num_layers)
-      run_last_layer(call, call.layers[index], index);
+      run_last_layer(call, call.layers[index]);
     else
-      run_layer(call, call.layers[index], index);
+      run_layer(call, call.layers[index]);
 }
 
 }  // namespace baton

@@ -21,6 +21,7 @@ struct PlanCall {
   const int64_t* wanted;        // [num_segments]: so many of its queries attend, the last ones
   const int64_t* contexts;      // [num_segments], the queries included
   const int64_t* tables;        // blocks of all segments, one after the other
+  const int64_t* firsts;        // [num_segments]: leading blocks that a table leaves out
   int64_t* slots;               // [tokens, 2], or null
   int32_t* units;               // [max_units, 10]
   int32_t* merges;              // [max_merges, 5]
@@ -45,6 +46,10 @@ struct QueryTile {
   int64_t token, table;
   int queries, position, first_key, end_key, rows, splits;
 };
+
+inline int64_t table_blocks(const PlanCall& call, int64_t segment) {
+  return (call.contexts[segment] + call.block_size - 1) / call.block_size - call.firsts[segment];
+}
 
 // Query rows of a unit: half of the most where larger units would be too few for the threads.
 inline int unit_rows(const PlanCall& call) {
@@ -76,9 +81,9 @@ inline std::vector<QueryTile> tiles_of(const PlanCall& call) {
   int64_t token = 0, table = 0;
   for (int64_t s = 0; s < call.num_segments; ++s) {
     for (int64_t offset = 0; offset < call.wanted[s]; offset += most)
-      tiles.push_back(tile_at(call, most, s, offset, token, table));
+      tiles.push_back(tile_at(call, most, s, offset, token, table - call.firsts[s]));
     token += call.wanted[s];
-    table += (call.contexts[s] + call.block_size - 1) / call.block_size;
+    table += table_blocks(call, s);
   }
   return tiles;
 }
@@ -127,10 +132,10 @@ inline void find_slots(const PlanCall& call) {
   const int64_t* table = call.tables;
   for (int64_t s = 0; s < call.num_segments; ++s) {
     for (int64_t at = call.contexts[s] - call.query_lens[s]; at < call.contexts[s]; ++at) {
-      *slot++ = table[at / call.block_size];
+      *slot++ = table[at / call.block_size - call.firsts[s]];
       *slot++ = at % call.block_size;
     }
-    table += (call.contexts[s] + call.block_size - 1) / call.block_size;
+    table += table_blocks(call, s);
   }
 }
 

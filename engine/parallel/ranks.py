@@ -22,26 +22,37 @@ _NUMBER = struct.Struct("<q")
 
 class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The next step of all ranks: N tokens, and for each segment how many of them it has, the
-    length of its context, how many rows it wants, and its block table."""
+    length of its context, how many rows it wants, and its block tables by group, each after its
+    first block."""
 
     tokens: list[int]
-    segments: list[tuple[int, int, int, list[int]]]
+    segments: list[tuple[int, int, int, list[tuple[int, list[int]]]]]
 
     @staticmethod
     def of(segments: Sequence[Segment], tokens: list[int]) -> Step:
         """The step that computes these segments."""
-        parts = [(s.query_len, s.context_len, s.wanted_len, list(s.block_table)) for s in segments]
-        return Step(tokens, parts)
+        return Step(
+            tokens,
+            [(s.query_len, s.context_len, s.wanted_len, _tables(s)) for s in segments],
+        )
 
     def planned(self) -> list[Segment]:
         """The segments."""
-        return [Segment(query, context, table, num) for query, context, num, table in self.segments]
+        return [
+            Segment(query, context, tables[0][1], num, tables[0][0], tuple(tables[1:]))
+            for query, context, num, tables in self.segments
+        ]
 
     @property
     def positions(self) -> list[int]:
         """Positions of the tokens, [N]."""
         spans = [(context - query, context) for query, context, _, _ in self.segments]
         return [position for start, end in spans for position in range(start, end)]
+
+
+def _tables(segment: Segment) -> list[tuple[int, list[int]]]:
+    tables = ((segment.first_block, segment.block_table), *segment.others)
+    return [(first, list(table)) for first, table in tables]
 
 
 _END = b""

@@ -1,0 +1,123 @@
+"""Attention of a model whose layers are in several groups, each with blocks of its own.
+
+Each group has a backend over its view of the pool, which sees the group's layers only, and gets the
+group's block tables.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+
+from engine.attention.base import (
+    AttentionBackend,
+    GroupedBackend,
+    KvTarget,
+    Segment,
+    StoringAttention,
+)
+from engine.attention.cpu_backend import KernelAttention
+from engine.kv_pool import KvPool
+
+
+class AttentionByGroup:
+    """`GroupedBackend` over the backends of all groups; `layers[g]` are the layers of group g."""
+
+    def __init__(self, backends: Sequence[GroupedBackend], layers: Sequence[Sequence[int]]) -> None:
+        self.backends = tuple(backends)
+        self.places = {
+            layer: (group, index)
+            for group, members in enumerate(layers)
+            for index, layer in enumerate(members)
+        }
+        """By layer: its group, and its number among the layers of the group."""
+
+    def plan(self, segments: Sequence[Segment]) -> None:
+        """See AttentionBackend."""
+        for index, backend in enumerate(self.backends):
+            backend.plan([segment.of_group(index) for segment in segments])
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See GroupedBackend."""
+        group, index = self.places[layer]
+        return self.backends[group].run(index, q, k, v)
+
+
+class StoringByGroup(AttentionByGroup):
+    """`StoringAttention` over the backends of all groups, which store and attend, too."""
+
+    def target(self, layer: int) -> KvTarget:
+        """See StoringAttention."""
+        return self._place(layer)[0].target(self._place(layer)[1])
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """See StoringAttention."""
+        backend, index = self._place(layer)
+        return backend.attend(index, q)
+
+    def _place(self, layer: int) -> tuple[StoringAttention, int]:
+        group, index = self.places[layer]
+        backend = self.backends[group]
+        assert isinstance(backend, StoringAttention)
+        return backend, index
+
+
+class KernelsByGroup(AttentionByGroup):
+    """The kernels' attention of all groups; offers the plans of all of them to a fused step, as
+    `KernelAttention` does for one."""
+
+    def __init__(self, backends: Sequence[GroupedBackend], layers: Sequence[Sequence[int]]) -> None:
+        super().__init__(backends, layers)
+        self._kernels = [each for each in backends if isinstance(each, KernelAttention)]
+        assert len(self._kernels) == len(backends)
+        self._last = self._kernels[self.places[max(self.places)][0]]
+        self.layer_bytes = self._last.layer_bytes
+
+    @property
+    def longest(self) -> int:
+        """See KernelAttention."""
+        return self._last.longest
+
+    @property
+    def plans(self) -> list[ctypes.Structure]:
+        """See KernelAttention."""
+        return [plan for each in self._kernels for plan in each.plans]
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """See KernelAttention."""
+        group, index = self.places[layer]
+        plan, pool_layer = self._kernels[group].place(index)
+        before = sum(each.num_plans for each in self._kernels[:group])
+        return before + plan, pool_layer
+
+    @property
+    def planned_last(self) -> ctypes.Structure | None:
+        """See KernelAttention."""
+        return self._last.planned_last
+
+
+FusedAttention = KernelAttention | KernelsByGroup
+"""What a fused step runs over."""
+
+
+def by_group(pool: KvPool, make: Callable[[KvPool], AttentionBackend]) -> AttentionBackend:
+    """Attention over `pool`: what `make` makes for the whole pool, or for the view of each group,
+    joined."""
+    return joined(pool, [make(view) for view in pool.groups])
+
+
+def joined(pool: KvPool, backends: Sequence[AttentionBackend]) -> AttentionBackend:
+    """The backends of a pool's groups as one; a fused step and captured graphs run over it if they
+    run over each of them."""
+    if len(backends) == 1:
+        return backends[0]
+    layers = [view.model_layers for view in pool.groups]
+    grouped = [cast(GroupedBackend, each) for each in backends]  # latents have no windows
+    if all(isinstance(each, KernelAttention) for each in backends):
+        return KernelsByGroup(grouped, layers)
+    if all(isinstance(each, StoringAttention) for each in backends):
+        return StoringByGroup(grouped, layers)
+    return AttentionByGroup(grouped, layers)

@@ -1,0 +1,233 @@
+"""All blocks of one pool: one block manager for each group of layers, and what spans the groups.
+
+A pool with one group without a window has one plain `BlockManager`. Any other pool consists of
+large pages (`scheduling.large_pages`). Knows nothing of sequences. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from protocol.layout import KvLayout
+from scheduling.block_manager import BlockManager
+from scheduling.group_rule import GroupRule
+from scheduling.large_pages import GroupBlocks, LargePages
+
+CHECKPOINT_SHARE = 8
+"""The covers of the checkpoints in the middle of a prompt take about this fraction of what all
+layers without a window keep."""
+
+
+class Prefix(NamedTuple):
+    """A cached prefix of `num_blocks` blocks: by group, its blocks from the first one on that the
+    group needs to go on behind it (see `GroupRule.covers_from`)."""
+
+    num_blocks: int
+    blocks: tuple[list[int], ...]
+
+
+OnAllocate = Callable[[list[int]], None]
+
+
+class BlockPools:
+    """Owner of the managers of all groups, in the order of `KvLayout.groups`.
+
+    `num_pages` counts the units that the groups share: large pages, or blocks if there is one group
+    without a window. `checkpoint_blocks` is the distance of the boundaries for which windowed
+    groups keep what they need to go on there.
+    """
+
+    def __init__(
+        self,
+        managers: Sequence[BlockManager],
+        rules: Sequence[GroupRule],
+        pages: LargePages | None = None,
+        checkpoint_blocks: int = 1,
+    ) -> None:
+        self.managers = tuple(managers)
+        self.rules = tuple(rules)
+        self.checkpoint_blocks = checkpoint_blocks
+        self._pages = pages
+        groups = list(zip(self.managers, self.rules, strict=True))
+        self._full = [manager for manager, rule in groups if rule.window is None]
+        self._windowed = [
+            (manager, rule)
+            for manager, rule in groups
+            if rule.window is not None and isinstance(manager, GroupBlocks)
+        ]
+        first = self.managers[0]
+        if pages is not None and self._full and isinstance(first, GroupBlocks):
+            first.on_evict = self._cool_windows
+
+    @classmethod
+    def of_one(cls, manager: BlockManager, block_size: int) -> BlockPools:
+        """The pool of a model with one group, without a window."""
+        return cls([manager], [GroupRule(block_size)])
+
+    @classmethod
+    def of(
+        cls,
+        layout: KvLayout,
+        num_pages: int,
+        on_allocate: Sequence[OnAllocate] | None = None,
+    ) -> BlockPools:
+        """The pool of this layout. `on_allocate`, by group, is called with newly allocated blocks,
+        whose old contents are invalid."""
+        groups = layout.groups
+        heard: Sequence[OnAllocate] = on_allocate or [lambda _: None] * len(groups)
+        if not layout.grouping:
+            return cls.of_one(BlockManager(num_pages, heard[0]), layout.block_size)
+        pages = LargePages(num_pages)
+        counts = [layout.blocks_per_page(index) for index in range(len(groups))]
+        rules = [
+            GroupRule(layout.block_size, group.window, count)
+            for group, count in zip(groups, counts, strict=True)
+        ]
+        managers = [
+            GroupBlocks(pages, rule.blocks_per_page, each, exchanges=rule.window is not None)
+            for rule, each in zip(rules, heard, strict=True)
+        ]
+        return cls(managers, rules, pages, _checkpoint_blocks(rules))
+
+    @property
+    def num_pages(self) -> int:
+        """See the class."""
+        return self.managers[0].num_blocks if self._pages is None else self._pages.num_pages
+
+    @property
+    def num_used(self) -> int:
+        """Pages with a pinned block."""
+        return self.managers[0].num_pinned if self._pages is None else self._pages.num_open
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether a group has a window."""
+        return bool(self._windowed)
+
+    @property
+    def has_shared_pages(self) -> bool:
+        """Whether a page holds several blocks, so that it may be lost to few of them."""
+        return any(rule.blocks_per_page > 1 for rule in self.rules)
+
+    def in_blocks(self, num_pages: int) -> int:
+        """As many blocks of the first group as fit into the pages: the unit in which a worker
+        reports its load."""
+        return num_pages * self.rules[0].blocks_per_page
+
+    @property
+    def nothing(self) -> Prefix:
+        """The prefix of no block."""
+        return Prefix(0, tuple([] for _ in self.managers))
+
+    def match(self, hashes: Sequence[bytes]) -> Prefix:
+        """The longest cached prefix of the chain `hashes` at whose end all groups can go on: the
+        groups without a window hold all of it, and each windowed one what it covers. Pins
+        nothing."""
+        if self._pages is None:
+            blocks = self.managers[0].match(hashes)
+            return Prefix(len(blocks), (blocks,))
+        end = len(hashes)
+        for manager in self._full:
+            end = len(manager.match(hashes[:end]))
+        end = self._last_end(hashes, end)
+        return Prefix(
+            end,
+            tuple(
+                manager.match(hashes[rule.covers_from(end) : end])
+                for manager, rule in zip(self.managers, self.rules, strict=True)
+            ),
+        )
+
+    def fits(self, prefix: Prefix, wanted: Sequence[int], headroom: int = 0) -> bool:
+        """Whether there is room for so many more blocks of each group, and `headroom` more of the
+        first, once the prefix is pinned."""
+        if self._pages is None:
+            free = self.managers[0].num_free_after_pinning(prefix.blocks[0])
+            return free >= wanted[0] + headroom
+        needed, available = self._pages_needed(prefix, [wanted[0] + headroom, *wanted[1:]])
+        return sum(needed) <= available
+
+    def take(self, prefix: Prefix, wanted: Sequence[int]) -> list[list[int]]:
+        """Pin the prefix, and allocate so many more blocks of each group; they must fit."""
+        if self._pages is None:
+            self.managers[0].pin(prefix.blocks[0])
+            return [self.managers[0].allocate(wanted[0])]
+        needed, available = self._pages_needed(prefix, wanted)
+        spare = available - sum(needed)
+        managers = [each for each in self.managers if isinstance(each, GroupBlocks)]
+        groups = zip(managers, prefix.blocks, strict=True)
+        shared = [manager.share(blocks) for manager, blocks in groups]
+        taken = []
+        for manager, count, aside, least in zip(managers, wanted, shared, needed, strict=True):
+            before = self._pages.num_available
+            blocks = manager.allocate(count + aside, least + spare)
+            spare -= max(0, before - self._pages.num_available - least)
+            manager.put_aside(blocks[count:])
+            taken.append(blocks[:count])
+        return taken
+
+    def pages_for(self, counts: Iterable[int]) -> int:
+        """Number of pages that hold so many blocks of each group."""
+        return sum(rule.pages(count) for rule, count in zip(self.rules, counts, strict=True))
+
+    def clear_cache(self) -> None:
+        """Forget every hash."""
+        for manager in self.managers:
+            manager.clear_cache()
+            manager.drain_events()
+
+    def check(self) -> None:
+        """Raise AssertionError unless every invariant holds; for tests."""
+        for manager in self.managers:
+            manager.check()
+
+    def _last_end(self, hashes: Sequence[bytes], end: int) -> int:
+        """The last boundary up to `end` at which all windowed groups can go on."""
+        known = [end] * len(self._windowed)  # each group holds the blocks from here to the end
+        while end:
+            gap = None
+            for index, (manager, rule) in enumerate(self._windowed):
+                first = rule.covers_from(end)
+                while gap is None and (block := min(known[index], end) - 1) >= first:
+                    if manager.is_cached(hashes[block]):
+                        known[index] = block
+                    else:
+                        gap = block
+            if gap is None:
+                return end
+            end = gap
+        return 0
+
+    def _pages_needed(self, prefix: Prefix, wanted: Sequence[int]) -> tuple[list[int], int]:
+        """By group, the fewest pages to take for so many more blocks once the prefix is pinned; and
+        how many can be taken then."""
+        assert self._pages is not None
+        available = self._pages.num_available
+        needed = []
+        groups = zip(self.managers, self.rules, prefix.blocks, wanted, strict=True)
+        for manager, rule, blocks, count in groups:
+            assert isinstance(manager, GroupBlocks)
+            free, num_opened = manager.free_after_pinning(blocks)
+            available -= num_opened
+            needed.append(rule.pages(max(0, count - free)))
+        return needed, available
+
+    def _cool_windows(self, digest: bytes) -> None:
+        """A prefix lost its block with this hash, so no windowed group can go on behind it."""
+        for manager, _rule in self._windowed:
+            manager.cool([digest])
+
+
+def _checkpoint_blocks(rules: Sequence[GroupRule]) -> int:
+    """See `BlockPools`. Sizes of blocks follow from how many a page holds."""
+    sizes = [1 / rule.blocks_per_page for rule in rules]
+    full = [size for rule, size in zip(rules, sizes, strict=True) if rule.window is None]
+    windowed = [
+        (rule.cover, size)
+        for rule, size in zip(rules, sizes, strict=True)
+        if rule.window is not None
+    ]
+    covers = sum(cover * size for cover, size in windowed)
+    per_block = sum(full) or sum(size for _, size in windowed) or 1.0
+    return max(1, round(CHECKPOINT_SHARE * covers / per_block))

@@ -1,0 +1,139 @@
+"""Which waiting sequences begin in a step, and what they begin with. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduling.block_pools import Prefix
+from scheduling.expected_blocks import ExpectedBlocks
+from scheduling.overtaking import Overtaking
+from scheduling.queues.roster import Roster
+from scheduling.sequence import Sequence, SequenceState
+from scheduling.sequence_blocks import SequenceBlocks
+from scheduling.step_plan import StepPlan
+from scheduling.target_shares import TargetShares
+from scheduling.turns import Turns
+
+FetchChooser = Callable[[Sequence, int], int | None]
+"""How many blocks of a sequence with `holders` to fetch behind this many cached ones: 0 for none,
+None if it cannot be decided yet. It is called when the sequence could be admitted."""
+
+
+def fetch_nothing(_sequence: Sequence, _num_cached: int) -> int:
+    """See FetchChooser."""
+    return 0
+
+
+@dataclass(frozen=True)
+class AdmissionLimits:
+    """See `SchedulerConfig`."""
+
+    max_batch_size: int
+    headroom_per_sequence: int
+
+
+class Admission:
+    """Admits sequences of `roster` in turn, each with all its blocks."""
+
+    def __init__(
+        self,
+        limits: AdmissionLimits,
+        roster: Roster,
+        blocks: SequenceBlocks,
+        turns: Turns,
+        shares: TargetShares,
+        expected: ExpectedBlocks,
+    ) -> None:
+        self._limits = limits
+        self._roster = roster
+        self._blocks = blocks
+        self._turns = turns
+        self._shares = shares
+        self._expected = expected
+
+    def admit(self, step: StepPlan, choose_fetch: FetchChooser) -> None:
+        """Admit sequences in turn, each with all its blocks. One that does not fit lets only small
+        ones pass, see `Overtaking`.
+
+        A local sequence without any budget left holds up later local sequences, but not remote
+        ones, which need no budget. These sequences hold up no others: one whose grammar is still
+        being compiled, a remote one whose source has not begun, and one whose target already has
+        its share of the pool (younger ones for that target wait behind it), one whose next block
+        another is fetching here, and one that may fetch from a peer that has not answered yet.
+        """
+        if self._is_full:
+            return
+        budget_left = True
+        full_targets: set[str] = set()
+        overtaking = Overtaking(self._blocks.pages_for)
+        for sequence in self._turns.in_turn(self._roster.waiting.values()):
+            if self._is_full or overtaking.is_over:
+                break
+            if not _may_begin(sequence, budget_left):
+                continue
+            if sequence.target in full_targets or not overtaking.may_pass(sequence):
+                continue
+            cached = self._blocks.usable_prefix(sequence)
+            if self._expected.have_next_of(sequence, cached.num_blocks):
+                continue
+            if self._shares.exceeds(sequence, cached):
+                full_targets.add(sequence.target)
+                continue
+            num_fetched = self._num_to_fetch(sequence, cached.num_blocks, choose_fetch)
+            if num_fetched is None:
+                continue
+            if not sequence.remote and not num_fetched:
+                start = cached.num_blocks * sequence.block_size
+                if not budget_left or not step.chunk_tokens(sequence, start):
+                    budget_left = False
+                    continue
+            if not self._try_take_blocks(sequence, cached):
+                overtaking.block(sequence)
+                continue
+            overtaking.passed(sequence)
+            self._begin(step, sequence, num_fetched)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._roster.num_begun >= self._limits.max_batch_size
+
+    def _num_to_fetch(
+        self, sequence: Sequence, num_cached: int, choose_fetch: FetchChooser
+    ) -> int | None:
+        """See `FetchChooser`."""
+        if sequence.holders is None or sequence.remote:
+            return 0
+        return choose_fetch(sequence, num_cached)
+
+    def _try_take_blocks(self, sequence: Sequence, cached: Prefix) -> bool:
+        """Pin the prefix and allocate the rest; keeps headroom for the sequences that decode."""
+        headroom = self._limits.headroom_per_sequence * len(self._roster.running)
+        return self._blocks.try_take(sequence, cached, headroom)
+
+    def _begin(self, step: StepPlan, sequence: Sequence, num_fetched: int) -> None:
+        """Receive, fetch or compute for a sequence that has its blocks. One that fetches is charged
+        for what it computes when it has fetched."""
+        charge = max(sequence.num_remaining, sequence.block_size)
+        if sequence.remote:
+            self._roster.move(sequence, SequenceState.RECEIVING)
+            step.received.append(sequence)
+        elif num_fetched:
+            self._roster.move(sequence, SequenceState.FETCHING)
+            self._expected.expect(sequence, num_fetched)
+            step.fetching.append(sequence)
+            charge = 0
+        else:
+            self._roster.move(sequence, SequenceState.PREFILLING)
+            size = step.chunk_tokens(sequence, sequence.num_launched)
+            if size:  # it may have gone without the prefix that fitted into the step
+                step.add(sequence, size)
+        self._shares.admit(sequence)
+        self._turns.admit(sequence, charge)
+
+
+def _may_begin(sequence: Sequence, budget_left: bool) -> bool:
+    """Whether a waiting sequence needs only blocks. Without budget it may receive or fetch."""
+    if sequence.remote:
+        return sequence.source_has_begun
+    return sequence.is_ready and (budget_left or sequence.is_hinted)
