@@ -28,7 +28,7 @@ from bench.policies.cells import TRAFFIC, Cell, Score, score
 from bench.policies.ledger import Ledger
 from process.figures import ms
 from protocol.errors import BatonError
-from simulator.policies.names import BATON, POLICIES
+from simulator.policies.names import BATON, POLICIES, RULES
 
 _WITHIN = 0.02
 _WIDTH = 150
@@ -40,7 +40,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.policies")
     parser.add_argument("--traces", type=Path, default=Path("traces"), help="their folder")
     parser.add_argument("--traffic", nargs="+", choices=list(TRAFFIC), default=list(TRAFFIC))
-    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(RULES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--limit", type=int, help="only so many requests (or sessions) of each")
     parser.add_argument("--jobs", type=int, default=1, help="simulations at once")

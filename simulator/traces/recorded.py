@@ -14,6 +14,7 @@ from simulator.traces.lines import TraceLine
 from simulator.traces.sessions import BlockRuns, Runs, Session, Turn, runs_of, with_output
 
 MAX_US = 1 << 53
+_MOST = 1 << 31  # of a priority
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class _Request:
     num_output: int
     runs: Runs
     block_tokens: int
+    share: str
+    priority: int
 
 
 @dataclass
@@ -40,8 +43,10 @@ def sessions(lines: Iterable[TraceLine]) -> Iterator[Session]:
     requests = sorted(_requests(lines), key=lambda each: (each.began_us, each.ended_us))
     first_us = requests[0].began_us if requests else 0
     for course in _courses(requests):
-        start_s = (course.requests[0].began_us - first_us) / 1e6
-        yield Session(course.name, start_s, _turns(course.requests))
+        first = course.requests[0]
+        start_s = (first.began_us - first_us) / 1e6
+        turns = _turns(course.requests)
+        yield Session(course.name, start_s, turns, first.share, first.priority)
 
 
 def _requests(lines: Iterable[TraceLine]) -> Iterator[_Request]:
@@ -65,6 +70,8 @@ def _requests(lines: Iterable[TraceLine]) -> Iterator[_Request]:
             max(1, line.integer("out", minimum=0)),
             runs_of(numbers),
             block_tokens,
+            line.text("share") if "share" in line else "",
+            line.integer("priority", -_MOST, _MOST) if "priority" in line else 0,
         )
 
 

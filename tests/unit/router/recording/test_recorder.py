@@ -109,7 +109,7 @@ def test_the_simulator_reads_blocks_and_sessions(tmp_path: Path) -> None:
     results = record(
         path,
         ended(1_000_000, first, session=talk),
-        ended(2_500_000, first[:4] + hashes(*range(20, 24))),
+        ended(2_500_000, first[:4] + hashes(*range(20, 24)), share="Ada's", priority=-2),
         ended(4_000_000, first + hashes(*range(9, 17)), session=talk),
         ended(4_100_000, hashes(*range(30, 34)), session=talk),
     )
@@ -121,6 +121,8 @@ def test_the_simulator_reads_blocks_and_sessions(tmp_path: Path) -> None:
     assert talking.turns[0].blocks == BlockRuns(0, 64, numbers), "with its output's blocks"
     assert talking.turns[1].blocks == BlockRuns(0, 64, numbers)
     assert (other.start_s, other.turns[0].blocks) == (1.5, BlockRuns(0, 64, ((0, 1), (2, 1))))
+    assert (talking.share, talking.priority) == ("", 0)
+    assert (other.share != "", other.priority) == (True, -2)
     assert (beside.start_s, len(beside.turns)) == (3.1, 1), "it did not wait for the turn before"
 
 
