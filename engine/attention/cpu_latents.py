@@ -30,7 +30,7 @@ class KernelLatentAttention(TorchLatentAttention):
         self, pool: KvPool, config: LatentConfig, num_heads: int, library: ctypes.CDLL
     ) -> None:
         super().__init__(pool, config)
-        windows = (None,) * pool.layout.num_layers
+        windows = (None,) * pool.tensor.shape[1]
         self._kernel = KernelAttention(
             pool, windows, num_heads, library, _SPLIT_KEYS, config.softmax_scale
         )

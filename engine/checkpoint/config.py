@@ -104,11 +104,6 @@ class ModelConfig:
     def sharded(self, tp_size: int) -> ModelConfig:
         """The configuration of one of `tp_size` ranks' share of each layer. More ranks than KV
         heads have copies of them. Raises ConfigError."""
-        if self.latent is not None and tp_size > 1:
-            raise ConfigError(
-                f"{self.architecture} has latent attention, which is not split over ranks: set "
-                f"tensor_parallel to 1, not {tp_size}"
-            )
         has_copies = tp_size % self.num_kv_heads == 0
         for name, size in (
             ("num_attention_heads", self.num_heads),

@@ -20,6 +20,7 @@ from engine.parallel.ranks import Ranks, Step
 from engine.parallel.sums import CardSums
 from protocol.errors import ConfigError
 from tests.effort import in_turn
+from tests.latent_models import LATENT_MODELS
 from tests.rank_group import RankGroup
 from tests.unit.engine.parallel.sharded_engine import (
     DEADLINE_S,
@@ -93,6 +94,23 @@ def test_more_ranks_than_heads_have_copies_of_them(
     assert (first == copy).all()
     assert (second == last).all()
     assert not (first == second).all()
+
+
+@pytest.mark.parametrize(("attention", "ranks"), [("torch", (2, 1)), ("auto", (4, 2))])
+def test_ranks_split_the_heads_of_latent_attention_and_copy_its_latents(
+    group: RankGroup, make_tiny: Any, text: Any, attention: str, ranks: tuple[int, int]
+) -> None:
+    (architecture, config), (size, num_stages) = LATENT_MODELS["deepseek v3 biases"], ranks
+    tiny = make_tiny(architecture, **config | {"num_attention_heads": 8, "num_key_value_heads": 8})
+    prompts = (tuple(text(21)), tuple(text(40)[21:]))
+    whole = load_engine(engine_config(tiny.folder), lambda: 0.0)
+    expected = generate(whole.engine, prompts)
+    answers = group.do(Job(tiny.folder, size, prompts, num_stages, attention), DEADLINE_S)
+    assert answers[0][2] == expected
+    for layout, pool, _ in answers[:size]:
+        assert layout.block_shape[1:] == (1, 1, 4, config["kv_lora_rank"] + 8)
+        own = whole.pool.tensor[:, layout.layers.start : layout.layers.stop]
+        torch.testing.assert_close(torch.from_numpy(pool), own, rtol=0.0, atol=1e-4)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
