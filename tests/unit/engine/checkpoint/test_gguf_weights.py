@@ -14,7 +14,9 @@ from engine.checkpoint.blocks import BlockMatrix, MatrixStack
 from engine.checkpoint.config import Shard, load_model_config
 from engine.checkpoint.files import model_fingerprint
 from engine.checkpoint.weights import load_block_weights, load_weights
+from engine.cpu.backend import CpuBackend
 from engine.layers.rope import Rope
+from engine.models.decoder import DecoderModel
 from tests.gguf_files import write_gguf
 from tests.latent_models import LATENT_MODELS
 from tests.unit.engine.models.test_decoder import TABLE
@@ -178,6 +180,29 @@ def test_latent_attention_is_loaded(make_tiny, tmp_path, paged_model, text, name
             assert torch.equal(values_of(matrices["k_b"]), keys.flatten(0, 1))
         else:
             assert torch.equal(values_of(matrices["kv_b"]), values[f"{prefix}.kv_b_proj.weight"])
+
+
+@pytest.mark.parametrize("splits_kv_b", [False, True])
+def test_latent_attention_is_computed_with_weights_in_blocks(
+    make_tiny, tmp_path, paged_model, text, kernels, splits_kv_b
+):
+    """As close to fp32 arithmetic as with the same weights in bf16."""
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    architecture, options = LATENT_MODELS["deepseek v3 dense"]
+    tiny = make_tiny(architecture, **(options | LATENT_SIZES))
+    folder, _ = folder_of(tmp_path, tiny, "deepseek2", kind="Q8_0", splits_kv_b=splits_kv_b)
+    config = load_model_config(folder)
+    assert config.dtype == "bfloat16"
+    tokens, wide = text(40), dataclasses.replace(config, dtype="float32")
+    exact = paged_model(folder, config=wide).in_chunks(tokens, 40, TABLE)
+    paged = paged_model(folder, kernels=kernels)
+    dense = paged.in_chunks(tokens, 30, TABLE)
+    backend = CpuBackend(config, config.dtype, kernels, keeps_blocks=True)
+    weights = load_block_weights(folder, config, torch.bfloat16)
+    paged.model = DecoderModel(config, weights, backend)
+    found = paged.in_chunks(tokens, 30, TABLE)
+    assert (found - exact).abs().mean() < 1.1 * (dense - exact).abs().mean()
 
 
 def test_biases_of_llama_are_permuted_too(make_tiny, tmp_path):
