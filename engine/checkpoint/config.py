@@ -89,7 +89,13 @@ class ModelConfig:
             block_size=block_size,
             head_dim=self.head_dim,
             num_planes=KEYS_AND_VALUES if self.latent is None else 1,
+            grouping=self.kv_grouping(),
         )
+
+    def kv_grouping(self) -> tuple[KvGroup, ...]:
+        """The groups of layers that keep different tokens (`KvLayout.grouping`). Empty: workers
+        that hand over to each other keep all tokens of every layer."""
+        return ()
 
     @property
     def rope_dim(self) -> int:

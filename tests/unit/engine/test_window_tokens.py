@@ -1,0 +1,130 @@
+"""Layers with windows keep blocks of their own, and no token changes: as transformers in fp32, whole,
+in chunks of every size, from a prefix of every length, and preempted. Memory that no sequence and
+no cache holds is NaN all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from engine.checkpoint.config import ModelConfig
+from engine.loader import LoadedEngine
+from protocol.layout import group_layers
+from scheduling import sequence as sequences
+from scheduling.block_manager import BlockManager
+from scheduling.large_pages import GroupBlocks
+from tests.effort import some
+from tests.unit.engine.test_mixture_tokens import BLOCK, Mixture, asked, output
+
+_LAYERS = {"use_sliding_window": True, "sliding_window": 6}
+WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral, no layer keeps all": ("MistralForCausalLM", {"sliding_window": 9}),
+    "qwen2, two blocks in a page": ("Qwen2ForCausalLM", {**_LAYERS, "max_window_layers": 1}),
+    "qwen3, mixed": (
+        "Qwen3ForCausalLM",
+        {
+            **_LAYERS,
+            "num_hidden_layers": 4,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full") * 2],
+        },
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        ModelConfig,
+        "kv_grouping",
+        lambda config: group_layers(config.sliding_windows, config.max_position_embeddings),
+    )
+
+
+@pytest.fixture(params=WINDOWS)
+def model(make_tiny: Any, request: pytest.FixtureRequest) -> Mixture:
+    architecture, options = WINDOWS[request.param]
+    return Mixture(make_tiny(architecture, eos_token_id=None, **options))
+
+
+def run(loaded: LoadedEngine, *added: sequences.Sequence) -> int:
+    """Run until nothing is left to do; returns how often a sequence was preempted."""
+    num_preempted = 0
+    for sequence in added:
+        loaded.engine.scheduler.add(sequence)
+    while loaded.engine.scheduler.has_work:
+        batch = loaded.engine.plan()
+        num_preempted += len(batch.preempted)
+        poison(loaded, batch.sequences)
+        loaded.engine.run(batch)
+        loaded.engine.scheduler.pools.check()
+    assert loaded.engine.scheduler.blocks_used == 0
+    return num_preempted
+
+
+def poison(loaded: LoadedEngine, running: Sequence[sequences.Sequence]) -> None:
+    """Fill with NaN what is free and not cached, and what no token of a sequence has reached."""
+    managers = loaded.engine.scheduler.pools.managers
+    kept = [
+        view.tensor[held].clone()
+        for view, held in zip(loaded.pool.groups, map(held_blocks, managers), strict=True)
+    ]
+    loaded.pool.tensor.fill_(torch.nan)
+    for view, manager, contents in zip(loaded.pool.groups, managers, kept, strict=True):
+        view.tensor[held_blocks(manager)] = contents
+    for sequence in running:
+        for table, view in zip(sequence.tables, loaded.pool.groups, strict=True):
+            fresh = -(-sequence.num_launched // BLOCK)
+            view.tensor[table.blocks[max(0, fresh - table.first) :]] = torch.nan
+
+
+def held_blocks(manager: BlockManager) -> list[int]:
+    assert isinstance(manager, GroupBlocks)
+    return [
+        block
+        for block in range(manager.num_blocks)
+        if manager.is_pinned(block) or manager._hash_of[block] is not None
+    ]
+
+
+def test_whole_in_chunks_of_every_size_and_beside_others(model, text):
+    prompts = [text(45), text(18)[5:], text(31)]
+    for chunk in [64, *some(range(4, 24), 2)]:
+        together = [asked(prompt, str(number)) for number, prompt in enumerate(prompts)]
+        run(model.engine(chunk), *together)
+        for prompt, sequence in zip(prompts, together, strict=True):
+            model.assert_generates(prompt, output(sequence))
+
+
+def test_from_a_prefix_of_every_length(model, text):
+    loaded, prompt = model.engine(8), text(41)
+    run(loaded, asked(prompt))
+    num_cached = set()
+    for length in some(range(len(prompt) + 1), 9):
+        other = [*prompt[:length], *text(60)[50:57]]
+        sequence = asked(other, f"after {length}")
+        run(loaded, sequence)
+        assert sequence.num_cached <= length
+        num_cached.add(sequence.num_cached)
+        model.assert_generates(other, output(sequence))
+    again = asked(prompt, "again")
+    run(loaded, again)
+    assert again.num_cached == (len(prompt) - 1) // BLOCK * BLOCK, "the end of a prompt is kept"
+    model.assert_generates(prompt, output(again))
+
+
+def test_preempted(model, text):
+    prompts = [text(19), text(22)[4:], text(50)[33:]]
+    num_preempted = 0
+    for num_blocks in range(10, 24, 2):
+        together = [asked(prompt, str(number)) for number, prompt in enumerate(prompts)]
+        try:
+            num_preempted += run(model.engine(8, num_blocks), *together)
+        except ValueError as error:
+            assert "tokens need" in str(error)
+            continue
+        for prompt, sequence in zip(prompts, together, strict=True):
+            model.assert_generates(prompt, output(sequence))
+    assert num_preempted or len(model.engine().pool.groups) == 1
