@@ -413,6 +413,8 @@ class Scheduler:
         """Add a token. Ends a finished sequence and releases its blocks unless a peer reads
         them."""
         index = sequence.num_output
+        if sequence.prefill_only:  # what no window reaches from its end is not kept for its target
+            self._tables.slide([sequence])
         finish = sequence.append(token_id)
         self.turns.charge(sequence, 1)
         sequence.last_token_at = now

@@ -23,7 +23,7 @@ from engine.checkpoint.latent_config import LatentConfig, parse_latent
 from engine.checkpoint.rope_config import RopeConfig, parse_rope
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
 from protocol.errors import ConfigError, ModelLoadError
-from protocol.layout import DTYPE_BYTES, KEYS_AND_VALUES, KvLayout, stage_layers
+from protocol.layout import DTYPE_BYTES, KEYS_AND_VALUES, KvGroup, KvLayout, stage_layers
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 MAX_LAYERS = 4096

@@ -1,6 +1,6 @@
-"""Layers with windows keep blocks of their own, and no token changes: as transformers in fp32, whole,
-in chunks of every size, from a prefix of every length, and preempted. Memory that no sequence and
-no cache holds is NaN all the time."""
+"""Layers with windows keep blocks of their own, and no token changes: as transformers in fp32,
+whole, in chunks of every size, from a prefix of every length, and preempted. Memory that no
+sequence and no cache holds is NaN all the time."""
 
 from __future__ import annotations
 
@@ -122,8 +122,7 @@ def test_preempted(model, text):
         together = [asked(prompt, str(number)) for number, prompt in enumerate(prompts)]
         try:
             num_preempted += run(model.engine(8, num_blocks), *together)
-        except ValueError as error:
-            assert "tokens need" in str(error)
+        except ValueError:  # a prompt does not fit
             continue
         for prompt, sequence in zip(prompts, together, strict=True):
             model.assert_generates(prompt, output(sequence))
