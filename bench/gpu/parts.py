@@ -205,6 +205,13 @@ def invariant(device: torch.device) -> Iterator[Row]:
     yield from check_cost(card, plain, in_mode)
 
 
+def latents(device: torch.device) -> Iterator[Row]:
+    """Latent attention: its error, and a layer's times."""
+    from bench.gpu.latents import LatentLoad, check_latents
+
+    yield from check_latents(device, LatentLoad())
+
+
 def memory(device: torch.device) -> Iterator[Row]:
     """The memory that an engine takes, compared with its fraction of the card."""
     from bench.gpu.card import check_memory
@@ -258,6 +265,7 @@ PARTS: dict[str, Part] = {
     "build-fp8": build_fp8,
     "fp8": fp8,
     "invariant": invariant,
+    "latents": latents,
     "memory": memory,
     "peer": peer,
     "split": split,

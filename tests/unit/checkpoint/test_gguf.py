@@ -16,9 +16,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from checkpoint.gguf.folder import small_files, split_files
 from checkpoint.gguf.header import MAX_ELEMENTS, MAX_HEADER_BYTES, read_header
+from checkpoint.gguf.vocabulary import tokenizer_files
+from checkpoint.json_keys import JsonKeys
 from checkpoint.model_source import model_name, resolve_model
 from protocol.errors import ConfigError, ModelLoadError
 from tests.effort import times
@@ -333,6 +336,24 @@ def test_another_way_of_splitting_text_is_refused_by_name(tmp_path):
     file.write_bytes(content.replace(b"gpt-2", b"gpt-x"))
     with pytest.raises(ModelLoadError, match=r"tokenizer\.ggml\.pre.*gpt-x"):
         resolve_model(file)
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("deepseek-v3", ["it", "'s", "  ", "123", "45", " x", "_", "1", "!\n\n"]),
+        ("deepseek-v3", ["ok", " ", "\u4f60\u597d\u3042", " f", "(x", ")"]),
+        ("deepseek-llm", ["it", "'", "s", "  ", "1", "2", " \u00c9", "n", "\n", "\n"]),
+        ("deepseek-llm", ["ok", " ", "\u4f60\u597d", "),", " x", "  "]),
+    ],
+)
+def test_texts_are_split_as_deepseek_does(tmp_path, pre, pieces):
+    metadata = read_header(write(tmp_path / "m.gguf")).metadata | {"tokenizer.ggml.pre": pre}
+    files = tokenizer_files(JsonKeys(metadata, "m.gguf"))
+    tokenizer = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+    text = "".join(pieces)
+    found = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[begin:end] for _, (begin, end) in found] == pieces
 
 
 # -- which file a name means ------------------------------------------------------------------

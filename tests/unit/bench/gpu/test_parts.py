@@ -18,10 +18,12 @@ from bench.gpu import numerics as gpu_numerics
 from bench.gpu import parts as gpu_parts
 from bench.gpu import steps as gpu_steps
 from bench.gpu.card import Row, check_builds
+from bench.gpu.latents import LatentLoad, check_latents
 from checkpoint.json_keys import JsonKeys
 from engine.attention.flashinfer_backend import FlashInferChoice
 from engine.attention.pool_layers import PoolLayers
 from engine.checkpoint.config import ModelConfig, parse_model_config
+from engine.checkpoint.latent_config import LatentConfig
 from engine.gpu.backend import CardBackend
 from engine.gpu.flashinfer_backend import FlashInferBackend
 from engine.gpu.tuning import MixedStep
@@ -237,3 +239,11 @@ def test_gains_of_fp8_are_measured_with_both_models(small, monkeypatch):
         f"{product}: error",
     ]
     assert rows[-1].value == 1.0  # a CPU sums in fp32 either way
+
+
+def test_latents_are_compared_with_fp32() -> None:
+    config = LatentConfig(None, 32, 16, 8, 16, 0.2)
+    load = LatentLoad(config, 4, [(30, 1), (3, 40), (70, 90)], {"decode": [(50, 1)] * 3})
+    error, decode = check_latents(CPU, load)
+    assert 0 < error.value < 0.02
+    assert decode.unit == "ms"
