@@ -25,6 +25,7 @@ from worker.counters import Count
 from worker.host import WorkerHost
 from worker.inbound.handoffs import NO_ROOM, InboundHandoffs
 from worker.inbound.peers import SourcePeers
+from worker.moved_blocks import moved_blocks
 from worker.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Arrivals:
         self._clock = host.clock
         self._counters = host.counters
         self._scheduler = host.engine.scheduler
+        self._layout = host.engine.layout
         self._sink = sink
         self.inbound = InboundHandoffs(host, sink, peers, self)
         self._peers = peers
@@ -88,10 +90,14 @@ class Arrivals:
         if task.prefill.incarnation in self.inbound.silent:
             self._owner.fail(task, _SILENT, retryable=True)
             return
-        first_block = task.sequence.num_cached // self._host.engine.layout.block_size
-        blocks = task.sequence.block_table[first_block:]
-        task.granted_blocks = len(blocks)
-        self.inbound.offer(task.key, first_block, blocks)
+        sequence = task.sequence
+        first_block = sequence.num_cached // self._layout.block_size
+        blocks = [
+            moved_blocks(sequence, group, sequence.num_tokens, first_block)
+            for group in range(len(self._layout.groups))
+        ]
+        task.granted_blocks = sum(len(each.block_ids) for each in blocks)
+        self.inbound.offer(task.key, blocks)
 
     def release(self, task: DecodeTask) -> None:
         """Remove an ended task from the scheduler. Blocks that a peer may still write to stay
@@ -99,15 +105,18 @@ class Arrivals:
         sequence = task.sequence
         self._scheduler.publish_arrived(sequence, self._sink.arrived(task.key))
         if task.blocks_arrived_us and sequence.state is SequenceState.RECEIVING:
-            self._scheduler.publish_arrived(sequence, range(len(sequence.block_table)))
+            num_blocks = sequence.blocks_for(sequence.num_tokens)
+            for group, table in enumerate(sequence.tables):
+                self._scheduler.publish_arrived(sequence, range(table.first, num_blocks), group)
         granted = bool(task.granted_blocks) and self._sink.is_open(task.key)
         if sequence.state is not SequenceState.FINISHED:
             self._scheduler.finish(sequence, release=not granted)
         elif not granted:
             self._scheduler.release_blocks(sequence)
         if granted:
-            self.inbound.fenced.keep(task.key, sequence.block_table)
-            sequence.block_table = []
+            self.inbound.fenced.keep(task.key, [each.blocks for each in sequence.tables])
+            for table in sequence.tables:
+                table.blocks = []
         if granted or self._sink.is_asking(task.key):
             self.inbound.abort(task.key)
 
@@ -183,7 +192,7 @@ class Arrivals:
     def _give_back(self) -> None:
         """Fail waiting requests that fit only beside stuck blocks."""
         self.inbound.update_silent()
-        for task in self._owner.tasks if self.inbound.stuck else ():
+        for task in self._owner.tasks if self.inbound.num_stuck else ():
             if self.inbound.is_stranded(task.sequence):
                 self._owner.fail(task, NO_ROOM, retryable=True, lacks_room=True)
 

@@ -20,6 +20,7 @@ from protocol.traces import PrefillTrace, WriteSpan
 from scheduling.sequence import Sequence
 from worker.counters import Count
 from worker.host import WorkerHost
+from worker.moved_blocks import moved_blocks
 from worker.outbound import OutboundHandoffs
 
 
@@ -32,6 +33,7 @@ class _Departure:
     unwanted: bool = False  # the router aborted it and gets no answer
     error: str = ""
     writes: list[WriteSpan] = field(default_factory=list)
+    bytes_moved: int = 0
 
 
 class Departures:
@@ -72,8 +74,9 @@ class Departures:
         prompt = sequence.digest(sequence.num_computed)
         self.outbound.open(key, num_blocks, sequence.deadline, prompt)
         self.outbound.begin(key)
-        blocks, fence = sequence.block_table[:num_blocks], self._host.engine.computed
-        self.outbound.offer(key, 0, blocks, chunk=-1, fence=fence)
+        for group in range(len(self._host.engine.layout.groups)):
+            blocks = moved_blocks(sequence, group, sequence.num_computed)
+            self.outbound.offer(key, blocks, chunk=-1, fence=self._host.engine.computed)
         self.outbound.finish(key, token)
 
     def try_abort(self, key: HandoffKey) -> bool:
@@ -106,9 +109,10 @@ class Departures:
 
     # -- callbacks of handoffs: see `HandoffOwner` --------------------------------------------
 
-    def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
+    def on_written(self, key: HandoffKey, span: WriteSpan, num_bytes: int) -> None:
         """Blocks have arrived."""
         self._departures[key].writes.append(span)
+        self._departures[key].bytes_moved += num_bytes
         since = self._clock.now() - (span.done_us - span.post_us) / 1e6
         self._host.flight.note(FlightKind.WRITE, key, number=span.num_blocks, since=since)
 
@@ -150,7 +154,6 @@ class Departures:
         self._host.send(departure.router, failure)
 
     def _trace(self, departure: _Departure) -> PrefillTrace:
-        blocks_moved = sum(write.num_blocks for write in departure.writes)
         return PrefillTrace(
             worker_id=self._host.worker_id,
             received_us=departure.begun_us,
@@ -159,6 +162,6 @@ class Departures:
             chunks=(),
             writes=tuple(sorted(departure.writes, key=lambda write: write.post_us)),
             transport=self._host.transfers.transport_name,
-            blocks_moved=blocks_moved,
-            bytes_moved=blocks_moved * self._host.engine.layout.worker_block_bytes,
+            blocks_moved=sum(write.num_blocks for write in departure.writes),
+            bytes_moved=departure.bytes_moved,
         )

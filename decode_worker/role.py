@@ -72,14 +72,14 @@ class DecodeRole:
     @property
     def num_jobs(self) -> int:
         """Number of jobs to finish before the worker may end."""
-        served = self._departures.num_open + self.outbound.num_serving
+        served = self._departures.num_open + len(self.outbound.served)
         return len(self.tasks) + len(self._inbound.fenced) + served + self.caches.is_leaving
 
     @property
     def is_sending(self) -> bool:
         """Whether the blocks of leaving requests, or of fetches that peers began, are still
         needed."""
-        return self._departures.num_open + self.outbound.num_serving > 0
+        return self._departures.num_open + len(self.outbound.served) > 0
 
     def end(self) -> None:
         """Tell the routers of unfinished work, because the process ends."""
@@ -256,9 +256,9 @@ class DecodeRole:
         return HandoffLoad(
             self._sink.num_open + self._departures.num_open,
             self._sink.ignored + self._source.ignored,
-            len(self._inbound.stuck),
+            self._inbound.num_stuck,
             self._inbound.fenced.num_blocks,
-            len(self.outbound.blocks_serving),
+            self.outbound.served.num_blocks,
         )
 
     def holders(self) -> list[str]:

@@ -33,6 +33,7 @@ from worker.inbound.fetches import Fetches
 from worker.inbound.handoffs import NO_ROOM, InboundHandoffs
 from worker.inbound.moving_caches import MovingCaches
 from worker.inbound.peers import SourcePeers
+from worker.moved_blocks import moved_blocks
 from worker.outbound import OutboundHandoffs
 from worker.reporter import HandoffLoad
 from worker.tasks import Tasks
@@ -61,7 +62,7 @@ class PrefillRole:
     @property
     def num_jobs(self) -> int:
         """Number of prompts whose blocks are still needed here, and of transfers of others."""
-        served = self.outbound.num_serving
+        served = len(self.outbound.served)
         return len(self.tasks) + len(self._inbound.fenced) + served + self.caches.is_leaving
 
     @property
@@ -145,7 +146,7 @@ class PrefillRole:
         self._inbound.take_lost()
         self._peers.reset()  # the sink repeats what was lost
         self._inbound.update_silent()
-        for task in self.tasks if self._inbound.stuck else ():
+        for task in self.tasks if self._inbound.num_stuck else ():
             if self._inbound.is_stranded(task.sequence):
                 task.lacks_room = True
                 self.fail(task, NO_ROOM, retryable=True)
@@ -206,9 +207,9 @@ class PrefillRole:
         return HandoffLoad(
             self._source.num_open + self._sink.num_open,
             self._source.ignored + self._sink.ignored,
-            len(self._inbound.stuck),
+            self._inbound.num_stuck,
             self._inbound.fenced.num_blocks,
-            len(self.outbound.blocks_serving),
+            self.outbound.served.num_blocks,
         )
 
     def _offer_chunk(self, stored: Stored) -> None:
@@ -219,23 +220,34 @@ class PrefillRole:
             num_tokens = chunk.start + chunk.num_tokens
             whole = num_tokens // self._engine.layout.block_size
             num_ready = chunk.sequence.blocks_for(num_tokens) if chunk.completes else whole
-            self._offer(task, num_ready, task.num_stored, stored.fence)
+            self._offer(task, num_ready, task.num_stored, stored.fence, chunk.completes)
             task.num_stored += 1
 
-    def _offer(self, task: PrefillTask, num_ready: int, chunk: int, fence: Fence) -> None:
-        """Offer the blocks that are ready once `fence` is passed."""
+    def _offer(
+        self, task: PrefillTask, num_ready: int, chunk: int, fence: Fence, is_last: bool = False
+    ) -> None:
+        """Offer the blocks that are ready once `fence` is passed. Those of groups with a window
+        are offered at the end: until then the window moves on."""
         first, task.num_ready = task.num_ready, num_ready
-        if num_ready > first:
-            blocks = task.sequence.block_table[first:num_ready]
-            self.outbound.offer(task.key, first, blocks, chunk, fence)
+        if num_ready == first:
+            return
+        num_tokens = num_ready * self._engine.layout.block_size
+        for group, kept in enumerate(self._engine.layout.groups):
+            if kept.window is None:
+                blocks = moved_blocks(task.sequence, group, num_tokens, first)
+                self.outbound.offer(task.key, blocks, chunk, fence)
+            elif is_last:
+                blocks = moved_blocks(task.sequence, group, num_tokens)
+                self.outbound.offer(task.key, blocks, chunk, fence)
 
     # -- callbacks of handoffs: see `HandoffOwner` ---------------------------------------------
 
-    def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
+    def on_written(self, key: HandoffKey, span: WriteSpan, num_bytes: int) -> None:
         """Note blocks that have arrived at the sink."""
         task = self.tasks.find(key)
         if task is not None:
             task.writes.append(span)
+            task.bytes_moved += num_bytes
             since = self._clock.now() - (span.done_us - span.post_us) / 1e6
             self._host.flight.note(FlightKind.WRITE, key, number=span.num_blocks, since=since)
 
@@ -307,5 +319,4 @@ class PrefillRole:
         return task.trace(
             self._host.worker_id,
             self._host.transfers.transport_name,
-            self._engine.layout.worker_block_bytes,
         )

@@ -39,6 +39,7 @@ class PrefillTask(Task):
     waits: list[GapSpan] = field(default_factory=list)
     last_step: int = 0
     writes: list[WriteSpan] = field(default_factory=list)
+    bytes_moved: int = 0
 
     def note_chunk(self, span: ChunkSpan, step: int) -> None:
         """Record a chunk that was computed here, in step number `step`."""
@@ -76,9 +77,8 @@ class PrefillTask(Task):
             last_chunk_end_us=self.chunks[-1].end_us,
         )
 
-    def trace(self, worker_id: str, transport: str, block_bytes: int) -> PrefillTrace:
+    def trace(self, worker_id: str, transport: str) -> PrefillTrace:
         """The timings so far."""
-        blocks_moved = sum(write.num_blocks for write in self.writes)
         return PrefillTrace(
             worker_id=worker_id,
             received_us=self.received_us,
@@ -90,6 +90,6 @@ class PrefillTask(Task):
             waits=tuple(self.waits),
             writes=tuple(sorted(self.writes, key=lambda write: write.post_us)),
             transport=transport,
-            blocks_moved=blocks_moved,
-            bytes_moved=blocks_moved * block_bytes,
+            blocks_moved=sum(write.num_blocks for write in self.writes),
+            bytes_moved=self.bytes_moved,
         )

@@ -96,6 +96,16 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, num_layers=num_layers, grouping=())
 
     @property
+    def description(self) -> str:
+        """The groups of layers, for people; "" if all layers keep all tokens."""
+        return " and ".join(
+            f"{len(each.layers)} layers with a window of {each.window} tokens"
+            if each.window
+            else f"{len(each.layers)} layers without a window"
+            for each in self.grouping
+        )
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of a large page: the least that is a whole number of blocks of any group."""
         return math.lcm(*(self.of_group(index).block_bytes for index in range(len(self.groups))))

@@ -193,6 +193,10 @@ class BlockManager:
         self._removed.clear()
         return delta
 
+    def parent_of(self, digest: bytes) -> bytes | None:
+        """The hash of the block before a cached one; None if it is a prompt's first."""
+        return self._parent_of[self._block_of[digest]]
+
     def hashes(self) -> list[bytes]:
         """Every hash that `match` can find now."""
         return list(self._block_of)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from protocol.hashing import end_of
 from protocol.layout import KvLayout
-from scheduling.block_manager import BlockManager
+from scheduling.block_manager import BlockManager, CacheDelta
 from scheduling.group_rule import GroupRule
 from scheduling.large_pages import GroupBlocks, LargePages
+from scheduling.prefix_ends import PrefixEnds
 
 CHECKPOINT_SHARE = 8
 """The covers of the checkpoints in the middle of a prompt take about this fraction of what all
@@ -56,6 +58,7 @@ class BlockPools:
             for manager, rule in groups
             if rule.window is not None and isinstance(manager, GroupBlocks)
         ]
+        self._ends = PrefixEnds([rule.cover for _, rule in self._windowed])
         first = self.managers[0]
         if pages is not None and self._full and isinstance(first, GroupBlocks):
             first.on_evict = self._cool_windows
@@ -171,11 +174,31 @@ class BlockPools:
         """Number of pages that hold so many blocks of each group."""
         return sum(rule.pages(count) for rule, count in zip(self.rules, counts, strict=True))
 
+    def drain_events(self) -> CacheDelta:
+        """The changes to the cache since the last call: blocks of the first group and, if there are
+        windows, ends of usable prefixes (`protocol.hashing.end_of`)."""
+        first = self.managers[0].drain_events()
+        if not self._windowed:
+            return first
+        for index, (manager, _rule) in enumerate(self._windowed):
+            delta = first if manager is self.managers[0] else manager.drain_events()
+            stored = [(digest, manager.parent_of(digest)) for digest in delta.stored]
+            self._ends.change(index, stored, delta.removed)
+        new, gone = self._ends.drain()
+        return CacheDelta(
+            first.stored + [end_of(each) for each in new],
+            first.removed + [end_of(each) for each in gone],
+        )
+
+    def hashes(self) -> list[bytes]:
+        """All that the events have named and that is still cached."""
+        return self.managers[0].hashes() + [end_of(each) for each in self._ends.all()]
+
     def clear_cache(self) -> None:
         """Forget every hash."""
         for manager in self.managers:
             manager.clear_cache()
-            manager.drain_events()
+        self.drain_events()
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant holds; for tests."""

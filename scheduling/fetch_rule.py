@@ -55,12 +55,14 @@ class PairCost:
 
 @dataclass(frozen=True)
 class Run:
-    """`num_blocks` blocks of a prompt, from `first_block` on, and the size of each."""
+    """`num_blocks` blocks of a prompt, from `first_block` on, and the size of each. `window_bytes`
+    come in addition: what the windows of other layers reach back from the end."""
 
     num_blocks: int
     first_block: int
     block_size: int
     block_bytes: int
+    window_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def weigh_fetch(
     """Compare both ways to get these blocks, behind `num_under_way` others on the same link."""
     size, num_blocks = run.block_size, run.num_blocks
     compute_s = compute.seconds(num_blocks * size, run.first_block * size)
-    fetch_s = pair.seconds((num_under_way + num_blocks) * run.block_bytes)
+    num_bytes = (num_under_way + num_blocks) * run.block_bytes + run.window_bytes
+    fetch_s = pair.seconds(num_bytes)
     gain_s = pair.found_share * compute_s * (OTHERS_WAIT if others_wait else 1.0)
     pays = num_blocks >= MIN_BLOCKS and gain_s > ADVANTAGE * fetch_s + SLACK_S
     return FetchChoice(num_blocks, compute_s, fetch_s, pays)

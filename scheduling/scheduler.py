@@ -203,9 +203,14 @@ class Scheduler:
         fetches: `expect` or `fetch_over` follows."""
         assert sequence.state is SequenceState.FETCHING
         self._expected.forget(sequence)
+        self._tables.fill_slots(sequence, num_blocks)
         sequence.num_computed += num_blocks * self.config.block_size
         sequence.num_fetched += num_blocks * self.config.block_size
         self._tables.publish(sequence)
+
+    def fetch_slots(self, sequence: Sequence, num_blocks: int) -> list[list[int]] | None:
+        """See `SequenceBlocks`."""
+        return self._tables.fetch_slots(sequence, num_blocks)
 
     def expect(self, sequence: Sequence, num_blocks: int) -> None:
         """The next `num_blocks` blocks of a sequence are being fetched: sequences that need them

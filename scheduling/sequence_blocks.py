@@ -147,6 +147,34 @@ class SequenceBlocks:
             for index, manager, rule in self._windowed:
                 self._slide(sequence, sequence.tables[index], manager, rule)
 
+    def fetch_slots(self, sequence: Sequence, num_blocks: int) -> list[list[int]] | None:
+        """By windowed group, the blocks that are to hold what its window reaches back from the end
+        of the next `num_blocks` blocks of a sequence, at most; None if the sequence lacks some."""
+        slots = []
+        for index, _, rule in self._windowed:
+            table, count = sequence.tables[index], min(rule.cover, num_blocks)
+            at = sequence.num_computed // sequence.block_size - table.first
+            slots.append(table.blocks[at : at + count])
+            if len(slots[-1]) < count:
+                return None
+        return slots
+
+    def fill_slots(self, sequence: Sequence, num_blocks: int) -> None:
+        """The next `num_blocks` blocks of a sequence were fetched, and the slots hold what the
+        windows reach back from their end. What they held before leaves the windows."""
+        start = sequence.num_computed // sequence.block_size
+        for index, manager, rule in self._windowed:
+            table = sequence.tables[index]
+            first = start + num_blocks - min(rule.cover, num_blocks)
+            if first == start:
+                continue
+            num_out = start - table.first
+            out, table.blocks = table.blocks[:num_out], table.blocks[num_out:]
+            table.first = first
+            manager.release(out)
+            room = max(0, self._last_block(sequence) - table.end)
+            table.blocks += manager.allocate(min(num_out, room))
+
     def publish(self, sequence: Sequence) -> None:
         """Cache the sequence's blocks that are full and computed."""
         complete = min(sequence.num_computed // sequence.block_size, len(sequence.hashes))
@@ -189,7 +217,7 @@ class SequenceBlocks:
             covered = rule.covers_from(prefix.num_blocks)
             first = covered
             if sequence.remote:  # what its source keeps, and not more
-                first = max(first, rule.kept_from(sequence.num_tokens))
+                first = max(first, rule.covers_from(sequence.num_tokens // sequence.block_size))
             cached = blocks[first - covered :]
             firsts.append(first)
             used.append(cached)

@@ -237,7 +237,7 @@ class Reports:
             self._queue.at(now + self._message_s, router.take_stats, stats)
 
     def _events(self, worker: SimulatedWorker) -> CacheEvents | None:
-        delta = worker.scheduler.blocks.drain_events()
+        delta = worker.scheduler.pools.drain_events()
         if not delta.stored and not delta.removed:
             return None
         seq = self._seq[worker.name] = self._seq.get(worker.name, 0) + 1

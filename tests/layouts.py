@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.layout import KvLayout
+import msgspec
+
+from protocol.layout import KvGroup, KvLayout
 
 
 def bare_layout(block_size: int) -> KvLayout:
@@ -15,3 +17,13 @@ def bare_layout(block_size: int) -> KvLayout:
         block_size=block_size,
         head_dim=1,
     )
+
+
+def windowed_layout(block_size: int, *windows: int) -> KvLayout:
+    """A layer without a window, and two layers for each window."""
+    groups = [KvGroup((0,))]
+    for number, window in enumerate(windows):
+        groups.append(KvGroup((2 * number + 1, 2 * number + 2), window))
+    layout = bare_layout(block_size)
+    num_layers = 1 + 2 * len(windows)
+    return msgspec.structs.replace(layout, num_layers=num_layers, grouping=tuple(groups))

@@ -256,6 +256,7 @@ def _connect(
         pid=os.getpid(),
         weight_version=commit_of(local.folder) or "",
         revision=settings.deployment_revision,
+        kv_groups=layout.description,
     )
     control = tcp_endpoint(settings.host, settings.control_port)
     server = ControlServer(network, control, policy, settings.peer_silence_s)
@@ -350,15 +351,18 @@ def _register_pool(
     others = tuple(
         PoolPart(each.base_address, each.block_bytes, str(each.device)) for each in pool.others
     )
-    memory = PoolMemory(pool.base_address, pool.block_bytes, pool.num_blocks, device, others)
+    views = tuple((each.block_bytes, each.num_blocks) for each in pool.groups)
+    block_bytes, num_blocks = views[0]
+    views = views if len(views) > 1 else ()
+    memory = PoolMemory(pool.base_address, block_bytes, num_blocks, device, others, views)
     descriptor = transfers.register(memory)
     secret, agent = settings.cluster_secret.encode(), transfers.agent
     return PeerDescriptor(
         transport=transfers.transport_name,
         agent=agent,
         descriptor=descriptor,
-        digest=authenticate_descriptor(secret, agent, descriptor, pool.num_blocks, layout),
-        num_blocks=pool.num_blocks,
+        digest=authenticate_descriptor(secret, agent, descriptor, num_blocks, layout),
+        num_blocks=num_blocks,
         layout=layout,
         wants_digests=settings.kv_checksum,
     )
@@ -401,6 +405,7 @@ def _info(
         drain_grace_s=settings.drain_grace_s,
         tensor_parallel=settings.tensor_parallel,
         pipeline_parallel=settings.pipeline_parallel,
+        has_windows=any(each.window for each in loaded.engine.layout.groups),
         sends_weights=can_send(local.folder),
         weight_version=policy.weight_version,
         revision=policy.revision,

@@ -184,7 +184,7 @@ class WorkerLoop(Generic[AnyTask]):
                 role.outbound.follow(event)
         role.sweep()
         role.outbound.sweep()
-        role.caches.sweep(len(role.tasks) > 0, role.outbound.num_serving > 0)
+        role.caches.sweep(len(role.tasks) > 0, len(role.outbound.served) > 0)
         host.tiers.turn()
 
     def _try_handle(self, peer: Peer, message: ControlMessage) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from engine.fences import PASSED, Fence
@@ -35,6 +34,7 @@ from process.sockets.control import Peer
 from protocol import wire
 from protocol.bounds import MAX_REASON_CHARS
 from protocol.handoff_messages import (
+    GroupBlocks,
     HandoffToken,
     KvAsk,
     KvBegun,
@@ -49,6 +49,7 @@ from protocol.messages import Abort, Role
 from protocol.traces import WriteSpan
 from worker.counters import Count
 from worker.host import WorkerHost
+from worker.moved_blocks import bytes_by_group
 from worker.served_fetches import ServedFetches
 
 log = logging.getLogger(__name__)
@@ -64,8 +65,8 @@ FromSink = PeerDescriptor | AboutHandoff
 class HandoffOwner(Protocol):
     """The owner of the blocks. Its methods report progress and must ignore unknown keys."""
 
-    def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
-        """Blocks of the handoff have arrived at the sink."""
+    def on_written(self, key: HandoffKey, span: WriteSpan, num_bytes: int) -> None:
+        """Blocks of the handoff, with so many bytes, have arrived at the sink."""
         ...
 
     def on_granted(self, key: HandoffKey) -> None:
@@ -96,7 +97,8 @@ class OutboundHandoffs:
         self._source = source
         self._owner = owner
         self._writes: dict[int, PostWrite] = {}
-        self._served = ServedFetches(host)
+        self.served = ServedFetches(host)
+        self._block_bytes = bytes_by_group(host.engine.layout)
         self._agents: dict[Peer, str] = {}  # of sinks; one may have several connections
         self._speakers: dict[HandoffKey, Peer] = {}  # last to mention an open one
         self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a sink can get them
@@ -107,16 +109,6 @@ class OutboundHandoffs:
     def num_sinks(self) -> int:
         """Number of connected decode workers whose pools we can write to."""
         return len({agent for peer, agent in self._agents.items() if peer.role is Role.DECODE})
-
-    @property
-    def num_serving(self) -> int:
-        """Fetches of peers that read our cache now."""
-        return len(self._served)
-
-    @property
-    def blocks_serving(self) -> list[int]:
-        """Blocks of our cache that peers read now; see `ServedFetches.blocks`."""
-        return self._served.blocks
 
     def is_asked_for(self, key: HandoffKey) -> bool:
         """Whether a sink has asked for this handoff."""
@@ -133,14 +125,14 @@ class OutboundHandoffs:
         """The owner holds every block of the handoff and keeps them until `on_released`."""
         self._carry_out(self._source.begin(key, self._clock.now()))
 
-    def offer(
-        self, key: HandoffKey, first_block: int, blocks: Seq[int], chunk: int, fence: Fence
-    ) -> None:
+    def offer(self, key: HandoffKey, blocks: GroupBlocks, chunk: int, fence: Fence) -> None:
         """Offer blocks of the pool, which are ready once `fence` is passed, as are all blocks
         offered before. `chunk` completed them (-1: they were cached)."""
         if self._source.is_open(key):
             self._fences.setdefault(key, {})[chunk] = fence
-        actions = self._source.blocks_ready(key, first_block, blocks, chunk, self._clock.now())
+        actions = self._source.blocks_ready(
+            key, blocks.first_block, blocks.block_ids, chunk, self._clock.now(), blocks.group
+        )
         self._carry_out(actions)
 
     def finish(self, key: HandoffKey, token: HandoffToken) -> None:
@@ -296,9 +288,10 @@ class OutboundHandoffs:
             span = WriteSpan(event.posted_us, event.done_us, num_blocks, write.chunk)
             self._counters.add(Count.BLOCKS_SENT, num_blocks)
             if write.key.part:
-                self._served.note_written(write.key, span)
+                self.served.note_written(write.key, span)
             else:
-                self._owner.on_written(write.key, span)
+                num_bytes = num_blocks * self._block_bytes[write.group]
+                self._owner.on_written(write.key, span, num_bytes)
         self._carry_out(self._source.write_finished(write_id, event.error))
 
     def _carry_out(self, actions: list[SourceAction]) -> None:
@@ -309,12 +302,12 @@ class OutboundHandoffs:
                 case SendBegun():
                     self._send_begun(action)
                 case Lookup(fetch):
-                    blocks, why = self._served.pin(fetch)
+                    blocks, why = self.served.pin(fetch)
                     self._carry_out(self._source.found(fetch, blocks, why, self._clock.now()))
                 case Close():
                     self._close(action)
                 case Release() if action.key.part:
-                    self._served.release(action.key)
+                    self.served.release(action.key)
                 case Release():
                     self._tokens.pop(action.key, None)
                     self._fences.pop(action.key, None)
@@ -330,7 +323,7 @@ class OutboundHandoffs:
         digests: list[bytes] = []
         if self._host.transfer_peers.wants_digests(write.agent):
             fence.wait()
-            digests = self._host.transfer_peers.digests(write.source_blocks)
+            digests = self._host.transfer_peers.digests(write.source_blocks, write.group)
         notification = wire.encode(write.notification(digests))
         command = WriteCommand(
             write.write_id,
@@ -341,6 +334,7 @@ class OutboundHandoffs:
             write.post_before,
             fence,
             yields=is_fetch,
+            group=write.group,
         )
         self._host.transfers.write(command)
 
@@ -364,7 +358,7 @@ class OutboundHandoffs:
                 code=code,
                 num_blocks=action.num_blocks,
                 why=action.why,
-                write_us=self._served.write_us(action.key),
+                write_us=self.served.write_us(action.key),
             )
             self._host.send(peer, closed)
 

@@ -170,7 +170,7 @@ class Reporter:
         return CacheDump(
             incarnation=self._incarnation,
             seq=self._seq,
-            hashes=[*self._engine.scheduler.blocks.hashes(), *in_host, *on_disk],
+            hashes=[*self._engine.scheduler.pools.hashes(), *in_host, *on_disk],
             num_host=len(in_host),
             num_disk=len(on_disk),
         )
@@ -184,7 +184,7 @@ class Reporter:
             )
 
     def _publish_cache_events(self) -> None:
-        delta = self._engine.scheduler.blocks.drain_events()
+        delta = self._engine.scheduler.pools.drain_events()
         tiers = self._tiers.take_changes()
         if not (delta.stored or delta.removed or tiers):
             return

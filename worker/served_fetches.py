@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kv_transfer.handoff.key import HandoffKey, key_of
+from kv_transfer.handoff.outgoing import GroupedBlocks
 from protocol.handoff_messages import FetchShortfall, KvFetch
 from protocol.traces import WriteSpan
+from scheduling.block_pools import Prefix
 from worker.counters import Count
 from worker.host import WorkerHost
+from worker.moved_blocks import bytes_by_group
 
 SERVE_SHARE = 1 / 8
 """The part of the pool that may be pinned for peers alone."""
@@ -20,8 +23,8 @@ SERVE_SHARE = 1 / 8
 
 @dataclass
 class _Served:
-    blocks: list[int]
-    num_alone: int  # blocks that nobody else had pinned
+    blocks: GroupedBlocks
+    num_alone: float  # blocks that nobody else had pinned, counted as blocks of the first group
     spans: list[WriteSpan] = field(default_factory=list)
 
 
@@ -32,39 +35,60 @@ class ServedFetches:
         self._host = host
         self._counters = host.counters
         self._scheduler = host.engine.scheduler
+        block_bytes = bytes_by_group(host.engine.layout)
+        self._sizes = [each / block_bytes[0] for each in block_bytes]
         self._served: dict[HandoffKey, _Served] = {}
 
     def __len__(self) -> int:
         return len(self._served)
 
     @property
-    def blocks(self) -> list[int]:
-        """The blocks that peers read now. A block that several peers read is listed for each."""
-        return [block for each in self._served.values() for block in each.blocks]
+    def blocks(self) -> list[list[int]]:
+        """The blocks of each group that peers read now. A block that several peers read is listed
+        for each."""
+        found: list[list[int]] = [[] for _ in self._sizes]
+        for each in self._served.values():
+            for blocks, served in zip(found, each.blocks, strict=True):
+                blocks += served
+        return found
 
-    def pin(self, fetch: KvFetch) -> tuple[list[list[int]], FetchShortfall | None]:
-        """Pin the longest run of cached blocks for these hashes that may be served. Returns the
-        blocks by group, and the reason if some hashes have none."""
+    @property
+    def num_blocks(self) -> int:
+        """The number of these blocks."""
+        return sum(map(len, self.blocks))
+
+    def pin(self, fetch: KvFetch) -> tuple[GroupedBlocks, FetchShortfall | None]:
+        """Pin the longest run of cached blocks for these hashes that may be served, and what the
+        slots get of the windows before its end. Returns the blocks by group, and the reason if some
+        hashes have none."""
         if self._host.lifecycle.has_lapsed:
-            return [[]], FetchShortfall.STOPPING
-        blocks = self._scheduler.blocks
-        found = self._complete(blocks.match(fetch.hashes))
-        why = FetchShortfall.EVICTED if len(found) < len(fetch.hashes) else None
-        room = max(1, int(SERVE_SHARE * blocks.num_blocks))
+            return [[] for _ in self._sizes], FetchShortfall.STOPPING
+        managers = self._scheduler.pools.managers
+        run = self._complete(managers[0].match(fetch.hashes), 0)
+        why = FetchShortfall.EVICTED if len(run) < len(fetch.hashes) else None
+        slots = [len(each.block_ids) for each in fetch.others]
+        of_slots = sum(size * count for size, count in zip(self._sizes[1:], slots, strict=True))
+        room = max(1, int(SERVE_SHARE * managers[0].num_blocks)) - of_slots
         room -= sum(each.num_alone for each in self._served.values())
         num_alone = 0
-        for index, block in enumerate(found):
-            is_alone = not blocks.is_pinned(block)
+        for index, block in enumerate(run):
+            is_alone = not managers[0].is_pinned(block)
             if is_alone and num_alone >= room:
-                found, why = found[:index], FetchShortfall.BUSY
+                run, why = run[:index], FetchShortfall.BUSY
                 break
             num_alone += is_alone
-        if found:
-            blocks.pin(found)
-            self._served[key_of(fetch)] = _Served(found, num_alone)
-        self._counters.add(Count.SERVED_BLOCKS, len(found))
-        self._counters.add(Count.UNSERVED_BLOCKS, len(fetch.hashes) - len(found))
-        return [found], why
+        found = self._with_windows(fetch, run, slots)
+        if len(found[0]) < len(run):
+            why = why or FetchShortfall.EVICTED
+        if found[0] and len(managers) > 1 and not self._fits(found):
+            found, why = [[] for _ in managers], FetchShortfall.BUSY
+        if found[0]:
+            for manager, blocks in zip(managers, found, strict=True):
+                manager.pin(blocks)
+            self._served[key_of(fetch)] = _Served(found, num_alone + of_slots)
+        self._counters.add(Count.SERVED_BLOCKS, len(found[0]))
+        self._counters.add(Count.UNSERVED_BLOCKS, len(fetch.hashes) - len(found[0]))
+        return found, why
 
     def note_written(self, key: HandoffKey, span: WriteSpan) -> None:
         """Blocks have arrived at the sink."""
@@ -80,11 +104,35 @@ class ServedFetches:
 
     def release(self, key: HandoffKey) -> None:
         """Unpin the blocks: all writes are over."""
-        self._scheduler.blocks.release(self._served.pop(key).blocks)
+        blocks = self._served.pop(key).blocks
+        for manager, each in zip(self._scheduler.pools.managers, blocks, strict=True):
+            manager.release(each)
 
-    def _complete(self, found: list[int]) -> list[int]:
+    def _fits(self, found: list[list[int]]) -> bool:
+        """Whether these blocks may be pinned: with windows, each further use takes memory."""
+        pools = self._scheduler.pools
+        return pools.fits(Prefix(len(found[0]), tuple(found)), [0] * len(found))
+
+    def _with_windows(self, fetch: KvFetch, run: list[int], slots: list[int]) -> list[list[int]]:
+        """The longest part of a run of the first group at whose end all windows are whole, as far
+        as the slots go, and these windows' blocks."""
+        end, managers = len(run), self._scheduler.pools.managers
+        while end:
+            windows, last_gap = [], end
+            for group, count in enumerate(slots, 1):
+                first = end - min(count, end)
+                blocks = self._complete(managers[group].match(fetch.hashes[first:end]), group)
+                if first + len(blocks) < end:
+                    last_gap = min(last_gap, first + len(blocks))
+                windows.append(blocks)
+            if last_gap == end:
+                return [run[:end], *windows]
+            end = last_gap
+        return [[] for _ in self._sizes]
+
+    def _complete(self, found: list[int], group: int) -> list[int]:
         """The blocks before the first one that a step under way may still be computing."""
-        unsure = self._scheduler.blocks_under_way()
+        unsure = self._scheduler.blocks_under_way(group)
         if not unsure:
             return found
         first = next((i for i, block in enumerate(found) if block in unsure), len(found))

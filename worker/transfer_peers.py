@@ -59,9 +59,14 @@ class TransferPeers:
         return True
 
     def _shares(self, message: PeerDescriptor) -> tuple[Share, ...]:
-        """The pieces of each of our blocks that the peer's ranks get. Raises ConfigError if its
-        blocks are of another shape than ours."""
+        """The pieces of each of our blocks that the peer's ranks get; none if whole blocks of
+        several groups are copied. Raises ConfigError if its blocks are of another shape than
+        ours."""
         own = self._pool.layout
+        if own.grouping and (self._pool.others or message.layout is not None):
+            raise ConfigError("workers of several ranks do not exchange KV in groups of layers")
+        if own.grouping:
+            return ()
         return plan_shares(own, own.unsharded if message.layout is None else message.layout)
 
     def restore(self, agent: str) -> None:
@@ -87,6 +92,7 @@ class TransferPeers:
         self._added.discard(agent)
         self._transfers.remove_peer(agent)
 
-    def digests(self, blocks: Seq[int]) -> list[bytes]:
-        """One digest per block of our pool."""
-        return [self._pool.digest(block) for block in blocks]
+    def digests(self, blocks: Seq[int], group: int = 0) -> list[bytes]:
+        """One digest per block of a group in our pool."""
+        pool = self._pool.groups[group]
+        return [pool.digest(block) for block in blocks]

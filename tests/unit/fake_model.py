@@ -22,6 +22,14 @@ BLOCK = 4
 VOCAB = 50
 
 
+Tables = list[tuple[list[int], int]]
+"""By group, the blocks of a sequence and the index of the first one."""
+
+
+def _tables(sequence: Sequence) -> Tables:
+    return [(list(table.blocks), table.first) for table in sequence.tables]
+
+
 def next_token(context: Seq[int]) -> int:
     """What the fake model continues a text with."""
     return zlib.crc32(repr(list(context)).encode()) % VOCAB
@@ -58,7 +66,7 @@ class LateStep:
 
     model: FakeModel
     number: int
-    spans: list[tuple[Sequence, list[int], int, list[int] | LateStep]]  # blocks, start, tokens
+    spans: list[tuple[Sequence, Tables, int, list[int] | LateStep]]  # blocks, start, tokens
     sampled: dict[Sequence, int]  # contexts
     tokens: dict[Sequence, int] = field(default_factory=dict)
 
@@ -76,31 +84,41 @@ class LateStep:
         ]
 
     def fill(self) -> None:
-        for sequence, blocks, start, tokens in self.spans:
+        for sequence, tables, start, tokens in self.spans:
             if isinstance(tokens, LateStep):
                 tokens = [tokens.tokens[sequence]]
-            self.model.write(blocks, start, tokens)
+            self.model.write(tables, start, tokens)
         self.stored.has_passed = True
 
     def choose(self) -> None:
         for sequence, length in self.sampled.items():
-            blocks = next(blocks for s, blocks, _, _ in self.spans if s is sequence)
-            self.tokens[sequence] = self.model.choose(blocks, length)
+            tables = next(tables for s, tables, _, _ in self.spans if s is sequence)
+            self.tokens[sequence] = self.model.choose(tables, length)
         self.fence.has_passed = True
 
 
 class FakeModel:
-    """A runner over a pool [num_blocks, BLOCK] of token ids. `broken` names requests whose logits
-    are not finite, `late_masks` those whose mask is late once. `explodes` makes the next step
-    raise, at its launch or when what was launched ahead is read ("late"); `fence` stands behind
-    every step. Steps that are launched ahead are computed as late as a card could; `strays` are
-    blocks that were written to but not `is_owned`, or while a peer `is_reading` them (an error
-    would be taken for the step's own). `log` tells which steps were launched ahead and read."""
+    """A runner over a pool of token ids: `memory` has that of each group, [blocks, layers * BLOCK],
+    where each layer repeats the tokens. A layer with a window reads no others: if one is not there,
+    the next token is wrong.
 
-    def __init__(self, memory: torch.Tensor, is_owned: Callable[[int], bool]) -> None:
+    `broken` names requests whose logits are not finite, `late_masks` those whose mask is late once.
+    `explodes` makes the next step raise, at its launch or when what was launched ahead is read
+    ("late"); `fence` stands behind every step. Steps that are launched ahead are computed as late
+    as a card could; `strays` are blocks that were written to but not `is_owned`, or while a peer
+    `is_reading` them (an error would be taken for the step's own). `log` tells which steps were
+    launched ahead and read."""
+
+    def __init__(
+        self,
+        memory: Seq[torch.Tensor],
+        is_owned: Callable[[int, int], bool],
+        windows: Seq[int | None] = (None,),
+    ) -> None:
         self._memory = memory
         self._is_owned = is_owned
-        self.is_reading: Callable[[int], bool] = lambda block: False
+        self._windows = windows
+        self.is_reading: Callable[[int, int], bool] = lambda group, block: False
         self.broken: set[str] = set()
         self.late_masks: set[str] = set()
         self.explodes: str | None = None
@@ -116,21 +134,31 @@ class FakeModel:
             self.explodes = None
             raise RuntimeError("the device is on fire")
 
-    def write(self, blocks: Seq[int], start: int, tokens: Seq[int]) -> None:
+    def write(self, tables: Tables, start: int, tokens: Seq[int]) -> None:
         """Store tokens at positions from `start` on."""
-        for position, token in enumerate(tokens, start):
-            block = blocks[position // BLOCK]
-            if not self._is_owned(block) or self.is_reading(block):
-                self.strays.append(block)
-            self._memory[block, position % BLOCK] = token
+        for group, (blocks, first) in enumerate(tables):
+            for position, token in enumerate(tokens, start):
+                block = blocks[position // BLOCK - first]
+                if not self._is_owned(group, block) or self.is_reading(group, block):
+                    self.strays.append(block)
+                self._memory[group][block, position % BLOCK :: BLOCK] = token
 
-    def choose(self, blocks: Seq[int], length: int) -> int:
+    def choose(self, tables: Tables, length: int) -> int:
         """The token that follows `length` stored ones."""
-        return next_token(self._memory[list(blocks)].flatten()[:length].tolist())
+        blocks, _ = tables[0]
+        tokens = self._memory[0][list(blocks), :BLOCK].flatten()[:length].tolist()
+        for group, window in enumerate(self._windows):
+            blocks, first = tables[group]
+            for position in range(max(0, length - window) if window else length, length):
+                at = position // BLOCK - first
+                read = self._memory[group][blocks[at], position % BLOCK :: BLOCK]
+                if at < 0 or not (read == tokens[position]).all():
+                    return (next_token(tokens) + 1) % VOCAB
+        return next_token(tokens)
 
     def launch_ahead(self, batch: Batch, before: LateStep | None) -> LateStep:
         self.strike("launch")
-        spans: list[tuple[Sequence, list[int], int, list[int] | LateStep]] = []
+        spans: list[tuple[Sequence, Tables, int, list[int] | LateStep]] = []
         ends: dict[Sequence, int] = {}
         starts = [(s, s.num_launched, 1) for s in batch.decodes]
         starts += [(c.sequence, c.start, c.num_tokens) for c in batch.chunks]
@@ -140,7 +168,7 @@ class FakeModel:
                 assert before is not None
                 tokens = before
                 self.num_promised += 1
-            spans.append((sequence, list(sequence.block_table), start, tokens))
+            spans.append((sequence, _tables(sequence), start, tokens))
             ends[sequence] = start + size
         number = sum(each.startswith("launch") for each in self.log)
         self.log.append(f"launch {number}")
@@ -158,7 +186,7 @@ class FakeModel:
         spans = [(s, s.num_computed, 1) for s in batch.decodes]
         spans += [(c.sequence, c.start, c.num_tokens) for c in batch.chunks]
         for sequence, start, size in spans:
-            self.write(sequence.block_table, start, sequence.tokens[start : start + size])
+            self.write(_tables(sequence), start, sequence.tokens[start : start + size])
             if sequence.needs_prompt_logits:
                 _record(sequence, start, size)
         return torch.empty(0), self.fence
@@ -166,7 +194,7 @@ class FakeModel:
     def sample(self, batch: Batch, logits: torch.Tensor) -> list[Row]:
         rows: list[Row] = []
         for sequence in batch.sampled:
-            token = SampledToken(self.choose(sequence.block_table, sequence.num_tokens))
+            token = SampledToken(self.choose(_tables(sequence), sequence.num_tokens))
             if sequence.request_id in self.late_masks:
                 self.late_masks.remove(sequence.request_id)
                 rows.append(LATE)

@@ -65,6 +65,7 @@ class Write:
     target_blocks: tuple[int, ...]
     notification: bytes
     fence: Any
+    group: int = 0
 
 
 class FakeTransfers:
@@ -99,7 +100,9 @@ class FakeTransfers:
         assert isinstance(command.key, int)
         source, target = tuple(command.source_blocks), tuple(command.target_blocks)
         notification, fence = command.notification, command.computed
-        write = Write(command.key, command.agent, source, target, notification, fence)
+        write = Write(
+            command.key, command.agent, source, target, notification, fence, command.group
+        )
         self.writes.append(write)
         self.fences.append(fence)
         if command.agent not in self.peers:

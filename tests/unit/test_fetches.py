@@ -25,7 +25,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFleet]:
     monkeypatch.setattr(fetch_rule, "SLACK_S", 0.0)
     monkeypatch.setattr(fetches_module, "HOLDER_SHARE", 1.0)
     monkeypatch.setattr(fetches_module, "ALL_SHARE", 1.0)
-    made = WorkerFleet(1, 2, 1, p_pool=64, d_pool=64)
+    made = WorkerFleet((1, 2, 1), (64, 64))
     yield made
     for bench in made.workers.values():
         assert bench.scheduler.blocks.num_pinned == 0, bench.name
@@ -155,7 +155,7 @@ def test_a_holder_that_stands_still_is_left_alone_and_its_blocks_stay_fenced(fle
     assert p.scheduler.blocks.num_pinned == 5
     fleet.notice_silence()
     fleet.turn("p1")
-    assert len(p.role._inbound.stuck) == 5  # type: ignore[attr-defined]
+    assert p.role._inbound.num_stuck == 5  # type: ignore[attr-defined]
     fleet.frozen.clear()
     fleet.notice_silence()
     fleet.clock.now += TTL_S

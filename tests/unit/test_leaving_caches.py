@@ -19,7 +19,7 @@ POOL = 64
 
 @pytest.fixture
 def fleet() -> Iterator[WorkerFleet]:
-    made = WorkerFleet(1, 3, 1, p_pool=POOL, d_pool=POOL)
+    made = WorkerFleet((1, 3, 1), (POOL, POOL))
     yield made
     made.is_calm = False
     for bench in made.workers.values():

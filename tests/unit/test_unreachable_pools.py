@@ -17,7 +17,7 @@ PROMPT = [5 * i % 13 for i in range(4 * BLOCK + 1)]
 
 @pytest.fixture
 def fleet() -> Iterator[WorkerFleet]:
-    made = WorkerFleet(1, 1, 1, p_pool=64, d_pool=64)
+    made = WorkerFleet((1, 1, 1), (64, 64))
     made.is_calm = False
     yield made
     for bench in made.workers.values():

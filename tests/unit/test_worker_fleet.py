@@ -16,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from scheduling import fetch_rule
 from tests.effort import NIGHTLY, times
+from tests.layouts import windowed_layout
 from tests.unit.fake_model import BLOCK, VOCAB
 from tests.unit.worker_fleet import Request, WorkerFleet
-from tests.unit.worker_harness import LANDING_S
+from tests.unit.worker_harness import LANDING_S, LAYOUT
 from worker import served_fetches
 from worker.inbound import fetches
 from worker.inbound.fetches import STOP_WAIT_S
@@ -47,6 +48,7 @@ class TightFleet(RuleBasedStateMachine):
         pools=st.tuples(st.integers(2, 9), st.integers(2, 9)),
         may_fail=st.booleans(),
         host_slots=st.sampled_from([0, 0, 3, 16]),
+        windows=st.sampled_from([(), (), (5,), (9,), (3, 6)]),
     )
     def begin(
         self,
@@ -54,11 +56,18 @@ class TightFleet(RuleBasedStateMachine):
         pools: tuple[int, int],
         may_fail: bool,
         host_slots: int,
+        windows: tuple[int, ...],
     ) -> None:
-        self.fleet = WorkerFleet(*sizes, *pools, host_slots=host_slots)
+        layout = LAYOUT
+        if windows:
+            layout, host_slots = windowed_layout(BLOCK, *windows), 0
+            pools = (pools[0] + 8 * len(windows), pools[1] + 8 * len(windows))
+        self.fleet = WorkerFleet(sizes, pools, host_slots=host_slots, layout=layout)
         self.may_fail = may_fail
         self.num_faults = 0
-        self.longest = min(pools) * BLOCK
+        self.longest = min(
+            bench.scheduler._tables.most_tokens(BLOCK) for bench in self.fleet.workers.values()
+        )
 
     @rule(
         size=st.integers(1, 99),

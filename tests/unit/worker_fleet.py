@@ -14,6 +14,7 @@ from typing import Any
 
 from kv_transfer.handoff.states import SinkState
 from process.sockets.control import Peer
+from protocol.layout import KvLayout
 from protocol.messages import (
     Abort,
     AttemptFailed,
@@ -31,6 +32,7 @@ from tests.unit.fake_model import BLOCK, continuation
 from tests.unit.fake_peers import Write
 from tests.unit.held_grammar import HeldGrammar
 from tests.unit.worker_harness import (
+    LAYOUT,
     Bench,
     Clock,
     DecodeBench,
@@ -94,22 +96,23 @@ class Request:
 
 
 class WorkerFleet:
-    """`channels` hold what is under way, by (sender, receiver). Workers have host memory for
-    `host_slots` blocks below their pools."""
+    """`sizes` are the numbers of prefill workers, decode workers and routers, `pools` the blocks of
+    each role's pools, or large pages. `channels` hold what is under way, by (sender, receiver).
+    Workers have host memory for `host_slots` blocks below their pools."""
 
     def __init__(
         self,
-        num_p: int,
-        num_d: int,
-        num_routers: int,
-        p_pool: int,
-        d_pool: int,
+        sizes: tuple[int, int, int],
+        pools: tuple[int, int],
         *,
         host_slots: int = 0,
+        layout: KvLayout = LAYOUT,
     ) -> None:
         self.host_slots = host_slots
+        self.layout = layout
         self.clock = Clock()
-        self.pools = {"p": p_pool, "d": d_pool}
+        num_p, num_d, num_routers = sizes
+        self.pools = dict(zip("pd", pools, strict=True))
         self.workers: dict[str, Bench] = {}
         self.num_born = 0
         self.routers = [
@@ -135,10 +138,11 @@ class WorkerFleet:
         self.num_born += 1
         name = f"{role}{self.num_born}"
         bench: Bench
+        fields: dict[str, Any] = {"host_slots": self.host_slots, "layout": self.layout}
         if role == "p":
-            bench = PrefillBench(name, self.clock, self.pools["p"], host_slots=self.host_slots)
+            bench = PrefillBench(name, self.clock, self.pools["p"], **fields)
         else:
-            bench = DecodeBench(name, self.clock, self.pools["d"], host_slots=self.host_slots)
+            bench = DecodeBench(name, self.clock, self.pools["d"], **fields)
         bench.peers.answers_asks = False  # prefill workers answer
         fetches: Any = bench.role._fetches  # type: ignore[attr-defined]
         fetches._pairs = FastPairs()
@@ -371,7 +375,7 @@ class WorkerFleet:
                 if target is None or count <= 0:
                     continue
                 count -= 1
-                pins = target.scheduler.blocks._pins
+                pins = target.scheduler.pools.managers[write.group]._pins
                 assert all(pins[block] for block in write.target_blocks), "into a free block"
                 land(write, bench, target)
                 self.landed.append(write)
@@ -405,21 +409,22 @@ class WorkerFleet:
     def check_blocks(self) -> None:
         """Every pinned block has an owner, and no block of an owner is free."""
         for name, bench in self.workers.items():
-            manager = bench.scheduler.blocks
-            manager.check()
             role: Any = bench.role  # type: ignore[attr-defined]
             if name[0] == "p":
                 owners = [task.sequence for task in role.tasks]
             else:
                 owners = [*bench.scheduler.sequences, *bench.scheduler._leaving]
-            held = Counter(block for sequence in owners for block in sequence.block_table)
-            held += Counter(pinned_for_peers(bench))
-            assert held == Counter({b: pins for b, pins in enumerate(manager._pins) if pins}), name
+            for group, manager in enumerate(bench.scheduler.pools.managers):
+                manager.check()
+                held = Counter(b for sequence in owners for b in sequence.tables[group].blocks)
+                held += Counter(pinned_for_peers(bench, group))
+                pinned = Counter({b: pins for b, pins in enumerate(manager._pins) if pins})
+                assert held == pinned, (name, group)
 
     def is_idle(self) -> bool:
         """Whether nothing is left of any request."""
         return not (
-            any(bench.scheduler.blocks.num_pinned for bench in self.workers.values())
+            any(bench.scheduler.pools.num_used for bench in self.workers.values())
             or any(bench.scheduler.sequences for bench in self.workers.values())
             or any(not request.outcome for request in self.requests.values())
         )

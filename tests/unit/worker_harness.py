@@ -35,11 +35,12 @@ from process.host_load import HostLoad
 from process.sockets.control import Peer
 from process.wakeup import Wakeup
 from protocol.handoff_messages import PeerDescriptor
+from protocol.layout import KvLayout
 from protocol.message import Message
 from protocol.messages import Generate, KvPeer, Prefill, Role
 from protocol.registration import WorkerState
 from scheduling.batch import Batch
-from scheduling.block_manager import BlockManager
+from scheduling.block_pools import BlockPools
 from scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduling.step_model import StepModel
 from tests.layouts import bare_layout
@@ -137,8 +138,16 @@ class CardPool:
     """A pool of which a copy to the host waits for the steps launched so far."""
 
     model: FakeModel
-    memory: torch.Tensor
-    layout = LAYOUT
+    memories: list[torch.Tensor]  # by group
+    layout: KvLayout
+    others = ()
+
+    @property
+    def groups(self) -> list[CardPool]:
+        return [
+            CardPool(self.model, [memory], self.layout.of_group(group))
+            for group, memory in enumerate(self.memories)
+        ]
 
     def digest(self, block: int) -> bytes:
         return block_digest(self.tensor[block])
@@ -146,7 +155,7 @@ class CardPool:
     @property
     def tensor(self) -> torch.Tensor:
         self.model.wait()
-        return self.memory
+        return self.memories[0]
 
 
 @dataclass
@@ -161,18 +170,24 @@ class Bench:
     role_name: ClassVar[Role]
     scheduler_fields: dict[str, Any] = field(default_factory=dict)
     host_slots: int = 0  # of a tier below the pool
+    layout: KvLayout = LAYOUT  # with several groups, `num_blocks` are large pages
 
     def __post_init__(self) -> None:
-        self.memory = torch.full((self.num_blocks, BLOCK), -1, dtype=torch.int64)
+        windows = [each.window for each in self.layout.groups]
+        self.memories = self._memories()
+        self.memory = self.memories[0]
         fields = {"block_size": BLOCK, "chunk_min_tokens": BLOCK, "chunk_max_tokens": 2 * BLOCK}
         self.scheduler = Scheduler(
             SchedulerConfig(**(fields | self.scheduler_fields)),
-            BlockManager(self.num_blocks),
+            BlockPools.of(self.layout, self.num_blocks),
             StepModel(),
         )
-        self.model = FakeModel(self.memory, lambda block: self.scheduler.blocks._pins[block] > 0)
-        limits = EngineLimits(VOCAB, self.num_blocks * BLOCK)
-        self.engine = Engine(self.scheduler, self.model, LAYOUT, limits, self.clock)  # type: ignore[arg-type]
+        managers = self.scheduler.pools.managers
+        self.model = FakeModel(
+            self.memories, lambda group, block: managers[group]._pins[block] > 0, windows
+        )
+        limits = EngineLimits(VOCAB, managers[0].num_blocks * BLOCK)
+        self.engine = Engine(self.scheduler, self.model, self.layout, limits, self.clock)  # type: ignore[arg-type]
         self.engine.run_ahead(int(self.one_step_ahead))
         self.wakeup = Wakeup()
         self.server = FakeServer(self.wakeup.fileno())
@@ -191,11 +206,11 @@ class Bench:
         self.tier_thread = HeldThread()
         parts = WorkerParts(
             engine=self.engine,
-            pool=CardPool(self.model, self.memory),  # type: ignore[arg-type]
+            pool=CardPool(self.model, self.memories, self.layout),  # type: ignore[arg-type]
             transfers=self.transfers,  # type: ignore[arg-type]
             server=self.server,  # type: ignore[arg-type]
             reporter=self.reporter,
-            intake=Intake(limits, LAYOUT, Grammars(DEMO_TOKENIZER, VOCAB, ()), "seed", 60.0),
+            intake=Intake(limits, self.layout, Grammars(DEMO_TOKENIZER, VOCAB, ()), "seed", 60.0),
             admissions=Admissions(lambda: ()),
             wakeup=self.wakeup,
             stop=self.stop,
@@ -206,10 +221,18 @@ class Bench:
         self.host = PatientHost(settings, self.name, parts)
         self.sink = HandoffSink(self.transfers.agent, TTL_S, LANDING_S, self.kv_checksum)
         self.peers = FakePeers(self.descriptor)
-        self.source = HandoffSource(MARGIN_S, max_write_blocks=2, max_fetch_blocks=2)
+        self.source = HandoffSource(MARGIN_S, 2, max_fetch_blocks=2, windows=windows)
         self.steps = CountedSteps(self.engine, self.host.counters, self.host.flight)
         self.host.steps = self.steps
         self.as_peer = Peer(self.name.encode(), self.name, self.role_name)  # as sources know it
+
+    def _memories(self) -> list[torch.Tensor]:
+        """The pool's memory as blocks of each group: [blocks, layers * BLOCK]."""
+        layout = self.layout
+        sizes = [BLOCK * len(each.layers) for each in layout.groups]
+        counts = [self.num_blocks * layout.blocks_per_page(g) for g in range(len(sizes))]
+        whole = torch.full((counts[0] * sizes[0],), -1, dtype=torch.int64)
+        return [whole.view(count, size) for count, size in zip(counts, sizes, strict=True)]
 
     def tiers(self, num_slots: int) -> KvTiers:
         """Host memory below the pool."""
@@ -258,8 +281,8 @@ class PrefillBench(Bench):
         peers: Any = self.peers
         self.role = PrefillRole(self.host, self.source, self.sink, peers)
         self.worker = WorkerLoop(self.host, self.role)
-        self.model.is_reading = lambda block: any(
-            block in write.source_blocks and write.fence.is_done()
+        self.model.is_reading = lambda group, block: any(
+            write.group == group and block in write.source_blocks and write.fence.is_done()
             for write in self.transfers.writes
         )
 
@@ -286,11 +309,14 @@ class DecodeBench(Bench):
         self.worker = WorkerLoop(self.host, self.role)
 
 
-def pinned_for_peers(bench: Bench) -> list[int]:
-    """Blocks of no sequence: those that a peer or a tier may still write to, or a peer reads, and
-    those of prefixes that are taken over."""
+def pinned_for_peers(bench: Bench, group: int = 0) -> list[int]:
+    """Blocks of no sequence: those that a peer or a tier may still write to, or a peer reads, those
+    of prefixes that are taken over, and those put aside for others that are shared."""
     role: Any = bench.role  # type: ignore[attr-defined]
-    fenced, served = role._inbound.fenced.blocks, role.outbound.blocks_serving
+    manager = bench.scheduler.pools.managers[group]
+    fenced, served = role._inbound.fenced.blocks[group], role.outbound.served.blocks[group]
+    if group:
+        return [*fenced, *served, *getattr(manager, "_aside", ())]
     abandoned = bench.host.tiers.blocks_abandoned
     return [*fenced, *served, *role.caches.taken.blocks, *abandoned]
 
@@ -299,7 +325,7 @@ def land(write: Write, source: Bench, target: Bench) -> None:
     """The write is posted, at the earliest, and the data and the notification arrive."""
     write.fence.wait()
     for from_block, to_block in zip(write.source_blocks, write.target_blocks, strict=True):
-        target.memory[to_block] = source.memory[from_block]
+        target.memories[write.group][to_block] = source.memories[write.group][from_block]
     target.transfers.events.append(NotificationArrived(source.transfers.agent, write.notification))
 
 
@@ -321,17 +347,17 @@ class LateWrite:
         """What is left of it arrives."""
         blocks = list(self.write.target_blocks)
         if self.is_whole:
-            target.memory[blocks] = self.data
+            target.memories[self.write.group][blocks] = self.data
             event = NotificationArrived(self.agent, self.write.notification)
             target.transfers.events.append(event)
         else:
-            target.memory[blocks] = TORN
+            target.memories[self.write.group][blocks] = TORN
 
 
 def give_up(write: Write, source: Bench, is_whole: bool) -> LateWrite:
     """What may still land of a write that now fails, nearly as late as it can."""
     write.fence.wait()
-    data = source.memory[list(write.source_blocks)].clone()
+    data = source.memories[write.group][list(write.source_blocks)].clone()
     due = source.clock.now + 0.9 * LANDING_S
     return LateWrite(due, write, source.transfers.agent, data, is_whole)
 

@@ -14,11 +14,12 @@ FETCH_WRITE_BYTES = 4 << 20
 
 def make_source(host: WorkerHost) -> HandoffSource:
     """What this worker sends."""
-    settings = host.settings
+    settings, layout = host.settings, host.engine.layout
     return HandoffSource(
         margin_s=settings.grant_margin_ms / 1e3,
         unasked_s=settings.peer_silence_s,
-        max_fetch_blocks=max(1, FETCH_WRITE_BYTES // host.engine.layout.worker_block_bytes),
+        max_fetch_blocks=max(1, FETCH_WRITE_BYTES // layout.worker_block_bytes),
+        windows=[each.window for each in layout.groups],
     )
 
 

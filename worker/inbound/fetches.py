@@ -13,7 +13,7 @@ from kv_transfer.handoff.grants import WantedBlocks
 from kv_transfer.handoff.incoming import FetchLimits
 from kv_transfer.handoff.key import HandoffKey
 from protocol.flight import FlightKind
-from protocol.handoff_messages import KvClosed
+from protocol.handoff_messages import GroupBlocks, KvClosed
 from protocol.messages import KvHolder
 from protocol.traces import FetchSpan
 from scheduling.fetch_rule import ComputeCost, FetchChoice, Run, weigh_fetch
@@ -24,6 +24,7 @@ from worker.inbound.fetch_pairs import FetchPairs, usual_speed
 from worker.inbound.handoffs import InboundHandoffs
 from worker.inbound.holders import Holders, holders_of
 from worker.inbound.peers import SourcePeers
+from worker.moved_blocks import bytes_by_group
 
 MAX_FETCHES = 4
 """Fetches of one attempt; then it computes."""
@@ -44,6 +45,7 @@ class _Fetch:
     choice: FetchChoice
     first_block: int
     blocks: list[int]
+    slots: list[GroupBlocks]  # of groups with windows
     sent_at: float
     sent_us: int
     closed: KvClosed | None = None
@@ -62,6 +64,7 @@ class Fetches:
         self._counters = host.counters
         self._scheduler = host.engine.scheduler
         self._layout = host.engine.layout
+        self._block_bytes = bytes_by_group(self._layout)
         self._inbound = inbound
         self._peers = peers
         paths = (host.transfers.transport_name, *host.transfers.paths)
@@ -86,6 +89,8 @@ class Fetches:
         may_load = self._tiers.is_on and not sequence.stays_in_pool
         if sequence.needs_prompt_logits or not (holders or may_load):
             return
+        if self._layout.groups[0].window is not None:
+            return  # a cached prefix has no leading blocks there
         connect_by = self._clock.now() + CONNECT_WAIT_S
         sequence.holders = notes = Holders(list(holders), connect_by, may_load=may_load)
         sequence.is_hinted = bool(holders)
@@ -98,11 +103,13 @@ class Fetches:
         if self._tiers.try_begin(sequence):
             return
         found = self._choose(sequence, sequence.num_computed // self._layout.block_size)
-        if found is None:
+        number = 0 if found is None else found[1].num_blocks
+        slots = self._scheduler.fetch_slots(sequence, number)
+        if found is None or slots is None:
             self._scheduler.fetch_over(sequence)
         else:
-            self._scheduler.expect(sequence, found[1].num_blocks)
-            self._fetch(sequence, *found)
+            self._scheduler.expect(sequence, number)
+            self._fetch(sequence, *found, slots)
 
     def drop(self, sequence: Sequence) -> None:
         """A sequence is about to end: its granted blocks stay fenced until the holder closes."""
@@ -167,8 +174,10 @@ class Fetches:
     def _leave_blocks(self, key: HandoffKey, fetch: _Fetch, arrived: tuple[int, ...]) -> None:
         """Fence the granted blocks; those that have arrived can be used already."""
         self._scheduler.publish_arrived(fetch.sequence, arrived)
-        self._scheduler.detach(fetch.sequence, fetch.blocks)
-        self._inbound.fenced.keep(key, fetch.blocks)
+        granted = [fetch.blocks, *(each.block_ids for each in fetch.slots)]
+        for group, blocks in enumerate(granted):
+            self._scheduler.detach(fetch.sequence, blocks, group)
+        self._inbound.fenced.keep(key, granted)
 
     def _choose_blocks(self, sequence: Sequence, num_cached: int) -> int | None:
         """See `scheduling.scheduler.FetchChooser`. What is in our own tiers comes first."""
@@ -212,12 +221,17 @@ class Fetches:
         chunk = self._scheduler.config.chunk_max_tokens
         peer = holder.peer.incarnation
         return weigh_fetch(
-            Run(number, num_cached, size, self._layout.worker_block_bytes),
+            Run(number, num_cached, size, self._block_bytes[0], self._window_bytes(number)),
             self._num_granted(peer),
             ComputeCost(fixed, per_token, per_attended, chunk),
             self._pairs.cost(peer, now),
             others_wait=self._scheduler.num_waiting > 1,
         )
+
+    def _window_bytes(self, num_blocks: int) -> int:
+        """Bytes of what windows reach back from the end of a run of so many blocks."""
+        groups = zip(self._scheduler.pools.rules[1:], self._block_bytes[1:], strict=True)
+        return sum(min(rule.cover, num_blocks) * size for rule, size in groups)
 
     def _num_granted(self, peer: str | None = None) -> int:
         return sum(len(each.blocks) for each in self._fetches.values() if peer in (None, each.peer))
@@ -228,7 +242,13 @@ class Fetches:
         of_holder = int(HOLDER_SHARE * pool) - self._num_granted(holder.peer.incarnation)
         return min(of_holder, int(ALL_SHARE * pool) - self._num_granted())
 
-    def _fetch(self, sequence: Sequence, holder: KvHolder, choice: FetchChoice) -> None:
+    def _fetch(
+        self,
+        sequence: Sequence,
+        holder: KvHolder,
+        choice: FetchChoice,
+        slots: list[list[int]],
+    ) -> None:
         holders = holders_of(sequence)
         assert holders is not None, "it was chosen among them"
         holders.num_fetches += 1
@@ -237,8 +257,12 @@ class Fetches:
         first = sequence.num_computed // self._layout.block_size
         blocks = sequence.block_table[first : first + choice.num_blocks]
         hashes = sequence.hashes[first : first + choice.num_blocks]
-        now = self._clock.now()
-        fetch = _Fetch(sequence, holders, holder, choice, first, blocks, now, self._clock.wall_us())
+        others = [
+            GroupBlocks(group=group, first_block=0, block_ids=each)
+            for group, each in enumerate(slots, 1)
+        ]
+        now, now_us = self._clock.now(), self._clock.wall_us()
+        fetch = _Fetch(sequence, holders, holder, choice, first, blocks, others, now, now_us)
         self._fetches[key] = fetch
         cost = self._pairs.cost(fetch.peer, now)
         extra_s = FIRST_FETCH_S if cost.connect_s else 0.0
@@ -246,7 +270,7 @@ class Fetches:
         self._counters.add(Count.FETCHES)
         self._host.flight.note(FlightKind.FETCH, key, number=len(blocks))
         pairs = list(zip(hashes, blocks, strict=True))
-        self._inbound.fetch(key, fetch.peer, WantedBlocks(first, pairs), limits)
+        self._inbound.fetch(key, fetch.peer, WantedBlocks(first, pairs, others), limits)
 
     def _learn(self, fetch: _Fetch, num_blocks: int, seconds: float, closed: KvClosed) -> None:
         """Measure the pair by a fetch that took `seconds`."""
@@ -254,7 +278,7 @@ class Fetches:
         self._pairs.note_found(fetch.peer, num_blocks, len(fetch.blocks), now)
         self._pairs.note_turn(fetch.peer, seconds - write_s, now)
         if num_blocks and write_s:
-            num_bytes = num_blocks * self._layout.worker_block_bytes
+            num_bytes = num_blocks * self._block_bytes[0] + self._window_bytes(num_blocks)
             self._pairs.note_speed(fetch.peer, num_bytes, write_s, now)
 
     def _record(self, fetch: _Fetch, num_blocks: int, outcome: str) -> None:

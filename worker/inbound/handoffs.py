@@ -37,7 +37,13 @@ from kv_transfer.transfer_loop import OfPeers, TargetRenewed
 from protocol import wire
 from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
-from protocol.handoff_messages import CachedPrefix, KvBegun, KvClosed, PoolUnreachable
+from protocol.handoff_messages import (
+    CachedPrefix,
+    GroupBlocks,
+    KvBegun,
+    KvClosed,
+    PoolUnreachable,
+)
 from protocol.messages import Abort, KvPeer
 from scheduling.sequence import Sequence, SequenceState
 from worker.counters import Count
@@ -88,18 +94,19 @@ class InboundHandoffs:
     """All handoffs that this worker receives; belongs to the loop's thread.
 
     `silent` are the incarnations of sources that have fallen silent, `stuck` the blocks that these
-    may still write to.
+    may still write to, by group.
     """
 
     def __init__(
         self, host: WorkerHost, sink: HandoffSink, peers: SourcePeers, owner: GrantOwner | None
     ) -> None:
         """`owner` is None on a worker that only fetches."""
-        self.fenced = FencedBlocks()
+        num_groups = len(host.engine.layout.groups)
+        self.fenced = FencedBlocks(num_groups)
         self.fetch_owners: list[FetchOwner] = []
         self.on_prefix: Callable[[str, CachedPrefix], None] = host.note_unexpected
         self.silent: list[str] = []
-        self.stuck: set[int] = set()
+        self.stuck: list[set[int]] = [set() for _ in range(num_groups)]
         self._host = host
         self._clock = host.clock
         self._counters = host.counters
@@ -116,10 +123,11 @@ class InboundHandoffs:
         self._peers.connect(peer)
         self._carry_out(self._sink.ask(key, peer.incarnation, self._clock.now(), prompt))
 
-    def offer(self, key: HandoffKey, first_block: int, blocks: Seq[int]) -> None:
-        """Grant our blocks to the peer that has begun, for the prompt blocks from `first_block` on;
-        `blocks` may be empty."""
-        self._carry_out(self._sink.offer(key, first_block, blocks, self._clock.now()))
+    def offer(self, key: HandoffKey, blocks: Seq[GroupBlocks]) -> None:
+        """Grant our blocks of every group to the peer that has begun; there may be none."""
+        first, *others = blocks
+        now = self._clock.now()
+        self._carry_out(self._sink.offer(key, first.first_block, first.block_ids, now, others))
 
     def fetch(self, key: HandoffKey, peer: str, wanted: WantedBlocks, limits: FetchLimits) -> None:
         """Grant blocks to a holder that has accepted us; see `HandoffSink.fetch`."""
@@ -174,11 +182,16 @@ class InboundHandoffs:
         self.silent = self._peers.silent(self._clock.now())
         self.stuck = self.fenced.blocks_of(self._sink.fenced_by(self.silent))
 
+    @property
+    def num_stuck(self) -> int:
+        """Number of stuck blocks."""
+        return sum(map(len, self.stuck))
+
     def is_stranded(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence fits only once blocks return that a silent worker may still
         write to: nobody knows when that will be."""
         is_waiting = sequence.state is SequenceState.WAITING
-        return is_waiting and not self._scheduler.fits_beside(sequence, self.stuck)
+        return is_waiting and not self._scheduler.fits_beside(sequence, *self.stuck)
 
     # -- events -----------------------------------------------------------------------------
 
@@ -245,12 +258,13 @@ class InboundHandoffs:
                 case SendAbort((request_id, attempt, part), peer):
                     abort = Abort(request_id=request_id, attempt=attempt, part=part)
                     self._peers.send(peer, abort)
-                case Verify(key, blocks, digests):
-                    num_intact = self._num_intact(blocks, digests)
+                case Verify(key, blocks, digests, group):
+                    num_intact = self._num_intact(blocks, digests, group)
                     ok = num_intact == len(blocks)
                     self._carry_out(self._sink.verified(key, ok, num_intact))
                 case Unfence(key):
-                    self._scheduler.blocks.release(self.fenced.take(key))
+                    for group, freed in enumerate(self.fenced.take(key)):
+                        self._scheduler.pools.managers[group].release(freed)
                 case _:
                     self._report(action)
 
@@ -270,8 +284,8 @@ class InboundHandoffs:
             case Failed(key, reason, arrived) if self._owner is not None:
                 self._owner.on_failed(key, reason, arrived)
 
-    def _num_intact(self, blocks: Seq[int], digests: Seq[bytes]) -> int:
-        """The number of leading blocks that have the right digests."""
-        found = self._host.transfer_peers.digests(blocks)
+    def _num_intact(self, blocks: Seq[int], digests: Seq[bytes], group: int) -> int:
+        """The number of leading blocks of a group that have the right digests."""
+        found = self._host.transfer_peers.digests(blocks, group)
         pairs = enumerate(zip(found, digests, strict=True))
         return next((i for i, (ours, theirs) in pairs if ours != theirs), len(blocks))

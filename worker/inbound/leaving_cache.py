@@ -30,6 +30,7 @@ class LeavingCache:
         self._host = host
         self._peers = peers
         self._blocks = host.engine.scheduler.blocks
+        self._can_offer = not host.engine.layout.grouping
         self._begun = False
         self._has_settled = False  # the fleet knows of the drain, and we know who could take
         self._offered: set[str] = set()  # incarnations
@@ -90,7 +91,8 @@ class LeavingCache:
             return
         self._has_settled = self._has_settled or self._peers.is_seen_to_drain
         self._look_at = now + _LOOK_S if self._has_settled else now
-        found = self._peers.takers() if is_busy or self._blocks.num_cached else []
+        has_some = is_busy or self._blocks.num_cached > 0
+        found = self._peers.takers() if has_some and self._can_offer else []
         self._takers &= {each.worker_id for each in found}
         for taker in found:
             if taker.incarnation not in self._offered:

@@ -157,7 +157,7 @@ class TakenCaches:
         while len(offer.held) + num_leading in arrived:
             num_leading += 1
         self._cache(offer, offer.granted[:num_leading])
-        self._inbound.fenced.keep(key, offer.granted)
+        self._inbound.fenced.keep(key, [offer.granted])
         offer.granted = []
         log.info("no more is taken from %s: %s", offer.peer.worker_id, reason)
         self._finish(offer)
@@ -223,7 +223,7 @@ class TakenCaches:
         del self._offers[offer.peer.incarnation]
         self._leave_prefix(offer)
         if offer.granted:
-            self._inbound.fenced.keep(offer.key, offer.granted)
+            self._inbound.fenced.keep(offer.key, [offer.granted])
             self._inbound.abort(offer.key)
         if offer.num_taken:
             log.info("%d cached blocks of %s are kept", offer.num_taken, offer.peer.worker_id)

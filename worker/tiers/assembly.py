@@ -35,6 +35,12 @@ def open_tiers(
     if not settings.host_tier_bytes:
         return None
     pool = loaded.pool
+    if pool.layout.grouping:
+        log.warning(
+            "host_tier_bytes has no effect: layers of this model keep windows, and such KV is not "
+            "kept below the pool"
+        )
+        return None
     copies = _copies(pool, settings.host_tier_bytes)
     thread = IoThread("kv-host-tier", wake, lambda: bind_thread(pool.device))
     host = HostTier(copies, thread, pool.block_bytes, settings.tier_max_age_s)

@@ -37,7 +37,7 @@ class Closely(WorkerFleet):
     """Two decode workers and a prefill worker; notes what routers hear."""
 
     def __init__(self) -> None:
-        super().__init__(1, 2, 2, p_pool=32, d_pool=32)
+        super().__init__((1, 2, 2), (32, 32))
         self.heard: list[Any] = []
         self.watches = True
 
