@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scheduling.block_pools import Prefix
 from scheduling.expected_blocks import ExpectedBlocks
-from scheduling.overtaking import Overtaking
+from scheduling.queues.overtaking import Overtaking
 from scheduling.queues.roster import Roster
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.sequence_blocks import SequenceBlocks

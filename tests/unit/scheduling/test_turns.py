@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from scheduling.overtaking import Overtaking
+from scheduling.queues.overtaking import Overtaking
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.shares import MAX_IDLE_SHARES
