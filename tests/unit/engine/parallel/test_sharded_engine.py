@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -132,6 +132,21 @@ def test_sizes_that_cannot_be_split_are_refused(make_tiny: Any) -> None:
         replace(config, num_heads=12).sharded(6)
     with pytest.raises(ConfigError, match=r"num_hidden_layers \d+ cannot be split over 64 stages"):
         config.staged(0, 64)
+
+
+def test_a_stage_has_its_layers_part_of_all_that_differs_between_layers(make_tiny: Any) -> None:
+    whole = load_model_config(make_tiny("Qwen2MoeForCausalLM", **SIZES, **EXPERTS).folder)
+    whole = replace(
+        whole, num_layers=5, layer_kinds=tuple("abcde"), sliding_windows=(1, 2, 3, 4, 5)
+    )
+    stages = [whole.staged(stage, 2) for stage in range(2)]
+    assert [(each.num_layers, each.first_layer) for each in stages] == [(3, 0), (2, 3)]
+    assert [(each.embeds, each.gives_logits) for each in stages] == [(True, False), (False, True)]
+    for field in fields(whole):
+        value = getattr(whole, field.name)
+        if isinstance(value, tuple) and len(value) == whole.num_layers:
+            parts = [getattr(each, field.name) for each in stages]
+            assert parts == [value[:3], value[3:]], field.name
 
 
 @pytest.mark.parametrize("key", ["moe_intermediate_size", "shared_expert_intermediate_size"])
