@@ -57,8 +57,8 @@ class KvPool:
         self.layout = layout
         self.num_blocks = num_blocks
         self.others = others
-        self.model_layers: Sequence[int] = range(layout.num_layers)
-        """The model's layers whose blocks these are."""
+        self.model_layers: Sequence[int] = range(len(layout.layers))
+        """The layers whose blocks these are, counted from the first that this rank has."""
         self.device = torch.device(device)
         self.block_bytes = layout.block_bytes
         self.num_pages = pages_of(layout, num_blocks)

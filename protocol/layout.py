@@ -192,6 +192,11 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{self.num_layers} layers have no stage {self.stage} of {stages}")
         if self.order == SPLIT and size > 1:
             raise ConfigError("blocks in the order 'split' cannot be shared out by heads")
+        if self.grouping and size * stages > 1:
+            raise ConfigError(
+                "layers that keep windows in blocks of their own are not split over ranks: set "
+                "tensor_parallel and pipeline_parallel to 1"
+            )
 
     @property
     def fingerprint(self) -> str:

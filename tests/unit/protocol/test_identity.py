@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import ConfigError
 from protocol.hashing import block_hashes, chain_root, next_hash, seed_of
-from protocol.layout import SPLIT, KvLayout, stage_layers
+from protocol.layout import SPLIT, KvGroup, KvLayout, stage_layers
 
 FIXED = "7e3990552b8f83c4744f6681822ffb4d"
 FIXED_LAYOUT = "003bfa30574c4d979f775de447574b20"
@@ -91,6 +91,14 @@ def test_ranks_are_numbered_from_the_last_stage() -> None:
 def test_a_fingerprint_names_stages_only_where_there_are_some() -> None:
     """Blocks on disks carry it."""
     assert LAYOUT.fingerprint == "003bfa30574c4d979f775de447574b20"
+
+
+def test_layers_with_windows_of_their_own_have_one_rank() -> None:
+    grouped = msgspec.structs.replace(LAYOUT, grouping=(KvGroup((0, 2)), KvGroup((1,), window=32)))
+    assert grouped.shard(0, 1) == grouped
+    for ranks in ((0, 2), (0, 1, 0, 3)):
+        with pytest.raises(ConfigError, match="are not split over ranks"):
+            grouped.shard(*ranks)
 
 
 def test_block_bytes_counts_keys_and_values_of_all_layers() -> None:

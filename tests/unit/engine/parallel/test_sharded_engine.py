@@ -158,13 +158,15 @@ def test_experts_that_cannot_be_split_are_refused(make_tiny: Any, key: str) -> N
 
 
 segments = st.builds(
-    lambda query_len, before, table, wanted: Segment(
-        query_len, before + query_len, table, min(wanted, query_len)
+    lambda query_len, before, table, wanted, first, others: Segment(
+        query_len, before + query_len, table, min(wanted, query_len), first, tuple(others)
     ),
     st.integers(1, 5),
     st.integers(0, 50),
     st.lists(st.integers(0, 2**40), max_size=4),
     st.integers(0, 5),
+    st.integers(0, 9),
+    st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 2**40), max_size=3)), max_size=2),
 )
 
 
@@ -178,9 +180,8 @@ def test_a_step_reads_as_it_was_written(parts: list[Segment], data: st.DataObjec
         Ranks(Shard(0, 2), [ours], CardSums(None)).announce(announced)
         step = Ranks(Shard(1, 2), [theirs], CardSums(None)).next_step()
     assert step == announced
-    assert [msgspec.structs.astuple(each) for each in step.planned()] == [
-        (each.query_len, each.context_len, each.block_table, each.wanted_len) for each in parts
-    ]
+    planned = [msgspec.structs.astuple(each) for each in step.planned()]
+    assert planned == [msgspec.structs.astuple(each) for each in parts]
     assert step.tokens == tokens
     assert len(step.positions) == num_tokens
 
