@@ -3,9 +3,10 @@
 Takes a snapshot of the fleet and returns a decision with all its reasons. Costs are in milliseconds
 (`router.routing.costs`). The rule: the cheapest pair of a prefill and a decode worker; but local if
 a decode worker holds a part of the prompt and computing the rest there costs no more. Placements
-that meet the request's targets come first; so a decode worker that holds nothing may compute a
-prompt that no pair would begin in time. Without prefill workers every request is local. Knows no
-clock and no sockets; the random generator that breaks near-ties is passed in.
+that meet the request's targets come first. So a decode worker that holds nothing may compute a
+prompt that no pair would begin in time, or that pairs would barely begin in time and it much
+sooner. Without prefill workers every request is local. Knows no clock and no sockets; the random
+generator that breaks near-ties is passed in.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ TIE_TOKENS = 8
 """Costs that differ by no more than computing so many tokens are equal."""
 RETRY_STUCK_S = 5
 """When a caller may ask again, if only stuck blocks stand in the way."""
+AMPLE_SHARE = 0.5
+"""A first token that is predicted within this part of its target is in time in any case."""
 PAIRED = 8
 """Of the workers of each role, so many of the cheapest are compared pair by pair."""
 NO_PAIRS = Pairs()
@@ -83,9 +86,11 @@ def place(
     if prefillers and not picker.is_certainly_local(here, prefillers):
         remote = tuple([costs.remote(each) for each in decoders])
         pair = picker.pair(remote, prefillers, pairs)
-        if _may_overflow(query) and not any(e is not None and e.meets for e in (pair, here)):
+        if _may_overflow(query) and not any(_is_ample(query, each) for each in (pair, here)):
             idle = tuple([costs.local(each, alone=False) for each in decoders])
             spare = picker.spare(idle)
+            if spare is not None and any(_is_sooner(each, spare) for each in (pair, here)):
+                spare = None
     best, other, tie_ms = picker.best(here, pair)
     if best.prefill is not None:
         shown = remote
@@ -269,6 +274,20 @@ def _starts_in_time(query: PlacementQuery, computing: Candidate) -> bool:
 def _is_quick(query: PlacementQuery, decode: Candidate) -> bool:
     target = query.targets.tpot_ms
     return target is None or decode.tpot_ms <= target
+
+
+def _is_ample(query: PlacementQuery, choice: Choice | None) -> bool:
+    """Whether a placement meets the targets with time to spare for what is not known."""
+    target = query.targets.ttft_ms
+    if choice is None or not choice.meets:
+        return False
+    return target is None or choice.ttft_ms <= AMPLE_SHARE * target
+
+
+def _is_sooner(choice: Choice | None, spare: Choice) -> bool:
+    """Whether a placement meets the targets, and takes at most twice as long for the first token as
+    a spare decode worker, whose running requests would be disturbed."""
+    return choice is not None and choice.meets and choice.ttft_ms <= 2 * spare.ttft_ms
 
 
 def _may_overflow(query: PlacementQuery) -> bool:

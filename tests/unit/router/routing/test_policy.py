@@ -315,6 +315,26 @@ def test_a_decode_worker_that_holds_nothing_computes_what_no_pair_begins_in_time
     assert (hopeless.mode, hopeless.meets_targets) == (Mode.REMOTE, False)
 
 
+@pytest.mark.parametrize(
+    ("queued", "busy", "mode"),
+    [
+        (1000, 0, Mode.REMOTE),
+        (3000, 0, Mode.LOCAL),
+        (3000, 2000, Mode.REMOTE),
+        (0, 0, Mode.REMOTE),
+    ],
+    ids=["ample", "barely in time", "not much sooner", "no queue"],
+)
+def test_a_decode_worker_helps_before_pairs_are_late(queued: int, busy: int, mode: Mode) -> None:
+    """A prompt takes 0.2 s, or 0.6 s without a queue; so many tokens wait for prefill or decode."""
+    decode = [load("d1", queued_tokens=busy, num_requests=bool(busy))]
+    prefill = [load("p1", queued_tokens=queued, num_requests=bool(queued))]
+    length = 1000 if queued else 2900
+    placed = by_cost(length, decode, prefill, targets=Targets(ttft_ms=1000.0))
+    assert placed.mode is mode
+    assert placed.meets_targets
+
+
 def test_targets_outweigh_costs() -> None:
     """p1 has most of the prompt, but also a queue; d1 has the rest of the batch's time."""
     prefill = [load("p1", 120, queued_tokens=1500), load("p2")]
