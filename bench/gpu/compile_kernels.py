@@ -221,7 +221,7 @@ def _rows(dtype: torch.dtype, has_fp8: bool) -> Iterator[Build]:
 
     card = ops.TritonOps("silu", 1e-5, dtype)
     for width in _WIDTHS:
-        x, weight = torch.zeros((1, width), dtype=dtype), torch.zeros(width, dtype=dtype)
+        x, weight = torch.zeros((1, width), dtype=dtype), torch.zeros(width)
         yield f"norm, {dtype}, {width} wide", partial(card.norm, x, weight)
         if has_fp8 and dtype == torch.bfloat16:  # the only input of fp8 products
             yield f"rows in fp8, {width} wide", partial(ops.scale_rows, x)
@@ -240,7 +240,7 @@ def _heads(dtype: torch.dtype, head_dim: int, kv_dtypes: Sequence[torch.dtype]) 
         pool = torch.zeros((2, 1, _NUM_KV, _BLOCK_SIZE, head_dim)).to(kv_dtype)
         target = KvTarget(pool[0], pool[1], torch.zeros(1, dtype=torch.int64))
         heads = torch.zeros((1, _NUM_Q + 2 * _NUM_KV, head_dim), dtype=dtype)
-        norms = torch.zeros((_NUM_Q + _NUM_KV, head_dim), dtype=dtype) if has_norms else None
+        norms = torch.zeros((_NUM_Q + _NUM_KV, head_dim)) if has_norms else None
         rotation = (torch.zeros((1, head_dim // 2)), torch.zeros((1, head_dim // 2)))
         name = f"heads of {head_dim}, {dtype}, KV in {kv_dtype}{', with norms' * has_norms}"
         run = partial(card.rotate_and_store, heads, norms, rotation, target)
@@ -261,7 +261,7 @@ def _tiles(dtype: torch.dtype, head_dim: int, kv_dtypes: Sequence[torch.dtype]) 
         tiles = TileTensors(items, items, joins, blocks)
         partials = Partials.empty(group, head_dim, q.device)
         shape = TileShape.of(group)
-        call = TileCall(q, q.clone(), pool[0], pool[1], tiles, shape, partials, window)
+        call = TileCall(q, q.clone(), pool[0], pool[1], tiles, shape, partials, window, 1.0)
         name = f"heads of {head_dim}, {dtype}, KV in {kv_dtype}, groups of {group}"
         what = f"tiles, {name}{', sliding window' * (window is not None)}"
         yield what, partial(attend_tiles, call)

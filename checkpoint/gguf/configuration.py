@@ -23,6 +23,8 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     deepseek.NAME: "DeepseekV3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
 """Our names by those in `general.architecture`, which calls Mistral's models llama, too."""
 PERMUTED = frozenset({"llama"})
@@ -32,6 +34,9 @@ ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that divides each rotary frequency, as Llama 3.1 scales them."""
 _MIXTURES = {"llama": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
 """Those that may be mixtures of experts."""
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+"""Of the models of Gemma whose scores are divided by the root of hidden size per head; files do not
+say it."""
 _EMBED, _OUTPUT = "token_embd.weight", "output.weight"
 _END_IDS = ("eos", "eot", "eom")
 _END_NAMES = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
@@ -65,7 +70,9 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "qk_rows_in_pairs": name in PERMUTED,
+        "is_gguf": True,
         **experts,
+        **_gemma(keys, name),
     }
     if name in ("qwen2", "qwen3", "qwen3moe") and window:
         raise ModelLoadError(f"{keys.where}: a sliding window of {name} is not supported")
@@ -101,6 +108,24 @@ def _deepseek(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str, An
         **attention,
         **deepseek.expert_keys(keys, num_layers, tensors),
     }
+
+
+def _gemma(keys: JsonKeys, name: str) -> dict[str, Any]:
+    """The keys of Gemma's own; none of another architecture."""
+    if name not in _LAYERS_OF_27B:
+        return {}
+    found: dict[str, Any] = {
+        "rope_local_base_freq": keys.number(f"{name}.rope.freq_base_swa", 10_000.0, above=1),
+    }
+    if keys.integer(f"{name}.block_count") == _LAYERS_OF_27B[name]:
+        num_heads = _uniform(keys, f"{name}.attention.head_count")
+        found["query_pre_attn_scalar"] = keys.integer(f"{name}.embedding_length") / num_heads
+    else:
+        found["query_pre_attn_scalar"] = _heads(keys, name)[2]
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if f"{name}.{cap}" in keys:
+            found[cap] = keys.number(f"{name}.{cap}")
+    return found
 
 
 def _experts(keys: JsonKeys, name: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from engine.attention.base import Segment
+from engine.checkpoint.attention_config import Scoring
 from engine.kv_pool import KvPool
 from protocol.layout import FP8, PAIRS, SPLIT, TOKENS, KvLayout
 
@@ -43,7 +44,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int32) for name in ("block_size", "window", "is_bf16", "is_fp8")),
         *((name, ctypes.c_int32) for name in ("is_paired", "num_threads")),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
     )
 
 
@@ -99,7 +100,7 @@ class KernelAttention:
         num_heads: int,
         library: ctypes.CDLL,
         split_keys: int = 1024,
-        scale: float | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         layout = pool.layout
         assert supports(layout.dtype, layout.head_dim), layout
@@ -107,6 +108,7 @@ class KernelAttention:
         assert pool.device.type == "cpu"
         _, num_layers, num_planes, num_kv_heads, block_size, head_dim = pool.tensor.shape
         assert len(windows) == num_layers
+        scoring = scoring or Scoring(1 / math.sqrt(head_dim))
         self._pool = pool
         self._windows = tuple(windows)
         self._attend, self._divide = library.baton_attention, library.baton_plan
@@ -138,7 +140,8 @@ class KernelAttention:
             is_paired=layout.order != TOKENS,
             spans=None if pool.spans is None else pool.spans.data_ptr(),
             layer_spans=0 if pool.spans is None else pool.spans.stride(0),
-            scale=math.log2(math.e) * (head_dim**-0.5 if scale is None else scale),
+            scale=math.log2(math.e) * scoring.scale,
+            cap=math.log2(math.e) * (scoring.cap or 0.0),
             **shape,
         )
 

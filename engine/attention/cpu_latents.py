@@ -16,6 +16,7 @@ import torch
 from engine.attention.cpu_backend import KernelAttention
 from engine.attention.latents import UpProjection
 from engine.attention.torch_latents import PlannedSegment, TorchLatentAttention
+from engine.checkpoint.attention_config import Scoring
 from engine.checkpoint.latent_config import LatentConfig
 from engine.kv_pool import KvPool
 
@@ -32,7 +33,7 @@ class KernelLatentAttention(TorchLatentAttention):
         super().__init__(pool, config)
         windows = (None,) * pool.tensor.shape[1]
         self._kernel = KernelAttention(
-            pool, windows, num_heads, library, _SPLIT_KEYS, config.softmax_scale
+            pool, windows, num_heads, library, _SPLIT_KEYS, Scoring(config.softmax_scale)
         )
         self._tokens: torch.Tensor | None = None
 

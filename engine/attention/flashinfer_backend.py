@@ -118,6 +118,8 @@ def plan_arguments(layers: PoolLayers, window: int | None) -> dict[str, Any]:
         "num_kv_heads": layers.num_kv_heads,
         "page_size": layers.block_size,
         "window_left": -1 if window is None else window - 1,
+        "sm_scale": layers.scoring.scale,
+        "logits_soft_cap": layers.scoring.cap,
         "q_data_type": layers.dtype,
         "kv_data_type": layers.kv_dtype,
     }

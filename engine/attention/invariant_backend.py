@@ -45,6 +45,7 @@ class TileCall:
     shape: TileShape
     partials: Partials
     window: int | None
+    scale: float  # of scores
 
 
 Attend = Callable[[TileCall], None]
@@ -87,10 +88,14 @@ class InvariantAttention(PoolAttention):
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """See StoringAttention."""
-        window, out = self._layers.windows[layer], q.new_empty(q.shape)
-        keys, values = self._layers.caches[layer]
+        layers = self._layers
+        window, out = layers.windows[layer], q.new_empty(q.shape)
+        keys, values = layers.caches[layer]
         tiles, shape = self._tiles[window], self._shape
-        self._attend_tiles(TileCall(q, out, keys, values, tiles, shape, self._partials, window))
+        scale = layers.scoring.scale
+        self._attend_tiles(
+            TileCall(q, out, keys, values, tiles, shape, self._partials, window, scale)
+        )
         return out
 
 

@@ -6,12 +6,14 @@ block_size, head_dim]`, so nothing is copied or rearranged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from engine.attention.base import KvTarget
+from engine.checkpoint.attention_config import Scoring
 from engine.kv_pool import KvPool
 
 
@@ -22,13 +24,19 @@ class PoolLayers:
     """
 
     def __init__(
-        self, pool: KvPool, windows: Sequence[int | None], num_heads: int, dtype: torch.dtype
+        self,
+        pool: KvPool,
+        windows: Sequence[int | None],
+        num_heads: int,
+        dtype: torch.dtype,
+        scoring: Scoring | None = None,
     ) -> None:
         assert len(windows) == len(pool.layout.layers)
         self.windows = tuple(windows)
         self.num_heads = num_heads
         self.dtype = dtype  # of queries and results
         _, _, _, self.num_kv_heads, self.block_size, self.head_dim = pool.tensor.shape
+        self.scoring = scoring or Scoring(1 / math.sqrt(self.head_dim))
         self.kv_dtype = pool.tensor.dtype
         self.device = pool.device
         # [num_blocks, num_kv_heads, block_size, head_dim] each

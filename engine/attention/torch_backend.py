@@ -10,14 +10,16 @@ in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.base import Segment
+from engine.attention.torch_scores import attention
+from engine.checkpoint.attention_config import Scoring
 from engine.device import to_device
 from engine.kv_pool import KvPool
 from protocol.layout import TOKENS
@@ -62,7 +64,11 @@ class TorchAttention:
     """
 
     def __init__(
-        self, pool: KvPool, windows: Sequence[int | None], max_mask_elements: int = 1 << 22
+        self,
+        pool: KvPool,
+        windows: Sequence[int | None],
+        max_mask_elements: int = 1 << 22,
+        scoring: Scoring | None = None,
     ) -> None:
         self._pool = pool
         self._windows = tuple(windows)
@@ -70,6 +76,7 @@ class TorchAttention:
         assert len(self._windows) == len(pool.layout.layers)
         assert pool.layout.order == TOKENS
         _, _, _, self._num_kv_heads, self._block_size, self._head_dim = pool.tensor.shape
+        self._scoring = scoring or Scoring(1 / math.sqrt(self._head_dim))
         self._layer_stride = 2 * self._num_kv_heads  # head-blocks of one layer in one block
         self._block_stride = self._layer_stride * len(self._windows)
         self._rows = pool.tensor.view(-1, self._head_dim)  # one row: a token's k or v of a head
@@ -112,16 +119,14 @@ class TorchAttention:
         gathered = self._gather(layer, group.head_blocks)
         gathered.view(-1, self._head_dim).index_fill_(0, group.stale, 0.0)
         k, v = gathered.view(2, len(q), self._num_kv_heads, -1, self._head_dim)
-        return scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+        return attention(q, k, v, group.mask, self._scoring)
 
     def _prefill(self, layer: int, chunk: _Chunk, q: torch.Tensor) -> torch.Tensor:
         """`q` [n, num_kv_heads, group size, head_dim]; returns the same shape."""
         gathered = self._gather(layer, chunk.head_blocks)
         gathered = gathered.view(2, self._num_kv_heads, 1, -1, self._head_dim)
         k, v = gathered[:, :, :, chunk.keys].expand(-1, -1, q.shape[2], -1, -1)
-        result = scaled_dot_product_attention(
-            q.permute(1, 2, 0, 3), k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None
-        )
+        result = attention(q.permute(1, 2, 0, 3), k, v, chunk.mask, self._scoring)
         return result.permute(2, 0, 1, 3)
 
     def _gather(self, layer: int, head_blocks: torch.Tensor) -> torch.Tensor:

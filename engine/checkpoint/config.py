@@ -7,12 +7,14 @@ read.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checkpoint.generation_config import load_generation_config
 from checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
 from checkpoint.regular_file import is_there
+from engine.checkpoint.attention_config import Scoring, parse_cap, parse_scoring, parse_windows
 from engine.checkpoint.experts_config import ExpertsConfig, parse_experts
 from engine.checkpoint.formats.quantization import (
     Quantization,
@@ -20,7 +22,7 @@ from engine.checkpoint.formats.quantization import (
     parse_quantization,
 )
 from engine.checkpoint.latent_config import LatentConfig, parse_latent
-from engine.checkpoint.rope_config import RopeConfig, parse_rope
+from engine.checkpoint.rope_config import RopeConfig, parse_ropes
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import DTYPE_BYTES, KEYS_AND_VALUES, KvGroup, KvLayout, stage_layers
@@ -31,7 +33,6 @@ MAX_WIDTH = 1 << 22
 """Of a layer or a vocabulary, in numbers; many times that of the largest models."""
 
 _MODEL_OPTIMIZER_FILE = "hf_quant_config.json"
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,14 @@ class ModelConfig:
     layer_kinds: tuple[LayerKinds, ...]
     sliding_windows: tuple[int | None, ...]
     eos_token_ids: tuple[int, ...]
+    scoring: Scoring
+    local_rope: RopeConfig | None = None
+    """Of layers with windows; None: `rope` is all layers'."""
+    embedding_scale: float = 1.0
+    logits_cap: float | None = None
+    """Where there is one, logits become `cap * tanh(logits / cap)`."""
+    norm_offset: float = 0.0
+    """Added to the norms' weights that the files hold."""
     experts: ExpertsConfig | None = None
     """Of the layers that are mixtures of experts; None if none is."""
     latent: LatentConfig | None = None
@@ -202,10 +211,11 @@ def load_model_config(folder: Path) -> ModelConfig:
 def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> ModelConfig:
     """The checked configuration from the keys of a config.json. Raises ModelLoadError."""
     name, kind = _architecture(keys)
+    keys = _with_defaults(keys, kind)
     vocab_size = _width(keys, "vocab_size")
     num_layers = keys.integer("num_hidden_layers", maximum=MAX_LAYERS)
     max_positions = keys.integer("max_position_embeddings")
-    rope = parse_rope(keys, max_positions)
+    rope, local_rope = parse_ropes(keys, max_positions, kind.has_local_rope)
     if kind.layer_kinds.attention == "latent":
         num_heads, num_kv_heads = _width(keys, "num_attention_heads"), 1
         latent = parse_latent(keys, rope, num_heads)
@@ -213,15 +223,18 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
     else:
         num_heads, num_kv_heads, head_dim = _heads(keys, kind)
         latent, rope_dim = None, head_dim
+    hidden_size = _width(keys, "hidden_size")
     qkv_bias, o_bias, mlp_bias = _biases(keys, kind)
     experts, mixed = parse_experts(keys, kind.experts, num_layers)
     if mlp_bias and experts is not None:
         raise keys.wrong("mlp_bias", "false or absent (experts have no biases)")
-    mixture = replace(kind.layer_kinds, feed_forward="experts")
+    is_gguf = keys.flag("is_gguf", False)
+    kinds = kind.gguf_kinds if is_gguf and kind.gguf_kinds is not None else kind.layer_kinds
+    mixture = replace(kinds, feed_forward="experts")
     return ModelConfig(
         architecture=name,
         vocab_size=vocab_size,
-        hidden_size=_width(keys, "hidden_size"),
+        hidden_size=hidden_size,
         intermediate_size=_width(keys, "intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
@@ -229,7 +242,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         head_dim=head_dim,
         max_position_embeddings=max_positions,
         rms_norm_eps=keys.number("rms_norm_eps"),
-        hidden_act=_hidden_act(keys),
+        hidden_act=_hidden_act(keys, kind.activation_key),
         rope=_checked_rope(keys, kind, rope, rope_dim),
         dtype=_dtype(keys),
         tie_word_embeddings=keys.flag("tie_word_embeddings", False),
@@ -237,14 +250,29 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=kind.qk_norm,
-        layer_kinds=tuple(mixture if each else kind.layer_kinds for each in mixed),
-        sliding_windows=_sliding_windows(keys, kind, num_layers),
+        layer_kinds=tuple(mixture if each else kinds for each in mixed),
+        sliding_windows=parse_windows(keys, kind, num_layers),
         eos_token_ids=_end_ids(keys, generation_eos, vocab_size),
+        scoring=parse_scoring(keys, kind, head_dim),
+        local_rope=local_rope,
+        embedding_scale=math.sqrt(hidden_size) if kind.scales_embeddings else 1.0,
+        logits_cap=parse_cap(keys, kind, "final"),
+        norm_offset=1.0 if kind.norms_from_zero and not is_gguf else 0.0,
         experts=experts,
         latent=latent,
         qk_rows_in_pairs=keys.flag("qk_rows_in_pairs", False),
         quantization=parse_quantization(keys),
     )
+
+
+def _with_defaults(keys: JsonKeys, kind: Architecture) -> JsonKeys:
+    """With what the file leaves out, and the keys of the language model where it is one part of
+    several. A null stands for itself, not for a default."""
+    text = keys.table("text_config") if kind.has_text_config else None
+    if text is None:
+        return JsonKeys({**kind.defaults, **keys.values}, keys.where)
+    whole = {key: value for key, value in keys.values.items() if value is not None}
+    return JsonKeys({**kind.defaults, **text.values, **whole}, keys.where)
 
 
 def _checked_rope(
@@ -289,6 +317,8 @@ def _architecture(keys: JsonKeys) -> tuple[str, Architecture]:
         )
     if keys.raw("clip_qkv", None) is not None:
         raise keys.wrong("clip_qkv", "absent or null")
+    if keys.raw("use_bidirectional_attention", None):
+        raise keys.wrong("use_bidirectional_attention", "false or absent")
     return names[0], kind
 
 
@@ -344,10 +374,10 @@ def _heads(keys: JsonKeys, kind: Architecture) -> tuple[int, int, int]:
     return num_heads, num_kv_heads, head_dim
 
 
-def _hidden_act(keys: JsonKeys) -> str:
-    name: str = keys.text("hidden_act", "silu")
+def _hidden_act(keys: JsonKeys, key: str) -> str:
+    name: str = keys.text(key, "silu")
     if name not in ACTIVATIONS:
-        raise keys.wrong("hidden_act", f"one of {', '.join(ACTIVATIONS)}")
+        raise keys.wrong(key, f"one of {', '.join(ACTIVATIONS)}")
     return name
 
 
@@ -359,35 +389,3 @@ def _dtype(keys: JsonKeys) -> str:
     if name not in DTYPE_BYTES:
         raise keys.wrong(key, f"one of {', '.join(DTYPE_BYTES)}")
     return name
-
-
-def _sliding_windows(keys: JsonKeys, kind: Architecture, num_layers: int) -> tuple[int | None, ...]:
-    if kind.windows == "uniform":
-        # In transformers' Mistral an absent key means 4096; null means no window.
-        default = None if "sliding_window" in keys.values else kind.default_window
-        window = keys.integer("sliding_window", default)
-        return (window,) * num_layers
-    if kind.windows == "none":
-        return (None,) * num_layers
-    is_windowed = keys.flag("use_sliding_window", False)
-    if kind.windows == "refused":
-        if is_windowed:
-            raise keys.wrong("use_sliding_window", "false or absent")
-        return (None,) * num_layers
-    if kind.windows == "listed":
-        window = keys.integer("sliding_window", None)
-    else:
-        window = keys.integer("sliding_window", 4096) if is_windowed else None
-    if "layer_types" not in keys:
-        first = keys.integer("max_window_layers", kind.default_full_layers, minimum=0)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    layer_types = keys.raw("layer_types")
-    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
-        raise keys.wrong("layer_types", f"a list of num_hidden_layers ({num_layers}) names")
-    for name in layer_types:
-        if name not in (_FULL, _SLIDING):
-            raise keys.wrong("layer_types", f"made of {_FULL!r} and {_SLIDING!r}")
-    if _SLIDING in layer_types and window is None:
-        switch = "sliding_window" if kind.windows == "listed" else "use_sliding_window"
-        raise keys.wrong("layer_types", f"all {_FULL!r} while {switch!r} is not set")
-    return tuple(window if name == _SLIDING else None for name in layer_types)

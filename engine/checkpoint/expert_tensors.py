@@ -1,8 +1,10 @@
-"""The tensors of experts under one name each, however a file stores them; imports no torch.
+"""The names of a checkpoint's tensors, however a file stores them; imports no torch.
 
 Files hold a tensor for each expert, by Qwen's names or Mixtral's, or one for all experts, as
 transformers writes them since version 5 and GGUF files do. An expert's part of such a tensor is one
 range of bytes, so it counts as a tensor of its own, by Qwen's name.
+
+Tensors of a language model that is one part of several have a prefix, which is left out.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 _MIXTRAL = re.compile(r"(model\.layers\.\d+)\.block_sparse_moe\.(gate|experts\.\d+\.w[123])(\..+)")
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(?:\.weight)?")
+_OF_TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\.)?(.+)")
 _HALVES = ("gate_proj", "up_proj")
 _MAX_STACKED = 4096
 
@@ -24,6 +27,7 @@ def one_by_one(name: str, shape: Sequence[int]) -> tuple[list[str], tuple[int, .
     A tensor of all experts is [experts, outputs, inputs]; the outputs of `gate_up_proj` are gate's,
     then up's.
     """
+    name = _of_text(name)
     stacked = _STACKED.fullmatch(name)
     if stacked is None or len(shape) != 3 or not 1 <= shape[0] <= _MAX_STACKED:
         return [_usual(name)], tuple(shape)
@@ -33,6 +37,12 @@ def one_by_one(name: str, shape: Sequence[int]) -> tuple[list[str], tuple[int, .
         return [name], tuple(shape)
     names = [f"{stacked[1]}.{e}.{half}.weight" for e in range(experts) for half in halves]
     return names, (outputs // len(halves), inputs)
+
+
+def _of_text(name: str) -> str:
+    """The name in a checkpoint of the language model alone."""
+    match = _OF_TEXT.fullmatch(name)
+    return name if match is None else f"{match[1] or 'model.'}{match[2]}"
 
 
 def _usual(name: str) -> str:

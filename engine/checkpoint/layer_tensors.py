@@ -37,13 +37,14 @@ class Rows:
 @dataclass(frozen=True)
 class LayerTensor:
     """One weight of a kind of layer, [rows, inputs], or [rows] without inputs. `is_wide`: held in
-    fp32, whatever the model's dtype."""
+    fp32, whatever the model's dtype. `offset` is added to the values that are stored."""
 
     name: str
     rows: Sequence[Rows]
     inputs: int | None = None
     split: Split = Split.NONE
     is_wide: bool = False
+    offset: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -8,7 +8,9 @@ of GGUF files, which hold a divisor for each frequency. The arithmetic is in `en
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from checkpoint.json_keys import MAX_NUMBER, JsonKeys
 from protocol.errors import ModelLoadError
@@ -16,6 +18,7 @@ from protocol.errors import ModelLoadError
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "telechat3-yarn", "divided")
 DEFAULT_THETA = 10_000.0
 
+_BY_LAYER_TYPE = {"full_attention", "sliding_attention"}
 _LEAST_BETA = 1e-9
 _JUST_BELOW_ZERO = -1e-9
 
@@ -45,8 +48,30 @@ class RopeConfig:
     divisors: tuple[float, ...] = ()  # divided; one for each frequency
 
 
+def parse_ropes(
+    config: JsonKeys, max_position_embeddings: int, has_local: bool
+) -> tuple[RopeConfig, RopeConfig | None]:
+    """The rotary embedding that the keys of a config.json describe, and the plain one of layers
+    with windows if there is such (`has_local`). Raises ModelLoadError."""
+    if not has_local:
+        return parse_rope(config, max_position_embeddings), None
+    theta = config.number("rope_local_base_freq", DEFAULT_THETA, above=1.0)
+    local_keys: Mapping[str, Any] = {}
+    both = config.table("rope_parameters")
+    if both is not None and _BY_LAYER_TYPE & both.values.keys():
+        full, local = both.table("full_attention"), both.table("sliding_attention")
+        local_keys = {"rope_parameters": {} if local is None else local.values}
+        whole = {} if full is None else full.values
+        config = JsonKeys({**config.values, "rope_parameters": whole}, config.where)
+    local_config = JsonKeys({"rope_theta": theta, **local_keys}, config.where)
+    return (
+        parse_rope(config, max_position_embeddings),
+        parse_rope(local_config, max_position_embeddings),
+    )
+
+
 def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
-    """The rotary embedding that the keys of a config.json describe.
+    """The rotary embedding that the keys of a config.json describe, one for all layers.
 
     `telechat3-yarn` becomes `yarn`. Raises ModelLoadError for a kind that is not in `ROPE_KINDS`
     and for a missing or malformed key.

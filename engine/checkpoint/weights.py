@@ -55,18 +55,22 @@ _LAYER = re.compile(r"model\.layers\.(\d{1,4})\.")
 
 @dataclass
 class LayerWeights:
-    """One layer: the weights of its kinds, and its norms, [hidden]."""
+    """One layer: the weights of its kinds, and its norms, [hidden], fp32. Those of what its halves
+    compute are there if it has them."""
 
     input_norm: torch.Tensor
     attention: KindWeights
     post_norm: torch.Tensor
     feed_forward: KindWeights
+    attention_out_norm: torch.Tensor | None = None
+    feed_forward_out_norm: torch.Tensor | None = None
 
 
 @dataclass
 class Weights:
-    """All weights of a model, on one device in one dtype; `lm_head` is `embed` if they are tied.
-    Quantized ones may be blocks instead, which are a mapping of their file."""
+    """All weights of a model, on one device in one dtype but the norms', which are fp32; `lm_head`
+    is `embed` if they are tied. Quantized ones may be blocks instead, which are a mapping of their
+    file."""
 
     embed: torch.Tensor | BlockMatrix  # [vocab, H]
     layers: list[LayerWeights]
@@ -154,6 +158,9 @@ def _load(
             progress(done, total)
     copies.finish()
     tensors.finish()
+    for place in places.values():
+        if place.offset:
+            place.tensor.add_(place.offset)
     _put_blocks(weights, part, blocks)
     return weights
 
@@ -316,24 +323,35 @@ def empty_weights(
         attention = half(f"{name}.{kinds.attention_name}", tensors)
         tensors = FEED_FORWARD[kinds.feed_forward].tensors(config)
         feed_forward = half(f"{name}.{kinds.feed_forward_name}", tensors)
-        layers.append(LayerWeights(empty(hidden), attention, empty(hidden), feed_forward))
+        outs = (kinds.attention_out_norm_name, kinds.feed_forward_out_norm_name)
+        layers.append(
+            LayerWeights(
+                empty(hidden, is_wide=True),
+                attention,
+                empty(hidden, is_wide=True),
+                feed_forward,
+                *(empty(hidden, is_wide=True) if each else None for each in outs),
+            )
+        )
     embed = empty(config.vocab_size if _needs_embed(config) else 0, hidden)
     lm_head = embed
     if not config.tie_word_embeddings:
         num_rows = config.vocab_size if config.gives_logits else 0
         lm_head = empty(num_rows, hidden, names=[_LM_HEAD])
-    return Weights(embed=embed, layers=layers, final_norm=empty(hidden), lm_head=lm_head)
+    final_norm = empty(hidden, is_wide=True)
+    return Weights(embed=embed, layers=layers, final_norm=final_norm, lm_head=lm_head)
 
 
 @dataclass(frozen=True)
 class _Place:
     """Where a tensor of the checkpoint goes. `heads_in_pairs`: how many heads of q or k lie in
-    rotated pairs in the file. `is_wide` as in `LayerTensor`."""
+    rotated pairs in the file. `is_wide` and `offset` as in `LayerTensor`."""
 
     tensor: torch.Tensor
     split: Split = Split.NONE
     heads_in_pairs: int | None = None
     is_wide: bool = False
+    offset: float = 0.0
 
 
 Places = dict[str, _Place]
@@ -342,22 +360,34 @@ Places = dict[str, _Place]
 
 def _places(config: ModelConfig, weights: Weights) -> Places:
     """Views into `weights`."""
-    places = {_FINAL_NORM: _Place(weights.final_norm)}
+    places = {_FINAL_NORM: _norm_place(weights.final_norm, config)}
     if _needs_embed(config):
         places[_EMBED] = _Place(_plain(weights.embed))
     if config.gives_logits and not config.tie_word_embeddings:
         places[_LM_HEAD] = _Place(_plain(weights.lm_head))
     for name, kinds, layer in _layers(config, weights):
-        places[f"{name}.{kinds.input_norm_name}.weight"] = _Place(layer.input_norm)
-        places[f"{name}.{kinds.post_norm_name}.weight"] = _Place(layer.post_norm)
+        for norm_name, norm in (
+            (kinds.input_norm_name, layer.input_norm),
+            (kinds.attention_out_norm_name, layer.attention_out_norm),
+            (kinds.post_norm_name, layer.post_norm),
+            (kinds.feed_forward_out_norm_name, layer.feed_forward_out_norm),
+        ):
+            if norm is not None:
+                places[f"{name}.{norm_name}.weight"] = _norm_place(norm, config)
     for name, tensors, half in _halves(config, weights):
         for each in tensors:
             whole = half.vectors.get(each.name)
             whole = _plain(half.matrices[each.name]) if whole is None else whole
             for rows, part in zip(each.rows, _rows_of(each, whole), strict=True):
                 heads = rows.num_heads if config.qk_rows_in_pairs else None
-                places[f"{name}.{rows.name}"] = _Place(part, each.split, heads, each.is_wide)
+                places[f"{name}.{rows.name}"] = _Place(
+                    part, each.split, heads, each.is_wide, each.offset
+                )
     return places
+
+
+def _norm_place(norm: torch.Tensor, config: ModelConfig) -> _Place:
+    return _Place(norm, is_wide=True, offset=config.norm_offset)
 
 
 def _halves(

@@ -140,14 +140,15 @@ class CpuBackend:
     def _over(self, view: KvPool) -> AttentionBackend:
         windows = [self._config.sliding_windows[layer] for layer in view.model_layers]
         layout, num_heads, latent = view.layout, self._config.num_heads, self._config.latent
+        scoring = self._config.scoring
         kernels = self._kernels if supports(layout.dtype, layout.head_dim) else None
         if latent is not None and kernels is not None:
             return KernelLatentAttention(view, latent, num_heads, kernels)
         if latent is not None:
             return TorchLatentAttention(view, latent)
         if kernels is not None:
-            return KernelAttention(view, windows, num_heads, kernels)
-        return TorchAttention(view, windows)
+            return KernelAttention(view, windows, num_heads, kernels, scoring=scoring)
+        return TorchAttention(view, windows, scoring=scoring)
 
     def tuned_attention(self, pool: KvPool, sizes: Sizes) -> AttentionBackend:
         """See Backend; nothing is tuned."""

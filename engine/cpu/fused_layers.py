@@ -26,7 +26,8 @@ class _Layer(ctypes.Structure):
         *((name, Weight) for name in ("qkv", "o", "gate_up", "down")),
         ("experts", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "qk_norm")),
-        *((name, ctypes.c_int64) for name in ("attention", "pool_layer")),
+        *((name, ctypes.c_void_p) for name in ("attention_out_norm", "feed_forward_out_norm")),
+        *((name, ctypes.c_int64) for name in ("attention", "pool_layer", "rope")),
     )
 
 
@@ -37,18 +38,24 @@ class Forward(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("layers", "attention", "last", "wanted")),
         *((name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "heads", "gate_up", "gated")),
         ("experts", MemoryAddresses),
-        *((name, ctypes.c_void_p) for name in ("positions", "cos", "sin")),
+        ("positions", ctypes.c_void_p),
+        *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
         *((name, ctypes.c_int64) for name in ("tokens", "num_wanted")),
         *((name, ctypes.c_int64) for name in ("num_layers", "layer_bytes")),
-        ("num_threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("num_threads", "gate")),
         ("eps", ctypes.c_float),
     )
 
 
+Tables = tuple[torch.Tensor, torch.Tensor]
+"""cos and sin in fp32, [P, head_dim / 2], by position."""
+
+
 @dataclass(frozen=True)
 class FusedLayer:
-    """One layer's packed linear layers and norm weights; `qk_norm` as in `GroupedAttention`. The
-    feed-forward layer is one of gate and up and one of down, or a mixture of experts."""
+    """One layer's packed linear layers and norm weights, fp32; `qk_norm` as in `GroupedAttention`.
+    The feed-forward layer is one of gate and up and one of down, or a mixture of experts. `rope`:
+    which of two rotary embeddings is the layer's."""
 
     qkv: NativeLinear
     o: NativeLinear
@@ -56,6 +63,9 @@ class FusedLayer:
     input_norm: torch.Tensor
     post_norm: torch.Tensor
     qk_norm: torch.Tensor | None
+    attention_out_norm: torch.Tensor | None = None
+    feed_forward_out_norm: torch.Tensor | None = None
+    rope: int = 0
 
 
 class FusedLayers:
@@ -66,6 +76,7 @@ class FusedLayers:
         layers: Sequence[FusedLayer],
         eps: float,
         kernels: ctypes.CDLL,
+        gate: int = 0,
     ) -> None:
         self._layers = tuple(layers)  # keeps the tensors alive that `_structs` points to
         self._structs = (_Layer * len(layers))(*(_struct(layer) for layer in layers))
@@ -83,7 +94,7 @@ class FusedLayers:
             dense[0][1].weight.inputs if dense else 0,
         )
         self._experts_memory = mixtures[0].memory if mixtures else None
-        self._eps = eps
+        self._eps, self._gate = eps, gate
         self._run = kernels.baton_layers
         self._between: list[torch.Tensor] = []
         self._addresses: list[int] = []
@@ -93,14 +104,14 @@ class FusedLayers:
         self,
         x: torch.Tensor,
         positions: torch.Tensor,
-        tables: tuple[torch.Tensor, torch.Tensor],
+        tables: Sequence[Tables],
         attention: FusedAttention,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run all layers on `x` [N, hidden] in place. Returns `x`, or only its `rows` [W] int64,
         the wanted rows of the planned segments.
 
-        `tables` are cos and sin in fp32, [P, head_dim / 2], indexed by `positions` [N] int64.
+        `tables`, one or two, are indexed by the layer's `rope`, then by `positions` [N] int64.
         """
         assert x.dtype == torch.bfloat16
         assert positions.dtype == torch.int64
@@ -119,7 +130,7 @@ class FusedLayers:
         num_tokens: int,
         positions: int,
         wanted: tuple[int, int] | None,
-        tables: tuple[torch.Tensor, torch.Tensor],
+        tables: Sequence[Tables],
         attention: FusedAttention,
         x: int | None = None,
     ) -> Forward:
@@ -129,14 +140,13 @@ class FusedLayers:
         rows, int64, or None for all; `x` is the address of [N, hidden] bf16, or None to use a
         buffer of this object.
         """
-        cos, sin = tables
         last = attention.planned_last if wanted is not None else None
         address, num_wanted = (None, num_tokens) if wanted is None else wanted
         assert last is None or last.num_tokens == num_wanted
-        assert cos.dtype == sin.dtype == torch.float32
-        assert cos.is_contiguous()
-        assert sin.is_contiguous()
-        assert min(len(cos), len(sin)) >= attention.longest
+        for table in (part for both in tables for part in both):
+            assert table.dtype == torch.float32
+            assert table.is_contiguous()
+            assert len(table) >= attention.longest
         if self._placed_in is not attention:
             self._place_in(attention)
         addresses = [ctypes.addressof(plan) for plan in attention.plans]
@@ -153,13 +163,16 @@ class FusedLayers:
             if self._experts_memory is None
             else self._experts_memory.of(num_tokens),
             positions,
-            cos.data_ptr(),
-            sin.data_ptr(),
+            *(
+                (ctypes.c_void_p * 2)(*(part.data_ptr() for part in parts))
+                for parts in zip(*tables, strict=True)
+            ),
             num_tokens,
             num_wanted,
             len(self._layers),
             attention.layer_bytes,
             torch.get_num_threads(),
+            self._gate,
             self._eps,
         )
         call.plans = plans  # the address alone would not keep the array alive
@@ -190,7 +203,10 @@ def _struct(layer: FusedLayer) -> _Layer:
         layer.o.weight,
         input_norm=_address(layer.input_norm),
         post_norm=_address(layer.post_norm),
-        qk_norm=None if layer.qk_norm is None else _address(layer.qk_norm),
+        qk_norm=_address(layer.qk_norm),
+        attention_out_norm=_address(layer.attention_out_norm),
+        feed_forward_out_norm=_address(layer.feed_forward_out_norm),
+        rope=layer.rope,
     )
     if isinstance(layer.feed_forward, NativeExperts):
         struct.experts = ctypes.addressof(layer.feed_forward.weights)
@@ -200,7 +216,9 @@ def _struct(layer: FusedLayer) -> _Layer:
     return struct
 
 
-def _address(weight: torch.Tensor) -> int:
-    assert weight.dtype == torch.bfloat16
+def _address(weight: torch.Tensor | None) -> int | None:
+    if weight is None:
+        return None
+    assert weight.dtype == torch.float32
     assert weight.is_contiguous()
     return weight.data_ptr()

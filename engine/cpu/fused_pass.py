@@ -13,7 +13,8 @@ from engine.cpu.fused_layers import FusedLayer, FusedLayers
 from engine.cpu.fused_step import Ends, FusedStep
 from engine.cpu.native_experts import NativeExperts
 from engine.cpu.native_linear import NativeLinear
-from engine.layers.embedding import TorchEmbedding
+from engine.cpu.native_ops import GATES
+from engine.layers.embedding import ScaledEmbedding, TorchEmbedding
 from engine.layers.experts_feed_forward import ExpertsFeedForward
 from engine.layers.gated_feed_forward import GatedFeedForward
 from engine.layers.grouped_attention import GroupedAttention
@@ -27,7 +28,8 @@ class KernelPass:
     def __init__(
         self, parts: ModelParts, ends: Ends | None, layers: FusedLayers, kernels: ctypes.CDLL
     ) -> None:
-        self._rope = parts.rope
+        local = parts.local_rope
+        self._ropes = [parts.rope] if local is None else [parts.rope, local]
         self._ends = ends
         self._layers = layers
         self._kernels = kernels
@@ -45,28 +47,31 @@ class KernelPass:
     ) -> torch.Tensor:
         """See FusedPass."""
         assert isinstance(attention, FusedAttention)
-        return self._layers(x, positions, self._rope.tables(attention.longest), attention, rows)
+        tables = [rope.tables(attention.longest) for rope in self._ropes]
+        return self._layers(x, positions, tables, attention, rows)
 
     def whole_step(self, attention: AttentionBackend) -> FusedStep | None:
         """See FusedPass."""
         assert isinstance(attention, FusedAttention)
         if self._ends is None:
             return None
-        return FusedStep(self._ends, self._layers, self._rope, attention, self._kernels)
+        return FusedStep(self._ends, self._layers, self._ropes, attention, self._kernels)
 
 
 def fused(parts: ModelParts, kernels: ctypes.CDLL) -> KernelPass | None:
     """The fused form of a model, or None if the kernels do not support it."""
     config = parts.config
-    if config.hidden_act != "silu" or config.rope.query_scaling_beta:
+    gate = GATES.get(config.hidden_act)
+    if gate is None or config.rope.query_scaling_beta:
         return None
     layers = []
-    for layer in parts.layers:
-        fused_layer = _fused_layer(layer)
+    for layer, window in zip(parts.layers, config.sliding_windows, strict=True):
+        has_local_rope = window is not None and parts.local_rope is not None
+        fused_layer = _fused_layer(layer, int(has_local_rope))
         if fused_layer is None:
             return None
         layers.append(fused_layer)
-    in_one_call = FusedLayers(layers, config.rms_norm_eps, kernels)
+    in_one_call = FusedLayers(layers, config.rms_norm_eps, kernels, gate)
     return KernelPass(parts, _ends(parts), in_one_call, kernels)
 
 
@@ -75,12 +80,15 @@ def _ends(parts: ModelParts) -> Ends | None:
     if not (parts.config.embeds and parts.config.gives_logits):
         return None
     assert isinstance(parts.lm_head, NativeLinear)
-    assert isinstance(parts.embed, TorchEmbedding | BlockEmbedding)
-    embed = parts.embed.weight if isinstance(parts.embed, TorchEmbedding) else parts.embed
-    return Ends(embed, parts.final_norm, parts.lm_head)
+    scaled = parts.embed if isinstance(parts.embed, ScaledEmbedding) else None
+    look_up = parts.embed if scaled is None else scaled.plain
+    assert isinstance(look_up, TorchEmbedding | BlockEmbedding)
+    embed = look_up.weight if isinstance(look_up, TorchEmbedding) else look_up
+    scale = 1.0 if scaled is None else scaled.scale
+    return Ends(embed, parts.final_norm, parts.lm_head, scale)
 
 
-def _fused_layer(layer: Layer) -> FusedLayer | None:
+def _fused_layer(layer: Layer, rope: int) -> FusedLayer | None:
     """None if the kernels do not compute all of its parts."""
     attention = layer.attention
     if not isinstance(attention, GroupedAttention):
@@ -91,8 +99,11 @@ def _fused_layer(layer: Layer) -> FusedLayer | None:
         return None
     if not isinstance(o, NativeLinear):
         return None
+    if isinstance(feed_forward, NativeExperts) and layer.feed_forward_out_norm is not None:
+        return None
     norms = (layer.input_norm, layer.post_norm, attention.qk_norm)
-    return FusedLayer(qkv, o, feed_forward, *norms)
+    out_norms = (layer.attention_out_norm, layer.feed_forward_out_norm)
+    return FusedLayer(qkv, o, feed_forward, *norms, *out_norms, rope)
 
 
 def _fused_feed_forward(

@@ -34,6 +34,7 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("embed", "token_ids", "final_norm")),
         *((name, ctypes.c_void_p) for name in ("largest", "values", "places")),
         ("embed_blocks", FileRows),
+        ("embedding_scale", ctypes.c_float),
     )
 
 
@@ -42,19 +43,19 @@ _LARGEST_BYTES = 8
 
 @dataclass(frozen=True)
 class Ends:
-    """The weights before and after the layers; `embed` [vocab, hidden], unless it is blocks, and
-    `final_norm` [hidden] are bf16."""
+    """The weights before and after the layers; `embed` [vocab, hidden], unless it is blocks, is
+    bf16, `final_norm` [hidden] fp32. Embeddings are multiplied by a scale, rounded to bf16."""
 
     embed: torch.Tensor | BlockEmbedding
     final_norm: torch.Tensor
     lm_head: NativeLinear
+    embedding_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        assert isinstance(self.embed, BlockEmbedding) or self.embed.dtype == torch.bfloat16
+        assert self.final_norm.dtype == torch.float32
         for weight in (self.embed, self.final_norm):
-            if isinstance(weight, BlockEmbedding):
-                continue
-            assert weight.dtype == torch.bfloat16
-            assert weight.is_contiguous()
+            assert isinstance(weight, BlockEmbedding) or weight.is_contiguous()
 
 
 class FusedStep:
@@ -64,7 +65,7 @@ class FusedStep:
         self,
         ends: Ends,
         layers: FusedLayers,
-        rope: Rope,
+        ropes: Sequence[Rope],
         attention: FusedAttention,
         kernels: ctypes.CDLL,
     ) -> None:
@@ -73,7 +74,7 @@ class FusedStep:
         self._blocks = embed.rows if isinstance(embed, BlockEmbedding) else FileRows()
         self._embed = None if isinstance(embed, BlockEmbedding) else embed.data_ptr()
         self._layers = layers
-        self._rope = rope
+        self._ropes = ropes
         self._attention = attention
         self._run = kernels.baton_step
         self._vocab_size = embed.num_tokens if isinstance(embed, BlockEmbedding) else len(embed)
@@ -100,7 +101,7 @@ class FusedStep:
             len(tokens),
             _address(at),
             None if wanted is None else (_address(wanted), num_wanted),
-            self._rope.tables(self._attention.longest),
+            [rope.tables(self._attention.longest) for rope in self._ropes],
             self._attention,
         )
         call = _Step(
@@ -113,6 +114,7 @@ class FusedStep:
             _address(values),
             _address(places),
             self._blocks,
+            self._ends.embedding_scale,
         )
         self._run(ctypes.byref(call))
         return Likeliest(values, places)

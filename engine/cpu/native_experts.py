@@ -46,6 +46,7 @@ class _Weights(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("gate_up", "down")),
         *((name, Weight) for name in ("shared_gate_up", "shared_down")),
         *((name, ctypes.c_void_p) for name in ("shared_gate", "tally")),
+        ("gate", ctypes.c_int64),
     )
 
 

@@ -114,7 +114,7 @@ class CardBackend:
         """Attention over the layers of one group."""
         if self._config.latent is not None:
             return TorchLatentAttention(view, self._config.latent)
-        return TorchAttention(view, self.windows(view))
+        return TorchAttention(view, self.windows(view), scoring=self._config.scoring)
 
     def windows(self, view: KvPool) -> list[int | None]:
         """The windows of the layers of one group."""

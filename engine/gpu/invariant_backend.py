@@ -88,6 +88,8 @@ class InvariantBackend(TritonBackend):
             raise ConfigError(
                 f"batch_invariant on a card needs dtype bfloat16 or float16, not {dtype}"
             )
+        if config.scoring.cap is not None:
+            raise ConfigError("batch_invariant on a card has no attention with capped scores")
         if config.experts is not None:
             raise ConfigError("batch_invariant on a card has no product for mixtures of experts")
         if config.head_dim not in _HEAD_DIMS:

@@ -52,7 +52,7 @@ def attend_tiles(call: TileCall) -> None:
         call.keys.stride(0),
         call.keys.stride(1),
         call.keys.stride(2),
-        math.log2(math.e) / math.sqrt(head_dim),
+        math.log2(math.e) * call.scale,
         **group,
         QUERIES=call.shape.num_queries,
         KEYS=32 if is_wide else 64,

@@ -30,7 +30,13 @@ class TritonOps:
         self._is_silu = hidden_act == "silu"
         self._torch = TorchOps(hidden_act, eps, dtype)
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    def norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float | None = None,
+        add: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See LayerOps."""
         assert x.is_contiguous()
         assert weight.is_contiguous()
@@ -42,7 +48,7 @@ class TritonOps:
             kernels.rms_norm[(rows,)](
                 x, weight, out, size, eps, BLOCK=block, num_warps=_warps(block), **ROUNDING
             )
-        return out
+        return out if add is None else out.add_(add)
 
     def rotate(
         self, heads: torch.Tensor, weight: torch.Tensor | None, rotation: Rotation

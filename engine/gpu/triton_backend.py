@@ -64,7 +64,10 @@ class TritonBackend(CardBackend, ABC):
 
     def layers(self, pool: KvPool) -> PoolLayers:
         """The layers of one group in `pool`, as views for the kernels."""
-        return PoolLayers(pool, self.windows(pool), self._config.num_heads, self._dtype)
+        config = self._config
+        return PoolLayers(
+            pool, self.windows(pool), config.num_heads, self._dtype, config.scoring
+        )
 
     def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
         """See Backend."""

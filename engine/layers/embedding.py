@@ -20,3 +20,20 @@ class TorchEmbedding:
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The rows of `token_ids` [N], int64, [N, hidden]."""
         return embedding(token_ids, self.weight)
+
+
+class ScaledEmbedding:
+    """The rows of `plain` times `scale`, which is rounded to their dtype first."""
+
+    def __init__(self, plain: Embedding, scale: float, dtype: torch.dtype) -> None:
+        self.plain = plain
+        self.scale = torch.tensor(scale, dtype=dtype).item()
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The scaled rows of `token_ids` [N], int64, [N, hidden]."""
+        return self.plain(token_ids) * self.scale
+
+
+def scaled(embedding: Embedding, scale: float, dtype: torch.dtype) -> Embedding:
+    """`embedding`, scaled if `scale` is not 1."""
+    return embedding if scale == 1.0 else ScaledEmbedding(embedding, scale, dtype)

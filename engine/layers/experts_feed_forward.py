@@ -60,7 +60,9 @@ class ExpertsFeedForward:
         """See FeedForwardLayer."""
         return self.experts.products
 
-    def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See FeedForwardLayer."""
         return self.experts(x, ops, add)
 

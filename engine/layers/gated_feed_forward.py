@@ -43,6 +43,8 @@ class GatedFeedForward:
         """See FeedForwardLayer."""
         return self.gate_up, self.down
 
-    def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See FeedForwardLayer."""
         return self.down(ops.gate(self.gate_up(x)), add=add)

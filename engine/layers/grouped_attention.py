@@ -54,7 +54,12 @@ class GroupedAttention:
             found.append(LayerTensor("o_bias", [Rows("o_proj.bias", hidden)], split=Split.FIRST))
         if config.qk_norm:
             found += [
-                LayerTensor(name, [Rows(f"{name}.weight", head_dim)])
+                LayerTensor(
+                    name,
+                    [Rows(f"{name}.weight", head_dim)],
+                    is_wide=True,
+                    offset=config.norm_offset,
+                )
                 for name in ("q_norm", "k_norm")
             ]
         return found
@@ -77,7 +82,7 @@ class GroupedAttention:
         q, k = qk.split([self._num_heads, self._num_kv_heads], dim=1)
         return batch.grouped.run(layer, _scaled(q, batch.scale), k, v).flatten(1)
 
-    def output(self, attended: torch.Tensor, add: torch.Tensor) -> torch.Tensor:
+    def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionLayer."""
         return self.o(attended, add=add)
 

@@ -35,8 +35,8 @@ class AttentionLayer(Protocol):
         """Normed `x` [N, hidden] to what `output` takes, [N, ...]; stores what the batch's tokens
         leave in the KV pool. `layer` is the layer's number there."""
 
-    def output(self, attended: torch.Tensor, add: torch.Tensor) -> torch.Tensor:
-        """Of all or some rows of `attend`'s result: [N, hidden], plus `add`."""
+    def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """Of all or some rows of `attend`'s result: [N, hidden], plus `add` where given."""
 
 
 class FeedForwardLayer(Protocol):
@@ -46,8 +46,10 @@ class FeedForwardLayer(Protocol):
     def products(self) -> Sequence[LinearLayer]:
         """Every part of the layer that multiplies by weights."""
 
-    def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor) -> torch.Tensor:
-        """Normed `x` [N, hidden] to [N, hidden], plus `add`."""
+    def __call__(
+        self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Normed `x` [N, hidden] to [N, hidden], plus `add` where given."""
 
 
 LayerT = TypeVar("LayerT")

@@ -51,12 +51,15 @@ class LatentAttention:
             rank = latent.q_lora_rank
             found = [
                 LayerTensor("q_a", [Rows("q_a_proj.weight", rank)], hidden),
-                LayerTensor("q_a_norm", [Rows("q_a_layernorm.weight", rank)]),
+                LayerTensor("q_a_norm", [Rows("q_a_layernorm.weight", rank)], is_wide=True),
                 LayerTensor("q_b", [Rows("q_b_proj.weight", q_rows)], rank, Split.OUTPUTS),
             ]
         kv_a = [Rows("kv_a_proj_with_mqa.weight", latent.latent_dim)]
         kv_norm = [Rows("kv_a_layernorm.weight", latent.kv_lora_rank)]
-        found += [LayerTensor("kv_a", kv_a, hidden), LayerTensor("kv_a_norm", kv_norm)]
+        found += [
+            LayerTensor("kv_a", kv_a, hidden),
+            LayerTensor("kv_a_norm", kv_norm, is_wide=True),
+        ]
         found += _up_tensors(latent, config.num_heads)
         o_inputs = config.num_heads * latent.v_head_dim
         found.append(LayerTensor("o", [Rows("o_proj.weight", hidden)], o_inputs, Split.INPUTS))
@@ -86,7 +89,7 @@ class LatentAttention:
         latents = torch.cat((normed, rotated[:, -1]), dim=1)
         return batch.latent.run_latents(layer, q, latents, self._up).flatten(1)
 
-    def output(self, attended: torch.Tensor, add: torch.Tensor) -> torch.Tensor:
+    def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionLayer."""
         return self._o(attended, add=add)
 

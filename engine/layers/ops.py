@@ -35,15 +35,21 @@ class LayerOps(Protocol):
     rotation_dtype: torch.dtype
     """The dtype that `rotate` expects for cos and sin."""
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
-        """RMSNorm of the rows of `x` [N, size], contiguous, scaled by `weight` [size]; with another
-        `eps` than the model's where given."""
+    def norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float | None = None,
+        add: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """RMSNorm of the rows of `x` [N, size], contiguous, scaled by `weight` [size], fp32; with
+        another `eps` than the model's where given, plus `add` [N, size] where given."""
 
     def rotate(
         self, heads: torch.Tensor, weight: torch.Tensor | None, rotation: Rotation
     ) -> torch.Tensor:
-        """`heads` [N, num_heads, head_dim] rotated. With `weight` [num_heads, head_dim], each head
-        is first normed with its row of the weight. May change `heads` in place."""
+        """`heads` [N, num_heads, head_dim] rotated. With `weight` [num_heads, head_dim], fp32, each
+        head is first normed with its row of the weight. May change `heads` in place."""
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """The activation of the first half of `gate_up` [N, 2 * size] times the second half."""
@@ -76,13 +82,20 @@ class TorchOps:
         self._activation = _ACTIVATIONS[hidden_act]
         self._eps = eps
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    def norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float | None = None,
+        add: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See LayerOps; `x` may have more dimensions."""
         wide = x.to(torch.float32)
         scale = torch.rsqrt(
             wide.square().mean(-1, keepdim=True) + (self._eps if eps is None else eps)
         )
-        return (wide * scale).to(x.dtype) * weight
+        normed = wide * scale * weight
+        return (normed if add is None else add + normed).to(x.dtype)
 
     def rotate(
         self, heads: torch.Tensor, weight: torch.Tensor | None, rotation: Rotation

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
 class LayerKinds:
     """What a layer is made of: its kinds of attention and feed-forward, by their names in
-    `engine.layers.kinds`, and the names that the checkpoint gives to its four parts."""
+    `engine.layers.kinds`, and the names that the checkpoint gives to its parts. A norm of what a
+    half computes, before it is added, is there if it has a name."""
 
     attention: str = "grouped"
     feed_forward: str = "gated"
@@ -16,6 +19,8 @@ class LayerKinds:
     attention_name: str = "self_attn"
     post_norm_name: str = "post_attention_layernorm"
     feed_forward_name: str = "mlp"
+    attention_out_norm_name: str = ""
+    feed_forward_out_norm_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,24 @@ class Architecture:
     qk_norm: bool = False
     multi_head_default: bool = False  # without num_key_value_heads, one KV head per query head
     head_dim_required: bool = False
-    windows: str = (
-        "none"  # or "refused", "uniform" (Mistral), "layers" (Qwen), "listed" (dots.llm1)
-    )
+    windows: str = "none"
+    """Or "refused", "uniform" (Mistral), "layers" (Qwen), "listed" (dots.llm1), "by turns": all
+    but each `window_turn`-th layer have one (Gemma)."""
+    window_turn: int = 0
     default_window: int | None = 4096  # of "uniform" windows
     default_full_layers: int = 28  # of "layers" and "listed" ones: the first so many have none
     scales_queries: bool = False  # by their positions (llama_4_scaling_beta)
+    has_local_rope: bool = False  # layers with windows have a rotary embedding of their own
+    has_query_scalar: bool = False  # scores are divided by the root of query_pre_attn_scalar
+    caps: tuple[str, ...] = ()  # of "attn" and "final": logits that a key may cap
+    scales_embeddings: bool = False  # by the root of hidden_size
+    norms_from_zero: bool = False  # safetensors hold the norms' weights minus 1
+    activation_key: str = "hidden_act"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that transformers does not write, or that published files leave out."""
+    has_text_config: bool = False  # the language model's keys are in a table of that name
     layer_kinds: LayerKinds = LayerKinds()  # of all layers
+    gguf_kinds: LayerKinds | None = None  # the same with the names in GGUF files, if they differ
     experts: ExpertKeys | None = None  # of those layers that are mixtures
 
 
@@ -60,6 +76,53 @@ _LLAMA = Architecture(
     configurable_biases=True, mlp_bias_keys=("mlp_bias",), multi_head_default=True
 )
 _QWEN_2 = Architecture(configurable_biases=False, qkv_bias=True, windows="layers")
+_GEMMA_2 = Architecture(
+    configurable_biases=True,
+    windows="by turns",
+    window_turn=2,
+    has_query_scalar=True,
+    caps=("attn", "final"),
+    scales_embeddings=True,
+    norms_from_zero=True,
+    activation_key="hidden_activation",
+    layer_kinds=LayerKinds(
+        attention_out_norm_name="post_attention_layernorm",
+        post_norm_name="pre_feedforward_layernorm",
+        feed_forward_out_norm_name="post_feedforward_layernorm",
+    ),
+    gguf_kinds=LayerKinds(
+        attention_out_norm_name="post_attention_norm", feed_forward_out_norm_name="post_ffw_norm"
+    ),
+    defaults={
+        "vocab_size": 256_000,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
+)
+_GEMMA_3 = replace(
+    _GEMMA_2,
+    qk_norm=True,
+    window_turn=6,
+    has_local_rope=True,
+    caps=("final",),
+    defaults={
+        **_GEMMA_2.defaults,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
+)
 DEEPSEEK_EXPERTS = ExpertKeys(
     count=("n_routed_experts",), routes_in_groups=True, shared_name="shared_experts"
 )
@@ -100,6 +163,9 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": Architecture(
         configurable_biases=True, qk_norm=True, head_dim_required=True, windows="layers"
     ),
+    "Gemma2ForCausalLM": _GEMMA_2,
+    "Gemma3ForCausalLM": _GEMMA_3,
+    "Gemma3ForConditionalGeneration": replace(_GEMMA_3, has_text_config=True),
     "MixtralForCausalLM": Architecture(
         configurable_biases=False,
         windows="uniform",
@@ -152,6 +218,9 @@ MODEL_TYPES = {
     "qwen2": "Qwen2ForCausalLM",
     "mimo": "MiMoForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration",
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",

@@ -16,12 +16,15 @@ from engine.layers.rope import Rope
 
 @dataclass(frozen=True)
 class Layer:
-    """`x += attention(norm(x)); x += feed_forward(norm(x))`; norm weights are [hidden]."""
+    """`x += attention(norm(x)); x += feed_forward(norm(x))`; norm weights are [hidden], fp32. What
+    a half computes is normed before it is added if the layer has such a norm."""
 
     input_norm: torch.Tensor
     attention: AttentionLayer
     post_norm: torch.Tensor
     feed_forward: FeedForwardLayer
+    attention_out_norm: torch.Tensor | None = None
+    feed_forward_out_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class ModelParts:
     config: ModelConfig
     embed: Embedding
     rope: Rope
+    local_rope: Rope | None  # of layers with windows; None: `rope`
     layers: Sequence[Layer]
-    final_norm: torch.Tensor  # [hidden]
+    final_norm: torch.Tensor  # [hidden], fp32
     lm_head: LinearLayer

@@ -53,7 +53,7 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
                    (keys + kLanes - 1) / kLanes, words, false, ahead);
     ahead = Ahead();
   });
-  soften(tile, (int)row0, 0, rows, view, padded, call.scale);
+  soften(tile, (int)row0, 0, rows, view, padded, call);
   at.pack_values(Ahead(later.k, 0, half, per_row), head_dim, padded, (Words*)tile.values);
   ahead = Ahead(later.k, half, lines, per_row);
   for_seen(view, [&](int row, int count, int keys) {

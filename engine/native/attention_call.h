@@ -39,6 +39,7 @@ struct AttentionCall {
   int32_t is_paired;        // the pool's order: see paired.h, with spans split.h; else by tokens
   int32_t num_threads;
   float scale;              // of scores, times log2(e): powers of 2 are cheaper
+  float cap;                // of scaled scores, times log2(e); 0: none
 };
 
 struct Unit {

@@ -1,5 +1,5 @@
 // What stands between a layer's matrix products, each in one pass over its rows: RMSNorm, the
-// rotary embedding with the norms of q and k before it, and SiLU times the gated half.
+// rotary embedding with the norms of q and k before it, and an activation times the gated half.
 //
 // All arithmetic in fp32, rounded once at the end.
 
@@ -11,21 +11,25 @@
 
 namespace baton {
 
-// Mirrors `_Norm` in layer_ops.py.
+// Activations, as GATES in native_ops.py numbers them.
+enum Gate : int32_t { kSilu, kTanhGelu };
+
+// Mirrors `_Norm` in native_ops.py.
 struct NormCall {
-  const Bf16* x;       // [rows, size]
-  const Bf16* weight;  // [size]
-  Bf16* out;           // [rows, size]
+  const Bf16* x;        // [rows, size]
+  const float* weight;  // [size]
+  const Bf16* add;      // [rows, size], or null
+  Bf16* out;            // [rows, size]
   int64_t rows;
   int32_t size;
   int32_t num_threads;
   float eps;
 };
 
-// Mirrors `_Rotation` in layer_ops.py.
+// Mirrors `_Rotation` in native_ops.py.
 struct RotationCall {
-  Bf16* heads;         // [tokens, heads, head_dim], tokens `stride` apart; changed in place
-  const Bf16* weight;  // norms' weights [heads, head_dim], or null: no norm
+  Bf16* heads;          // [tokens, heads, head_dim], tokens `stride` apart; changed in place
+  const float* weight;  // norms' weights [heads, head_dim], or null: no norm
   const float* cos;    // [positions, head_dim / 2]
   const float* sin;
   int64_t tokens;
@@ -36,13 +40,14 @@ struct RotationCall {
   float eps;
 };
 
-// Mirrors `_Gate` in layer_ops.py.
+// Mirrors `_Gate` in native_ops.py.
 struct GateCall {
   const Bf16* gate_up;  // [rows, 2 * size]
   Bf16* out;            // [rows, size]
   int64_t rows;
   int32_t size;
   int32_t num_threads;
+  int32_t gate;
 };
 
 inline float inverse_rms(const Bf16* x, int size, float eps) {
@@ -59,7 +64,7 @@ inline float inverse_rms(const Bf16* x, int size, float eps) {
   return 1.0f / std::sqrt(sum(squares) / (float)size + eps);
 }
 
-inline void normalize_row(const Bf16* x, const Bf16* weight, int size, float eps, Bf16* out) {
+inline void normalize_row(const Bf16* x, const float* weight, int size, float eps, Bf16* out) {
   const float scale = inverse_rms(x, size, eps);
   int i = 0;
   for (; i + kLanes <= size; i += kLanes) store(out + i, load(x + i) * scale * load(weight + i));
@@ -68,7 +73,26 @@ inline void normalize_row(const Bf16* x, const Bf16* weight, int size, float eps
                size - i);
 }
 
-inline void rotate_head(Bf16* head, const Bf16* weight, const float* cos, const float* sin,
+// out = add + the normed row, rounded once.
+inline void add_normalized_row(const Bf16* x, const float* weight, int size, float eps,
+                               const Bf16* add, Bf16* out) {
+  const float scale = inverse_rms(x, size, eps);
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes)
+    store(out + i, load(add + i) + load(x + i) * scale * load(weight + i));
+  if (const int count = size - i; count > 0) {
+    const Vec y = load_some(x + i, count) * scale * load_some(weight + i, count);
+    store_some(out + i, load_some(add + i, count) + y, count);
+  }
+}
+
+inline void scale_row(const Bf16* x, float scale, int size, Bf16* out) {
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(out + i, load(x + i) * scale);
+  if (i < size) store_some(out + i, load_some(x + i, size - i) * scale, size - i);
+}
+
+inline void rotate_head(Bf16* head, const float* weight, const float* cos, const float* sin,
                         int half, float scale) {
   for (int i = 0; i < half; i += kLanes) {
     const int count = half - i < kLanes ? half - i : kLanes;
@@ -99,24 +123,39 @@ inline void rotate_token(const RotationCall& call, int64_t token, int64_t at) {
   const int half = call.head_dim / 2;
   for (int h = 0; h < call.num_heads; ++h) {
     Bf16* head = call.heads + token * call.stride + (int64_t)h * call.head_dim;
-    const Bf16* weight = call.weight == nullptr ? nullptr : call.weight + h * call.head_dim;
+    const float* weight = call.weight == nullptr ? nullptr : call.weight + h * call.head_dim;
     const float scale = weight == nullptr ? 1.0f : inverse_rms(head, call.head_dim, call.eps);
     rotate_head(head, weight, call.cos + at * half, call.sin + at * half, half, scale);
   }
 }
 
-inline Vec silu(Vec x) {  // x / (1 + exp(-x)), by the exponential that cannot overflow
+// y / (1 + exp(-x)), by the exponential that cannot overflow.
+inline Vec times_sigmoid(Vec y, Vec x) {
   const IntVec positive = x > Vec{};
   const Vec e = exp2_bounded<false>(select(positive, -x, x) * 1.44269504f);
-  return x * select(positive, splat(1.0f), e) / (e + 1.0f);
+  return y * select(positive, splat(1.0f), e) / (e + 1.0f);
 }
 
-inline void gate_row(const Bf16* gate, const Bf16* up, int size, Bf16* out) {
+// The activation times the gated half.
+template <Gate kGate>
+inline Vec gated(Vec gate, Vec up) {
+  if constexpr (kGate == kTanhGelu)  // (1 + tanh(z)) / 2 is the sigmoid of 2 z
+    return times_sigmoid(gate, (gate * gate * 0.044715f + 1.0f) * gate * 1.59576912f) * up;
+  return times_sigmoid(gate, gate) * up;
+}
+
+template <Gate kGate>
+void gate_row_by(const Bf16* gate, const Bf16* up, int size, Bf16* out) {
   int i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(out + i, silu(load(gate + i)) * load(up + i));
-  if (i < size)
-    store_some(out + i, silu(load_some(gate + i, size - i)) * load_some(up + i, size - i),
-               size - i);
+  for (; i + kLanes <= size; i += kLanes)
+    store(out + i, gated<kGate>(load(gate + i), load(up + i)));
+  if (const int count = size - i; count > 0)
+    store_some(out + i, gated<kGate>(load_some(gate + i, count), load_some(up + i, count)), count);
+}
+
+inline void gate_row(int32_t kind, const Bf16* gate, const Bf16* up, int size, Bf16* out) {
+  if (kind == kTanhGelu) gate_row_by<kTanhGelu>(gate, up, size, out);
+  else gate_row_by<kSilu>(gate, up, size, out);
 }
 
 }  // namespace baton

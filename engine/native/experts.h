@@ -22,6 +22,7 @@ struct ExpertsWeights {
   LinearWeight shared_down;
   const float* shared_gate;     // [hidden]: a logit that the shared expert is weighted by; or null
   int64_t* tally;               // [3]: totals as in engine/expert_loads.py
+  int64_t gate;                 // see Gate
 };
 
 // Working memory; mirrors `MemoryAddresses` in native_experts.py. A pair is a token with one of its experts;
@@ -50,11 +51,11 @@ struct ExpertsCall {
   int32_t num_threads;
 };
 
-inline void gate_rows(const Bf16* gate_up, int64_t rows, int size, Bf16* out) {
+inline void gate_rows(int32_t kind, const Bf16* gate_up, int64_t rows, int size, Bf16* out) {
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     const Bf16* gate = gate_up + 2 * row * size;
-    gate_row(gate, gate + size, size, out + row * size);
+    gate_row(kind, gate, gate + size, size, out + row * size);
   }
 }
 
@@ -77,7 +78,8 @@ inline void add_shared(const ExpertsCall& call) {
   const ExpertsMemory& memory = call.memory;
   const int hidden = weights.router.hidden, threads = call.num_threads;
   linear({weights.shared_gate_up, call.x, nullptr, memory.gate_up, nullptr, call.rows, threads});
-  gate_rows(memory.gate_up, call.rows, weights.shared_down.inputs, memory.gated);
+  gate_rows((int32_t)weights.gate, memory.gate_up, call.rows, weights.shared_down.inputs,
+            memory.gated);
   if (weights.shared_gate == nullptr)
     return linear({weights.shared_down, memory.gated, call.add, call.out, nullptr, call.rows,
                    threads});
@@ -164,7 +166,7 @@ inline void run_experts(const ExpertsCall& call) {
   GroupedCall grouped{weights.gate_up, memory.begins, memory.counts, memory.rows, memory.gate_up,
                       end, router.experts, call.num_threads};
   grouped_linear(grouped);
-  gate_rows(memory.gate_up, end, weights.down[0].inputs, memory.gated);
+  gate_rows((int32_t)weights.gate, memory.gate_up, end, weights.down[0].inputs, memory.gated);
   grouped.weights = weights.down;
   grouped.x = memory.gated;
   grouped.out = memory.down;

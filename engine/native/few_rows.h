@@ -78,7 +78,7 @@ void attend_rows(const AttentionCall& call, const Unit& unit, Tile<PairWord>& ti
       score_few<P, R>(groups, tile, head, head_dim / 2);
     const View view{unit.position, call.num_heads / call.num_kv_heads, R, first, unit.first_key,
                     unit.end_key,  call.window};
-    soften(tile, 0, 0, rows, view, head_dim, call.scale);
+    soften(tile, 0, 0, rows, view, head_dim, call);
     for (int head = 0; head < unit.num_kv_heads; ++head)
       weigh_few<P, R>(groups, tile, head, head_dim, unit.first_key - first, unit.end_key - first);
   }

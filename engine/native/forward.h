@@ -2,7 +2,7 @@
 //
 // One parallel region; its threads share every stage and meet at the end of each. The stages are
 // those of decoder.py: norm, qkv, rotation, attention, o, norm, then gate and up, gate, down, or a
-// mixture of experts. In the last layer tokens of which nothing is wanted but their keys and values stop
+// mixture of experts; what o and down give may be normed before it is added. In the last layer tokens of which nothing is wanted but their keys and values stop
 // there.
 
 #pragma once
@@ -23,11 +23,14 @@ struct LayerWeights {
   LinearWeight gate_up;           // without outputs: `experts`
   LinearWeight down;
   const ExpertsWeights* experts;
-  const Bf16* input_norm;  // [hidden]
-  const Bf16* post_norm;   // [hidden]
-  const Bf16* qk_norm;     // [heads + kv_heads, head_dim], or null
-  int64_t attention;       // index of the layer's plan
-  int64_t pool_layer;      // index of the layer in the plan's pool
+  const float* input_norm;             // [hidden]
+  const float* post_norm;              // [hidden]
+  const float* qk_norm;                // [heads + kv_heads, head_dim], or null
+  const float* attention_out_norm;     // [hidden], or null
+  const float* feed_forward_out_norm;  // [hidden], or null: of a mixture it is
+  int64_t attention;                   // index of the layer's plan
+  int64_t pool_layer;                  // index of the layer in the plan's pool
+  int64_t rope;                        // index of the layer's cos and sin
 };
 
 // Mirrors `_Forward` in fused_layers.py.
@@ -44,20 +47,30 @@ struct ForwardCall {
   Bf16* gated;                            // [tokens, intermediate]
   ExpertsMemory experts;
   const int64_t* positions;               // [tokens]
-  const float* cos;                       // of every position, head_dim / 2 each
-  const float* sin;
+  const float* cos[2];                    // of every position, head_dim / 2 each
+  const float* sin[2];
   int64_t tokens;
   int64_t num_wanted;
   int64_t num_layers;
   int64_t layer_bytes;                    // from one layer's pool to the next
   int32_t num_threads;
+  int32_t gate;
   float eps;
 };
 
-inline void normalize(const ForwardCall& call, const Bf16* weight, int hidden, int64_t rows) {
+inline void normalize(const ForwardCall& call, const float* weight, int hidden, int64_t rows) {
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; ++row)
     normalize_row(call.x + row * hidden, weight, hidden, call.eps, call.normed + row * hidden);
+}
+
+// The residual plus the normed rows of `normed`.
+inline void add_normalized(const ForwardCall& call, const float* weight, int hidden, int64_t rows) {
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    Bf16* x = call.x + row * hidden;
+    add_normalized_row(call.normed + row * hidden, weight, hidden, call.eps, x, x);
+  }
 }
 
 // Calls action with a number of the type that the pool holds.
@@ -99,22 +112,31 @@ inline RotationCall rotation_of(const ForwardCall& call, const LayerWeights& lay
                                 int64_t first, int64_t count) {
   const int64_t offset = first * head_dim;
   return {call.qkv + offset, layer.qk_norm == nullptr ? nullptr : layer.qk_norm + offset,
-          call.cos,          call.sin,
+          call.cos[layer.rope], call.sin[layer.rope],
           call.tokens,       layer.qkv.outputs,
           (int32_t)count,    head_dim,
           call.num_threads,  call.eps};
 }
 
+// The residual plus a product, normed if there is a norm.
+inline void add_product(const ForwardCall& call, const LinearWeight& weight, const Bf16* x,
+                        const float* norm, int64_t rows) {
+  if (norm == nullptr)
+    return linear({weight, x, call.x, call.x, nullptr, rows, call.num_threads});
+  linear({weight, x, nullptr, call.normed, nullptr, rows, call.num_threads});
+  add_normalized(call, norm, weight.outputs, rows);
+}
+
 // Attention of the first `rows` rows to the residual in `x`.
 inline void finish_layer(const ForwardCall& call, const LayerWeights& layer, int64_t rows) {
   const int hidden = layer.qkv.inputs, threads = call.num_threads;
-  linear({layer.o, call.heads, call.x, call.x, nullptr, rows, threads});
+  add_product(call, layer.o, call.heads, layer.attention_out_norm, rows);
   normalize(call, layer.post_norm, hidden, rows);
   if (layer.experts != nullptr)
     return run_experts({layer.experts, call.experts, call.normed, call.x, call.x, rows, threads});
   linear({layer.gate_up, call.normed, nullptr, call.gate_up, nullptr, rows, threads});
-  gate_rows(call.gate_up, rows, layer.down.inputs, call.gated);
-  linear({layer.down, call.gated, call.x, call.x, nullptr, rows, threads});
+  gate_rows(call.gate, call.gate_up, rows, layer.down.inputs, call.gated);
+  add_product(call, layer.down, call.gated, layer.feed_forward_out_norm, rows);
 }
 
 inline void run_layer(const ForwardCall& call, const LayerWeights& layer) {

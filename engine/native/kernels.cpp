@@ -41,9 +41,14 @@ BATON_EXPORT void baton_plan(PlanCall* call) { plan_attention(*call); }
 BATON_EXPORT void baton_rms_norm(const NormCall* call) {
   const int threads = threads_for(call->num_threads, call->rows * call->size);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t row = 0; row < call->rows; ++row)
-    normalize_row(call->x + row * call->size, call->weight, call->size, call->eps,
-                  call->out + row * call->size);
+  for (int64_t row = 0; row < call->rows; ++row) {
+    const int64_t at = row * call->size;
+    const Bf16* x = call->x + at;
+    if (call->add == nullptr)
+      normalize_row(x, call->weight, call->size, call->eps, call->out + at);
+    else
+      add_normalized_row(x, call->weight, call->size, call->eps, call->add + at, call->out + at);
+  }
 }
 
 BATON_EXPORT void baton_rotate(const RotationCall* call) {
@@ -58,7 +63,7 @@ BATON_EXPORT void baton_gate(const GateCall* call) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t row = 0; row < call->rows; ++row) {
     const Bf16* gate = call->gate_up + 2 * row * call->size;
-    gate_row(gate, gate + call->size, call->size, call->out + row * call->size);
+    gate_row(call->gate, gate, gate + call->size, call->size, call->out + row * call->size);
   }
 }
 

@@ -83,12 +83,29 @@ void soften_rows(Tile<Word>& tile, int row0, int rows, const Seen* seen, int pad
   }
 }
 
+// cap * tanh(score / cap) of the scores of some rows; what no row sees may be anything.
+inline void cap_scores(float* scores, int rows, float scale, float cap) {
+  const float twice = -2.0f * 1.44269504f * scale / cap;
+  for (int i = 0; i < rows * kTileKeys; i += kLanes) {
+    const Vec s = load(scores + i);
+    const IntVec positive = s > Vec{};
+    const Vec e = exp2_bounded<false>(select(positive, s, -s) * twice);
+    store(scores + i, select(positive, splat(cap), splat(-cap)) * ((1.0f - e) / (e + 1.0f)));
+  }
+}
+
 // The same of any rows of one head, or of all rows of several: `view` has the rows of a head, of which
 // the first lies at `row0`; those from `begin` to `end`, counted from there, sixteen at a time. Of each
 // sixteen whether they see all.
 template <class Word>
 void soften(Tile<Word>& tile, int row0, int begin, int end, const View& view, int padded,
-            float scale) {
+            const AttentionCall& call) {
+  float scale = call.scale;
+  if (call.cap > 0) {
+    float* scores = tile.scores + (size_t)(row0 + begin) * kTileKeys;
+    cap_scores(scores, end - begin, scale, call.cap);
+    scale = 1.0f;
+  }
   for (int row = begin; row < end; row += kLanes) {
     const int count = end - row < kLanes ? end - row : kLanes;
     const int first = row % view.rows, last = first + count - 1;

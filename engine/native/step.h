@@ -17,21 +17,24 @@ struct StepCall {
   LinearWeight lm_head;
   const Bf16* embed;         // [vocabulary, hidden]; null: `embed_blocks`
   const int64_t* token_ids;  // [tokens], all of them in the vocabulary
-  const Bf16* final_norm;    // [hidden]
+  const float* final_norm;   // [hidden]
   Largest* largest;          // [wanted, panels of the vocabulary], working memory
   float* values;             // [wanted]: the largest logit, NaN where there is one
   int64_t* places;           // [wanted]: the first token that has it
   FileRows embed_blocks;
+  float embedding_scale;
 };
 
 inline void look_up(const StepCall& call, int hidden) {
 #pragma omp for schedule(static)
-  for (int64_t token = 0; token < call.forward.tokens; ++token)
+  for (int64_t token = 0; token < call.forward.tokens; ++token) {
+    Bf16* row = call.forward.x + token * hidden;
     if (call.embed == nullptr)
-      row_values(call.embed_blocks, call.token_ids[token], call.forward.x + token * hidden);
+      row_values(call.embed_blocks, call.token_ids[token], row);
     else
-      std::memcpy(call.forward.x + token * hidden, call.embed + call.token_ids[token] * hidden,
-                hidden * sizeof(Bf16));
+      std::memcpy(row, call.embed + call.token_ids[token] * hidden, hidden * sizeof(Bf16));
+    if (call.embedding_scale != 1.0f) scale_row(row, call.embedding_scale, hidden, row);
+  }
 }
 
 inline void choose(const StepCall& call, int64_t row) {

@@ -169,7 +169,7 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& ti
         if (groups_of(row) > 0) multiply(row);
     };
     for_tiles(score);
-    soften(tile, row0, begin, end, view, padded, call.scale);
+    soften(tile, row0, begin, end, view, padded, call);
     for_tiles(weigh);
   }
 }
@@ -212,7 +212,7 @@ bool attend_by_tiles(const AttentionCall& call, const Unit& unit, Tile<PairWord>
     };
     copy(0);
     const View view{unit.position, group, rows, first, unit.first_key, unit.end_key, call.window};
-    soften(tile, 0, 0, heads * rows, view, head_dim, call.scale);
+    soften(tile, 0, 0, heads * rows, view, head_dim, call);
     for (int turn = 0; turn < turns; ++turn) {
       if (turn + 1 < turns) copy(turn + 1);
       const int row0 = turn / pairs * rows;

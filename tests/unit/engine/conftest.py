@@ -42,8 +42,11 @@ _CLASSES = {
     "SeedOssForCausalLM": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
     "Ministral3ForCausalLM": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
     "InternLM3ForCausalLM": (transformers.InternLM3Config, transformers.LlamaForCausalLM),
+    "Gemma2ForCausalLM": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    "Gemma3ForCausalLM": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "IQuestCoderForCausalLM": (transformers.IQuestCoderConfig, transformers.LlamaForCausalLM),
 }
+_NORMS_FROM_ZERO = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
 _OWN_HEAD_DIM = _CLASSES.keys() - {
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -51,6 +54,24 @@ _OWN_HEAD_DIM = _CLASSES.keys() - {
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
 }
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": {
+        "sliding_window": 9,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 8.0,
+    },
+    "Gemma3ForCausalLM": {
+        "sliding_window": 9,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+        },
+    },
+}
+"""Of architectures whose own defaults would hide what is left out."""
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
@@ -103,13 +124,15 @@ def make_tiny(tmp_path: Path) -> MakeTiny:
         config_class, model_class = _CLASSES[architecture]
         if architecture in _OWN_HEAD_DIM:
             overrides.setdefault("head_dim", 16)
+        overrides = _DEFAULTS.get(architecture, {}) | overrides
         torch.manual_seed(1234)
         model = model_class(config_class(**(_SIZES | overrides))).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.randn_like(parameter)
                 if "norm" in name:
-                    parameter.copy_(1 + 0.3 * noise)
+                    middle = 0.0 if architecture in _NORMS_FROM_ZERO else 1.0
+                    parameter.copy_(middle + 0.3 * noise)
                 else:
                     parameter.copy_(0.2 * noise)
             for name, buffer in model.named_buffers():

@@ -69,7 +69,7 @@ def _attend(call: TileCall, item: list[int], head: int) -> None:
             places = torch.arange(at, at + KEYS)
             is_key = (places >= start) & (places < end)
             k, v = _rows(call, head, table, places, is_key)
-            scores = q.flatten(0, 1).float() @ k.T * (math.log2(math.e) / math.sqrt(head_dim))
+            scores = q.flatten(0, 1).float() @ k.T * (math.log2(math.e) * call.scale)
             seen = is_key & (places <= positions[:, None])
             if window is not None:
                 seen &= places > positions[:, None] - window

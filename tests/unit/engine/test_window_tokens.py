@@ -17,7 +17,7 @@ from scheduling import sequence as sequences
 from scheduling.block_manager import BlockManager
 from scheduling.large_pages import GroupBlocks
 from tests.effort import some
-from tests.unit.engine.test_mixture_tokens import BLOCK, Mixture, asked, output
+from tests.unit.engine.test_served_tokens import BLOCK, Served, asked, output
 
 _LAYERS = {"use_sliding_window": True, "sliding_window": 6}
 WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,9 +44,9 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=WINDOWS)
-def model(make_tiny: Any, request: pytest.FixtureRequest) -> Mixture:
+def model(make_tiny: Any, request: pytest.FixtureRequest) -> Served:
     architecture, options = WINDOWS[request.param]
-    return Mixture(make_tiny(architecture, eos_token_id=None, **options))
+    return Served(make_tiny(architecture, eos_token_id=None, **options))
 
 
 def run(loaded: LoadedEngine, *added: sequences.Sequence) -> int:

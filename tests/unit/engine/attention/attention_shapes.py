@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from engine.attention.cpu_backend import orders_for
+from engine.checkpoint.attention_config import Scoring
 from protocol.layout import PAIRS, TOKENS, KvLayout
 
 NUM_LAYERS = 2
@@ -28,6 +29,7 @@ class Shape:
     windows: tuple[int | None, int | None] = (None, None)
     order: int = 0
     """Which of the orders of the kernel's pool, the fastest first; tokens are the last."""
+    scoring: Scoring | None = None
 
     def layout(self, library: ctypes.CDLL) -> KvLayout:
         """Of the kernel's pool."""

@@ -26,6 +26,7 @@ class _Said:
     page_size: int
     window_left: int
     dtypes: tuple[Any, Any]  # of queries, of KV
+    scoring: tuple[float | None, float | None] = (None, None)  # the scale, the cap
     causal: bool = False
 
 
@@ -63,7 +64,10 @@ class _Wrapper:
         """kv_idx + qo_len + window_left >= kv_len + qo_idx, as the library's kernels mask."""
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[2])
+        scale, cap = self._said.scoring
+        scores = torch.einsum("qhd,khd->hqk", q, k) * (scale or 1 / math.sqrt(q.shape[2]))
+        if cap:
+            scores = cap * torch.tanh(scores / cap)
         query, key = torch.arange(len(q))[:, None], torch.arange(len(k))
         visible = torch.ones(len(q), len(k), dtype=torch.bool)
         if self._said.causal:
@@ -100,13 +104,16 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         page_size: int,
         *,
         window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
     ) -> None:
         """As the library's."""
         query_starts = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
         sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        said = _Said(*sizes, window_left, (q_data_type, kv_data_type))
+        scoring = (sm_scale, logits_soft_cap)
+        said = _Said(*sizes, window_left, (q_data_type, kv_data_type), scoring)
         self._keep((query_starts, indptr, indices, last_page_len), said)
 
     def run(
@@ -174,6 +181,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         *,
         causal: bool = False,
         window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
         max_token_per_sequence: int | None = None,
@@ -181,7 +190,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         """As the library's."""
         assert max_token_per_sequence in (None, int(qo_indptr.diff().max()))
         sizes = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
-        said = _Said(*sizes, window_left, (q_data_type, kv_data_type), causal)
+        scoring = (sm_scale, logits_soft_cap)
+        said = _Said(*sizes, window_left, (q_data_type, kv_data_type), scoring, causal)
         arrays = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         self._keep(arrays, said)
 

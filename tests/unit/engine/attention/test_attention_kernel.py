@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.attention.base import Segment
 from engine.attention.cpu_backend import KernelAttention, supports
 from engine.attention.torch_backend import TorchAttention
+from engine.checkpoint.attention_config import Scoring
 from engine.kv_pool import KvPool
 from engine.native.library import (
     KernelsUnavailable,
@@ -57,8 +58,13 @@ class Pair:
         for pool in self.pools:
             numbers = torch.full_like(pool.tensor, garbage)
             pool.tensor.copy_(in_order(numbers, pool.layout.order))
-        kernel = KernelAttention(self.pools[0], shape.windows, shape.num_heads, library, split_keys)
-        self.backends = [kernel, TorchAttention(self.pools[1], shape.windows)]
+        windows, scoring = shape.windows, shape.scoring
+        self.backends = [
+            KernelAttention(
+                self.pools[0], windows, shape.num_heads, library, split_keys, scoring=scoring
+            ),
+            TorchAttention(self.pools[1], windows, scoring=scoring),
+        ]
         self.generator = torch.Generator().manual_seed(5)
         self.last_key = 1.0
         """How long a step's last key is; they grow from 1."""
@@ -125,6 +131,19 @@ def run_texts(
 @example(Shape(head_dim=64, dtype="bfloat16"), [(0, 1)], USABLE[0], 64)
 def test_any_batch_equals_torchs(shape, texts, instruction_set, split_keys):
     assert run_texts(shape, texts, instruction_set, split_keys) == num_tokens(texts)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("order", [0, 2])
+@pytest.mark.parametrize("instruction_set", USABLE)
+def test_scores_that_are_scaled_and_capped(dtype, order, instruction_set):
+    """By units of one row, of few and of many, whole and in parts."""
+    texts = [(200, 1), (0, 90), (130, 3), (40, 1)]
+    for heads in ((6, 2), (2, 2), (12, 1)):
+        shape = Shape(
+            *heads, 64, dtype=dtype, windows=(None, 50), order=order, scoring=Scoring(0.4, 3.0)
+        )
+        assert run_texts(shape, texts, instruction_set) == num_tokens(texts)
 
 
 few_rows = st.builds(

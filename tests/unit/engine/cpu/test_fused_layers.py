@@ -14,6 +14,7 @@ EXPERTS = {
     "moe_intermediate_size": 80,
     "shared_expert_intermediate_size": 40,
 }
+GEMMA = {"sliding_window": 24, "sliding_window_pattern": 2}
 FIRST, SECOND = list(range(60, 30, -1)), list(range(30))
 
 
@@ -26,6 +27,8 @@ FIRST, SECOND = list(range(60, 30, -1)), list(range(30))
         ("Qwen3ForCausalLM", {}, None),
         ("Qwen3ForCausalLM", {}, FP8),
         ("MixtralForCausalLM", {}, None),
+        ("Gemma3ForCausalLM", GEMMA, None),
+        ("Gemma2ForCausalLM", {"sliding_window": 24}, None),
         ("Qwen2MoeForCausalLM", {**EXPERTS, "mlp_only_layers": [1]}, None),
     ],
 )

@@ -53,6 +53,7 @@ def likeliest(paged, parts, num_wanted=None) -> Likeliest:
         ("MistralForCausalLM", {"sliding_window": 24}),
         ("Qwen2ForCausalLM", {"vocab_size": 251}),
         ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "vocab_size": 130}),
+        ("Gemma3ForCausalLM", {"sliding_window": 24, "sliding_window_pattern": 2}),
     ],
 )
 def test_the_choices_are_those_of_the_models_logits(

@@ -33,8 +33,11 @@ def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("size", SIZES)
 def test_norm(ops, rows, size):
-    x, weight = bf16(0, rows, size), bf16(1, size)
+    x, weight = bf16(0, rows, size), bf16(1, size).float()
     torch.testing.assert_close(ops.norm(x, weight).double(), norm(x, weight), **ROUNDED_ONCE)
+    add = bf16(2, rows, size)
+    expected = add.double() + norm(x, weight)
+    torch.testing.assert_close(ops.norm(x, weight, add).double(), expected, rtol=2**-8, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -52,7 +55,7 @@ def test_gate(ops, rows, size):
 def test_rotation_of_q_and_k_leaves_v(ops, rows, head_dim, normed):
     heads = bf16(0, rows, 5, head_dim)
     qk, v = heads[:, :3], heads[:, 3:].clone()
-    weight = bf16(1, 3, head_dim) if normed else None
+    weight = bf16(1, 3, head_dim).float() if normed else None
     angles = torch.rand((rows, head_dim // 2), generator=torch.Generator().manual_seed(2)) * 6
     wide = qk.double() if weight is None else norm(qk, weight)
     first, second = wide.chunk(2, dim=-1)
@@ -65,7 +68,7 @@ def test_rotation_of_q_and_k_leaves_v(ops, rows, head_dim, normed):
 
 
 def test_nan_and_infinity_show(ops):
-    assert ops.norm(torch.full((1, 64), torch.nan).bfloat16(), bf16(0, 64)).isnan().all()
+    assert ops.norm(torch.full((1, 64), torch.nan).bfloat16(), bf16(0, 64).float()).isnan().all()
     gate_up = torch.tensor([[torch.nan] * 16 + [1.0] * 16]).bfloat16()
     assert ops.gate(gate_up).isnan().all()
     gate_up = torch.tensor([[torch.inf, -torch.inf] * 8 + [1.0] * 16]).bfloat16()
@@ -73,10 +76,19 @@ def test_nan_and_infinity_show(ops):
     assert torch.equal(ops.gate(gate_up)[:, ::2].float(), expected[:, ::2])
 
 
-@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new"])
-def test_other_gates_are_torchs(kernels, hidden_act):
+@pytest.mark.parametrize("hidden_act", ["gelu_new", "gelu_fast", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_gate_of_a_tanh(kernels, hidden_act, rows, size):
+    gate_up = 3 * bf16(0, rows, 2 * size)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    gated = NativeOps(hidden_act, EPS, kernels).gate(gate_up)
+    torch.testing.assert_close(gated.double(), expected, **ROUNDED_ONCE)
+
+
+def test_another_gate_is_torchs(kernels):
     gate_up = bf16(0, 4, 64)
     gate, up = gate_up.chunk(2, dim=-1)
-    approximate = "none" if hidden_act == "gelu" else "tanh"
-    expected = torch.nn.functional.gelu(gate, approximate=approximate) * up
-    assert torch.equal(NativeOps(hidden_act, EPS, kernels).gate(gate_up), expected)
+    expected = torch.nn.functional.gelu(gate) * up
+    assert torch.equal(NativeOps("gelu", EPS, kernels).gate(gate_up), expected)

@@ -124,7 +124,8 @@ def test_what_stands_between(rows, size, small):
     for name in SETS:
         ops = NativeOps("silu", 1e-6, kernels_for(name))
         turned = ops.rotate(heads.clone(), None, (angles.cos(), angles.sin()))
-        results.append((ops.norm(x, weight), ops.gate(gate_up), turned))
+        tanh = NativeOps("gelu_new", 1e-6, kernels_for(name)).gate(gate_up)
+        results.append((ops.norm(x, weight.float()), ops.gate(gate_up), turned, tanh))
     for ours, *others in zip(*results, strict=True):
         if small and size % 32 == 0:
             assert (ours == 0).sum() > (ours.numel() + 9) // 10

@@ -1,6 +1,6 @@
-"""Mixtures of experts, with keys and values and with latents, token for token as transformers in
-fp32, whatever happens to a request: whole, in chunks, from a prefix of every length, preempted,
-split over two engines, handed over."""
+"""Mixtures of experts, latents and layers with windows, token for token as transformers in fp32,
+whatever happens to a request: whole, in chunks, from a prefix of every length, preempted, split over
+two engines, handed over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.latent_models import LATENT_MODELS
 from tests.sequences import greedy, sequence_of
 
 BLOCK, MAX_TOKENS = 4, 10
-MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 6}),
     "qwen2": (
         "Qwen2MoeForCausalLM",
@@ -36,10 +36,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 16},
     ),
     **{name: LATENT_MODELS[name] for name in ("deepseek v2 lite", "deepseek v3")},
+    "gemma2": ("Gemma2ForCausalLM", {}),
+    "gemma3": ("Gemma3ForCausalLM", {}),
 }
 
 
-class Mixture:
+class Served:
     """A small random checkpoint, engines that serve it, and transformers' tokens."""
 
     def __init__(self, tiny: Any) -> None:
@@ -64,10 +66,10 @@ class Mixture:
         assert len(output) == MAX_TOKENS
 
 
-@pytest.fixture(params=MIXTURES)
-def mixture(make_tiny: Any, request: pytest.FixtureRequest) -> Mixture:
-    architecture, options = MIXTURES[request.param]
-    return Mixture(make_tiny(architecture, eos_token_id=None, **options))
+@pytest.fixture(params=MODELS)
+def served(make_tiny: Any, request: pytest.FixtureRequest) -> Served:
+    architecture, options = MODELS[request.param]
+    return Served(make_tiny(architecture, eos_token_id=None, **options))
 
 
 def run(
@@ -91,17 +93,17 @@ def asked(prompt: Sequence[int], name: str = "r", **fields: Any) -> sequences.Se
     return sequence_of(prompt, greedy(MAX_TOKENS), BLOCK, request_id=name, **fields)
 
 
-def test_whole_in_chunks_and_beside_others(mixture, text):
+def test_whole_in_chunks_and_beside_others(served, text):
     prompts = [text(31), text(18)[5:], text(45)[20:]]
     for chunk in (64, 5):
         together = [asked(prompt, str(number)) for number, prompt in enumerate(prompts)]
-        run(mixture.engine(chunk), *together)
+        run(served.engine(chunk), *together)
         for prompt, sequence in zip(prompts, together, strict=True):
-            mixture.assert_generates(prompt, output(sequence))
+            served.assert_generates(prompt, output(sequence))
 
 
-def test_from_a_prefix_of_every_length(mixture, text):
-    loaded = mixture.engine()
+def test_from_a_prefix_of_every_length(served, text):
+    loaded = served.engine()
     prompt = text(25)
     run(loaded, asked(prompt))
     for length in some(range(len(prompt) + 1), 9):
@@ -109,22 +111,22 @@ def test_from_a_prefix_of_every_length(mixture, text):
         sequence = asked(other, f"after {length}")
         run(loaded, sequence)
         assert sequence.num_cached == length // BLOCK * BLOCK
-        mixture.assert_generates(other, output(sequence))
+        served.assert_generates(other, output(sequence))
 
 
-def test_preempted(mixture, text):
+def test_preempted(served, text):
     prompts = [text(19), text(22)[4:], text(50)[33:]]
     together = [asked(prompt, str(number)) for number, prompt in enumerate(prompts)]
-    batches = run(mixture.engine(num_blocks=18), *together)
+    batches = run(served.engine(num_blocks=18), *together)
     assert any(batch.preempted for batch in batches)
     for prompt, sequence in zip(prompts, together, strict=True):
-        mixture.assert_generates(prompt, output(sequence))
+        served.assert_generates(prompt, output(sequence))
 
 
 @pytest.mark.parametrize("num_generated", [1, 4])
-def test_split_and_handed_over(mixture, text, num_generated):
+def test_split_and_handed_over(served, text, num_generated):
     """After the first token, as between prefill and decode; after some, as when a worker drains."""
-    first, second, prompt = mixture.engine(16), mixture.engine(16), text(37)
+    first, second, prompt = served.engine(16), served.engine(16), text(37)
     source = asked(prompt)
     run(first, source, until=lambda: len(source.tokens) >= len(prompt) + num_generated)
     known = list(source.tokens)
@@ -137,4 +139,4 @@ def test_split_and_handed_over(mixture, text, num_generated):
     second.pool.tensor[target.block_table] = first.pool.tensor[blocks]
     second.engine.scheduler.arrived(target, known[-1], 0.0)
     run(second)
-    mixture.assert_generates(prompt, target.tokens[len(prompt) :])
+    served.assert_generates(prompt, target.tokens[len(prompt) :])
