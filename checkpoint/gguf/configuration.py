@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     deepseek.NAME: "DeepseekV3ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
@@ -32,7 +33,11 @@ PERMUTED = frozenset({"llama"})
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that divides each rotary frequency, as Llama 3.1 scales them."""
-_MIXTURES = {"llama": "MixtralForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
+_MIXTURES = {
+    "llama": "MixtralForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+}
 """Those that may be mixtures of experts."""
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """Of the models of Gemma whose scores are divided by the root of hidden size per head; files do not
@@ -41,6 +46,8 @@ _EMBED, _OUTPUT = "token_embd.weight", "output.weight"
 _END_IDS = ("eos", "eot", "eom")
 _END_NAMES = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
 """Control tokens that end an answer, whether or not the metadata names them."""
+_HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
+"""Where both are there, `<|end|>` ends one of an answer's messages."""
 _CONTROL = 3
 _MAX_ROTARY = 1 << 16
 
@@ -143,7 +150,10 @@ def _experts(keys: JsonKeys, name: str) -> dict[str, Any]:
         "num_experts": count,
         "num_local_experts": count,
         "num_experts_per_tok": keys.integer(f"{name}.expert_used_count"),
-        "moe_intermediate_size": keys.integer(f"{name}.expert_feed_forward_length", inner),
+        **dict.fromkeys(
+            ("moe_intermediate_size",) + ("intermediate_size",) * (name == "gpt-oss"),
+            keys.integer(f"{name}.expert_feed_forward_length", inner),
+        ),
         "norm_topk_prob": True,
     }
 
@@ -154,8 +164,12 @@ def end_ids(keys: JsonKeys) -> list[int]:
     tokens = keys.raw("tokenizer.ggml.tokens", [])
     types = keys.raw("tokenizer.ggml.token_type", [])
     if isinstance(tokens, list) and isinstance(types, list):
+        is_harmony = all(each in tokens for each in _HARMONY_ENDS)
+        ends = _HARMONY_ENDS if is_harmony else _END_NAMES
+        if is_harmony and "<|end|>" in tokens:
+            found.discard(tokens.index("<|end|>"))
         for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False)):
-            if kind == _CONTROL and token in _END_NAMES:
+            if kind == _CONTROL and token in ends:
                 found.add(token_id)
     return sorted(found)
 
@@ -218,7 +232,7 @@ def _rope(
         raise keys.wrong(f"{name}.rope.scaling.type", "none, linear or yarn")
     if kind == "none" or factor is None:
         return table | {"rope_type": "default"}
-    table |= {"rope_type": kind, "factor": factor}
+    table |= {"rope_type": kind, "factor": factor, "truncate": name != "gpt-oss"}
     return table if kind == "linear" else table | _yarn(keys, name, factor)
 
 

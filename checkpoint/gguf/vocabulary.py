@@ -65,6 +65,10 @@ _DEEPSEEK_V3 = _Splitting(
     first=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
     adds_bos=True,
 )
+_GPT_4O = _Splitting(
+    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPLITTINGS = {
     "gpt-2": _Splitting(None),
     "smollm": _Splitting(None, single_digits=True),
@@ -75,6 +79,7 @@ SPLITTINGS = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _Splitting(_QWEN2.pattern, adds_bos=True),
     "tekken": _TEKKEN,
+    "gpt-4o": _GPT_4O,
     "deepseek-llm": _DEEPSEEK_LLM,
     "deepseek-v3": _DEEPSEEK_V3,
 }

@@ -73,11 +73,20 @@ class AttentionBackend(Protocol):
 class GroupedBackend(AttentionBackend, Protocol):
     """Attention of grouped queries."""
 
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Writes `k`, `v` to the pool, then attends.
 
         `q` is [N, num_heads, head_dim], `k` and `v` are [N, num_kv_heads, head_dim], with N the
-        query tokens of all planned segments, in their order. Returns [N, num_heads, head_dim].
+        query tokens of all planned segments, in their order. Where there are `sinks` [num_heads],
+        fp32, each head's softmax has its sink as one more score, without a value. Returns
+        [N, num_heads, head_dim].
         """
 
 
@@ -104,5 +113,7 @@ class StoringAttention(GroupedBackend, Protocol):
     def target(self, layer: int) -> KvTarget:
         """Where to store the planned batch's k and v of `layer` before `attend`."""
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Attends with `q` [N, num_heads, head_dim] to the stored KV; returns the same shape."""

@@ -45,6 +45,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("block_size", "window", "is_bf16", "is_fp8")),
         *((name, ctypes.c_int32) for name in ("is_paired", "num_threads")),
         *((name, ctypes.c_float) for name in ("scale", "cap")),
+        ("sinks", ctypes.c_void_p),
     )
 
 
@@ -203,7 +204,14 @@ class KernelAttention:
         contiguous, all keys and values are already written. None if all tokens are wanted."""
         return self._last_call
 
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See GroupedBackend."""
         q, k, v = _rows(q), _rows(k), _rows(v)
         if k.stride(0) != v.stride(0):
@@ -221,6 +229,10 @@ class KernelAttention:
         call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         call.q_stride, call.kv_stride = q.stride(0), k.stride(0)
         call.out, call.is_bf16 = out.data_ptr(), q.dtype == torch.bfloat16
+        if sinks is not None:
+            assert sinks.dtype == torch.float32
+            assert sinks.is_contiguous()
+        call.sinks = None if sinks is None else sinks.data_ptr()
         self._attend(ctypes.byref(call))
         return out
 

@@ -174,8 +174,11 @@ class FlashInferAttention(PoolAttention):
                 self._plan_chunks(self._chunks[window], batch, arguments)
         self._copied.mark()
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """See StoringAttention."""
+    def attend(
+        self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See StoringAttention; computes no sinks."""
+        assert sinks is None
         caches, window = self._layers.caches[layer], self._layers.windows[layer]
         out = q.new_empty(q.shape)
         split = self._num_decodes

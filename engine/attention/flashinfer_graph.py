@@ -100,8 +100,11 @@ class FixedDecode(PoolAttention):
         self._is_planned = True
         self._copied.mark()
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """See StoringAttention."""
+    def attend(
+        self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See StoringAttention; computes no sinks."""
+        assert sinks is None
         wrapper = self._wrappers[self._layers.windows[layer]]
         result: torch.Tensor = wrapper.run(q, self._layers.caches[layer])
         return result

@@ -40,10 +40,17 @@ class AttentionByGroup:
         for index, backend in enumerate(self.backends):
             backend.plan([segment.of_group(index) for segment in segments])
 
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See GroupedBackend."""
         group, index = self.places[layer]
-        return self.backends[group].run(index, q, k, v)
+        return self.backends[group].run(index, q, k, v, sinks)
 
 
 class StoringByGroup(AttentionByGroup):
@@ -53,10 +60,12 @@ class StoringByGroup(AttentionByGroup):
         """See StoringAttention."""
         return self._place(layer)[0].target(self._place(layer)[1])
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See StoringAttention."""
         backend, index = self._place(layer)
-        return backend.attend(index, q)
+        return backend.attend(index, q, sinks)
 
     def _place(self, layer: int) -> tuple[StoringAttention, int]:
         group, index = self.places[layer]

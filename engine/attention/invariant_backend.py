@@ -86,8 +86,11 @@ class InvariantAttention(PoolAttention):
             for window in tiles
         }
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """See StoringAttention."""
+    def attend(
+        self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See StoringAttention; computes no sinks."""
+        assert sinks is None
         layers = self._layers
         window, out = layers.windows[layer], q.new_empty(q.shape)
         keys, values = layers.caches[layer]

@@ -68,15 +68,24 @@ class PoolAttention:
         self._layers = layers
         self._slots = torch.empty(0, dtype=torch.int64)
 
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See GroupedBackend."""
         self._layers.store(layer, self._slots, k, v)
-        return self.attend(layer, q)
+        return self.attend(layer, q, sinks)
 
     def target(self, layer: int) -> KvTarget:
         """See StoringAttention."""
         return self._layers.target(layer, self._slots)
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See StoringAttention."""
         raise NotImplementedError

@@ -92,7 +92,14 @@ class TorchAttention:
             window: self._plan_for(window, segments, tables) for window in set(self._windows)
         }
 
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See GroupedBackend."""
         num_tokens, num_heads, head_dim = q.shape
         slots = self._slots + layer * self._layer_stride * self._block_size
@@ -102,31 +109,39 @@ class TorchAttention:
         grouped = q.reshape(num_tokens, self._num_kv_heads, -1, head_dim)
         plan = self._plans[self._windows[layer]]
         out = torch.empty_like(grouped)
+        if sinks is not None:
+            sinks = sinks.view(self._num_kv_heads, -1, 1)
         for group in plan.decodes:
             if group.tokens is None:
-                out = self._decode(layer, group, grouped)
+                out = self._decode(layer, group, grouped, sinks)
             else:
-                result = self._decode(layer, group, grouped.index_select(0, group.tokens))
+                some = grouped.index_select(0, group.tokens)
+                result = self._decode(layer, group, some, sinks)
                 out.index_copy_(0, group.tokens, result)
         for chunk in plan.chunks:
             out[chunk.start : chunk.end] = self._prefill(
-                layer, chunk, grouped[chunk.start : chunk.end]
+                layer, chunk, grouped[chunk.start : chunk.end], sinks
             )
         return out.reshape(num_tokens, num_heads, head_dim)
 
-    def _decode(self, layer: int, group: _DecodeGroup, q: torch.Tensor) -> torch.Tensor:
+    def _decode(
+        self, layer: int, group: _DecodeGroup, q: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """`q` [B, num_kv_heads, group size, head_dim]; returns the same shape."""
         gathered = self._gather(layer, group.head_blocks)
         gathered.view(-1, self._head_dim).index_fill_(0, group.stale, 0.0)
         k, v = gathered.view(2, len(q), self._num_kv_heads, -1, self._head_dim)
-        return attention(q, k, v, group.mask, self._scoring)
+        return attention(q, k, v, group.mask, self._scoring, sinks)
 
-    def _prefill(self, layer: int, chunk: _Chunk, q: torch.Tensor) -> torch.Tensor:
+    def _prefill(
+        self, layer: int, chunk: _Chunk, q: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """`q` [n, num_kv_heads, group size, head_dim]; returns the same shape."""
         gathered = self._gather(layer, chunk.head_blocks)
         gathered = gathered.view(2, self._num_kv_heads, 1, -1, self._head_dim)
         k, v = gathered[:, :, :, chunk.keys].expand(-1, -1, q.shape[2], -1, -1)
-        result = attention(q.permute(1, 2, 0, 3), k, v, chunk.mask, self._scoring)
+        sinks = None if sinks is None else sinks.unsqueeze(-1)
+        result = attention(q.permute(1, 2, 0, 3), k, v, chunk.mask, self._scoring, sinks)
         return result.permute(2, 0, 1, 3)
 
     def _gather(self, layer: int, head_blocks: torch.Tensor) -> torch.Tensor:

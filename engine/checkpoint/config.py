@@ -28,6 +28,8 @@ from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import DTYPE_BYTES, KEYS_AND_VALUES, KvGroup, KvLayout, stage_layers
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+_SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+"""What the clamped activation is made of."""
 MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 22
 """Of a layer or a vocabulary, in numbers; many times that of the largest models."""
@@ -70,6 +72,8 @@ class ModelConfig:
     local_rope: RopeConfig | None = None
     """Of layers with windows; None: `rope` is all layers'."""
     embedding_scale: float = 1.0
+    has_sinks: bool = False
+    """Whether each head has a logit that takes part in its softmax, without a value."""
     logits_cap: float | None = None
     """Where there is one, logits become `cap * tanh(logits / cap)`."""
     norm_offset: float = 0.0
@@ -242,7 +246,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         head_dim=head_dim,
         max_position_embeddings=max_positions,
         rms_norm_eps=keys.number("rms_norm_eps"),
-        hidden_act=_hidden_act(keys, kind.activation_key),
+        hidden_act=_hidden_act(keys, kind),
         rope=_checked_rope(keys, kind, rope, rope_dim),
         dtype=_dtype(keys),
         tie_word_embeddings=keys.flag("tie_word_embeddings", False),
@@ -256,6 +260,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         scoring=parse_scoring(keys, kind, head_dim),
         local_rope=local_rope,
         embedding_scale=math.sqrt(hidden_size) if kind.scales_embeddings else 1.0,
+        has_sinks=kind.has_sinks,
         logits_cap=parse_cap(keys, kind, "final"),
         norm_offset=1.0 if kind.norms_from_zero and not is_gguf else 0.0,
         experts=experts,
@@ -374,7 +379,13 @@ def _heads(keys: JsonKeys, kind: Architecture) -> tuple[int, int, int]:
     return num_heads, num_kv_heads, head_dim
 
 
-def _hidden_act(keys: JsonKeys, key: str) -> str:
+def _hidden_act(keys: JsonKeys, kind: Architecture) -> str:
+    if kind.activation:
+        for key, known in _SWIGLU.items():
+            if keys.number(key) != known:
+                raise keys.wrong(key, f"{known:g} or absent")
+        return kind.activation
+    key = kind.activation_key
     name: str = keys.text(key, "silu")
     if name not in ACTIVATIONS:
         raise keys.wrong(key, f"one of {', '.join(ACTIVATIONS)}")

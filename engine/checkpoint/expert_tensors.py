@@ -15,6 +15,8 @@ from collections.abc import Sequence
 _MIXTRAL = re.compile(r"(model\.layers\.\d+)\.block_sparse_moe\.(gate|experts\.\d+\.w[123])(\..+)")
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(?:\.weight)?")
+_STACKED_BIAS = re.compile(r"(.+\.experts)\.(\w+_proj)[._]bias")
+_STACKED_BLOCKS = re.compile(r"(.+\.experts)\.(\w+_proj_(?:blocks|scales))")
 _OF_TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\.)?(.+)")
 _HALVES = ("gate_proj", "up_proj")
 _MAX_STACKED = 4096
@@ -25,9 +27,12 @@ def one_by_one(name: str, shape: Sequence[int]) -> tuple[list[str], tuple[int, .
     the shape of each: itself, by its usual name, or those of its experts.
 
     A tensor of all experts is [experts, outputs, inputs]; the outputs of `gate_up_proj` are gate's,
-    then up's.
+    then up's. Of gpt-oss's biases, and of its blocks and their scales, each part is an expert's.
     """
     name = _of_text(name)
+    parts = _parts_of_gpt_oss(name, shape)
+    if parts is not None:
+        return parts, tuple(shape[1:])
     stacked = _STACKED.fullmatch(name)
     if stacked is None or len(shape) != 3 or not 1 <= shape[0] <= _MAX_STACKED:
         return [_usual(name)], tuple(shape)
@@ -37,6 +42,17 @@ def one_by_one(name: str, shape: Sequence[int]) -> tuple[list[str], tuple[int, .
         return [name], tuple(shape)
     names = [f"{stacked[1]}.{e}.{half}.weight" for e in range(experts) for half in halves]
     return names, (outputs // len(halves), inputs)
+
+
+def _parts_of_gpt_oss(name: str, shape: Sequence[int]) -> list[str] | None:
+    """The experts' names; None for another tensor."""
+    if len(shape) < 2 or not 1 <= shape[0] <= _MAX_STACKED:
+        return None
+    if bias := _STACKED_BIAS.fullmatch(name):
+        return [f"{bias[1]}.{e}.{bias[2]}.bias" for e in range(shape[0])]
+    if blocks := _STACKED_BLOCKS.fullmatch(name):
+        return [f"{blocks[1]}.{e}.{blocks[2]}" for e in range(shape[0])]
+    return None
 
 
 def _of_text(name: str) -> str:

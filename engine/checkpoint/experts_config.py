@@ -45,6 +45,9 @@ class ExpertsConfig:
     shared_inner: int = 0
     shared_name: str = ""  # in the checkpoint
     gates_shared: bool = False
+    router_name: str = "gate"  # in the checkpoint
+    has_biases: bool = False  # of the router's logits and of each expert's products
+    are_paired: bool = False  # in the checkpoint: see `engine.checkpoint.paired_experts`
 
     def sharded(self, tp_size: int) -> ExpertsConfig:
         """One of `tp_size` ranks' share of every expert. Raises ConfigError."""
@@ -72,6 +75,7 @@ def parse_experts(
     per_token = keys.integer("num_experts_per_tok", maximum=MAX_PER_TOKEN)
     if per_token > count:
         raise keys.wrong("num_experts_per_tok", f"at most {count_key} ({count})")
+    is_gguf = keys.flag("is_gguf", False)
     normalizes = kind.normalizes
     if normalizes is None:
         normalizes = keys.flag("norm_topk_prob", False)
@@ -80,6 +84,9 @@ def parse_experts(
         per_token,
         inner=keys.integer(kind.inner, maximum=_MAX_INNER),
         normalizes=normalizes,
+        router_name="gate" if is_gguf else kind.router_name,
+        are_paired=kind.are_paired and not is_gguf,
+        has_biases=kind.has_biases,
     )
     if kind.routes_in_groups:
         experts = _in_groups(keys, kind, experts)

@@ -45,11 +45,14 @@ _OF_LAYER = {
 }
 _CHOICE_BIAS = "exp_probs_b", "mlp.gate.e_score_correction_bias"
 _HEAD_BY_HEAD = re.compile(r".+\.self_attn\.[kv]_b_proj\.weight")
+_SINKS = re.compile(r"blk\.(\d+)\.attn_sinks\.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def hugging_face_name(name: str) -> str:
     """Hugging Face's name of the tensor that llama.cpp calls `name`."""
+    if sinks := _SINKS.fullmatch(name):
+        return f"model.layers.{sinks[1]}.self_attn.sinks"
     match = _LAYER.fullmatch(name)
     if match is not None and match[2] == _CHOICE_BIAS[0]:
         return f"model.layers.{match[1]}.{_CHOICE_BIAS[1]}"

@@ -22,6 +22,7 @@ from engine.checkpoint.files import (
     read_all_entries,
     weight_files,
 )
+from engine.checkpoint.formats.panel_rows import MXFP4, gguf_mxfp4_rows
 from protocol.errors import ModelLoadError
 
 PLAIN_DTYPES = {
@@ -102,11 +103,13 @@ class FileTensors:
         count, offset = math.prod(shape), entry.begin - start
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
-    def panel_rows(self, name: str, pairs_of_heads: int | None) -> BlockRows | None:
+    def panel_rows(self, name: str, pairs_of_heads: int | None) -> PanelRows | None:
         """See StoredTensors; those of GGUF files."""
         kind = self.entries[name].dtype
         if kind not in QUANTIZED_TYPES:
             return None
+        if kind == MXFP4:
+            return None if pairs_of_heads is not None else gguf_mxfp4_rows(self.read(name))
         return BlockRows(self.read(name), kind, pairs_of_heads)
 
     def finish(self) -> None:

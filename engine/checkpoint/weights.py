@@ -33,6 +33,7 @@ from engine.checkpoint.config import ModelConfig, Shard
 from engine.checkpoint.files import read_tensor_entries, weight_files
 from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Split
+from engine.checkpoint.paired_experts import PairedExperts
 from engine.checkpoint.staging import copies_to
 from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
 from engine.device import available_bytes, torch_dtype
@@ -133,6 +134,8 @@ def _load(
 ) -> Weights:
     device, dtype, shard = target.device, target.dtype, target.shard
     expected = _places(config, empty_weights(config, torch.device("meta"), dtype))
+    if config.experts is not None and config.experts.are_paired:
+        tensors = PairedExperts(tensors)
     if config.quantization is not None:
         tensors = QuantizedTensors(tensors, config.quantization, expected)
     entries = tensors.entries

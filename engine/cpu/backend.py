@@ -24,7 +24,7 @@ from engine.cpu.huge_pages import HugePages
 from engine.cpu.linear import cpu_linear
 from engine.cpu.native_experts import ExpertsMemory, NativeExperts, can_pack_experts
 from engine.cpu.native_linear import NativeLinear
-from engine.cpu.native_ops import NativeOps
+from engine.cpu.native_ops import GATES, NativeOps
 from engine.device import torch_dtype
 from engine.engine_config import EngineConfig
 from engine.kv_pool import KvPool, blocks_for_fraction
@@ -96,19 +96,19 @@ class CpuBackend:
         return self.linear(weight, bias)
 
     def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
-        """See LayerFactory; the kernels compute experts with SiLU, torch all others."""
-        kernels = self._kernels
-        if kernels is None or self._config.hidden_act != "silu":
+        """See LayerFactory; torch computes experts whose activation the kernels do not have."""
+        kernels, gate = self._kernels, GATES.get(self._config.hidden_act)
+        if kernels is None or gate is None:
             return TorchExperts(config, weights, self.linear)
         if not can_pack_experts(kernels, weights):
             return TorchExperts(config, weights, self.linear)
         if self._experts_memory is None:
             self._experts_memory = ExpertsMemory(config, self._config.hidden_size)
 
-        def pack(matrix: torch.Tensor | BlockMatrix) -> NativeLinear:
-            return NativeLinear(matrix, None, kernels, self.weight_bits, self._memory)
+        def pack(matrix: torch.Tensor | BlockMatrix, bias: torch.Tensor | None) -> NativeLinear:
+            return NativeLinear(matrix, bias, kernels, self.weight_bits, self._memory)
 
-        return NativeExperts(config, weights, pack, self._experts_memory, kernels)
+        return NativeExperts(config, weights, pack, self._experts_memory, kernels, gate)
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
         """See Backend."""

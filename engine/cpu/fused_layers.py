@@ -26,7 +26,10 @@ class _Layer(ctypes.Structure):
         *((name, Weight) for name in ("qkv", "o", "gate_up", "down")),
         ("experts", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "qk_norm")),
-        *((name, ctypes.c_void_p) for name in ("attention_out_norm", "feed_forward_out_norm")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("sinks", "attention_out_norm", "feed_forward_out_norm")
+        ),
         *((name, ctypes.c_int64) for name in ("attention", "pool_layer", "rope")),
     )
 
@@ -53,9 +56,9 @@ Tables = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """One layer's packed linear layers and norm weights, fp32; `qk_norm` as in `GroupedAttention`.
-    The feed-forward layer is one of gate and up and one of down, or a mixture of experts. `rope`:
-    which of two rotary embeddings is the layer's."""
+    """One layer's packed linear layers, and its norm weights and sinks, fp32; `qk_norm` as in
+    `GroupedAttention`. The feed-forward layer is one of gate and up and one of down, or a mixture
+    of experts. `rope`: which of two rotary embeddings is the layer's."""
 
     qkv: NativeLinear
     o: NativeLinear
@@ -66,6 +69,7 @@ class FusedLayer:
     attention_out_norm: torch.Tensor | None = None
     feed_forward_out_norm: torch.Tensor | None = None
     rope: int = 0
+    sinks: torch.Tensor | None = None
 
 
 class FusedLayers:
@@ -204,6 +208,7 @@ def _struct(layer: FusedLayer) -> _Layer:
         input_norm=_address(layer.input_norm),
         post_norm=_address(layer.post_norm),
         qk_norm=_address(layer.qk_norm),
+        sinks=_address(layer.sinks),
         attention_out_norm=_address(layer.attention_out_norm),
         feed_forward_out_norm=_address(layer.feed_forward_out_norm),
         rope=layer.rope,

@@ -103,7 +103,7 @@ def _fused_layer(layer: Layer, rope: int) -> FusedLayer | None:
         return None
     norms = (layer.input_norm, layer.post_norm, attention.qk_norm)
     out_norms = (layer.attention_out_norm, layer.feed_forward_out_norm)
-    return FusedLayer(qkv, o, feed_forward, *norms, *out_norms, rope)
+    return FusedLayer(qkv, o, feed_forward, *norms, *out_norms, rope, attention.sinks)
 
 
 def _fused_feed_forward(

@@ -23,14 +23,14 @@ from engine.layers.ops import LayerOps
 _MOST_GAPS = 15
 """Rows between those of two experts, at most."""
 
-Pack = Callable[[torch.Tensor | BlockMatrix], NativeLinear]
+Pack = Callable[[torch.Tensor | BlockMatrix, torch.Tensor | None], NativeLinear]
 
 
 class _Router(ctypes.Structure):
     """Mirrors Router in native/routing.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "choice_bias")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "choice_bias")),
         *((name, ctypes.c_int32) for name in ("hidden", "experts", "per_token", "groups")),
         *((name, ctypes.c_int32) for name in ("chosen_groups", "is_sigmoid", "normalizes")),
         ("sums_two", ctypes.c_int32),
@@ -126,7 +126,8 @@ class ExpertsMemory:
 
 
 class NativeExperts:
-    """See Experts. `pack` makes the packed form of a matrix; consumes the matrices of `weights`."""
+    """See Experts. `pack` makes the packed form of a matrix with its bias; consumes the matrices of
+    `weights`. `gate`: the activation, one of `GATES`."""
 
     def __init__(
         self,
@@ -135,6 +136,7 @@ class NativeExperts:
         pack: Pack,
         memory: ExpertsMemory,
         kernels: ctypes.CDLL,
+        gate: int = 0,
     ) -> None:
         assert can_pack_experts(kernels, weights)
         self.config = config
@@ -142,9 +144,15 @@ class NativeExperts:
         self._run = kernels.baton_experts
         self._fp32 = [  # keeps alive what the structure points to
             None if each is None else each.float().contiguous()
-            for each in (weights.router, weights.choice_bias, weights.shared_gate)
+            for each in (
+                weights.router,
+                weights.router_bias,
+                weights.choice_bias,
+                weights.shared_gate,
+            )
         ]
-        self.gate_up, self.down = _packed(weights.gate_up, pack), _packed(weights.down, pack)
+        self.gate_up = _packed(weights.gate_up, pack, weights.gate_up_bias)
+        self.down = _packed(weights.down, pack, weights.down_bias)
         shared = [
             each for each in (weights.shared_gate_up, weights.shared_down) if each is not None
         ]
@@ -155,16 +163,15 @@ class NativeExperts:
             (Weight * config.count)(*(layer.weight for layer in layers))
             for layers in (self.gate_up, self.down)
         ]
-        router, bias, shared_gate = (
-            None if each is None else each.data_ptr() for each in self._fp32
-        )
+        *of_router, shared_gate = (None if each is None else each.data_ptr() for each in self._fp32)
         hidden = int(self.gate_up[0].weight.inputs)
         self.weights = _Weights(
-            _router(config, hidden, router, bias),
+            _router(config, hidden, of_router),
             *(ctypes.addressof(array) for array in self._arrays),
             *(layer.weight for layer in self.shared),
         )
         self.weights.shared_gate, self.weights.tally = shared_gate, self.tally.data_ptr()
+        self.weights.gate = gate
 
     @property
     def products(self) -> Sequence[LinearLayer]:
@@ -187,20 +194,23 @@ class NativeExperts:
         return out
 
 
-def _packed(matrices: list[Matrix], pack: Pack) -> list[NativeLinear]:
+def _packed(
+    matrices: list[Matrix], pack: Pack, biases: Sequence[torch.Tensor] = ()
+) -> list[NativeLinear]:
     """The packed forms; consumes `matrices`, so that no layer is in memory twice."""
     matrices.reverse()
-    layers = []
+    layers: list[NativeLinear] = []
     while matrices:
         matrix = matrices.pop()
-        layers.append(pack(as_tensor(matrix) if isinstance(matrix, MatrixStack) else matrix))
+        bias = biases[len(layers)] if biases else None
+        layers.append(pack(as_tensor(matrix) if isinstance(matrix, MatrixStack) else matrix, bias))
     return layers
 
 
-def _router(config: ExpertsConfig, hidden: int, weight: int | None, bias: int | None) -> _Router:
+def _router(config: ExpertsConfig, hidden: int, addresses: Sequence[int | None]) -> _Router:
+    """`addresses` of the weight, the bias and the bias of the choice."""
     return _Router(
-        weight,
-        bias,
+        *addresses,
         hidden,
         config.count,
         config.per_token,

@@ -7,8 +7,9 @@ import ctypes
 import torch
 
 from engine.layers.ops import Rotation, TorchOps
+from engine.models.architectures import CLAMPED_SWIGLU
 
-GATES = {"silu": 0, "gelu_new": 1, "gelu_fast": 1, "gelu_pytorch_tanh": 1}
+GATES = {"silu": 0, "gelu_new": 1, "gelu_fast": 1, "gelu_pytorch_tanh": 1, CLAMPED_SWIGLU: 2}
 """The activations of the kernels, as `Gate` in native/elementwise.h numbers them."""
 
 

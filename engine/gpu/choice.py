@@ -53,6 +53,8 @@ def _backend(
         return InvariantBackend(config, device, computed, kv_dtype)
     if settings.attention != "torch":
         try:
+            if config.has_sinks:
+                raise FlashInferUnavailable("FlashInfer's attention is used without sinks")
             max_sequences = settings.scheduler.max_batch_size
             return FlashInferBackend(
                 config, device, computed, kv_dtype, max_sequences, weight_bits=weight_bits

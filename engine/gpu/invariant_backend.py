@@ -90,6 +90,8 @@ class InvariantBackend(TritonBackend):
             )
         if config.scoring.cap is not None:
             raise ConfigError("batch_invariant on a card has no attention with capped scores")
+        if config.has_sinks:
+            raise ConfigError("batch_invariant on a card has no attention with sinks")
         if config.experts is not None:
             raise ConfigError("batch_invariant on a card has no product for mixtures of experts")
         if config.head_dim not in _HEAD_DIMS:

@@ -65,9 +65,7 @@ class TritonBackend(CardBackend, ABC):
     def layers(self, pool: KvPool) -> PoolLayers:
         """The layers of one group in `pool`, as views for the kernels."""
         config = self._config
-        return PoolLayers(
-            pool, self.windows(pool), config.num_heads, self._dtype, config.scoring
-        )
+        return PoolLayers(pool, self.windows(pool), config.num_heads, self._dtype, config.scoring)
 
     def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
         """See Backend."""

@@ -6,7 +6,7 @@ Owns the experts' weights. A token's rows of the products depend on its own expe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -27,7 +27,8 @@ _ALIGNMENT = 8
 class ExpertWeights:
     """The weights of one layer of experts, or of a rank's share of each expert. Rows of each of
     `gate_up` [2 * inner, hidden] are gate's, then up's; each of `down` is [hidden, inner]. The
-    shared expert's are there if the layer has one. Others than the matrices are fp32."""
+    shared expert's are there if the layer has one, biases of all or of none. Others than the
+    matrices and their biases are fp32."""
 
     router: torch.Tensor  # [experts, hidden]
     choice_bias: torch.Tensor | None  # [experts]
@@ -36,6 +37,9 @@ class ExpertWeights:
     shared_gate_up: Matrix | None = None
     shared_down: Matrix | None = None
     shared_gate: torch.Tensor | None = None  # [1, hidden]
+    router_bias: torch.Tensor | None = None  # [experts]
+    gate_up_bias: list[torch.Tensor] = field(default_factory=list)  # [2 * inner] each
+    down_bias: list[torch.Tensor] = field(default_factory=list)  # [hidden] each
 
 
 class Experts(Protocol):
@@ -74,6 +78,9 @@ class TorchExperts:
     ) -> None:
         self._config = config
         self._router, self._bias = weights.router, weights.choice_bias
+        self._router_bias = weights.router_bias
+        self._gate_up_bias = _rows(weights.gate_up_bias)  # [experts, 2 * inner]
+        self._down_bias = _rows(weights.down_bias)  # [experts, hidden]
         self._gate_up = _stacked(weights.gate_up)  # [experts, 2 * inner, hidden]
         self._down = _stacked(weights.down)  # [experts, hidden, inner]
         self._shared: tuple[LinearLayer, LinearLayer] | None = None
@@ -101,7 +108,8 @@ class TorchExperts:
 
     def _routed(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
         per_token = self._config.per_token
-        chosen, weights = choose(self._config, linear(x.float(), self._router), self._bias)
+        logits = linear(x.float(), self._router, self._router_bias)
+        chosen, weights = choose(self._config, logits, self._bias)
         experts, order = chosen.flatten().sort(stable=True)  # [N * per_token]: expert by expert
         ends = torch.searchsorted(experts, self._numbers, right=True)
         counts = ends.diff(prepend=ends.new_zeros(1))
@@ -110,7 +118,11 @@ class TorchExperts:
             return torch.zeros_like(x)
         ends = ends.to(torch.int32)
         gate_up = grouped_mm(x[order // per_token], self._gate_up.transpose(1, 2), offs=ends)
+        if self._gate_up_bias is not None:
+            gate_up = gate_up + self._gate_up_bias[experts]
         y = grouped_mm(ops.gate(gate_up), self._down.transpose(1, 2), offs=ends)
+        if self._down_bias is not None:
+            y = y + self._down_bias[experts]
         y = y[order.argsort()].unflatten(0, (-1, per_token))  # [N, per_token, hidden]
         return torch.bmm(weights.unsqueeze(1).to(y.dtype), y).squeeze(1)
 
@@ -121,6 +133,11 @@ class TorchExperts:
         if self._shared_gate is None:
             return y
         return y * linear(x.float(), self._shared_gate).sigmoid().to(y.dtype)
+
+
+def _rows(biases: list[torch.Tensor]) -> torch.Tensor | None:
+    """A row for each expert, [experts, outputs]; None if there are none."""
+    return torch.stack(biases) if biases else None
 
 
 def _stacked(matrices: list[Matrix]) -> torch.Tensor:

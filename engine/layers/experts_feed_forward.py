@@ -23,6 +23,7 @@ class ExpertsFeedForward:
         assert config.experts is not None
         matrices, vectors = weights.matrices, weights.vectors
         numbers = range(config.experts.count)
+        has_biases = config.experts.has_biases
         found = ExpertWeights(
             vectors["router"],
             vectors.get("choice_bias"),
@@ -31,6 +32,9 @@ class ExpertsFeedForward:
             matrices.pop("shared_gate_up", None),
             matrices.pop("shared_down", None),
             vectors.get("shared_gate"),
+            vectors.get("router_bias"),
+            [vectors[f"{_gate_up(each)}_bias"] for each in numbers] if has_biases else [],
+            [vectors[f"{_down(each)}_bias"] for each in numbers] if has_biases else [],
         )
         self.experts = make.experts(config.experts, found)
 
@@ -40,13 +44,20 @@ class ExpertsFeedForward:
         gate's, then up's."""
         experts, hidden = config.experts, config.hidden_size
         assert experts is not None
-        found = [LayerTensor("router", [Rows("gate.weight", experts.count)], hidden, is_wide=True)]
+        router = experts.router_name
+        rows = [Rows(f"{router}.weight", experts.count)]
+        found = [LayerTensor("router", rows, hidden, is_wide=True)]
+        if experts.has_biases:
+            rows = [Rows(f"{router}.bias", experts.count)]
+            found.append(LayerTensor("router_bias", rows, is_wide=True))
         if experts.has_choice_bias:
             bias = [Rows("gate.e_score_correction_bias", experts.count)]
             found.append(LayerTensor("choice_bias", bias, is_wide=True))
         for number in range(experts.count):
             names = (_gate_up(number), _down(number))
             found += _gated(names, f"experts.{number}", hidden, experts.inner)
+            if experts.has_biases:
+                found += _biases(names, f"experts.{number}", hidden, experts.inner)
         if experts.shared_inner:
             names, shared = ("shared_gate_up", "shared_down"), experts.shared_name
             found += _gated(names, shared, hidden, experts.shared_inner)
@@ -82,4 +93,14 @@ def _gated(names: tuple[str, str], prefix: str, hidden: int, inner: int) -> list
     return [
         LayerTensor(names[0], gate_up, hidden, Split.OUTPUTS),
         LayerTensor(names[1], down, inner, Split.INPUTS),
+    ]
+
+
+def _biases(names: tuple[str, str], prefix: str, hidden: int, inner: int) -> list[LayerTensor]:
+    """The biases of both."""
+    gate_up = [Rows(f"{prefix}.{part}_proj.bias", inner) for part in ("gate", "up")]
+    down = [Rows(f"{prefix}.down_proj.bias", hidden)]
+    return [
+        LayerTensor(f"{names[0]}_bias", gate_up, split=Split.OUTPUTS),
+        LayerTensor(f"{names[1]}_bias", down, split=Split.FIRST),
     ]

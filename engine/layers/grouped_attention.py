@@ -1,7 +1,7 @@
 """Attention of grouped queries: several query heads for each head of keys and values.
 
-Biases and norms on q and k are optional. The attention backend knows whether a layer attends to all
-earlier tokens or to a window of them; the layer computes the same either way.
+Biases, norms on q and k, and sinks are optional. The attention backend knows whether a layer
+attends to all earlier tokens or to a window of them; the layer computes the same either way.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class GroupedAttention:
         matrices, vectors = weights.matrices, weights.vectors
         self.qkv = make.linear(matrices.pop("qkv"), vectors.get("qkv_bias"))
         self.qk_norm = _qk_norm(config, vectors) if config.qk_norm else None
+        self.sinks = vectors.get("sinks")  # [num_heads], fp32
         self.o = make.output_linear(matrices.pop("o"), vectors.get("o_bias"))
 
     @staticmethod
@@ -52,6 +53,9 @@ class GroupedAttention:
             found.append(LayerTensor("qkv_bias", qkv("bias"), split=Split.OUTPUTS))
         if config.o_bias:
             found.append(LayerTensor("o_bias", [Rows("o_proj.bias", hidden)], split=Split.FIRST))
+        if config.has_sinks:
+            sinks = [Rows("sinks", config.num_heads)]
+            found.append(LayerTensor("sinks", sinks, split=Split.OUTPUTS, is_wide=True))
         if config.qk_norm:
             found += [
                 LayerTensor(
@@ -76,11 +80,11 @@ class GroupedAttention:
         if batch.storing is not None:
             ops, backend = batch.storing
             q = ops.rotate_and_store(heads, self.qk_norm, batch.rotation, backend.target(layer))
-            return backend.attend(layer, _scaled(q, batch.scale)).flatten(1)
+            return backend.attend(layer, _scaled(q, batch.scale), self.sinks).flatten(1)
         qk, v = heads.split([self._num_heads + self._num_kv_heads, self._num_kv_heads], dim=1)
         qk = batch.ops.rotate(qk, self.qk_norm, batch.rotation)
         q, k = qk.split([self._num_heads, self._num_kv_heads], dim=1)
-        return batch.grouped.run(layer, _scaled(q, batch.scale), k, v).flatten(1)
+        return batch.grouped.run(layer, _scaled(q, batch.scale), k, v, self.sinks).flatten(1)
 
     def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionLayer."""

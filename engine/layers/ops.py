@@ -16,6 +16,7 @@ from torch.nn.functional import gelu, silu
 
 from engine.attention.base import KvTarget
 from engine.layers.rope import rotate
+from engine.models.architectures import CLAMPED_SWIGLU
 
 _tanh_gelu = partial(gelu, approximate="tanh")
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -25,6 +26,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_fast": _tanh_gelu,
     "gelu_pytorch_tanh": _tanh_gelu,
 }
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """cos and sin, each [N, head_dim / 2]."""
 
@@ -79,7 +81,7 @@ class TorchOps:
 
     def __init__(self, hidden_act: str, eps: float, dtype: torch.dtype) -> None:
         self.rotation_dtype = dtype
-        self._activation = _ACTIVATIONS[hidden_act]
+        self._activation = None if hidden_act == CLAMPED_SWIGLU else _ACTIVATIONS[hidden_act]
         self._eps = eps
 
     def norm(
@@ -108,4 +110,13 @@ class TorchOps:
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See LayerOps."""
         gate, up = gate_up.chunk(2, dim=-1)
+        if self._activation is None:
+            return _clamped_swiglu(gate.float(), up.float()).to(gate_up.dtype)
         return self._activation(gate) * up
+
+
+def _clamped_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gpt-oss's activation times its gated half."""
+    gate = gate.clamp(max=SWIGLU_LIMIT)
+    up = up.clamp(min=-SWIGLU_LIMIT, max=SWIGLU_LIMIT)
+    return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)

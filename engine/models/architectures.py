@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+CLAMPED_SWIGLU = "clamped_swiglu"
+"""gpt-oss's activation; see `engine.layers.ops`."""
+
 
 @dataclass(frozen=True)
 class LayerKinds:
@@ -30,6 +33,9 @@ class ExpertKeys:
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")  # the first that is there
     inner: str = "moe_intermediate_size"
+    router_name: str = "gate"  # of the router's tensors
+    has_biases: bool = False  # of the router and of each expert's products
+    are_paired: bool = False  # outputs of gate and up by turns, matrices with inputs first
     normalizes: bool | None = None  # weights add up to 1; None: as norm_topk_prob says
     routes_in_groups: bool = False  # DeepSeek's keys
     default_method: str = "noaux_tc"  # without topk_method
@@ -63,7 +69,9 @@ class Architecture:
     caps: tuple[str, ...] = ()  # of "attn" and "final": logits that a key may cap
     scales_embeddings: bool = False  # by the root of hidden_size
     norms_from_zero: bool = False  # safetensors hold the norms' weights minus 1
+    has_sinks: bool = False  # logits of each head that take part in its softmax, without a value
     activation_key: str = "hidden_act"
+    activation: str = ""  # whatever that key says
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of keys that transformers does not write, or that published files leave out."""
     has_text_config: bool = False  # the language model's keys are in a table of that name
@@ -131,6 +139,37 @@ _DEEPSEEK_V3 = Architecture(
     layer_kinds=LayerKinds(attention="latent"),
     experts=DEEPSEEK_EXPERTS,
 )
+_GPT_OSS = Architecture(
+    configurable_biases=True,
+    bias_default=True,
+    windows="by turns",
+    window_turn=2,
+    has_sinks=True,
+    activation=CLAMPED_SWIGLU,
+    experts=ExpertKeys(
+        count=("num_local_experts",),
+        inner="intermediate_size",
+        router_name="router",
+        has_biases=True,
+        are_paired=True,
+        normalizes=True,
+    ),
+    gguf_kinds=LayerKinds(post_norm_name="post_attention_norm"),
+    defaults={
+        "head_dim": 64,
+        "sliding_window": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
+)
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,
     "LLaMAForCausalLM": _LLAMA,
@@ -166,6 +205,7 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": _GEMMA_2,
     "Gemma3ForCausalLM": _GEMMA_3,
     "Gemma3ForConditionalGeneration": replace(_GEMMA_3, has_text_config=True),
+    "GptOssForCausalLM": _GPT_OSS,
     "MixtralForCausalLM": Architecture(
         configurable_biases=False,
         windows="uniform",
@@ -221,6 +261,7 @@ MODEL_TYPES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
+    "gpt_oss": "GptOssForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",

@@ -68,7 +68,7 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
 template <class T, class Word>
 void finish_head(const AttentionCall& call, const Unit& unit, const Tile<Word>& tile, int head) {
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
-  const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
+  const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
   float* partial = call.partials +
                    ((int64_t)unit.partial + (int64_t)head * unit.partial_stride) * kLanes;
   for (int row = 0; row < rows; ++row) {
@@ -82,7 +82,9 @@ void finish_head(const AttentionCall& call, const Unit& unit, const Tile<Word>& 
       continue;
     }
     T* to = row_of((T*)call.out, call, (int64_t)call.num_heads * head_dim, unit, head, row);
-    const float share = 1.0f / sum(tile.totals[at]);
+    const int query_head = (unit.kv_head + head) * group + row % group;
+    const float share =
+        1.0f / (sum(tile.totals[at]) + sink_weight(call, query_head, tile.highest[at]));
     int d = 0;
     for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load(sums + d) * share);
     if (d < head_dim) store_some(to + d, load(sums + d) * share, head_dim - d);
@@ -164,6 +166,7 @@ void merge_splits(const AttentionCall& call, const Merge& merge) {
       highest = from[s * split_size] > highest ? from[s * split_size] : highest;
     for (int s = 0; s < merge.num_splits; ++s)
       total += std::exp2(from[s * split_size] - highest) * from[s * split_size + 1];
+    total += sink_weight(call, merge.kv_head * group + row % group, highest);
     T* to = (T*)call.out + ((int64_t)(merge.token + row / group) * call.num_heads +
                             merge.kv_head * group + row % group) * head_dim;
     for (int d = 0; d < head_dim; d += kLanes) {

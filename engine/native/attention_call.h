@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <cmath>
+
 #include "arena.h"
 #include "packing.h"
 
@@ -40,6 +42,7 @@ struct AttentionCall {
   int32_t num_threads;
   float scale;              // of scores, times log2(e): powers of 2 are cheaper
   float cap;                // of scaled scores, times log2(e); 0: none
+  const float* sinks;       // [heads]: one more score of each query, without a value; or null
 };
 
 struct Unit {
@@ -102,6 +105,11 @@ Tile<Word> carve(Arena& arena, int rows, int padded) {
   std::memset(parts[8], 0, sizes[8]);
   return {(T*)parts[0],     (T*)parts[1],     (Vec*)parts[2],   (Vec*)parts[3], (float*)parts[4],
           (float*)parts[5], (float*)parts[6], (Vec*)parts[7],   parts[8]};
+}
+
+// What a head's sink adds to a total whose weights are relative to `highest`.
+inline float sink_weight(const AttentionCall& call, int head, float highest) {
+  return call.sinks == nullptr ? 0.0f : std::exp2(call.sinks[head] * 1.44269504f - highest);
 }
 
 template <class T>

@@ -12,7 +12,7 @@
 namespace baton {
 
 // Activations, as GATES in native_ops.py numbers them.
-enum Gate : int32_t { kSilu, kTanhGelu };
+enum Gate : int32_t { kSilu, kTanhGelu, kClampedSwiglu };
 
 // Mirrors `_Norm` in native_ops.py.
 struct NormCall {
@@ -141,6 +141,12 @@ template <Gate kGate>
 inline Vec gated(Vec gate, Vec up) {
   if constexpr (kGate == kTanhGelu)  // (1 + tanh(z)) / 2 is the sigmoid of 2 z
     return times_sigmoid(gate, (gate * gate * 0.044715f + 1.0f) * gate * 1.59576912f) * up;
+  if constexpr (kGate == kClampedSwiglu) {  // as in engine/layers/ops.py
+    const Vec limit = splat(7.0f);
+    const Vec low = select(gate > limit, limit, gate);  // NaN stays NaN
+    const Vec middle = select(up > limit, limit, select(up < -limit, -limit, up));
+    return times_sigmoid(low, low * 1.702f) * (middle + 1.0f);
+  }
   return times_sigmoid(gate, gate) * up;
 }
 
@@ -155,6 +161,7 @@ void gate_row_by(const Bf16* gate, const Bf16* up, int size, Bf16* out) {
 
 inline void gate_row(int32_t kind, const Bf16* gate, const Bf16* up, int size, Bf16* out) {
   if (kind == kTanhGelu) gate_row_by<kTanhGelu>(gate, up, size, out);
+  else if (kind == kClampedSwiglu) gate_row_by<kClampedSwiglu>(gate, up, size, out);
   else gate_row_by<kSilu>(gate, up, size, out);
 }
 

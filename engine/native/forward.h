@@ -26,6 +26,7 @@ struct LayerWeights {
   const float* input_norm;             // [hidden]
   const float* post_norm;              // [hidden]
   const float* qk_norm;                // [heads + kv_heads, head_dim], or null
+  const float* sinks;                  // [heads], or null
   const float* attention_out_norm;     // [hidden], or null
   const float* feed_forward_out_norm;  // [hidden], or null: of a mixture it is
   int64_t attention;                   // index of the layer's plan
@@ -103,6 +104,7 @@ inline AttentionCall attention_of(const ForwardCall& call, const LayerWeights& l
   attention.k = call.qkv + num_heads * attention.head_dim;
   attention.v = call.qkv + (num_heads + kv_heads) * attention.head_dim;
   attention.out = call.heads;
+  attention.sinks = layer.sinks;
   attention.q_stride = attention.kv_stride = layer.qkv.outputs;
   return attention;
 }

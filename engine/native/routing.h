@@ -22,6 +22,7 @@ constexpr float kSmallestSum = 1e-20f;
 // Mirrors `_Router` in native_experts.py; see ExpertsConfig for the rules.
 struct Router {
   const float* weight;       // [experts, hidden]
+  const float* bias;         // of the logits, [experts], or null
   const float* choice_bias;  // [experts], or null
   int32_t hidden;
   int32_t experts;
@@ -120,6 +121,10 @@ inline void keep_best_groups(const Router& router, float* ranked) {
 inline void choose_experts(const Router& router, const float* logits, int32_t* chosen,
                            float* weights) {
   float scores[kMaxExperts], ranked[kMaxExperts];
+  if (router.bias != nullptr) {
+    for (int e = 0; e < router.experts; ++e) ranked[e] = logits[e] + router.bias[e];
+    logits = ranked;
+  }
   scores_of(router, logits, scores);
   for (int e = 0; e < router.experts; ++e)
     ranked[e] = router.choice_bias == nullptr ? scores[e] : scores[e] + router.choice_bias[e];

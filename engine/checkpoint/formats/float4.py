@@ -45,19 +45,25 @@ def float4_matrix(stored: ModuleTensors, quantization: Quantization) -> Quantize
     return QuantizedMatrix((outputs, inputs), Levels.E2M1, title, stored.names, size, read)
 
 
-def block_matrix(stored: ModuleTensors, quantization: Quantization) -> QuantizedMatrix:
+def block_matrix(
+    stored: ModuleTensors, quantization: Quantization, half: int | None = None
+) -> QuantizedMatrix:
     """The matrices of gpt-oss, [..., outputs, inputs]: `_blocks` of 16 bytes and their `_scales`.
-    Raises ModelLoadError."""
+    `half` 0 or 1 takes every second output, the first or the second. Raises ModelLoadError."""
     entry = stored.need(_BLOCKS, ("U8",))
     if len(entry.shape) < 3 or entry.shape[-1] != _MX_INPUTS // 2 or 0 in entry.shape:
         raise stored.wrong(_BLOCKS, "[..., outputs, groups, 16]")
     *leading, num_groups, _ = entry.shape
+    step = 1 if half is None else 2
+    if leading[-1] % step:
+        raise stored.wrong(_BLOCKS, "an even number of outputs")
     stored.need(_BLOCK_SCALES, EXPONENTS, (*leading, num_groups))
 
     def read(rows: slice) -> CodeRows:
         blocks = stored.read(_BLOCKS).view(-1, num_groups * _MX_INPUTS // 2)
         scales = stored.read(_BLOCK_SCALES).view(-1, num_groups)
-        return CodeRows(nibbles(blocks[rows]), as_float(scales[rows]))
+        some = slice(rows.start * step + (half or 0), rows.stop * step, step)
+        return CodeRows(nibbles(blocks[some]), as_float(scales[some].contiguous()))
 
-    shape = (*leading, num_groups * _MX_INPUTS)
+    shape = (*leading[:-1], leading[-1] // step, num_groups * _MX_INPUTS)
     return QuantizedMatrix(shape, Levels.E2M1, "mxfp4, groups of 32", stored.names, 32, read)

@@ -21,6 +21,9 @@ _BLOCKS = {
     Levels.E4M3: ("E4M3", (64,), 8),
 }
 """The name, the inputs that a block may have, the most first, and the bits of a code."""
+MXFP4 = "MXFP4"
+"""GGUF's name of a type that our kernels read as scaled codes."""
+_MXFP4_INPUTS, _MXFP4_BYTES = 32, 17
 _PACKED_HEAD_BYTES = 6
 """What a scale and a zero take in a panel."""
 
@@ -93,6 +96,20 @@ def panel_rows(matrix: QuantizedMatrix) -> MatrixRows | None:
         if inputs % block == 0 and (has_one_group or matrix.group_inputs % block == 0):
             return MatrixRows(matrix, block)
     return None
+
+
+def gguf_mxfp4_rows(stored: torch.Tensor) -> MatrixRows | None:
+    """The same of a GGUF file's rows [outputs, bytes], uint8: blocks of an exponent and 16 bytes,
+    whose lower halves are the block's first 16 codes, and whose upper ones the others."""
+    blocks = stored.unflatten(1, (-1, _MXFP4_BYTES))
+
+    def read(rows: slice) -> CodeRows:
+        exponents, codes = blocks[rows, :, 0].contiguous(), blocks[rows, :, 1:]
+        codes = torch.cat((codes & 15, codes >> 4), dim=-1).flatten(1)
+        return CodeRows(codes, exponents.view(torch.float8_e8m0fnu).float())
+
+    shape = (len(stored), blocks.shape[1] * _MXFP4_INPUTS)
+    return panel_rows(QuantizedMatrix(shape, Levels.E2M1, "mxfp4", (), _MXFP4_INPUTS, read))
 
 
 def _as_bytes(numbers: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ _BY_WORDS: dict[str, _Reader] = {"awq": awq_matrix, "gptq": gptq_matrix}
 """What reads `qweight`, by the method."""
 _OF_ACTIVATIONS = re.compile(r"\.(in|out)put_(global_)?(scale(_ub)?|zero_point)$")
 _OF_KV = re.compile(r"\.(q|k|v|kv|prob)_(scale|zero_point)$")
+_HALF = re.compile(r"(.+)\.(gate|up)_proj")
 _ORPHANS = {
     ".qweight": (".qzeros", ".scales", ".g_idx"),
     "_blocks": ("_scales",),
@@ -63,7 +64,7 @@ class QuantizedTensors:
                 continue
             matrix = self.matrices[name] = reader(module, quantization)
             for each in matrix.names:
-                self.entries.pop(each)
+                self.entries.pop(each, None)
             main = tensors.entries[matrix.names[0]]
             self.entries[name] = replace(main, dtype="F32", shape=matrix.shape)
         self._say(quantization)
@@ -132,6 +133,11 @@ def _reader(tensors: StoredTensors, name: str, quantization: Quantization) -> _R
         return _BY_WORDS[quantization.method]
     if f"{module}_blocks" in entries:
         return block_matrix
+    if pair := _HALF.fullmatch(module):
+        both = f"{pair[1]}.gate_up_proj"
+        if f"{both}_blocks" in entries:
+            half = 0 if pair[2] == "gate" else 1
+            return lambda _, known: block_matrix(ModuleTensors(tensors, both), known, half)
     for missing, others in _ORPHANS.items():
         if any(module + other in entries for other in others):
             raise ModelLoadError(f"{tensors.where}: tensor {module + missing!r} is missing")

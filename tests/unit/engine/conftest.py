@@ -42,10 +42,13 @@ _CLASSES = {
     "SeedOssForCausalLM": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
     "Ministral3ForCausalLM": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
     "InternLM3ForCausalLM": (transformers.InternLM3Config, transformers.LlamaForCausalLM),
+    "GptOssForCausalLM": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
     "Gemma2ForCausalLM": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
     "Gemma3ForCausalLM": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "IQuestCoderForCausalLM": (transformers.IQuestCoderConfig, transformers.LlamaForCausalLM),
 }
+_STRONG = {"sinks": 2.0, "gate_up_proj_bias": 4.0}
+"""Parameters of gpt-oss that must be large to matter: so that activations reach their limits."""
 _NORMS_FROM_ZERO = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
 _OWN_HEAD_DIM = _CLASSES.keys() - {
     "LlamaForCausalLM",
@@ -55,6 +58,18 @@ _OWN_HEAD_DIM = _CLASSES.keys() - {
     "DeepseekV3ForCausalLM",
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "GptOssForCausalLM": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 9,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "truncate": False,
+        },
+    },
     "Gemma2ForCausalLM": {
         "sliding_window": 9,
         "query_pre_attn_scalar": 24,
@@ -134,7 +149,7 @@ def make_tiny(tmp_path: Path) -> MakeTiny:
                     middle = 0.0 if architecture in _NORMS_FROM_ZERO else 1.0
                     parameter.copy_(middle + 0.3 * noise)
                 else:
-                    parameter.copy_(0.2 * noise)
+                    parameter.copy_(_STRONG.get(name.rpartition(".")[2], 0.2) * noise)
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
                     buffer.copy_(0.3 * torch.randn_like(buffer))

@@ -1,6 +1,6 @@
 """Mixtures of experts, latents and layers with windows, token for token as transformers in fp32,
-whatever happens to a request: whole, in chunks, from a prefix of every length, preempted, split over
-two engines, handed over."""
+whatever happens to a request: whole, in chunks, from a prefix of every length, preempted, split
+over two engines, handed over."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 16},
     ),
     **{name: LATENT_MODELS[name] for name in ("deepseek v2 lite", "deepseek v3")},
+    "gpt-oss": ("GptOssForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),
     "gemma3": ("Gemma3ForCausalLM", {}),
 }

@@ -30,6 +30,7 @@ class Shape:
     order: int = 0
     """Which of the orders of the kernel's pool, the fastest first; tokens are the last."""
     scoring: Scoring | None = None
+    has_sinks: bool = False
 
     def layout(self, library: ctypes.CDLL) -> KvLayout:
         """Of the kernel's pool."""

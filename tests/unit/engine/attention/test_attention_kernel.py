@@ -84,7 +84,9 @@ class Pair:
             q, k, v = qkv.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
             k *= torch.linspace(1, self.last_key, rows)[:, None, None]
             q, k, v = (x.to(self.pools[0].tensor.dtype) for x in (q, k, v))
-            ours, expected = (backend.run(layer, q, k, v) for backend in self.backends)
+            sinks = torch.randn(shape.num_heads, generator=self.generator) * 3
+            sinks = sinks if shape.has_sinks else None
+            ours, expected = (backend.run(layer, q, k, v, sinks) for backend in self.backends)
             assert ours.shape == expected.shape
             assert ours.dtype == expected.dtype
             tolerance = TOLERANCE[shape.dtype]
@@ -136,13 +138,12 @@ def test_any_batch_equals_torchs(shape, texts, instruction_set, split_keys):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("order", [0, 2])
 @pytest.mark.parametrize("instruction_set", USABLE)
-def test_scores_that_are_scaled_and_capped(dtype, order, instruction_set):
+@pytest.mark.parametrize("told", [{"scoring": Scoring(0.4, 3.0)}, {"has_sinks": True}])
+def test_scores_that_are_capped_and_sinks(dtype, order, instruction_set, told):
     """By units of one row, of few and of many, whole and in parts."""
     texts = [(200, 1), (0, 90), (130, 3), (40, 1)]
     for heads in ((6, 2), (2, 2), (12, 1)):
-        shape = Shape(
-            *heads, 64, dtype=dtype, windows=(None, 50), order=order, scoring=Scoring(0.4, 3.0)
-        )
+        shape = Shape(*heads, 64, dtype=dtype, windows=(None, 50), order=order, **told)
         assert run_texts(shape, texts, instruction_set) == num_tokens(texts)
 
 

@@ -28,6 +28,7 @@ FIRST, SECOND = list(range(60, 30, -1)), list(range(30))
         ("Qwen3ForCausalLM", {}, FP8),
         ("MixtralForCausalLM", {}, None),
         ("Gemma3ForCausalLM", GEMMA, None),
+        ("GptOssForCausalLM", {"sliding_window": 24}, None),
         ("Gemma2ForCausalLM", {"sliding_window": 24}, None),
         ("Qwen2MoeForCausalLM", {**EXPERTS, "mlp_only_layers": [1]}, None),
     ],

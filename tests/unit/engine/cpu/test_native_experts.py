@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import subprocess
 import sys
+from typing import Any
 
 import gguf
 import pytest
@@ -19,19 +20,23 @@ from engine.checkpoint.experts_config import ExpertsConfig
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.native_experts import ExpertsMemory, NativeExperts
 from engine.cpu.native_linear import NativeLinear
+from engine.cpu.native_ops import GATES
 from engine.cpu.quantization import GROUP_INPUTS, quantize
 from engine.layers.experts import ExpertWeights, TorchExperts
 from engine.layers.linear import TorchLinear
 from engine.layers.ops import TorchOps
 from engine.layers.routing import choose
+from engine.models.architectures import CLAMPED_SWIGLU
 from engine.native.library import load_library
 from tests.effort import pairwise, times
 from tests.paths import ROOT
 from tests.unit.engine.native.instruction_sets import kernels_for, usable_instruction_sets
 
 OPS = TorchOps("silu", 1e-5, torch.float32)
+OF_GPT_OSS = TorchOps(CLAMPED_SWIGLU, 1e-5, torch.float32)
 CONFIGS = {
     "normalized": ExpertsConfig(8, 2, 48),
+    "gpt-oss": ExpertsConfig(8, 2, 48, has_biases=True),
     "many": ExpertsConfig(40, 6, 72, normalizes=False, shared_inner=32, shared_name="s"),
     "gated": ExpertsConfig(5, 5, 64, shared_inner=96, shared_name="s", gates_shared=True),
     "groups": ExpertsConfig(
@@ -62,16 +67,25 @@ def random_weights(config: ExpertsConfig, hidden: int, scale: float = 0.1) -> Ex
         [down for _, down in experts],
         *shared,
         numbers(4, 1, hidden) if config.gates_shared else None,
+        *(random_biases(config, hidden) if config.has_biases else ()),
     )
+
+
+def random_biases(config: ExpertsConfig, hidden: int) -> tuple[Any, ...]:
+    """Of the router, and of each expert; large enough for the activation's limits."""
+    experts = range(config.count)
+    gate_up = [5 * numbers(100 + each, 2 * config.inner).bfloat16() for each in experts]
+    return numbers(5, config.count), gate_up, [numbers(200 + e, hidden).bfloat16() for e in experts]
 
 
 def native(config: ExpertsConfig, weights: ExpertWeights, kernels, bits: int = 12) -> NativeExperts:
     hidden = weights.router.shape[1]
 
-    def pack(matrix):
-        return NativeLinear(matrix, None, kernels, bits, HugePages())
+    def pack(matrix, bias):
+        return NativeLinear(matrix, bias, kernels, bits, HugePages())
 
-    return NativeExperts(config, weights, pack, ExpertsMemory(config, hidden), kernels)
+    gate = GATES[CLAMPED_SWIGLU if config.has_biases else "silu"]
+    return NativeExperts(config, weights, pack, ExpertsMemory(config, hidden), kernels, gate)
 
 
 def in_float32(config: ExpertsConfig, hidden: int, bits: int = 16) -> TorchExperts:
@@ -97,7 +111,8 @@ def test_as_torch_in_fp32(product_kernels, name, bits, rows, adds):
     add = numbers(8, rows, hidden).bfloat16() if adds else None
     layer = native(config, random_weights(config, hidden), product_kernels, bits)
     reference = in_float32(config, hidden, bits)
-    expected = reference(x.float(), OPS, None if add is None else add.float())
+    ops = OF_GPT_OSS if config.has_biases else OPS
+    expected = reference(x.float(), ops, None if add is None else add.float())
     y = layer(x, OPS, add)
     torch.testing.assert_close(y.float(), expected, rtol=2**-7, atol=2**-6)
     assert torch.equal(layer.tally, reference.tally)

@@ -277,24 +277,35 @@ def test_scales_may_be_in_bf16(make_tiny, name):
     torch.testing.assert_close(down, expected, rtol=2**-8, atol=0)
 
 
-def test_matrices_of_experts_keep_their_dimensions(tmp_path):
-    """gpt-oss stores all experts of a layer in one tensor of blocks."""
+def test_each_expert_has_its_part_of_a_tensor_of_blocks(tmp_path):
+    """gpt-oss stores all experts of a layer in one, and the outputs of gate and up by turns."""
     form = float4(32)
     chance = torch.Generator().manual_seed(3)
     stored, values = form.encode(3 * 8, 64, chance)
-    at = "model.layers.0.mlp.experts.down_proj"
+    at = "model.layers.0.mlp.experts"
     save_file(
         {
-            f"{at}_blocks": stored["weight_packed"].view(3, 8, 2, 16),
-            f"{at}_scales": stored["weight_scale"].view(3, 8, 2),
+            f"{at}.{name}_blocks": stored["weight_packed"].view(3, 8, 2, 16).clone()
+            for name in ("down_proj", "gate_up_proj")
+        }
+        | {
+            f"{at}.{name}_scales": stored["weight_scale"].view(3, 8, 2).clone()
+            for name in ("down_proj", "gate_up_proj")
         },
         tmp_path / "model.safetensors",
     )
     keys = JsonKeys({"quantization_config": {"quant_method": "mxfp4"}}, "config.json")
     quantization = parse_quantization(keys)
-    found = QuantizedTensors(FileTensors(tmp_path), quantization, [at])
-    assert found.entries[at].shape == (3, 8, 64)
-    assert torch.equal(found.read(at), values.view(3, 8, 64))
+    wanted = [f"{at}.{e}.{name}_proj.weight" for e in range(3) for name in ("gate", "up", "down")]
+    found = QuantizedTensors(FileTensors(tmp_path), quantization, wanted)
+    for expert, expected in enumerate(values.view(3, 8, 64)):
+        gate, up, down = (
+            found.read(f"{at}.{expert}.{name}_proj.weight") for name in ("gate", "up", "down")
+        )
+        assert torch.equal(down, expected)
+        assert torch.equal(gate, expected[::2])
+        assert torch.equal(up, expected[1::2])
+    assert found.entries[wanted[0]].shape == (4, 64)
 
 
 def test_the_fingerprint_covers_the_format(published):
