@@ -10,6 +10,7 @@ TOOL_PARSERS = (
     NONE,
     "functionary",
     "function_tag",
+    "harmony",
     "hermes",
     "llama3",
     "mistral",
@@ -19,6 +20,6 @@ TOOL_PARSERS = (
     "seed_oss",
     "xlam",
 )
-REASONING_PARSERS = (AUTO, NONE, "think", "mistral", "seed_oss")
+REASONING_PARSERS = (AUTO, NONE, "harmony", "think", "mistral", "seed_oss")
 ESCAPE, ALLOW = "escape", "allow"
 CONTROL_TOKENS = (ESCAPE, ALLOW)

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.chat.events import ContentText, ToolEvent
-from gateway.chat.tool_parser import ToolParser
+from gateway.chat.events import ContentText, ReasoningText, ToolEvent
+from gateway.chat.tool_parser import CallParser
 from gateway.text.stop_strings import Found
 
 
 class ToolContentScan:
     """Implements `gateway.text.stop_strings.ContentScan` and owns `parser`."""
 
-    def __init__(self, parser: ToolParser) -> None:
+    def __init__(self, parser: CallParser) -> None:
         self._parser = parser
 
     def push(self, text: str) -> list[Found | None]:
@@ -26,4 +26,8 @@ class ToolContentScan:
 
 
 def _found(events: Iterable[ToolEvent]) -> list[Found | None]:
-    return [(event.text, event.end) if isinstance(event, ContentText) else None for event in events]
+    return [
+        (event.text, event.end) if isinstance(event, ContentText) else None
+        for event in events
+        if not isinstance(event, ReasoningText)
+    ]

@@ -49,8 +49,8 @@ class ToolCallBroken:
     index: int
 
 
-ToolEvent = ContentText | ToolCallBegin | ToolCallArguments | ToolCallBroken
-MessageEvent = ToolEvent | ReasoningText
+ToolEvent = ContentText | ReasoningText | ToolCallBegin | ToolCallArguments | ToolCallBroken
+MessageEvent = ToolEvent
 
 
 class MessageDelta(msgspec.Struct, frozen=True, gc=False):

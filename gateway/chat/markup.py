@@ -15,6 +15,7 @@ from gateway.chat.content_scan import ToolContentScan
 from gateway.chat.control_text import ControlText, TemplateInput
 from gateway.chat.conversation import Conversation, ToolMode
 from gateway.chat.formats import (
+    harmony,
     hermes,
     llama,
     mistral,
@@ -27,9 +28,9 @@ from gateway.chat.formats import (
 from gateway.chat.message_parser import MessageParser
 from gateway.chat.reasoning import ReasoningMarkers, ReasoningParser
 from gateway.chat.round_trip import TOOL, written_call
-from gateway.chat.thought_grammar import thought_rules, with_thoughts
+from gateway.chat.thought_grammar import marker_parts, thought_rules, with_thoughts
 from gateway.chat.tool_grammar import CallForm, ToolGrammar
-from gateway.chat.tool_parser import MAX_HELD_CHARS, CallIds, ToolParser
+from gateway.chat.tool_parser import MAX_HELD_CHARS, CallIds, CallParser, ToolParser
 from gateway.parser_names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from gateway.text.control_tokens import ControlTokens
 from gateway.text.thoughts import ThoughtMarkers
@@ -47,7 +48,7 @@ class ToolMarkup:
     matches calls of templates that do not write values as the family's models do.
     """
 
-    parser: type[ToolParser]
+    parser: type[ToolParser] | type[harmony.HarmonyParser]
     markers: tuple[str, ...]
     form: CallForm
     newer_marker: str | None = None
@@ -73,6 +74,7 @@ class ToolMarkup:
 
 
 TOOL_MARKUPS = {
+    "harmony": ToolMarkup(harmony.HarmonyParser, harmony.MARKERS, harmony.FORM),
     "qwen3_coder": ToolMarkup(
         qwen_coder.QwenCoderParser, (qwen_coder.BEGIN, qwen_coder.END), qwen_coder.FORM
     ),
@@ -110,6 +112,14 @@ TOOL_MARKUPS = {
 }
 """Families by name. If several can read a template's calls, the first is used."""
 REASONING_MARKERS = {
+    "harmony": ReasoningMarkers(
+        harmony.ANALYSIS,
+        harmony.END,
+        harmony.NEXT,
+        harmony.ANSWER,
+        harmony.MARKERS,
+        sign=harmony.ANALYSIS,
+    ),
     "think": ReasoningMarkers("<think>", "</think>"),
     "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
     "seed_oss": ReasoningMarkers("<seed:think>", "</seed:think>"),
@@ -173,7 +183,8 @@ class ChatMarkup:
         """The same, given what `thoughts` returns; None for an answer that cannot begin with
         reasoning."""
         reasoning, tools = None, self._tool_parser(conversation, seed)
-        if self.reasoning is not None and thoughts is not None:
+        has_headers = isinstance(tools, harmony.HarmonyParser)
+        if self.reasoning is not None and thoughts is not None and not has_headers:
             call_markers = tools.certain_markers if tools is not None else ()
             reasoning = ReasoningParser(self.reasoning, thoughts.is_open, call_markers)
         return MessageParser(reasoning, tools, None if conversation.parallel_tool_calls else 1)
@@ -184,13 +195,23 @@ class ChatMarkup:
         tools = self._tool_parser(conversation, "")
         return None if tools is None else ToolContentScan(tools)
 
-    def _tool_parser(self, conversation: Conversation, seed: str) -> ToolParser | None:
+    def _tool_parser(self, conversation: Conversation, seed: str) -> CallParser | None:
+        schemas = {tool.name: tool.schema for tool in conversation.tools}
+        if self.has_headers:
+            tools = self.tools if conversation.may_call_tools else None
+            call_ids = (tools or TOOL_MARKUPS["harmony"]).call_ids(seed)
+            is_open = bool(conversation.prefill)
+            return harmony.HarmonyParser(call_ids, schemas if tools else {}, is_open=is_open)
         if self.tools is None or not conversation.may_call_tools:
             return None
-        schemas = {tool.name: tool.schema for tool in conversation.tools}
         is_enforced = conversation.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
         max_held_chars = 0 if is_enforced else MAX_HELD_CHARS
         return self.tools.parser(self.tools.call_ids(seed), schemas, max_held_chars)
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether all text of an answer stands behind headers, so that it is always parsed."""
+        return self.reasoning is not None and bool(self.reasoning.tokens)
 
     def thoughts(self, conversation: Conversation, prompt: str) -> ThoughtMarkers | None:
         """The markers of the answer's reasoning, for code that sees the answer as tokens."""
@@ -207,6 +228,9 @@ class ChatMarkup:
         before, rules = thought_rules(
             self.reasoning, self.reasoning_ids, prompt, conversation.prefill
         )
+        if before and self.reasoning.answer:
+            tokens, ids = self.reasoning.tokens, self.reasoning_ids
+            before = f"{before} {marker_parts(self.reasoning.answer, tokens, ids)}"
         return with_thoughts(before, rules, grammar) if before else None
 
 
@@ -229,16 +253,15 @@ def find_markup(
     tools, reason = TOOL_MARKUPS.get(tool_parser), ""
     if tool_parser == AUTO:
         tools, reason = _detected_tools(tokenizer, reasoning)
-    markers = (
-        *(tools.markers if tools else ()),
-        *((reasoning.begin, reasoning.end) if reasoning else ()),
-    )
+    thought_markers = reasoning.markers if reasoning else ()
+    has_headers = reasoning is not None and bool(reasoning.tokens)
+    markers = () if has_headers else (*(tools.markers if tools else ()), *thought_markers)
     control = ControlTokens(tokenizer.control_texts)
     return ChatMarkup(
         tools,
         reasoning,
         tool_ids=_ids(tokenizer, tools.markers if tools else ()),
-        reasoning_ids=_ids(tokenizer, (reasoning.begin, reasoning.end) if reasoning else ()),
+        reasoning_ids=_ids(tokenizer, thought_markers),
         no_tools_reason=reason or NO_FORMAT,
         control_text=None
         if allow_control_tokens
@@ -253,7 +276,8 @@ def _detected_tools(
     template = tokenizer.tool_template
     if template is None or "tools" not in template.variables:
         return None, "the model's chat template takes none"
-    markers = {marker for markup in TOOL_MARKUPS.values() for marker in markup.markers}
+    within_calls = [each for each in TOOL_MARKUPS.values() if not each.form.is_whole]
+    markers = {marker for markup in within_calls for marker in markup.markers}
     call = written_call(template, tokenizer.control_texts - markers, reasoning)
     if call is None:
         return None, "the model's chat template writes no past calls, which would show their format"
@@ -273,7 +297,7 @@ def _reasoning_family(tokenizer: Tokenizer) -> str:
     templates = (tokenizer.chat_template, tokenizer.tool_template)
     source = "".join(each.source for each in templates if each is not None)
     for name, markers in REASONING_MARKERS.items():
-        if markers.end in source:
+        if (markers.sign or markers.end) in source:
             return name
     return NONE
 

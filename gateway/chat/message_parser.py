@@ -19,7 +19,7 @@ from gateway.chat.events import (
     ToolEvent,
 )
 from gateway.chat.reasoning import ReasoningParser
-from gateway.chat.tool_parser import ToolParser
+from gateway.chat.tool_parser import CallParser
 from gateway.output.output_text import TextDelta
 from protocol.messages import FinishReason
 
@@ -30,7 +30,7 @@ class MessageParser:
     def __init__(
         self,
         reasoning: ReasoningParser | None = None,
-        tools: ToolParser | None = None,
+        tools: CallParser | None = None,
         max_calls: int | None = None,
     ) -> None:
         self._reasoning = reasoning
@@ -99,7 +99,7 @@ class MessageParser:
             events += self._counted(self._tools.flush(is_cut))
 
     def _call_in_thoughts(
-        self, tools: ToolParser, text: str, is_cut: bool
+        self, tools: CallParser, text: str, is_cut: bool
     ) -> Sequence[MessageEvent]:
         """The events of text at the end of reasoning that was never closed: calls at its very end,
         or else more reasoning. A call that had hardly begun where the token limit came is
@@ -117,7 +117,7 @@ class MessageParser:
         """The events without those of calls beyond `max_calls`."""
         kept: list[ToolEvent] = []
         for event in events:
-            if not isinstance(event, ContentText):
+            if not isinstance(event, ContentText | ReasoningText):
                 self._called = True
                 if self._max_calls is not None and event.index >= self._max_calls:
                     continue

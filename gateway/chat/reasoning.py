@@ -15,10 +15,24 @@ from gateway.chat.code_scan import partial_end
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """The markers before and after reasoning."""
+    """The markers before and after reasoning.
+
+    A format whose answers have headers has `next` between reasoning and what follows, `answer`
+    before the answer, and `tokens` that are parts of all these. A template that has `sign`
+    (default: `end`) writes this format.
+    """
 
     begin: str
     end: str
+    next: str = ""
+    answer: str = ""
+    tokens: tuple[str, ...] = ()
+    sign: str = ""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that may be single tokens."""
+        return self.tokens or (self.begin, self.end)
 
     def is_open(self, prompt: str, prefill: str = "") -> bool:
         """Whether the prompt opens the reasoning, so that the answer begins inside it. `prefill`

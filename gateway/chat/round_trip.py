@@ -16,7 +16,7 @@ from gateway.chat.events import joined_calls
 from gateway.chat.message_parser import MessageParser
 from gateway.chat.past_calls import arguments_object
 from gateway.chat.reasoning import ReasoningMarkers, ReasoningParser
-from gateway.chat.tool_parser import ToolParser
+from gateway.chat.tool_parser import CallParser
 from gateway.output.output_text import TextDelta
 from gateway.text.chat_template import ChatTemplate
 from protocol.errors import InvalidRequest
@@ -60,7 +60,7 @@ class WrittenCall:
         """Whether the text has the outline of a call of a family, but not its values' form."""
         return sketch is not None and sketch.fullmatch(self.text.strip()) is not None
 
-    def is_read_by(self, tools: ToolParser, lead: str, reasoning: ReasoningMarkers | None) -> bool:
+    def is_read_by(self, tools: CallParser, lead: str, reasoning: ReasoningMarkers | None) -> bool:
         """Whether a new parser reads the call back, and nothing else. Behind any reasoning, the
         text must begin with `lead`."""
         text = self.text

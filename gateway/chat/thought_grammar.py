@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from gateway.chat.reasoning import ReasoningMarkers
 from gateway.grammars.grammar import text_part
@@ -22,6 +22,8 @@ def thought_rules(
     """The reasoning that may precede an answer, as the beginning of a rule, and the rules for this
     reasoning; empty if there can be none. `ids` are the markers that are tokens; `prefill` is the
     beginning of an answer to be continued."""
+    if reasoning.tokens:
+        return _in_headers(reasoning, ids, prefill)
     rule = f"thought[suffix={text_part(reasoning.end)}]: {ANY_TEXT}"
     if reasoning.end in ids:
         rule = f"thought: {ANY_TEXT} {marker_part(reasoning.end, ids)}"
@@ -32,6 +34,24 @@ def thought_rules(
     if reasoning.begin in ids and not is_closed and not prefill:
         return f"({marker_part(reasoning.begin, ids)} thought gap)?", [rule, gap]
     return "", []
+
+
+def _in_headers(
+    reasoning: ReasoningMarkers, ids: Mapping[str, int], prefill: str
+) -> tuple[str, list[str]]:
+    if prefill:
+        return "", []
+    begin, end, behind = (
+        marker_parts(text, reasoning.tokens, ids)
+        for text in (reasoning.begin, reasoning.end, reasoning.next)
+    )
+    return "thought?", [f"thought: {begin} {ANY_TEXT} {end} {behind}"]
+
+
+def marker_parts(text: str, tokens: Collection[str], ids: Mapping[str, int]) -> str:
+    """A text as parts of a grammar, those that are tokens apart."""
+    pieces = re.split(f"({'|'.join(map(re.escape, tokens))})", text)
+    return " ".join(marker_part(each, ids) for each in pieces if each)
 
 
 def with_thoughts(before: str, rules: list[str], grammar: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.chat.conversation import Conversation, Tool, ToolMode
 from gateway.chat.reasoning import ReasoningMarkers
-from gateway.chat.thought_grammar import ANY_TEXT, marker_part, thought_rules
+from gateway.chat.thought_grammar import ANY_TEXT, marker_part, marker_parts, thought_rules
 from gateway.grammars.grammar import check_grammar_length, json_schema_part, text_part
 from protocol.errors import InvalidRequest
 
@@ -29,7 +29,7 @@ class CallForm:
     the arguments under `arguments_key`. If `arguments_key` is None, a call is the name, `middle`
     and the arguments. A family that writes calls in its own way has `call_rules`. If nothing
     `is_marked`, no text shows for certain where calls begin. If `separator` is None, there is at
-    most one call.
+    most one call. If it `is_whole`, a message is a call or an answer, each with a header.
     """
 
     opening: tuple[str, ...] = ()
@@ -41,6 +41,7 @@ class CallForm:
     middle: tuple[str, ...] = ()
     call_rules: CallRules | None = None
     is_marked: bool = True
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,17 @@ class ToolGrammar:
         calls = self._calls(conversation.parallel_tool_calls)
         if mode is ToolMode.REQUIRED:
             return self._whole(calls, tools, thought)
+        is_strict = mode is ToolMode.AUTO and any(tool.strict for tool in tools)
+        if is_strict and self.form.is_whole:
+            form_without_calls = form_without_calls or ANY_TEXT
         if mode is ToolMode.AUTO and form_without_calls is not None:
             before, rules = thought
-            rules = [*rules, f"answer: {form_without_calls}"]
+            header = ""
+            if reasoning is not None and reasoning.answer:
+                header = marker_parts(reasoning.answer, reasoning.tokens, self.ids)
+            rules = [*rules, f"answer: {header} {form_without_calls}"]
             return self._whole(f"({calls} | answer)", tools, (before, rules))
-        if mode is ToolMode.AUTO and any(tool.strict for tool in tools):
+        if is_strict:
             return self._may_call(conversation)
         return None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Set
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from gateway.chat.call_block import CallBlock
 from gateway.chat.call_reader import CallReader
@@ -33,6 +33,23 @@ CallIds = Callable[[int], str]
 """The id of a message's n-th call."""
 MAX_HELD_CHARS = 1024
 """Longer blocks have their calls emitted before they are whole."""
+
+
+class CallParser(Protocol):
+    """Parses one message: text in, content and calls out, and reasoning where it stands between
+    them."""
+
+    certain_markers: ClassVar[tuple[str, ...]]
+    """See ToolParser."""
+
+    def begin_at(self, place: int) -> None:
+        """Sets how many characters of the model's text come before this parser's input."""
+
+    def push(self, text: str) -> list[ToolEvent]:
+        """The events that are certain after this text."""
+
+    def flush(self, is_cut: bool) -> list[ToolEvent]:
+        """The remaining events, at the end of the text; `is_cut` if the token limit ended it."""
 
 
 class ToolParser(ABC):

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 
 from checkpoint.model_source import resolve_model
 from engine.attention.base import Segment
-from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.config import ModelConfig, load_model_config
 from engine.checkpoint.weights import Weights, load_weights
 from engine.cpu.backend import CpuBackend
@@ -96,9 +95,10 @@ def expected_logits(folder: Path, tokens: list[int]) -> torch.Tensor:
 def test_logits_are_transformers(folder: Path, prompt: list[int]) -> None:
     config = load_model_config(folder)
     weights = load_weights(folder, config, dtype=torch.float32)
-    ours = DecoderModel(config, weights, CpuBackend(config, "float32"))
+    backend = CpuBackend(config, "float32")
+    ours = DecoderModel(config, weights, backend)
     pool = KvPool(config.kv_layout("gemma3", BLOCK, "float32"), NUM_TOKENS // BLOCK)
-    attention = TorchAttention(pool, config.sliding_windows, scoring=config.scoring)
+    attention = backend.attention(pool)
     attention.plan([Segment(NUM_TOKENS, NUM_TOKENS, range(NUM_TOKENS // BLOCK))])
     logits = ours.forward(torch.tensor(prompt), torch.arange(NUM_TOKENS), attention)
     theirs = expected_logits(folder, prompt)

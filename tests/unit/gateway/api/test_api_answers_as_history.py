@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.api.context import ApiLimits
-from gateway.chat.markup import TOOL_MARKUPS
 from gateway.text.tokenizer import Tokenizer
 from protocol.messages import FinishReason
 from tests.effort import NIGHTLY
 from tests.unit.gateway.api_harness import MODEL, LiveApi, events_of
-from tests.unit.gateway.chat.families import PARAMETERS, written
+from tests.unit.gateway.chat.families import FAMILIES, PARAMETERS, written
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 ASK = [{"role": "user", "content": "Say it"}]
@@ -37,7 +36,7 @@ CALLS = [
 ]
 
 
-@pytest.fixture(scope="module", params=sorted(TOOL_MARKUPS))
+@pytest.fixture(scope="module", params=FAMILIES)
 def family_api(
     request: pytest.FixtureRequest, tools_checkpoint: Path, tools_tokenizer: Tokenizer
 ) -> Iterator[tuple[str, LiveApi]]:

@@ -6,8 +6,11 @@ import json
 from typing import Any
 
 from gateway.chat.conversation import Conversation, Message, Tool
+from gateway.chat.markup import TOOL_MARKUPS
 
 Call = tuple[str, dict[str, Any]]
+FAMILIES = sorted(TOOL_MARKUPS.keys() - {"harmony"})
+"""Without the one in which all text has headers; it has tests of its own."""
 PARAMETERS = {
     "type": "object",
     "properties": {

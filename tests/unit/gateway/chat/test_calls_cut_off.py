@@ -15,9 +15,8 @@ from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
 from gateway.output.output_text import TextDelta
 from protocol.messages import FinishReason
 from tests.effort import NIGHTLY
-from tests.unit.gateway.chat.families import ASKED, TOOLS, Call, written
+from tests.unit.gateway.chat.families import ASKED, FAMILIES, TOOLS, Call, written
 
-FAMILIES = sorted(TOOL_MARKUPS)
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 
 

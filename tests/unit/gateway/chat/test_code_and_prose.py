@@ -18,7 +18,7 @@ from tests.effort import in_turn, times
 from tests.unit.gateway.chat.families import ASKED, Call, written
 
 BARE = ["llama3", "pythonic", "xlam"]
-MARKED = sorted({*TOOL_MARKUPS} - {*BARE, "functionary"})
+MARKED = sorted({*TOOL_MARKUPS} - {*BARE, "functionary", "harmony"})
 FAMILIES = [*BARE, *MARKED]
 PARIS: Call = ("weather", {"city": "Paris"})
 NOON: Call = ("get.time", {"days": 1})

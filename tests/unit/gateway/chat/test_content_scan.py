@@ -14,10 +14,9 @@ from gateway.chat.markup import TOOL_MARKUPS
 from gateway.chat.tool_parser import MAX_HELD_CHARS, ToolParser
 from gateway.text.stop_strings import ContentStops
 from tests.effort import times
-from tests.unit.gateway.chat.families import TOOLS, written
+from tests.unit.gateway.chat.families import FAMILIES, TOOLS, written
 
 STOP = "stop"
-FAMILIES = sorted(TOOL_MARKUPS)
 
 
 def parser(family: str) -> ToolParser:

@@ -24,6 +24,7 @@ from protocol.errors import InvalidRequest
 from protocol.messages import FinishReason
 from protocol.sampling import MAX_GRAMMAR_CHARS
 from tests.paths import DEMO_MODEL
+from tests.unit.gateway.chat.families import FAMILIES
 
 DEMO = DEMO_MODEL / "tokenizer.json"
 CITY = {
@@ -122,7 +123,7 @@ WEATHER = ("weather", '{"city":"Köln"}')
 NOW = ("now", "{}")
 
 
-@pytest.mark.parametrize("family", sorted(TOOL_MARKUPS))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_required_calls(family, vocabulary):
     form = markup(family, vocabulary)
     grammar = form.grammar(asked("required"), "")
@@ -141,7 +142,7 @@ def test_required_calls(family, vocabulary):
     assert not vocabulary.admits(grammar, "Hello")
 
 
-@pytest.mark.parametrize("family", sorted(TOOL_MARKUPS))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_named_call_and_one_call_at_most(family, vocabulary):
     named = markup(family, vocabulary).grammar(asked("named"), "")
     assert vocabulary.admits(named, written(family, vocabulary, NOW))
@@ -179,7 +180,7 @@ def test_a_family_without_a_marker_cannot_be_strict_of_itself(family, vocabulary
 ANSWER = json_schema_grammar({"enum": [{"city": "Oslo"}]})
 
 
-@pytest.mark.parametrize("family", sorted(TOOL_MARKUPS))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_is_of_its_form_or_calls(family, vocabulary):
     form = markup(family, vocabulary)
     free = asked("auto")

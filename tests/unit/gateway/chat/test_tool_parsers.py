@@ -22,6 +22,7 @@ from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
 from gateway.chat.tool_parser import MAX_HELD_CHARS
 from gateway.output.output_text import TextDelta
 from protocol.messages import FinishReason
+from tests.unit.gateway.chat.families import FAMILIES
 
 NUMBERS = {"properties": {"a": {"type": "array"}, "x": {"type": "number"}}}
 TOOLS = (Tool("get_weather"), Tool("add", parameters=NUMBERS))
@@ -227,7 +228,7 @@ def test_what_is_no_call_is_content_unchanged(family, text):
         assert message.finish == "stop"
 
 
-@pytest.mark.parametrize("family", sorted(TOOL_MARKUPS))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_call_that_breaks_off_keeps_what_it_said(family):
     text = {
         "hermes": '<tool_call>{"name": "add", "arguments": {"a": "x',
@@ -405,7 +406,7 @@ FRAGMENTS = [
 
 
 @given(
-    family=st.sampled_from(sorted(TOOL_MARKUPS)),
+    family=st.sampled_from(FAMILIES),
     fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=24),
     data=st.data(),
 )
@@ -422,7 +423,7 @@ def test_any_split_says_the_same_as_the_whole(family, fragments, data):
 
 
 @given(
-    family=st.sampled_from(sorted(TOOL_MARKUPS)),
+    family=st.sampled_from(FAMILIES),
     fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=24),
 )
 def test_text_without_calls_and_reasoning_is_unchanged(family, fragments):
