@@ -60,15 +60,19 @@ def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 60.0) 
 
 
 @contextmanager
-def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any) -> Iterator[Fleet]:
+def running_fleet(
+    environment: Mapping[str, str] | None = None, *, module: str | None = None, **settings: Any
+) -> Iterator[Fleet]:
     """A fleet on the demo model on a free port; checked to be clean at its end.
 
-    `environment` reaches its processes, for settings that `baton up` has not.
+    `environment` reaches its processes, for settings that `baton up` has not; `module` runs workers
+    in the place of `cli.main`.
     """
     before = our_processes()
     chosen = UpSettings(**(SETTINGS | settings))
     environ = {**os.environ, **PROMPT_REPORTS, **PATIENCE, **(environment or {})}
-    children = ForkedChildren(chosen, frozenset(SETTINGS | settings), environ)
+    named = frozenset(SETTINGS | settings)
+    children = ForkedChildren(chosen, named, environ, module=module)
     with Fleet(chosen, children) as fleet, logs_on_failure(fleet):
         yield fleet
         assert_idle(fleet)

@@ -1,0 +1,148 @@
+"""Models whose layers keep windows, served by prefill and decode apart: transformers' tokens,
+whatever is cached, and the formula's blocks on the way."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from cli.fleet import Fleet
+from protocol.layout import first_covering
+from tests.effort import some
+from tests.integration import grouping_worker
+from tests.integration.fleets import (
+    assert_as_expected,
+    complete_all,
+    counters,
+    running_fleet,
+)
+from tests.integration.reference import (
+    BLOCK,
+    MIN_MARGIN,
+    NUM_TOKENS,
+    GreedyGeneration,
+    Reference,
+)
+from tests.paths import DEMO_MODEL
+
+WINDOW = 40
+LENGTHS = (1, 17, 64, 150)
+SIZES = {
+    "vocab_size": 2048,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+    "sliding_window": WINDOW,
+}
+
+
+def mistral() -> torch.nn.Module:
+    """Every layer keeps a window."""
+    return MistralForCausalLM(MistralConfig(**SIZES))
+
+
+def qwen3() -> torch.nn.Module:
+    """Two of three layers keep a window."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = Qwen3Config(**SIZES, use_sliding_window=True, layer_types=kinds)
+    return Qwen3ForCausalLM(config)
+
+
+@pytest.fixture(scope="module", params=[mistral, qwen3], ids=["all layers", "some layers"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint, and the demo's tokenizer."""
+    to = tmp_path_factory.mktemp("model") / DEMO_MODEL.name
+    shutil.copytree(DEMO_MODEL, to)
+    for weights in to.glob("*.safetensors*"):
+        weights.unlink()
+    torch.manual_seed(5)
+    make: Callable[[], torch.nn.Module] = request.param
+    make().save_pretrained(to)  # type: ignore[operator]
+    return to
+
+
+class Expected:
+    """Random prompts, with what transformers makes of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._generate, self._chance = GreedyGeneration(folder), random.Random(3)
+
+    def after(self, known: tuple[int, ...], length: int) -> Reference:
+        """A prompt that begins with `known` and has so many more tokens."""
+        while True:
+            prompt = (*known, *(self._chance.randrange(3, 1800) for _ in range(length)))
+            output, margin = self._generate(prompt)
+            if margin >= MIN_MARGIN / 10:
+                return Reference(prompt, tuple(output))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Expected:
+    return Expected(folder)
+
+
+def fleet_of(folder: Path, **settings: object):
+    return running_fleet(
+        model=str(folder),
+        local_prefill_threshold_tokens=0,
+        chunk_max_tokens=32,
+        dtype="float32",
+        module=grouping_worker.__name__,
+        **settings,
+    )
+
+
+def run(fleet: Fleet, references: list[Reference]) -> None:
+    assert_as_expected(references, complete_all(fleet, references, NUM_TOKENS, 2))
+
+
+@pytest.mark.parametrize("transport", some(["nixl", "shm"], 1))
+def test_apart_they_give_the_tokens_of_transformers(
+    folder: Path, expected: Expected, transport: str
+) -> None:
+    prompts = [expected.after((), length) for length in LENGTHS]
+    with fleet_of(folder, prefill=1, decode=1, transport=transport) as fleet:
+        run(fleet, prompts)
+        assert counters(fleet, "decode-1")["handoffs"] == len(prompts)
+        ends = [(-(-length // BLOCK), length // BLOCK) for length in LENGTHS]
+        windows = sum(end - first_covering(last, BLOCK, WINDOW) for end, last in ends)
+        full = sum(end for end, _ in ends) if "qwen3" in (folder / "config.json").read_text() else 0
+        assert counters(fleet, "prefill-1")["blocks_sent"] == windows + full
+
+
+def test_turns_that_go_on_or_turn_aside_near_the_end_stay_right(
+    folder: Path, expected: Expected
+) -> None:
+    first = expected.after((), 150)
+    conversation = (*first.prompt, *first.output)
+    with fleet_of(folder, prefill=1, decode=1) as fleet:
+        run(fleet, [first])
+        cuts = [len(conversation) - back for back in (0, 1, 15, 16, 17, 33, 60)]
+        run(fleet, [expected.after(conversation[:cut], 9) for cut in cuts])
+        cached = counters(fleet, "prefill-1")["cached_tokens"]
+        assert cached >= len(cuts) // 2 * (150 - 3 * BLOCK)
+
+
+def test_a_conversation_that_moves_among_workers_stays_right(
+    folder: Path, expected: Expected
+) -> None:
+    """Blocks come from the worker's own cache, from a peer's, or are computed."""
+    first = expected.after((), 200)
+    conversation = (*first.prompt, *first.output)
+    with fleet_of(folder, prefill=2, decode=2) as fleet:
+        run(fleet, [first])
+        for back in (0, 20):
+            turn = expected.after(conversation[: len(conversation) - back], 9)
+            run(fleet, [turn] * 4)
