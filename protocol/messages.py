@@ -37,7 +37,7 @@ from protocol.retention import RetentionHint
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from protocol.traces import DecodeTrace, PrefillTrace
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 Logprobs = Annotated[list[TokenLogprobs], Meta(max_length=MAX_TOKENS)]
 
 
