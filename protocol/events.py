@@ -28,6 +28,8 @@ class WorkerStats(Message, frozen=True, kw_only=True):
       `host_tier_used_bytes` and `disk_tier_used_bytes` are used. A block is loaded from them in
       `host_tier_block_us` and `disk_tier_block_us`, as measured; 0: there is no such tier.
     - `blocks_cached`: blocks that are free to reuse but hold a prefix.
+    - `blocks_retained`: blocks that clients' hints protect from eviction; of hints that are over,
+      until the next one comes.
     - `blocks_waiting`: blocks that waiting requests will need.
     - `prefill_unreachable`: 1 while a decode worker reaches no prefill worker and computes prompts
       itself.
@@ -50,6 +52,7 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     blocks_total: Count
     blocks_used: Count
     blocks_cached: Count
+    blocks_retained: Count = 0
     blocks_waiting: Count = 0
     blocks_stuck: Count = 0
     blocks_granted: Count = 0

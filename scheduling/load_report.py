@@ -20,6 +20,7 @@ def load_report(scheduler: Scheduler, **others: Any) -> WorkerStats:
         blocks_total=blocks.num_blocks,
         blocks_used=blocks.num_pinned,
         blocks_cached=blocks.num_cached_free,
+        blocks_retained=len(blocks.retention),
         blocks_waiting=scheduler.blocks_waiting,
         blocks_granted=scheduler.blocks_granted,
         step_fixed_us=fixed * 1e6,

@@ -23,6 +23,7 @@ _GAUGES = {
     "blocks_total": "KV blocks in the pool",
     "blocks_used": "KV blocks in use (pinned): running, granted, being read",
     "blocks_cached": "KV blocks that hold a prefix others can use",
+    "blocks_retained": "Cached KV blocks that clients' hints protect from eviction",
     "blocks_waiting": "KV blocks that waiting sequences will need",
     "blocks_granted": "Used KV blocks that peers are writing for requests that will run",
     "blocks_fenced": "Used KV blocks of ended requests that peers may still write to",

@@ -143,6 +143,7 @@ def describe(info: WorkerInfo, stats: WorkerStats | None, is_connected: bool) ->
         "queued_tokens": stats.queued_tokens if stats else 0,
         "blocks_used": stats.blocks_used if stats else 0,
         "blocks_cached": stats.blocks_cached if stats else 0,
+        "blocks_retained": stats.blocks_retained if stats else 0,
         "blocks_waiting": stats.blocks_waiting if stats else 0,
         "blocks_stuck": stats.blocks_stuck if stats else 0,
         "num_handoffs": stats.num_handoffs if stats else 0,

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.http_client import HTTP
-from tests.integration.fleets import wait_for
+from tests.integration.fleets import wait_for, workers
 from tests.integration.parameter_api import CHAT, COMPLETIONS, PROMPT, QUESTION, Api
 from tests.integration.shown_effects import Shown
 
@@ -91,6 +91,17 @@ def salt(api: Api) -> None:
     assert cached() > 0
     assert cached(cache_salt="mine") == 0
     assert cached(cache_salt="mine") > 0
+
+
+@SHOWN.by("cache_retention")
+def retention(api: Api) -> None:
+    def retained() -> int:
+        return sum(each["blocks_retained"] for each in workers(api.fleet.fleet).values())
+
+    before = retained()
+    prompt = [*range(300, 380)]
+    api.complete(prompt=prompt, cache_retention={"seconds": 60, "priority": 80})
+    wait_for("protected blocks", lambda: retained() >= before + 5)
 
 
 @SHOWN.by("messages", "model")

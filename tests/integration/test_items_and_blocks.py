@@ -208,7 +208,7 @@ def truncation(api: Api) -> None:
 
 @OF_RESPONSES.by(
     *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("store", "background", "service_tier", "cache_salt", "max_tool_calls"),
+    *("store", "background", "service_tier", "cache_salt", "cache_retention", "max_tool_calls"),
 )
 def labels(api: Api) -> None:
     named = dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), "me")
@@ -216,7 +216,8 @@ def labels(api: Api) -> None:
     assert answer.output_text == api.respond().output_text
     assert (answer.metadata, answer.store, answer.service_tier) == ({"a": "b"}, False, "default")
     assert {name: getattr(answer, name) for name in named} == named
-    kept = api.respond(prompt_cache_retention="24h", service_tier="flex", max_tool_calls=1)
+    hint = {"cache_retention": {"seconds": 5}}
+    kept = api.respond(prompt_cache_retention="24h", service_tier="flex", max_tool_calls=1, **hint)
     assert kept.output_text == answer.output_text
     first, second = (
         api.respond(cache_salt="own", instructions="word " * 50).usage.input_tokens_details
@@ -308,13 +309,14 @@ def thinking_and_form(api: Api) -> None:
 
 
 @OF_MESSAGES.by(
-    *("metadata", "service_tier", "speed", "cache_salt"),
+    *("metadata", "service_tier", "speed", "cache_salt", "cache_retention"),
     *("container", "inference_geo", "mcp_servers", "context_management", "thread"),
 )
 def labels_and_services(api: Api) -> None:
     plain = api.message().content
     assert api.message(metadata={"user_id": "me"}, service_tier="auto").content == plain
     assert api.message(speed="standard", mcp_servers=[]).content == plain
+    assert api.message(cache_retention={"seconds": 5}).content == plain
     assert api.message(service_tier="flex", cache_salt="own").usage.cache_read_input_tokens == 0
     services = {"container": "c", "speed": "fast", "mcp_servers": [{}], "context_management": {}}
     assert set(api.ignores(MESSAGES, **services).split(", ")) == services.keys()

@@ -51,6 +51,15 @@ SHARED: dict[str, tuple[object, ...]] = {
     "user": (*NOT_STRINGS, "x" * 513),
     "priority": (*NOT_INTEGERS, 2**31),
     "cache_salt": (*NOT_STRINGS, "x" * 257),
+    "cache_retention": (
+        5,
+        "300",
+        [],
+        {},
+        {"priority": 5},
+        *({"seconds": each} for each in (None, 0, -1, 1.5, "300", True, 86_401)),
+        *({"seconds": 5, "priority": each} for each in (0, 101, -1, "80", 1.5, True)),
+    ),
     "logit_bias": (
         [],
         "x",
