@@ -22,8 +22,9 @@ as much, and a priority above 0 needs none."""
 MOST_MARGIN = 0.3
 LEAST_WAIT = 0.1
 """A request that would be late even without a queue may wait for this part of its target."""
-TRUST = 0.5
-"""Step models that are trusted less refuse nothing."""
+TRUST = 0.1
+"""Step models that are trusted less refuse nothing. To ask for more would take too many seconds of
+overload where steps are long."""
 
 
 class WaitingPrompt(NamedTuple):

@@ -107,5 +107,5 @@ def test_tokens_that_would_come_too_slowly() -> None:
 
 
 def test_a_model_that_has_not_proved_itself_refuses_nothing() -> None:
-    doubtful = WorkerSpeed(1000.0, 200.0, 0.0, 10_000, 50.0, 0, 0, 10**6, 1.0, 0.3)
+    doubtful = WorkerSpeed(1000.0, 200.0, 0.0, 10_000, 50.0, 0, 0, 10**6, 1.0, 0.05)
     assert asked(Asker(TARGET), prompt(10_000), queued=10_000, speed=doubtful) is None
