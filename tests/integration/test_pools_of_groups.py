@@ -101,5 +101,5 @@ def test_a_pool_with_other_groups_is_refused(ends: list[End], transport: str) ->
     ends += [one, other, third]
     with pytest.raises(TransferError, match="of 1 groups of layers, expected 3"):
         one.transport.add_peer(other.transport.agent, other.transport.descriptor(), VIEWS[0][1])
-    with pytest.raises(TransferError, match="8 blocks of 48 bytes on 1 ranks, expected 8 of 32"):
+    with pytest.raises(TransferError, match="of 48 bytes on 1 ranks, expected 8 blocks of 32"):
         one.transport.add_peer(third.transport.agent, third.transport.descriptor(), VIEWS[0][1])
