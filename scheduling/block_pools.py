@@ -104,6 +104,13 @@ class BlockPools:
         return self.managers[0].num_pinned if self._pages is None else self._pages.num_open
 
     @property
+    def num_cached_free(self) -> int:
+        """Blocks of the first group that could take the place of what is cached and unused."""
+        if self._pages is None:
+            return self.managers[0].num_cached_free
+        return self.in_blocks(self._pages.num_idle)
+
+    @property
     def has_windows(self) -> bool:
         """Whether a group has a window."""
         return bool(self._windowed)

@@ -38,6 +38,11 @@ class LargePages:
         return len(self._unowned) + len(self._idle)
 
     @property
+    def num_idle(self) -> int:
+        """Pages that only hold cached blocks that nobody uses."""
+        return len(self._idle)
+
+    @property
     def num_open(self) -> int:
         """Pages with a pinned block."""
         return self.num_pages - self.num_available

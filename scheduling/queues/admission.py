@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from scheduling.block_pools import Prefix
-from scheduling.expected_blocks import ExpectedBlocks
+from scheduling.queues.expected_blocks import ExpectedBlocks
 from scheduling.queues.overtaking import Overtaking
 from scheduling.queues.roster import Roster
+from scheduling.scheduler_config import SchedulerConfig
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.sequence_blocks import SequenceBlocks
 from scheduling.step_plan import StepPlan
@@ -25,27 +25,19 @@ def fetch_nothing(_sequence: Sequence, _num_cached: int) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class AdmissionLimits:
-    """See `SchedulerConfig`."""
-
-    max_batch_size: int
-    headroom_per_sequence: int
-
-
 class Admission:
     """Admits sequences of `roster` in turn, each with all its blocks."""
 
     def __init__(
         self,
-        limits: AdmissionLimits,
+        config: SchedulerConfig,
         roster: Roster,
         blocks: SequenceBlocks,
         turns: Turns,
         shares: TargetShares,
         expected: ExpectedBlocks,
     ) -> None:
-        self._limits = limits
+        self._config = config
         self._roster = roster
         self._blocks = blocks
         self._turns = turns
@@ -96,7 +88,7 @@ class Admission:
 
     @property
     def _is_full(self) -> bool:
-        return self._roster.num_begun >= self._limits.max_batch_size
+        return self._roster.num_begun >= self._config.max_batch_size
 
     def _num_to_fetch(
         self, sequence: Sequence, num_cached: int, choose_fetch: FetchChooser
@@ -108,7 +100,7 @@ class Admission:
 
     def _try_take_blocks(self, sequence: Sequence, cached: Prefix) -> bool:
         """Pin the prefix and allocate the rest; keeps headroom for the sequences that decode."""
-        headroom = self._limits.headroom_per_sequence * len(self._roster.running)
+        headroom = self._config.headroom_per_sequence * len(self._roster.running)
         return self._blocks.try_take(sequence, cached, headroom)
 
     def _begin(self, step: StepPlan, sequence: Sequence, num_fetched: int) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scheduling.queues.waiting_work import WaitingWork
 from scheduling.sequence import Key, Sequence, SequenceState
 from scheduling.sequence_blocks import SequenceBlocks
-from scheduling.waiting_work import WaitingWork
 
 
 class Roster:

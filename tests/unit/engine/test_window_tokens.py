@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from engine.checkpoint.config import ModelConfig
-from engine.loader import LoadedEngine
+from engine.engine_config import EngineConfig
+from engine.loader import LoadedEngine, load_engine
 from protocol.layout import group_layers
 from scheduling import sequence as sequences
 from scheduling.block_manager import BlockManager
 from scheduling.large_pages import GroupBlocks
+from scheduling.scheduler import SchedulerConfig
 from tests.effort import some
 from tests.unit.engine.test_served_tokens import BLOCK, Served, asked, output
 
@@ -127,3 +129,33 @@ def test_preempted(model, text):
         for prompt, sequence in zip(prompts, together, strict=True):
             model.assert_generates(prompt, output(sequence))
     assert num_preempted or len(model.engine().pool.groups) == 1
+
+
+def test_whole_steps_of_our_kernels_take_each_group_from_its_blocks(
+    make_tiny: Any, text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16, where one call runs a step: the same tokens as with one group."""
+    options = {**WINDOWS["qwen3, mixed"][1], "hidden_size": 64, "intermediate_size": 128}
+    tiny = make_tiny("Qwen3ForCausalLM", torch.bfloat16, eos_token_id=None, **options)
+    prompts = [text(45), text(18)[5:], text(31)]
+    outputs = []
+    for grouping in (None, ()):
+        if grouping is not None:
+            monkeypatch.setattr(ModelConfig, "kv_grouping", lambda config: ())
+        config = EngineConfig(
+            tiny.folder,
+            SchedulerConfig(BLOCK, 8, BLOCK, 8),
+            dtype="bfloat16",
+            device="cpu",
+            num_blocks=64,
+        )
+        loaded = load_engine(config, lambda: 0.0)
+        assert loaded.engine._runner._step is not None, "a whole step in one call"
+        assert len(loaded.pool.groups) == (2 if grouping is None else 1)
+        together = [asked(prompt, str(number)) for number, prompt in enumerate(prompts)]
+        for sequence in together:
+            loaded.engine.scheduler.add(sequence)
+        while loaded.engine.scheduler.has_work:
+            loaded.engine.run(loaded.engine.plan())
+        outputs.append([output(sequence) for sequence in together])
+    assert outputs[0] == outputs[1]

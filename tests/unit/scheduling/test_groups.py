@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from protocol.layout import KvLayout, group_layers
 from scheduling.batch import Batch
+from scheduling.block_manager import BlockManager
 from scheduling.block_pools import BlockPools
+from scheduling.load_report import load_report
 from scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.step_model import StepModel
@@ -181,6 +183,26 @@ def test_a_prompt_that_diverges_early_goes_on_from_a_checkpoint() -> None:
     scheduler.add(again := make_sequence("c", [*prompt[: every + 5], 88, 88], 1))
     run_step(scheduler)
     assert again.num_cached >= every // BLOCK * BLOCK
+
+
+def test_reports_count_pages_in_blocks_of_the_first_group() -> None:
+    scheduler = scheduler_of([None, 5, 5, 5, 5], num_pages=24)
+    scheduler.add(sequence := make_sequence("a", list(range(50)), 1, prefill_only=True))
+    drain(scheduler)
+    report = load_report(scheduler, worker_id="w", incarnation="i")
+    num_pages = -(-len(sequence.block_table) // 4) + len(sequence.tables[1].blocks)
+    assert (report.blocks_total, report.blocks_used) == (24 * 4, num_pages * 4)
+    scheduler.release_blocks(sequence)
+    report = load_report(scheduler, worker_id="w", incarnation="i")
+    assert report.blocks_used == 0
+    assert report.blocks_cached >= num_pages * 4, "those that left the window, too"
+
+
+def test_one_group_without_a_window_has_a_plain_manager() -> None:
+    """So it allocates, evicts and reports as if there were no groups."""
+    pools = BlockPools.of(layout_of([None, None]), 10)
+    assert [type(manager) for manager in pools.managers] == [BlockManager]
+    assert (pools.num_pages, pools.in_blocks(10)) == (10, 10)
 
 
 def test_pages_that_one_group_gave_back_serve_another() -> None:
