@@ -133,7 +133,10 @@ class SequenceBlocks:
     def lacks_room(self, sequence: Sequence) -> bool:
         """Whether the newest token, which may be under way, needs one more block."""
         needed = sequence.blocks_for(sequence.num_tokens + sequence.num_ahead)
-        return any(table.end < needed for table in sequence.tables)
+        for table in sequence.tables:  # noqa: SIM110 - asked of each running sequence in each step
+            if table.first + len(table.blocks) < needed:
+                return True
+        return False
 
     def most_chunk_tokens(self, sequence: Sequence) -> int:
         """How many tokens the sequence has blocks for, behind those that are launched."""
@@ -178,10 +181,12 @@ class SequenceBlocks:
     def publish(self, sequence: Sequence) -> None:
         """Cache the sequence's blocks that are full and computed."""
         complete = min(sequence.num_computed // sequence.block_size, len(sequence.hashes))
+        if complete <= sequence.num_published:
+            return
         for index in range(sequence.num_published, complete):
             for group in range(len(self._groups)):
                 self.publish_block(sequence, index, group)
-        sequence.num_published = max(sequence.num_published, complete)
+        sequence.num_published = complete
 
     def publish_block(self, sequence: Sequence, index: int, group: int = 0) -> None:
         """Cache one block of the sequence in one group, if its table has that block."""
