@@ -98,7 +98,7 @@ class FleetMetrics:
             "decisions", "Attempts placed, by the rule that decided", "reason", Rule
         )
         self.recorded = self._by_label(
-            "recorded_requests", "Requests for the recording, written or lost", "result", RECORDED
+            "recorded_requests", "Requests for the recording, written or lost", "outcome", RECORDED
         )
         self.prompt_tokens = LabelledCounts(
             "baton_prompt_tokens_by_source",

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from console.telemetry.tier_texts import tiers_text
-from process.figures import integer
+from process.figures import integer, percent
 
 WIDEST = 500
 MAX_US = 1 << 55
@@ -151,7 +151,7 @@ def _bubbles_of(worker: Mapping[str, Any]) -> str:
     under_way_us = stages * counters.get("under_way_us", 0)
     if stages == 1 or not under_way_us:
         return ""
-    return f"{counters.get('bubble_us', 0) / under_way_us:.0%}"
+    return percent(counters.get("bubble_us", 0) / under_way_us)
 
 
 def _natural_width(console: Console, table: Table) -> int:

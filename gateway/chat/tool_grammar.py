@@ -77,10 +77,11 @@ class ToolGrammar:
             form_without_calls = form_without_calls or ANY_TEXT
         if mode is ToolMode.AUTO and form_without_calls is not None:
             before, rules = thought
-            header = ""
+            answer = form_without_calls
             if reasoning is not None and reasoning.answer:
                 header = marker_parts(reasoning.answer, reasoning.tokens, self.ids)
-            rules = [*rules, f"answer: {header} {form_without_calls}"]
+                answer = f"{header} {answer}"
+            rules = [*rules, f"answer: {answer}"]
             return self._whole(f"({calls} | answer)", tools, (before, rules))
         if is_strict:
             return self._may_call(conversation)

@@ -108,7 +108,9 @@ class HealingTransport:
         self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Connect to a peer from the newest end or, if the way from there has failed, from a new
-        one."""
+        one. Raises TransferError."""
+        if any(each.transport.agent == agent for each in self._ends):
+            raise TransferError("a transport cannot be its own peer")
         self.remove_peer(agent)
         end = self._newest_after(self._failed.get(agent))
         try:

@@ -11,6 +11,7 @@ import json
 from functools import partial
 from typing import Any
 
+from protocol.retention import MAX_PRIORITY, MAX_SECONDS
 from tests.hostile import grammars
 from tests.hostile.sizes import Body, Field, Sizes
 
@@ -112,6 +113,8 @@ def _every_limit(sizes: Sizes) -> Body:
         "user": "u" * 512,
         "priority": 2**31 - 1,
         "cache_salt": "s" * 256,
+        "cache_retention": {"seconds": MAX_SECONDS, "priority": MAX_PRIORITY},
+        "session_id": "é" * 512,
         "n": sizes.choices,
         "max_tokens": sizes.output,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from protocol.retention import MAX_PRIORITY, MAX_SECONDS
 from tests.hostile import grammars
 from tests.hostile.bodies import (
     CACHED,
@@ -153,6 +154,8 @@ RESPONSE_FIELDS: dict[str, Field] = {
     **KEPT_FIELDS,
     "hints": lambda sizes: {
         "cache_salt": "s" * 256,
+        "cache_retention": {"seconds": MAX_SECONDS, "priority": MAX_PRIORITY},
+        "session_id": "é" * 512,
         "store": True,
         "service_tier": "t" * 1000,
         "prompt_cache_retention": "24h",
@@ -273,6 +276,8 @@ MESSAGE_FIELDS: dict[str, Field] = {
     "hints, generating": lambda sizes: {
         "service_tier": "t" * 1000,
         "cache_salt": "s" * 256,
+        "cache_retention": {"seconds": MAX_SECONDS, "priority": MAX_PRIORITY},
+        "session_id": "é" * 512,
         "container": {"skills": [1] * (sizes.values // 4)},
     },
 }

@@ -37,8 +37,9 @@ REFUSED = {
     "modalities": ["audio"],
     "use_beam_search": True,
 }
-NOT_OF_THIS_MODEL = {"add_special_tokens", "include_reasoning"}
-"""It does not think, and its tokenizer adds nothing: unit tests show the effect of these two."""
+NOT_HERE = {"add_special_tokens", "include_reasoning", "session_id"}
+"""The model does not think, its tokenizer adds nothing, and this fleet has one worker of each role
+to choose from: unit tests show the effect of these."""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_parameter_has_its_effect(api: Api, assert_effect: Check) -> None:
 
 def test_every_field_is_shown(api: Api) -> None:
     fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-    missing = fields - SHOWN.keys() - REFUSED.keys() - NOT_OF_THIS_MODEL
+    missing = fields - SHOWN.keys() - REFUSED.keys() - NOT_HERE
     assert not missing, f"show the effect of {missing} here"
     for name, value in REFUSED.items():
         path = CHAT if name in ChatRequest.model_fields else COMPLETIONS

@@ -145,7 +145,7 @@ def test_descriptors_that_do_not_fit_are_refused(spawn: Callable[..., Worker]) -
         sender.add_peer(agent, descriptor, num_blocks)
     fitting = spawn()
     agent, descriptor, num_blocks = fitting.introduce()
-    with pytest.raises(TransferError, match="15 of 4096"):
+    with pytest.raises(TransferError, match="expected 15 blocks of 4096 bytes"):
         sender.add_peer(agent, descriptor, num_blocks - 1)
     with pytest.raises(TransferError):
         sender.add_peer("0123456789abcdef", descriptor, num_blocks)

@@ -34,7 +34,7 @@ from worker.counters import MEANINGS, Count
 NAME = re.compile(r"baton_[a-z0-9_]+")
 LABELS = {
     "role", "worker", "mode", "reason", "outcome", "kind", "source", "target", "side", "endpoint",
-    "status", "door", "le", "cause", "state", "host",
+    "status", "door", "le", "cause", "state", "host", "rank", "stage",
 }  # fmt: skip
 
 

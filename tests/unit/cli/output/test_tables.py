@@ -109,6 +109,8 @@ def test_ranks_have_a_column_where_a_worker_has_several() -> None:
     )
     cells = {each.header: list(each.cells) for each in staged.columns}
     assert cells["RANKS"] == ["1 x 2 stages", "1"]
-    assert cells["BUBBLES"] == ["25%", ""], "half a second of the two seconds of two stages"
+    assert cells["BUBBLES"] == ["25\N{NO-BREAK SPACE}%", ""], (
+        "half a second of the two seconds of two stages"
+    )
     alone = workers_table([{**decode, "tensor_parallel": 1}], with_load=True)
     assert "RANKS" not in [each.header for each in alone.columns]

@@ -40,6 +40,12 @@ EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 32,
 }
 """Of mixtures."""
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
 WITHOUT = "(left out)"
 
 
@@ -97,7 +103,7 @@ def test_only_architectures_that_do_scale_their_queries():
 
 @pytest.mark.parametrize("model_type", sorted(MODEL_TYPES))
 def test_without_architectures_the_model_type_tells(model_type):
-    config = parse(architectures=WITHOUT, model_type=model_type, head_dim=8, **EXPERTS)
+    config = parse(architectures=WITHOUT, model_type=model_type, head_dim=8, **EXPERTS, **LATENT)
     assert config.architecture == MODEL_TYPES[model_type]
 
 

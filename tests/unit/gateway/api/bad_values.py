@@ -51,6 +51,7 @@ SHARED: dict[str, tuple[object, ...]] = {
     "user": (*NOT_STRINGS, "x" * 513),
     "priority": (*NOT_INTEGERS, 2**31),
     "cache_salt": (*NOT_STRINGS, "x" * 257),
+    "session_id": (*NOT_STRINGS, "x" * 513),
     "cache_retention": (
         5,
         "300",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -379,11 +380,21 @@ def test_an_unexpected_error_while_a_response_is_kept_is_counted_and_logged(
     assert f"response {answer.id} could not be kept" in caplog.text
 
 
+def record_in(store: redis.Redis, answer_id: str) -> bytes:
+    """The key of a record, which is written behind the answer."""
+    end = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < end:
+        for key in store.scan_iter(f"*:record:*{answer_id}"):
+            return key
+        time.sleep(0.01)
+    raise TimeoutError(f"{answer_id} did not reach the store")
+
+
 def test_a_record_that_nobody_can_read_is_not_found(client, api, valkey):
     answer = ask(client)
     assert client.responses.retrieve(answer.id) == answer
     with redis.Redis.from_url(valkey.url) as store:
-        [record] = store.scan_iter(f"*:record:*{answer.id}")
+        record = record_in(store, answer.id)
         store.hset(record, "answer", b"\x00bad")
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(answer.id)
@@ -393,7 +404,7 @@ def test_a_record_that_nobody_can_read_is_not_found(client, api, valkey):
 def test_a_record_of_another_shape_is_not_found(client, valkey, field: str):
     kept = ask(client)
     with redis.Redis.from_url(valkey.url) as store:
-        [record] = store.scan_iter(f"*:record:*{kept.id}")
+        record = record_in(store, kept.id)
         for shape in OTHER_SHAPES:
             store.hset(record, field, zlib.compress(shape))
             for call in (client.responses.retrieve, client.responses.input_items.list):

@@ -96,7 +96,7 @@ async def test_a_request_leaves_a_line_when_it_ends(harness, tmp_path: Path) -> 
         consumer = Consumer(harness.dispatcher, request(100, request_id=name))
         await finish_on(worker, consumer)
     recorder.close()
-    assert harness.metric("recorded_requests_total", result="written") == 1
+    assert harness.metric("recorded_requests_total", outcome="written") == 1
     (session,) = read(path).sessions
     (turn,) = session.turns
     assert (turn.num_prompt, turn.num_output) == (100, 6)
