@@ -37,7 +37,9 @@ def test_norm(ops, rows, size):
     torch.testing.assert_close(ops.norm(x, weight).double(), norm(x, weight), **ROUNDED_ONCE)
     add = bf16(2, rows, size)
     expected = add.double() + norm(x, weight)
-    torch.testing.assert_close(ops.norm(x, weight, add).double(), expected, rtol=2**-8, atol=1e-5)
+    torch.testing.assert_close(
+        ops.norm(x, weight, add=add).double(), expected, rtol=2**-8, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -30,7 +30,8 @@ def build() -> ctypes.CDLL:
 
 FUNCTIONS = (
     *("attention", "plan", "rms_norm", "rotate", "gate"),
-    *("largest", "linear", "experts", "layers", "rank_sum", "stop_ranks"),
+    *("largest", "linear", "experts", "layers"),
+    *("rank_sum", "stop_ranks", "stage_send", "stage_receive"),
 )
 
 
