@@ -33,7 +33,6 @@ from tests.paths import ROOT
 from tests.unit.engine.native.instruction_sets import kernels_for, usable_instruction_sets
 
 OPS = TorchOps("silu", 1e-5, torch.float32)
-OF_GPT_OSS = TorchOps(CLAMPED_SWIGLU, 1e-5, torch.float32)
 CONFIGS = {
     "normalized": ExpertsConfig(8, 2, 48),
     "gpt-oss": ExpertsConfig(8, 2, 48, has_biases=True),
@@ -47,6 +46,7 @@ CONFIGS = {
         16, 3, 64, normalizes=False, scale=1.5, groups=4, chosen_groups=2
     ),
 }  # fmt: skip
+WITHOUT_BIASES = [name for name, config in CONFIGS.items() if not config.has_biases]
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
@@ -88,8 +88,8 @@ def native(config: ExpertsConfig, weights: ExpertWeights, kernels, bits: int = 1
     return NativeExperts(config, weights, pack, ExpertsMemory(config, hidden), kernels, gate)
 
 
-def in_float32(config: ExpertsConfig, hidden: int, bits: int = 16) -> TorchExperts:
-    """The same experts in fp32, rounded to so many bits."""
+def wide_weights(config: ExpertsConfig, hidden: int, bits: int = 16) -> ExpertWeights:
+    """The random weights in fp32, rounded to so many bits."""
 
     def rounded(matrix):
         is_rounded = bits < 12 and matrix.shape[1] % GROUP_INPUTS == 0
@@ -101,18 +101,55 @@ def in_float32(config: ExpertsConfig, hidden: int, bits: int = 16) -> TorchExper
     if weights.shared_gate_up is not None:
         weights.shared_gate_up = rounded(weights.shared_gate_up)
         weights.shared_down = rounded(weights.shared_down)
-    return TorchExperts(config, weights, TorchLinear)
+    return weights
 
 
-@pairwise("name, bits, rows, adds", CONFIGS, [16, 12, 8, 4], [0, 1, 3, 17, 150, 700], [False, True])
+def in_float32(config: ExpertsConfig, hidden: int, bits: int = 16) -> TorchExperts:
+    """The same experts in fp32, their weights rounded to so many bits."""
+    return TorchExperts(config, wide_weights(config, hidden, bits), TorchLinear)
+
+
+def in_float64(config: ExpertsConfig, weights: ExpertWeights, x: torch.Tensor) -> torch.Tensor:
+    """The sum of the chosen experts with biases, each stage rounded to bf16 as the kernels do: with
+    numbers as large as biases make them, roundings count more than any tolerance for small ones."""
+
+    def rounded(stage):
+        return stage.bfloat16().double()
+
+    chosen, scores = choose(config, x.float() @ weights.router.T + weights.router_bias, None)
+    shares = torch.zeros(len(x), config.count).scatter_(1, chosen, scores).double()
+    y = torch.zeros(x.shape, dtype=torch.float64)
+    for expert, share in enumerate(shares.T):
+        gate_up = x.double() @ weights.gate_up[expert].double().T + weights.gate_up_bias[expert]
+        gate, up = rounded(gate_up).chunk(2, dim=1)
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        gated = rounded(gate * torch.sigmoid(1.702 * gate) * (up + 1))
+        down = gated @ weights.down[expert].double().T + weights.down_bias[expert]
+        y += share.unsqueeze(1) * rounded(down)
+    return y
+
+
+@pairwise("bits, rows, adds", [16, 12, 8, 4], [0, 1, 3, 17, 150, 700], [False, True])
+def test_with_biases_as_in_fp64_rounded_at_the_same_stages(product_kernels, bits, rows, adds):
+    config, hidden = CONFIGS["gpt-oss"], 64
+    x = numbers(7, rows, hidden).bfloat16()
+    add = numbers(8, rows, hidden).bfloat16() if adds else None
+    y = native(config, random_weights(config, hidden), product_kernels, bits)(x, OPS, add)
+    expected = in_float64(config, wide_weights(config, hidden, bits), x)
+    expected += 0 if add is None else add.double()
+    torch.testing.assert_close(y.double(), expected, rtol=2**-7, atol=2**-6)
+
+
+@pairwise(
+    "name, bits, rows, adds", WITHOUT_BIASES, [16, 12, 8, 4], [0, 1, 3, 17, 150, 700], [False, True]
+)
 def test_as_torch_in_fp32(product_kernels, name, bits, rows, adds):
     config, hidden = CONFIGS[name], 64
     x = numbers(7, rows, hidden).bfloat16()
     add = numbers(8, rows, hidden).bfloat16() if adds else None
     layer = native(config, random_weights(config, hidden), product_kernels, bits)
     reference = in_float32(config, hidden, bits)
-    ops = OF_GPT_OSS if config.has_biases else OPS
-    expected = reference(x.float(), ops, None if add is None else add.float())
+    expected = reference(x.float(), OPS, None if add is None else add.float())
     y = layer(x, OPS, add)
     torch.testing.assert_close(y.float(), expected, rtol=2**-7, atol=2**-6)
     assert torch.equal(layer.tally, reference.tally)
