@@ -33,8 +33,12 @@ SCALED_TYPES = {
 """Codes of other formats in blocks, by the kernels' numbers; their names say the block's inputs."""
 _TYPES = BLOCK_TYPES | SCALED_TYPES
 _TYPES_BY_NAME = {each.name: each for each in _TYPES.values()}
-KIND_NUMBERS = {each.name: number for number, each in _TYPES.items()}
-"""Of the types, as GGUF files and the kernels number them."""
+MXFP4 = "MXFP4"
+"""A type of GGUF files whose blocks the kernels read as scaled codes."""
+KIND_NUMBERS = {
+    each.name: number for number, each in _TYPES.items() if each.name not in (*PLAIN_TYPES, MXFP4)
+}
+"""Of the types whose blocks the kernels read, as GGUF files and the kernels number them."""
 QUANTIZED_TYPES = {each.name: each for each in BLOCK_TYPES.values() if each.name not in PLAIN_TYPES}
 """Those of GGUF files."""
 PANEL_OUTPUTS = 64

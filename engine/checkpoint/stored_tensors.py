@@ -15,14 +15,14 @@ from typing import Protocol
 import torch
 
 from checkpoint.regular_file import open_regular
-from engine.checkpoint.blocks import QUANTIZED_TYPES, BlockRows, PanelRows
+from engine.checkpoint.blocks import QUANTIZED_TYPES, PanelRows
 from engine.checkpoint.files import (
     TensorEntry,
     model_fingerprint,
     read_all_entries,
     weight_files,
 )
-from engine.checkpoint.formats.panel_rows import MXFP4, gguf_mxfp4_rows
+from engine.checkpoint.formats.panel_rows import gguf_rows
 from protocol.errors import ModelLoadError
 
 PLAIN_DTYPES = {
@@ -108,9 +108,7 @@ class FileTensors:
         kind = self.entries[name].dtype
         if kind not in QUANTIZED_TYPES:
             return None
-        if kind == MXFP4:
-            return None if pairs_of_heads is not None else gguf_mxfp4_rows(self.read(name))
-        return BlockRows(self.read(name), kind, pairs_of_heads)
+        return gguf_rows(self.read(name), kind, pairs_of_heads)
 
     def finish(self) -> None:
         """Mappings end with their tensors."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.blocks import SCALED_HEAD_BYTES, BlockRows
+from engine.checkpoint.blocks import MXFP4, SCALED_HEAD_BYTES, BlockRows, PanelRows
 from engine.checkpoint.formats.matrix import CodeRows, Levels, QuantizedMatrix
 
 _BLOCKS = {
@@ -21,8 +21,6 @@ _BLOCKS = {
     Levels.E4M3: ("E4M3", (64,), 8),
 }
 """The name, the inputs that a block may have, the most first, and the bits of a code."""
-MXFP4 = "MXFP4"
-"""GGUF's name of a type that our kernels read as scaled codes."""
 _MXFP4_INPUTS, _MXFP4_BYTES = 32, 17
 _PACKED_HEAD_BYTES = 6
 """What a scale and a zero take in a panel."""
@@ -98,9 +96,19 @@ def panel_rows(matrix: QuantizedMatrix) -> MatrixRows | None:
     return None
 
 
-def gguf_mxfp4_rows(stored: torch.Tensor) -> MatrixRows | None:
-    """The same of a GGUF file's rows [outputs, bytes], uint8: blocks of an exponent and 16 bytes,
-    whose lower halves are the block's first 16 codes, and whose upper ones the others."""
+def gguf_rows(
+    stored: torch.Tensor, kind: str, pairs_of_heads: int | None = None
+) -> PanelRows | None:
+    """The rows for our kernels of a GGUF file's quantized matrix [outputs, bytes], uint8; None if
+    they do not take them. `pairs_of_heads` as in `BlockRows`."""
+    if kind != MXFP4:
+        return BlockRows(stored, kind, pairs_of_heads)
+    return _mxfp4_rows(stored) if pairs_of_heads is None else None
+
+
+def _mxfp4_rows(stored: torch.Tensor) -> MatrixRows | None:
+    """Blocks are an exponent and 16 bytes, whose lower halves are the block's first 16 codes, and
+    whose upper ones the others."""
     blocks = stored.unflatten(1, (-1, _MXFP4_BYTES))
 
     def read(rows: slice) -> CodeRows:
