@@ -84,6 +84,12 @@ def test_the_least_and_largest_powers_of_two_keep_their_value(product_kernels):
     assert values[5].isnan().all()
 
 
+def test_blocks_that_must_become_scaled_codes_are_not_read_as_others(product_kernels):
+    matrix = BlockMatrix([BlockRows(random_rows(MXFP4, 64), MXFP4)])
+    with pytest.raises(KeyError, match=MXFP4):
+        BlockPanels(matrix, product_kernels, HugePages())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_panels_take_few_more_bits_than_the_file(product_kernels, kind):
     """Scales of MXFP4 grow from 8 to 32 bits for each 32 inputs."""
