@@ -40,7 +40,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     - `source`: the decode worker that hands the request over with its KV.
     - `may_fetch`: workers may fetch blocks from each other; `by_load`: only load and room decide.
     - `local_threshold_tokens`: only decode workers that lack no more tokens may compute the prompt.
-    - `session`: its former requests' workers win near-ties; "": the prompt itself may tell it.
+    - `session`: its former requests' workers win near-ties; "": the prompt itself may tell it, but
+      with `by_load` only a session that was named draws.
     - `output_tokens`: the expected length of the output; `targets`: what the request should meet.
     """
 
@@ -97,7 +98,7 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
         prefer_decode=query.prefer_decode,
         elsewhere=held_elsewhere(matches) if query.may_fetch else None,
         by_load=query.by_load,
-        session_workers=view.sessions.workers(session),
+        session_workers=view.sessions.workers(query.session if query.by_load else session),
         local_threshold_tokens=query.local_threshold_tokens,
         output_tokens=query.output_tokens,
         targets=query.targets if query.prefer_decode is None else NO_TARGETS,

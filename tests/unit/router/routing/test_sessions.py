@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from msgspec.structs import replace
 
 from protocol.messages import Generate
+from router.routing.decision import apply, decide
 from router.routing.sessions import Sessions
 from tests.unit.router.router_harness import Consumer, Harness, finish_on, request, until
+from tests.unit.router.routing.test_decision import BLOCK, query, view_of, worker
 
 
 def test_a_session_keeps_its_last_workers() -> None:
@@ -89,6 +94,24 @@ def test_ends_of_prompts_are_forgotten() -> None:
         asked(sessions, number)
     assert asked(sessions, 1, 9) != first
     assert len(sessions) == 2
+
+
+@pytest.mark.parametrize(("by_load", "session"), [(False, ""), (True, ""), (True, "a")])
+def test_by_load_only_sessions_that_clients_name_draw_their_prompts(
+    by_load: bool, session: str
+) -> None:
+    view, rng = view_of(worker("d1"), worker("p1"), worker("p2")), random.Random(0)
+    served = set()
+    for length in range(40, 60):
+        hashes = blocks(*range(length))
+        tokens = length * BLOCK + 1
+        asked = query(tokens, hashes=hashes, by_load=by_load, session=session, uses_cache=False)
+        decision = decide(view, asked, 0.0, rng)
+        for owner, reservation in apply(view, decision, 0.0):
+            owner.release(reservation)
+        served.add(decision.placement.prefill.worker_id)
+    stays = bool(session) or not by_load
+    assert len(served) == (1 if stays else 2)
 
 
 async def test_a_session_stays_on_its_worker_even_if_caches_do_not_count() -> None:
