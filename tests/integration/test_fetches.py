@@ -1,15 +1,16 @@
-"""Turns of conversations on a fleet that fetches: placed by load alone, each worker that lacks the
-history fetches it, and the output is that of a single worker, token for token."""
+"""Turns of conversations on a fleet that fetches: sent to each worker in turn, each one that lacks
+the history fetches it, and the output is that of a single worker, token for token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 import pytest
 
 from cli.fleet import Fleet
 from tests.effort import some
-from tests.integration.fleets import all_counters, complete, running_fleet
+from tests.integration.fleets import all_counters, complete, running_fleet, trace_of
 from tests.integration.reference import BLOCK, Reference
 
 TURNS, ANSWER, NEW = 4, 40, 100
@@ -28,11 +29,29 @@ def long_prompts(references: list[Reference]) -> list[list[int]]:
     return [list(each.prompt) for each in references if 1000 <= len(each.prompt) <= 1100][:2]
 
 
-def converse(fleet: Fleet, prompt: list[int]) -> list[tuple[list[int], int, int]]:
-    """Each turn's answer, its prompt's length, and how much of it was cached."""
+def session_of_each(fleet: Fleet) -> list[str]:
+    """The names of two sessions, which ran on different prefill workers."""
+    found: dict[str, str] = {}
+    for number in count():
+        name = f"session-{number}"
+        answer = complete(fleet, [number + 3] * 40, max_tokens=2, session_id=name)
+        attempt = trace_of(fleet, answer["id"])["attempts"][-1]
+        found.setdefault(attempt["prefill"]["worker_id"], name)
+        if len(found) == 2:
+            break
+    return list(found.values())
+
+
+def converse(
+    fleet: Fleet, prompt: list[int], sessions: Sequence[str] = ("any",)
+) -> list[tuple[list[int], int, int]]:
+    """Each turn's answer, its prompt's length, and how much of it was cached. The turns name the
+    sessions in turn, and so go where these ran."""
     turns = []
     for turn in range(TURNS):
-        answer = complete(fleet, prompt, max_tokens=ANSWER)
+        answer = complete(
+            fleet, prompt, max_tokens=ANSWER, session_id=sessions[turn % len(sessions)]
+        )
         tokens = answer["choices"][0]["token_ids"]
         details = answer["usage"]["prompt_tokens_details"]
         turns.append((tokens, len(prompt), details["cached_tokens"]))
@@ -41,8 +60,9 @@ def converse(fleet: Fleet, prompt: list[int]) -> list[tuple[list[int], int, int]
 
 
 def test_turns_compute_only_what_is_new(fleet: Fleet, long_prompts: list[list[int]]) -> None:
+    sessions = session_of_each(fleet)
     before = all_counters(fleet)
-    spoken = [converse(fleet, prompt) for prompt in long_prompts]
+    spoken = [converse(fleet, prompt, sessions) for prompt in long_prompts]
     after = all_counters(fleet)
     grown = {
         name: sum(after[each][name] - before[each][name] for each in after)
