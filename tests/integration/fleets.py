@@ -172,7 +172,11 @@ def _under_way(fleet: Fleet, since_us: int) -> dict[str, Any]:
 
 
 def trace_of(fleet: Fleet, request_id: str) -> dict[str, Any]:
-    """The trace of a finished request, once its prefill worker has reported the end."""
+    """The trace of a finished request, once its prefill worker has reported the end.
+
+    An output that ends with its first token, which the prefill worker sends, may end before any
+    block is granted: who looks at blocks asks for two tokens.
+    """
 
     def complete() -> dict[str, Any] | None:
         trace = HTTP.get(f"{fleet.url}/requests/{request_id}/trace").raise_for_status().json()

@@ -87,7 +87,7 @@ def test_apart_they_give_the_tokens_of_transformers(
         blocks = sum(-(-length // BLOCK) for length in LENGTHS)
         assert counters(fleet, "prefill-1")["blocks_sent"] == blocks
         assert counters(fleet, "decode-1")["handoffs"] == len(expected)
-        answer = complete(fleet, list(range(100, 133)), max_tokens=1)
+        answer = complete(fleet, list(range(100, 133)), max_tokens=2)
         prefill = trace_of(fleet, answer["id"])["attempts"][-1]["prefill"]
         num_values = NUM_LAYERS * BLOCK * LATENT_DIM
         assert prefill["bytes_moved"] == 3 * num_values * FP32_BYTES

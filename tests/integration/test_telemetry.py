@@ -13,7 +13,7 @@ from cli.fleet import Fleet
 from tests.forked import ForkedChildren
 from tests.http_client import HTTP
 from tests.integration.collector import Collector, Received
-from tests.integration.fleets import running_fleet, wait_for
+from tests.integration.fleets import running_fleet, trace_of, wait_for
 
 MAX_UNEXPLAINED = 0.02
 SECRET = "the secret of this fleet"
@@ -50,17 +50,6 @@ def complete(fleet: Fleet, num_tokens: int = 400, max_tokens: int = 20, **header
     assert receipt == f"/v1/requests/{request_id}/receipt"
     assert HTTP.get(f"{fleet.url}{receipt}").json()["request_id"] == f"{request_id}-0"
     return str(request_id)
-
-
-def trace_of(fleet: Fleet, request_id: str) -> dict[str, Any]:
-    """The trace once both workers have reported."""
-
-    def whole() -> dict[str, Any] | None:
-        trace = HTTP.get(f"{fleet.url}/requests/{request_id}/trace").json()
-        last = trace["attempts"][-1]
-        return trace if last["decode"] and last["prefill"] and last["prefill"]["writes"] else None
-
-    return wait_for("the workers' traces", whole)
 
 
 def test_the_stages_of_a_request_add_up_to_its_latency(fleet: Fleet) -> None:
