@@ -94,6 +94,7 @@ class UpSettings:
     weights: str = setting_of(WorkerSettings, "weights")
     kv_dtype: str = setting_of(WorkerSettings, "kv_dtype")
     kv_order: str = setting_of(WorkerSettings, "kv_order")
+    kv_windows: str = setting_of(WorkerSettings, "kv_windows")
     transport: str = setting_of(WorkerSettings, "transport")
     torch_threads: int | None = setting_of(
         WorkerSettings,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.checkpoint.stored_tensors import OpenTensors
 from engine.sampling.grammar_matcher import DEFAULT_LIMITS, GrammarLimits
+from protocol.layout import ALL_TOKENS
 from scheduling.scheduler import SchedulerConfig
 
 
@@ -35,6 +36,9 @@ class EngineConfig:
     kv_order: str = "auto"
     """The order of keys and values in a block. `tokens`: token by token; `pairs`: the order of the
     kernels' products, where supported, else `tokens`; `auto`: the fastest on this device."""
+    kv_windows: str = ALL_TOKENS
+    """What layers with a window keep of a sequence: ALL_TOKENS, or WINDOW, what the window still
+    reaches (on a CPU, with one rank)."""
     kernels_dir: Path | None = None
     """A folder of kernels that `build_library` has built; they need no compiler."""
     cuda_graphs: bool = True

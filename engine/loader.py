@@ -34,7 +34,7 @@ from engine.parallel.ranks import Ranks
 from engine.runner import AnyRunner
 from engine.sampling.grammar import Grammars
 from protocol.errors import ConfigError
-from protocol.layout import FP8, TOKENS, KvLayout
+from protocol.layout import FP8, TOKENS, WINDOW, KvLayout
 from scheduling.block_pools import BlockPools
 from scheduling.scheduler import Scheduler
 from scheduling.step_model import StepModel
@@ -189,8 +189,11 @@ def _layout(
         fingerprint += f"-{backend.numerics}"
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, backend.kv_dtype)
     order = order_of(config.kv_order, backend.orders(layout))
-    layout = msgspec.structs.replace(layout, order=order)
     shard = backend.shard
+    grouping = whole.kv_grouping() if config.kv_windows == WINDOW else ()
+    if grouping and (backend.device.type != "cpu" or shard.size * shard.num_stages > 1):
+        raise ConfigError("kv_windows window is for workers of one rank on a CPU: set it to all")
+    layout = msgspec.structs.replace(layout, order=order, grouping=grouping)
     return layout.shard(shard.rank, shard.size, shard.stage, shard.num_stages)
 
 

@@ -30,6 +30,9 @@ SPLIT = "split"
 stored separately (`engine/native/split.h`). A head's part is not contiguous, so blocks in this
 order cannot be sharded."""
 
+ALL_TOKENS, WINDOW = "all", "window"
+"""What layers with a window keep in the pool."""
+
 KEYS_AND_VALUES = 2
 """Planes of a layer's part of a block; latents have one."""
 

@@ -16,7 +16,7 @@ from process.settings import setting
 from process.settings.shared import NAME_PATTERN, SharedSettings
 from process.sockets.hosts import is_wildcard
 from protocol.errors import ConfigError
-from protocol.layout import MAX_RANKS
+from protocol.layout import ALL_TOKENS, MAX_RANKS, WINDOW
 
 CHECKPOINT, PEER = "checkpoint", "peer"
 _RANKS = "a worker of several ranks (tensor_parallel, pipeline_parallel)"
@@ -61,6 +61,13 @@ class WorkerSettings(SharedSettings):
         "for workers on CPUs with and without bf16 products that hand over to each other; pairs: "
         "for bf16 products, no bits apart, where that can be, else tokens",
         choices=("auto", "tokens", "pairs"),
+    )
+    kv_windows: str = setting(
+        "all",
+        help="what layers with a window keep in the pool; all: every token, as other layers do; "
+        "window: what later tokens still see, on cpu and with one rank; one value for all workers "
+        "that hand over to each other",
+        choices=(ALL_TOKENS, WINDOW),
     )
     device: str = setting(
         "auto",

@@ -25,7 +25,14 @@ from engine.checkpoint.latent_config import LatentConfig, parse_latent
 from engine.checkpoint.rope_config import RopeConfig, parse_ropes
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
 from protocol.errors import ConfigError, ModelLoadError
-from protocol.layout import DTYPE_BYTES, KEYS_AND_VALUES, KvGroup, KvLayout, stage_layers
+from protocol.layout import (
+    DTYPE_BYTES,
+    KEYS_AND_VALUES,
+    KvGroup,
+    KvLayout,
+    group_layers,
+    stage_layers,
+)
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 _SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
@@ -102,13 +109,11 @@ class ModelConfig:
             block_size=block_size,
             head_dim=self.head_dim,
             num_planes=KEYS_AND_VALUES if self.latent is None else 1,
-            grouping=self.kv_grouping(),
         )
 
     def kv_grouping(self) -> tuple[KvGroup, ...]:
-        """The groups of layers that keep different tokens (`KvLayout.grouping`). Empty: workers
-        that hand over to each other keep all tokens of every layer."""
-        return ()
+        """The groups of layers (`KvLayout.grouping`) where windows keep only what they reach."""
+        return group_layers(self.sliding_windows, self.max_position_embeddings)
 
     @property
     def rope_dim(self) -> int:

@@ -13,9 +13,9 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from cli.fleet import Fleet
+from protocol import layout
 from protocol.layout import first_covering
 from tests.effort import some
-from tests.integration import grouping_worker
 from tests.integration.fleets import (
     assert_as_expected,
     complete_all,
@@ -99,7 +99,7 @@ def fleet_of(folder: Path, **settings: object):
         local_prefill_threshold_tokens=0,
         chunk_max_tokens=32,
         dtype="float32",
-        module=grouping_worker.__name__,
+        kv_windows=layout.WINDOW,
         **settings,
     )
 

@@ -189,6 +189,7 @@ def engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
         weights=settings.weights,
         kv_dtype=settings.kv_dtype,
         kv_order=settings.kv_order,
+        kv_windows=settings.kv_windows,
         kernels_dir=None if settings.kernels_dir is None else Path(settings.kernels_dir),
         cuda_graphs=settings.cuda_graphs,
         batch_invariant=settings.batch_invariant,

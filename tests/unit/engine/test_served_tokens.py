@@ -12,6 +12,7 @@ import torch
 
 from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
+from protocol.layout import ALL_TOKENS
 from scheduling import sequence as sequences
 from scheduling.batch import Batch
 from scheduling.scheduler import SchedulerConfig
@@ -45,8 +46,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 class Served:
     """A small random checkpoint, engines that serve it, and transformers' tokens."""
 
-    def __init__(self, tiny: Any) -> None:
-        self._tiny = tiny
+    def __init__(self, tiny: Any, kv_windows: str = ALL_TOKENS) -> None:
+        self._tiny, self._kv_windows = tiny, kv_windows
 
     def engine(self, chunk: int = 64, num_blocks: int = 64) -> LoadedEngine:
         scheduler = SchedulerConfig(
@@ -56,7 +57,12 @@ class Served:
             chunk_max_tokens=chunk,
         )
         config = EngineConfig(
-            self._tiny.folder, scheduler, dtype="float32", device="cpu", num_blocks=num_blocks
+            self._tiny.folder,
+            scheduler,
+            dtype="float32",
+            device="cpu",
+            num_blocks=num_blocks,
+            kv_windows=self._kv_windows,
         )
         return load_engine(config, lambda: 0.0)
 

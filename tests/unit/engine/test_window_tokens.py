@@ -5,15 +5,18 @@ sequence and no cache holds is NaN all the time."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from engine.checkpoint.config import ModelConfig
+from engine import loader
+from engine.checkpoint.config import load_model_config
 from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
-from protocol.layout import group_layers
+from protocol.errors import ConfigError
+from protocol.layout import ALL_TOKENS, WINDOW
 from scheduling import sequence as sequences
 from scheduling.block_manager import BlockManager
 from scheduling.large_pages import GroupBlocks
@@ -36,19 +39,10 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        ModelConfig,
-        "kv_grouping",
-        lambda config: group_layers(config.sliding_windows, config.max_position_embeddings),
-    )
-
-
 @pytest.fixture(params=WINDOWS)
 def model(make_tiny: Any, request: pytest.FixtureRequest) -> Served:
     architecture, options = WINDOWS[request.param]
-    return Served(make_tiny(architecture, eos_token_id=None, **options))
+    return Served(make_tiny(architecture, eos_token_id=None, **options), WINDOW)
 
 
 def run(loaded: LoadedEngine, *added: sequences.Sequence) -> int:
@@ -132,26 +126,25 @@ def test_preempted(model, text):
 
 
 def test_whole_steps_of_our_kernels_take_each_group_from_its_blocks(
-    make_tiny: Any, text: Any, monkeypatch: pytest.MonkeyPatch
+    make_tiny: Any, text: Any
 ) -> None:
     """In bf16, where one call runs a step: the same tokens as with one group."""
     options = {**WINDOWS["qwen3, mixed"][1], "hidden_size": 64, "intermediate_size": 128}
     tiny = make_tiny("Qwen3ForCausalLM", torch.bfloat16, eos_token_id=None, **options)
     prompts = [text(45), text(18)[5:], text(31)]
     outputs = []
-    for grouping in (None, ()):
-        if grouping is not None:
-            monkeypatch.setattr(ModelConfig, "kv_grouping", lambda config: ())
+    for kv_windows, num_groups in ((WINDOW, 2), (ALL_TOKENS, 1)):
         config = EngineConfig(
             tiny.folder,
             SchedulerConfig(BLOCK, 8, BLOCK, 8),
             dtype="bfloat16",
             device="cpu",
             num_blocks=64,
+            kv_windows=kv_windows,
         )
         loaded = load_engine(config, lambda: 0.0)
         assert loaded.engine._runner._step is not None, "a whole step in one call"
-        assert len(loaded.pool.groups) == (2 if grouping is None else 1)
+        assert len(loaded.pool.groups) == num_groups
         together = [asked(prompt, str(number)) for number, prompt in enumerate(prompts)]
         for sequence in together:
             loaded.engine.scheduler.add(sequence)
@@ -159,3 +152,20 @@ def test_whole_steps_of_our_kernels_take_each_group_from_its_blocks(
             loaded.engine.run(loaded.engine.plan())
         outputs.append([output(sequence) for sequence in together])
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(("device", "num_ranks"), [("cuda", 1), ("cpu", 2)])
+def test_cards_and_several_ranks_refuse_it(make_tiny: Any, device: str, num_ranks: int) -> None:
+    tiny = make_tiny("MistralForCausalLM", sliding_window=9)
+    config = EngineConfig(tiny.folder, SchedulerConfig(BLOCK, 8, BLOCK, 8), kv_windows=WINDOW)
+    backend = SimpleNamespace(
+        rounds_weights=False,
+        kv_dtype="float32",
+        numerics="",
+        orders=lambda layout: ("tokens",),
+        device=torch.device(device),
+        shard=SimpleNamespace(rank=0, size=num_ranks, stage=0, num_stages=1),
+    )
+    model = load_model_config(tiny.folder)
+    with pytest.raises(ConfigError, match="kv_windows window is for workers of one rank on a CPU"):
+        loader._layout(config, model, backend, "model")  # type: ignore[arg-type]

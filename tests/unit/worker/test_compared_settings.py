@@ -30,6 +30,8 @@ routers use one another."""
 REFUSED_OTHERWISE = {
     "batch_invariant": "a card's kernels are named in the fingerprint, see test_invariant_backend; "
     "on a CPU the setting changes nothing",
+    "kv_windows": "groups of layers are in the fingerprint, see test_hello; where no layer has a "
+    "window, the setting changes nothing",
     "transport": "a worker refuses a pool for another transport, see `try_add_transfer_peer`",
     "cluster_secret": "the CURVE handshake fails, and block hashes differ",
     "revision": "other weights have another fingerprint; the same ones may have two revisions",
