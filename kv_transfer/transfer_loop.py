@@ -25,7 +25,7 @@ from kv_transfer.transports.interface import (
     Transport,
     WriteDone,
 )
-from protocol.errors import TransferError
+from protocol.errors import PoolMismatch, TransferError
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,12 @@ class PeerAdded:
 
 @dataclass(frozen=True)
 class PeerFailed:
-    """The agent was not added, or was dropped after a failure. Add it again to go on."""
+    """The agent was not added, or was dropped after a failure. Add it again to go on, unless its
+    pool does not fit ours (`is_mismatch`)."""
 
     agent: str
     reason: str
+    is_mismatch: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class TransferLoop:
         try:
             self.transport.add_peer(agent, descriptor, num_blocks, shares)
         except TransferError as error:
-            self._emit(PeerFailed(agent, str(error)))
+            self._emit(PeerFailed(agent, str(error), isinstance(error, PoolMismatch)))
             return
         self._connecting.add(agent)
 
@@ -205,7 +207,8 @@ class TransferLoop:
             )
         except TransferError as error:
             self._emit(WriteFinished(command.key, str(error), posted_us, now_us()))
-            self._drop(command.agent, str(error))
+            if not isinstance(error, PoolMismatch):
+                self._drop(command.agent, str(error))
             return
         deadline = self._clock() + self._write_timeout_s
         self._outstanding[handle] = _Outstanding(command.key, command.agent, posted_us, deadline)

@@ -6,6 +6,7 @@ BatonError
 ├── ProtocolError          a peer sent an invalid message (corrupt, foreign, wrong version)
 │   └── IncompatiblePeer   fingerprints differ; carries both values
 ├── TransferError          moving KV blocks failed; the attempt fails, never the request
+│   └── PoolMismatch       a peer named blocks or a pool that do not fit; connecting does not help
 ├── RequestError           the caller's fault: becomes a 4xx in OpenAI's format
 │   ├── InvalidRequest     400, names the field
 │   ├── UnusableConstraint 400, the request's grammar or masks end its output; `code` says why
@@ -59,6 +60,11 @@ class IncompatiblePeer(ProtocolError):
 
 class TransferError(BatonError):
     """KV blocks could not be moved; fails the attempt that they belong to."""
+
+
+class PoolMismatch(TransferError):
+    """A peer's descriptor or the blocks that it granted do not fit; its connection is not to
+    blame."""
 
 
 class RequestError(BatonError):

@@ -193,7 +193,8 @@ class OutboundHandoffs:
                 log.warning("sink's agent %s: %s", event.agent, event.reason)
                 self._host.transfer_peers.note_dropped(event.agent)
                 self._carry_out(self._source.pool_lost(event.agent))
-                self._count_failure(event.agent)
+                if not event.is_mismatch:
+                    self._count_failure(event.agent)
             case _:
                 self._host.follow_common(event)
 

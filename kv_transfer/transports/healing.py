@@ -23,7 +23,7 @@ from kv_transfer.transports.interface import (
     WriteDone,
 )
 from kv_transfer.transports.shared_memory import SharedMemory
-from protocol.errors import ConfigError, TransferError
+from protocol.errors import ConfigError, PoolMismatch, TransferError
 
 MAX_ENDS = 8
 """Beyond these, the newest end is used again."""
@@ -108,13 +108,15 @@ class HealingTransport:
         self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Connect to a peer from the newest end or, if the way from there has failed, from a new
-        one. Raises TransferError."""
+        one. Raises TransferError; a PoolMismatch is no failure of the way."""
         if any(each.transport.agent == agent for each in self._ends):
-            raise TransferError("a transport cannot be its own peer")
+            raise PoolMismatch("a transport cannot be its own peer")
         self.remove_peer(agent)
         end = self._newest_after(self._failed.get(agent))
         try:
             end.transport.add_peer(agent, descriptor, num_blocks, shares)
+        except PoolMismatch:
+            raise
         except TransferError:
             self._note_failed(agent, end)
             raise
@@ -139,7 +141,7 @@ class HealingTransport:
         notification: bytes,
         group: int = 0,
     ) -> int:
-        """Post a write at the peer's end."""
+        """See Transport."""
         end = self._end_of.get(agent)
         if end is None:
             raise TransferError(f"peer {agent} is not known")
@@ -147,6 +149,8 @@ class HealingTransport:
             inner = end.transport.post_write(
                 agent, source_blocks, target_blocks, notification, group
             )
+        except PoolMismatch:
+            raise
         except TransferError:
             self._note_failed(agent, end)
             raise

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kv_transfer.head_slices import Share, whole_shares
 from kv_transfer.transports.shared_memory import SharedMemory
-from protocol.errors import TransferError
+from protocol.errors import PoolMismatch
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ class Transport(Protocol):
         self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Connect to a peer's pool, which has `num_blocks` blocks of the first group: `poll`
-        reports PeerReady or PeerLost. Raises TransferError and then leaves no peer behind.
+        reports PeerReady or PeerLost. Raises TransferError, PoolMismatch if the descriptor
+        does not fit, and then leaves no peer behind.
 
         With `shares` a write copies these pieces of each block straight into place and leaves the
         rest of the peer's block alone. Without, blocks have the same parts and sizes on both sides
@@ -158,7 +159,8 @@ class Transport(Protocol):
         """Start copying own blocks of a group into the pool of a peer that is ready, pairwise;
         `poll` reports the returned handle.
 
-        Raises TransferError: the write is over, and the peer should be removed and added again.
+        Raises PoolMismatch if the blocks lie outside of the pools: nothing was written. Raises
+        TransferError otherwise: the write is over, and the peer should be removed and added again.
         """
 
     def poll(self) -> list[TransportEvent]:
@@ -216,7 +218,7 @@ def fit_groups(
     """The shares to copy, by group, to a peer whose pool is `found`; see `fit_shares`."""
     groups = own.groups
     if len(found) != len(groups):
-        raise TransferError(
+        raise PoolMismatch(
             f"peer {agent} has blocks of {len(found)} groups of layers, expected {len(groups)}"
         )
     num_bytes = num_blocks * found[0].block_bytes[0]
@@ -231,31 +233,31 @@ def fit_shares(
 ) -> tuple[Share, ...]:
     """The shares to copy to a peer whose pool is `found`: `shares`, or whole blocks without any.
 
-    Raises TransferError if `found` or our pool does not match `num_blocks` and the shares.
+    Raises PoolMismatch if `found` or our pool does not match `num_blocks` and the shares.
     """
     ours = own.shape.block_bytes
     fitting = tuple(shares) or whole_shares(ours)
     for share in fitting:
         size = share.slices.source.block_bytes
         if share.source >= len(ours) or size != ours[share.source]:
-            raise TransferError(
+            raise PoolMismatch(
                 f"slices of blocks of {size} bytes on rank {share.source} do not fit our pool: "
                 f"{own.shape}"
             )
     sizes = {share.target: share.slices.target.block_bytes for share in fitting}
     expected = PoolShape(num_blocks, tuple(sizes.get(rank, 0) for rank in range(1 + max(sizes))))
     if found != expected:
-        raise TransferError(f"peer {agent} has {found}, expected {expected}")
+        raise PoolMismatch(f"peer {agent} has {found}, expected {expected}")
     return fitting
 
 
 def check_blocks(
     source: Sequence[int], target: Sequence[int], num_source: int, num_target: int
 ) -> None:
-    """Raises TransferError if the lists are empty or differ in length, or a block lies outside its
+    """Raises PoolMismatch if the lists are empty or differ in length, or a block lies outside its
     pool."""
     if not source or len(source) != len(target):
-        raise TransferError(f"{len(source)} source blocks for {len(target)} target blocks")
+        raise PoolMismatch(f"{len(source)} source blocks for {len(target)} target blocks")
     for what, blocks, limit in (("source", source, num_source), ("target", target, num_target)):
         if min(blocks) < 0 or max(blocks) >= limit:
-            raise TransferError(f"a {what} block is outside of a pool of {limit} blocks")
+            raise PoolMismatch(f"a {what} block is outside of a pool of {limit} blocks")

@@ -35,7 +35,7 @@ from kv_transfer.transports.nixl_module import error_types, load_nixl
 from kv_transfer.transports.shared_memory import SharedMemory
 from kv_transfer.transports.tcp_sockets import listening_ports, shut_down
 from kv_transfer.transports.ucx_paths import ucx_paths
-from protocol.errors import ConfigError, TransferError
+from protocol.errors import ConfigError, PoolMismatch, TransferError
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class NixlTransport:
         """Load the peer's metadata and prepare the list of its blocks, or of their pieces."""
         theirs, own = _decode(descriptor), self._registered()
         if agent == self.agent:
-            raise TransferError("a transport cannot be its own peer")
+            raise PoolMismatch("a transport cannot be its own peer")
         fitting = fit_groups(agent, theirs.shapes, num_blocks, own, shares)
         self.remove_peer(agent)
         try:
@@ -184,7 +184,7 @@ class NixlTransport:
         loaded_name = loaded.decode(errors="replace") if isinstance(loaded, bytes) else str(loaded)
         if loaded_name != agent:
             self._forget_remote(loaded_name)
-            raise TransferError(f"the metadata of {agent} names agent {loaded_name}")
+            raise PoolMismatch(f"the metadata of {agent} names agent {loaded_name}")
         try:
             pools = enumerate(zip(fitting, own.groups, theirs.pool.groups, strict=True))
             groups = [
@@ -396,14 +396,14 @@ def _decode(descriptor: bytes) -> _Descriptor:
         pool = msgspec.msgpack.decode(descriptor, type=_Descriptor)
         segments = {_segment(part.device)[0] for part in pool.parts}
     except (msgspec.DecodeError, ConfigError) as error:
-        raise TransferError(f"a peer's descriptor cannot be used: {error}") from error
+        raise PoolMismatch(f"a peer's descriptor cannot be used: {error}") from error
     if len(segments) != 1:
-        raise TransferError("a peer's descriptor has parts in several kinds of memory, or none")
+        raise PoolMismatch("a peer's descriptor has parts in several kinds of memory, or none")
     sizes = [size for part in pool.parts for size in (part.address, part.block_bytes)]
     sizes += [size for view in pool.views for size in view]
     if min(*sizes, pool.num_blocks) <= 0:
-        raise TransferError("a peer's descriptor has a pool without memory")
+        raise PoolMismatch("a peer's descriptor has a pool without memory")
     whole = [(part.block_bytes, pool.num_blocks) for part in pool.parts]
     if pool.views and whole != [pool.views[0]]:
-        raise TransferError("a peer's descriptor contradicts itself")
+        raise PoolMismatch("a peer's descriptor contradicts itself")
     return pool

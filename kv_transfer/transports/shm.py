@@ -33,7 +33,7 @@ from kv_transfer.transports.interface import (
 from kv_transfer.transports.memory_client import MemoryClient
 from kv_transfer.transports.memory_server import MemoryServer
 from kv_transfer.transports.shared_memory import SharedMemory, address_of
-from protocol.errors import ConfigError, TransferError
+from protocol.errors import ConfigError, PoolMismatch, TransferError
 
 MAX_NOTIFICATION_BYTES = MAX_FRAME_BYTES
 
@@ -150,9 +150,9 @@ class ShmTransport:
         """Connect to the peer's socket; the peer is ready once its pool is mapped."""
         place, own = _decode(descriptor), self._registered()
         if agent == self.agent:
-            raise TransferError("a transport cannot be its own peer")
+            raise PoolMismatch("a transport cannot be its own peer")
         if agent != place.agent:
-            raise TransferError(f"the descriptor of {agent} is that of {place.agent}")
+            raise PoolMismatch(f"the descriptor of {agent} is that of {place.agent}")
         fitting = fit_groups(agent, place.shapes, num_blocks, own, shares)
         self.remove_peer(agent)
         parts = zip(place.offsets, place.block_bytes, strict=True)
@@ -300,12 +300,12 @@ def _decode(descriptor: bytes) -> _Descriptor:
     try:
         place = msgspec.msgpack.decode(descriptor, type=_Descriptor)
     except msgspec.DecodeError as error:
-        raise TransferError(f"a peer's descriptor cannot be used: {error}") from error
+        raise PoolMismatch(f"a peer's descriptor cannot be used: {error}") from error
     offsets, sizes = place.offsets, place.block_bytes
     is_sound = len(offsets) == len(sizes) > 0 and min(offsets) >= 0
     numbers = [*sizes, place.num_blocks, *(size for view in place.views for size in view)]
     if not is_sound or min(numbers) <= 0:
-        raise TransferError("a peer's descriptor has a pool without memory")
+        raise PoolMismatch("a peer's descriptor has a pool without memory")
     if place.views and [place.views[0]] != [(size, place.num_blocks) for size in sizes]:
-        raise TransferError("a peer's descriptor contradicts itself")
+        raise PoolMismatch("a peer's descriptor contradicts itself")
     return place

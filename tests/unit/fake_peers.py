@@ -112,10 +112,10 @@ class FakeTransfers:
         self.writes.remove(write)
         self.events.append(WriteFinished(write.key, reason, 1, 2))
 
-    def break_way(self, agent: str) -> None:
+    def break_way(self, agent: str, is_mismatch: bool = False) -> None:
         """The way to a peer fails, and its writes with it."""
         self.remove_peer(agent)
-        self.events.append(PeerFailed(agent, "the way is broken"))
+        self.events.append(PeerFailed(agent, "the way is broken", is_mismatch))
 
     def expect(self, data: bool) -> None:
         pass

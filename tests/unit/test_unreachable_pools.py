@@ -69,11 +69,13 @@ def finish(fleet: WorkerFleet) -> None:
     assert all(each.outcome == "done" for each in fleet.requests.values()), fleet.describe()
 
 
-def fail_a_handoff(fleet: WorkerFleet, p: Bench, d: Bench, number: int) -> Request:
+def fail_a_handoff(
+    fleet: WorkerFleet, p: Bench, d: Bench, number: int, is_mismatch: bool = False
+) -> Request:
     """A request whose blocks cannot be written at the first attempt."""
     request = ask(fleet, number)
     until_writes(fleet, p)
-    p.transfers.break_way(d.transfers.agent)
+    p.transfers.break_way(d.transfers.agent, is_mismatch)
     fleet.turn("p1")
     return request
 
@@ -90,6 +92,15 @@ def test_one_failure_is_not_the_pool_s(fleet: WorkerFleet, p: Bench, d: Bench) -
     finish(fleet)
     fail_a_handoff(fleet, p, d, 3)
     assert sent(fleet, PoolUnreachable) == [], "blocks were written in between"
+    finish(fleet)
+    assert d.peers.introduced == {}
+
+
+def test_a_pool_that_does_not_fit_gets_no_other_end(fleet: WorkerFleet, p: Bench, d: Bench) -> None:
+    d.transfers.spares = ["another end"]
+    for number in (1, 2, 3):
+        fail_a_handoff(fleet, p, d, number, is_mismatch=True)
+        assert sent(fleet, PoolUnreachable) == []
     finish(fleet)
     assert d.peers.introduced == {}
 

@@ -8,12 +8,13 @@ from collections.abc import Collection, Sequence
 from kv_transfer.head_slices import Share
 from kv_transfer.transports.interface import PeerReady, PoolMemory, TransportEvent, WriteDone
 from kv_transfer.transports.shared_memory import SharedMemory
-from protocol.errors import TransferError
+from protocol.errors import PoolMismatch, TransferError
 
 
 class FakeTransport:
-    """Peers whose name starts with "bad" cannot be added, and those whose name starts with "slow"
-    are ready once the test says so; removing a peer fails its writes."""
+    """Peers whose name starts with "bad" cannot be added, the pools of those whose name starts with
+    "unfit" do not fit, and those whose name starts with "slow" are ready once the test says so;
+    removing a peer fails its writes."""
 
     name = "fake"
     paths = ("by hand",)
@@ -48,6 +49,8 @@ class FakeTransport:
     ) -> None:
         if agent.startswith("bad"):
             raise TransferError("a bad peer")
+        if agent.startswith("unfit"):
+            raise PoolMismatch("another pool")
         self.peers.add(agent)
         if not agent.startswith("slow"):
             self.reports.append(PeerReady(agent))
@@ -71,6 +74,8 @@ class FakeTransport:
             raise TransferError(f"peer {agent} is not known")
         if not source_blocks:
             raise TransferError("no blocks")
+        if len(source_blocks) != len(target_blocks):
+            raise PoolMismatch("other blocks")
         if notification == b"bug":
             raise ZeroDivisionError("a bug")
         self.num_posted += 1

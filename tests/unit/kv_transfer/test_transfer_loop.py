@@ -133,6 +133,14 @@ def test_a_failed_write_costs_the_peer_and_its_other_writes(rig: Rig) -> None:
     assert rig.loop.has_writes_under_way
 
 
+def test_a_mismatch_is_not_the_connection_s_fault(rig: Rig) -> None:
+    rig.loop.add_peer("unfit", b"", 1)
+    assert rig.events() == [(PeerFailed("unfit", "another pool", is_mismatch=True),)]
+    rig.loop.write(WriteCommand("a", "peer", (1, 2), (1,), b"note"))
+    assert rig.events() == [("a", "other blocks")]
+    assert rig.transport.peers == {"peer"}, "which can be written to"
+
+
 def test_a_write_that_cannot_be_posted_costs_the_peer(rig: Rig) -> None:
     rig.write("a", blocks=())
     assert rig.events() == [("a", "no blocks"), (PeerFailed("peer", "no blocks"),)]

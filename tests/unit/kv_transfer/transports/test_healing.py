@@ -6,7 +6,7 @@ import pytest
 
 from kv_transfer.transports.healing import MAX_ENDS, HealingTransport
 from kv_transfer.transports.interface import Notification, PeerLost, PoolMemory, WriteDone
-from protocol.errors import ConfigError, TransferError
+from protocol.errors import ConfigError, PoolMismatch, TransferError
 from tests.unit.kv_transfer.fake_transport import FakeTransport
 
 POOL = PoolMemory(4096, 64, 8, "cpu")
@@ -93,6 +93,17 @@ def test_every_way_to_fail_counts(rig: Rig, how: str) -> None:
         assert len(rig.ends) == 2
     else:
         assert rig.add(peer) == "end-1"
+
+
+def test_a_mismatch_is_no_failure_of_the_way(rig: Rig) -> None:
+    for _ in range(2):
+        with pytest.raises(PoolMismatch):
+            rig.add("unfit")
+    rig.add("a")
+    with pytest.raises(PoolMismatch):
+        rig.transport.post_write("a", [1, 2], [1], NOTE)
+    assert rig.add("a") == "end-0"
+    assert rig.open_ends == ["end-0"]
 
 
 def test_a_write_that_hangs_in_a_former_end_is_over_when_that_end_says_so(rig: Rig) -> None:

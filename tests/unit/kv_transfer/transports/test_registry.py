@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kv_transfer.transports import nixl_module
 from kv_transfer.transports.interface import check_blocks, runs
 from kv_transfer.transports.registry import chosen_transport, create_transport
-from protocol.errors import ConfigError, TransferError
+from protocol.errors import ConfigError, PoolMismatch
 
 
 def without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +121,6 @@ def test_runs_cover_all_pairs_in_order_and_are_as_long_as_can_be(
     ],
 )
 def test_blocks_outside_of_a_pool(source: list[int], target: list[int], match: str) -> None:
-    with pytest.raises(TransferError, match=match):
+    with pytest.raises(PoolMismatch, match=match):
         check_blocks(source, target, 4, 8)
     check_blocks([3], [7], 4, 8)

@@ -26,7 +26,7 @@ from kv_transfer.transports.interface import (
     WriteDone,
 )
 from kv_transfer.transports.shm import MAX_NOTIFICATION_BYTES, ShmTransport
-from protocol.errors import ConfigError, TransferError
+from protocol.errors import ConfigError, PoolMismatch, TransferError
 
 BLOCK_BYTES = 64
 NUM_BLOCKS = 8
@@ -225,10 +225,10 @@ def test_pieces_of_blocks_land_in_their_places_and_nowhere_else() -> None:
     expected[[7, 2], :, 1] = one.blocks[[1, 6]].reshape(2, 4, 16)
     assert (other.blocks == expected.reshape(NUM_BLOCKS, -1)).all()
     one.transport.remove_peer("other")
-    with pytest.raises(TransferError, match="expected 8 blocks of 64 bytes on 1"):
+    with pytest.raises(PoolMismatch, match="expected 8 blocks of 64 bytes on 1"):
         one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS)
     foreign = Share(0, 0, HeadSlices(Pieces(32, 16, 2, 0, 16), Pieces(128, 16, 2, 0, 16)))
-    with pytest.raises(TransferError, match="do not fit our pool"):
+    with pytest.raises(PoolMismatch, match="do not fit our pool"):
         one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS, [foreign])
     one.transport.close()
     other.transport.close()
