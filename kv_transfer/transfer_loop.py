@@ -112,12 +112,13 @@ class WriteCommand:
     group: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Outstanding:
     key: Hashable
     agent: str
     posted_us: int
     deadline: float
+    is_abandoned: bool = False  # its peer was removed; a peer added later has the same name
 
 
 class TransferLoop:
@@ -148,9 +149,8 @@ class TransferLoop:
     @property
     def has_writes_under_way(self) -> bool:
         """Whether a write may begin or end soon. Writes to dropped peers do not count."""
-        posted = (write.agent for write in self._outstanding.values())
         return bool(self._held_back or self._yielding) or any(
-            agent in self._peers for agent in posted
+            not write.is_abandoned for write in self._outstanding.values()
         )
 
     def add_peer(
@@ -232,7 +232,7 @@ class TransferLoop:
             self._try_post(self._yielding.popleft())
         now = self._clock()
         for write in list(self._outstanding.values()):
-            if now >= write.deadline:
+            if now >= write.deadline and not write.is_abandoned:
                 self._drop(write.agent, f"a write took longer than {self._write_timeout_s:g} s")
 
     def _write_held_back(self) -> None:
@@ -267,16 +267,19 @@ class TransferLoop:
     def _finish(self, done: WriteDone) -> None:
         write = self._outstanding.pop(done.handle)
         self._emit(WriteFinished(write.key, done.error, write.posted_us, now_us()))
-        if done.error is not None:
+        if done.error is not None and not write.is_abandoned:
             self._drop(write.agent, done.error)
 
     def _forget(self, agent: str) -> None:
-        """Fail held-back writes, so that a peer added later by the same name does not get them."""
+        """Fail held-back writes and abandon posted ones: they are not those of a peer that is added
+        later by the same name."""
         self._peers.discard(agent)
         self._connecting.discard(agent)
         for command in (*self._held_back, *self._yielding):
             if command.agent == agent:
                 self._emit(WriteFinished(command.key, "the peer was removed", 0, 0))
+        for write in self._outstanding.values():
+            write.is_abandoned |= write.agent == agent
         self._held_back = [each for each in self._held_back if each.agent != agent]
         self._yielding = deque(each for each in self._yielding if each.agent != agent)
 

@@ -169,7 +169,7 @@ class HealingTransport:
                     case WriteDone(inner, error):
                         handle = end.writes.pop(inner)
                         agent = self._peer_of.pop(handle)
-                        if error is not None:
+                        if error is not None and self._end_of.get(agent) is end:
                             self._note_failed(agent, end)
                         events.append(WriteDone(handle, error))
                     case PeerLost(agent):

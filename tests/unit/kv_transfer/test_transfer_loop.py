@@ -141,6 +141,27 @@ def test_a_mismatch_is_not_the_connection_s_fault(rig: Rig) -> None:
     assert rig.transport.peers == {"peer"}, "which can be written to"
 
 
+@pytest.mark.parametrize("ended_by", ["a deadline", "its owner", "another introduction"])
+def test_a_late_write_does_not_cost_the_peer_that_was_added_again(rig: Rig, ended_by: str) -> None:
+    rig.write("a")
+    rig.transport.peers.clear()  # the transport cannot cancel the write
+    if ended_by == "a deadline":
+        rig.now = 5.0
+        rig.loop.poll()
+        assert rig.events() == [(PeerFailed("peer", "a write took longer than 5 s"),)]
+    elif ended_by == "its owner":
+        rig.loop.remove_peer("peer")
+    rig.loop.add_peer("peer", b"", 1)
+    rig.now = 10.0
+    rig.loop.poll()
+    assert rig.events() == [(PeerAdded("peer"),)]
+    assert not rig.loop.has_writes_under_way
+    rig.transport.finish(1, "the peer was removed")
+    rig.loop.poll()
+    assert rig.events() == [("a", "the peer was removed")]
+    assert rig.transport.peers == {"peer"}
+
+
 def test_a_write_that_cannot_be_posted_costs_the_peer(rig: Rig) -> None:
     rig.write("a", blocks=())
     assert rig.events() == [("a", "no blocks"), (PeerFailed("peer", "no blocks"),)]

@@ -122,6 +122,19 @@ def test_a_write_that_hangs_in_a_former_end_is_over_when_that_end_says_so(rig: R
     assert done == [WriteDone(handle, "the peer was removed"), WriteDone(again, None)]
 
 
+def test_a_late_write_of_a_former_end_hides_no_later_failure(rig: Rig) -> None:
+    rig.add("a")
+    rig.transport.post_write("a", [1], [1], NOTE)
+    late = next(iter(rig.ends[0].writes))
+    rig.ends[0].peers.clear()  # it cannot cancel the write
+    rig.transport.remove_peer("a")
+    assert rig.add("a") == "end-1"
+    rig.fail_write("a")
+    rig.ends[0].finish(late, "the peer was removed")
+    rig.transport.poll()
+    assert rig.add("a") == "end-2"
+
+
 def test_an_end_without_peers_and_writes_is_closed_once_there_is_a_newer_one(rig: Rig) -> None:
     rig.add("a")
     for _ in range(3):
