@@ -179,10 +179,11 @@ class HandoffToken(Message, frozen=True, kw_only=True):
 class KvClosed(Message, frozen=True, kw_only=True):
     """Source to sink: nothing more will be written for this handoff or fetch.
 
-    `error` is empty after completion or a requested abort. `code` is that of AttemptFailed. Of a
-    fetch without error, exactly the first `num_blocks` granted blocks were written, in `write_us`,
-    and unless there are none of them, the slots of the other groups; `why` says why not all of
-    them; None if they were, or the sink asked to stop.
+    `error` is empty after completion or a requested abort. `code` is that of AttemptFailed.
+
+    A fetch without error has written exactly the first `num_blocks` granted blocks, in `write_us`.
+    If there are any, it has also written the slots of the other groups. `why` is the reason for
+    missing blocks; None if no block is missing or the sink asked to stop.
     """
 
     request_id: RequestId
@@ -196,8 +197,8 @@ class KvClosed(Message, frozen=True, kw_only=True):
 
 
 class PoolUnreachable(Message, frozen=True, kw_only=True):
-    """Source to sink: I cannot write to your pool under the name `agent`, and connecting anew did
-    not help. A sink that has another way to its pool answers with its PeerDescriptor."""
+    """Source to sink: I cannot write to your pool under the name `agent`, and connecting again did
+    not help. A sink that can open another agent answers with the PeerDescriptor of that agent."""
 
     agent: Text
 

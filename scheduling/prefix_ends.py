@@ -1,10 +1,10 @@
-"""Where cached prefixes can end if layers keep windows: behind blocks before which each window is
-whole.
+"""Where cached prefixes can end if layers keep windows: at block boundaries before which each
+window is whole.
 
 A prefix is usable up to a block boundary at which every windowed group still has the blocks that
-the tokens behind it see. This keeps the set of these boundaries up to date as blocks come and go,
-so that routers can be told of them. Pure; a change takes as many steps as a window has blocks, at
-most.
+the tokens behind the boundary see. This module keeps the set of these boundaries up to date as
+blocks come and go; workers report the boundaries to routers. Pure; a change takes at most as many
+steps as a window has blocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which blocks have come into a tier and which have left it, for those who place requests.
 
-Pure. Of a tier with more blocks, the first `MAX_REPORTED` are told of. News are taken in portions,
-in an order in which they may be repeated.
+Pure. At most `MAX_REPORTED` blocks of a tier are reported; later ones are left out until some of
+these have gone. Changes are taken in portions. A block has one pending change at most.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 MAX_REPORTED = 1 << 16
-"""Of a tier. With 16 tokens in a block, they are a million tokens."""
+"""Blocks of one tier. With 16 tokens in a block, they hold a million tokens."""
 
 
 class TierDelta(NamedTuple):
@@ -50,7 +50,7 @@ class TierNews:
             self._removed[digest] = None
 
     def take(self, count: int) -> TierDelta:
-        """At most so many changes of each kind; they count as told."""
+        """At most `count` changes of each kind, which are no longer pending."""
         delta = TierDelta(list(islice(self._stored, count)), list(islice(self._removed, count)))
         for digest in delta.stored:
             del self._stored[digest]
@@ -59,5 +59,5 @@ class TierNews:
         return delta
 
     def hashes(self) -> list[bytes]:
-        """The blocks that are told of."""
+        """The blocks that are or will be reported as stored."""
         return list(self._known)

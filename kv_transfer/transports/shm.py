@@ -209,7 +209,7 @@ class ShmTransport:
         return 0
 
     def renew(self, failed: str) -> bool:
-        """False: peers connect anew."""
+        """False: peers that lose a connection open another one."""
         return False
 
     def retire(self, agent: str) -> None:

@@ -3,7 +3,6 @@ views of their own over the same memory, and a write copies those of one group."
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,24 +12,23 @@ from kv_transfer.transports.interface import (
     Notification,
     PeerReady,
     PoolMemory,
-    Transport,
     WriteDone,
 )
 from kv_transfer.transports.registry import create_transport
 from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import TransferError
+from tests.integration.pool_ends import PoolEnd, poll_until
 
 VIEWS = ((48, 8), (32, 12), (96, 4))
 """Bytes of a block, and blocks, of each group: four pages of 96 bytes."""
 NUM_BYTES = 384
-DEADLINE_S = 20.0
 
 
-class End:
+class End(PoolEnd):
     """A worker's pool of four large pages."""
 
     def __init__(self, transport: str, views: tuple[tuple[int, int], ...] = VIEWS) -> None:
-        self.transport: Transport = create_transport(transport, "cpu")
+        super().__init__(create_transport(transport, "cpu"))
         memory = self.transport.allocate(NUM_BYTES)
         if memory is None:
             memory = SharedMemory(NUM_BYTES)
@@ -39,14 +37,10 @@ class End:
         views = views if len(views) > 1 else ()
         pool = PoolMemory(self.bytes.ctypes.data, size, number, "cpu", views=views)
         self.transport.register(pool)
-        self.events: list[object] = []
 
     def blocks(self, group: int) -> np.ndarray:
         """The memory as blocks of one group."""
         return self.bytes.reshape(VIEWS[group][::-1])
-
-    def poll(self) -> None:
-        self.events += self.transport.poll()
 
 
 @pytest.fixture
@@ -55,14 +49,6 @@ def ends() -> Iterator[list[End]]:
     yield opened
     for end in opened:
         end.transport.close()
-
-
-def poll_until(kind: type, end: End, *others: End) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not any(isinstance(event, kind) for event in end.events):
-        assert time.monotonic() < deadline, f"no {kind.__name__}: {end.events}"
-        for each in (end, *others):
-            each.poll()
 
 
 @pytest.mark.parametrize("transport", ["nixl", "shm"])

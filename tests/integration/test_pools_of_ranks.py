@@ -3,7 +3,6 @@ the target gets its heads of its layers, whatever the source's ranks hold."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
@@ -16,7 +15,6 @@ from kv_transfer.transports.interface import (
     PeerReady,
     PoolMemory,
     PoolPart,
-    Transport,
     WriteDone,
 )
 from kv_transfer.transports.registry import create_transport
@@ -24,9 +22,9 @@ from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import TransferError
 from protocol.layout import KvLayout
 from tests.effort import pairwise as pairwise_tested
+from tests.integration.pool_ends import PoolEnd, poll_until
 
 NUM_BLOCKS = 6
-DEADLINE_S = 20.0
 RANKS = [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 3)]
 """Ranks of a layer, more than heads, too; and stages, of one or two layers."""
 LAYOUT = KvLayout(
@@ -39,13 +37,13 @@ LAYOUT = KvLayout(
 )
 
 
-class End:
+class End(PoolEnd):
     """A worker's pool, shared by its ranks, in one memory: `parts` are [blocks, layers, 2, heads of
     a rank, block_size, head_dim]."""
 
     def __init__(self, transport: str, num_ranks: int, num_stages: int = 1) -> None:
         self.layout = LAYOUT.shard(0, num_ranks, num_stages - 1, num_stages)
-        self.transport: Transport = create_transport(transport, "cpu")
+        super().__init__(create_transport(transport, "cpu"))
         ends = [0, *accumulate(each.block_bytes * NUM_BLOCKS for each in self.layout.ranks)]
         memory = self.transport.allocate(ends[-1])
         if memory is None:
@@ -63,7 +61,6 @@ class End:
             places[0].address, places[0].block_bytes, NUM_BLOCKS, "cpu", tuple(places[1:])
         )
         self.transport.register(pool)
-        self.events: list[object] = []
 
     def parts_of(self, blocks: np.ndarray) -> list[np.ndarray]:
         """Each rank's part of `blocks`, [blocks, layers, 2, heads, ...]."""
@@ -72,9 +69,6 @@ class End:
             for each in self.layout.ranks
         ]
 
-    def poll(self) -> None:
-        self.events += self.transport.poll()
-
 
 @pytest.fixture
 def ends() -> Iterator[list[End]]:
@@ -82,14 +76,6 @@ def ends() -> Iterator[list[End]]:
     yield opened
     for end in opened:
         end.transport.close()
-
-
-def poll_until(kind: type, end: End, *others: End) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not any(isinstance(event, kind) for event in end.events):
-        assert time.monotonic() < deadline, f"no {kind.__name__}: {end.events}"
-        for each in (end, *others):
-            each.poll()
 
 
 def add(one: End, other: End) -> None:

@@ -115,7 +115,7 @@ class LeavingCache:
             self._finish(peer)
 
     def _next_prefix(self, is_busy: bool) -> list[bytes] | None:
-        """The next prefix that nobody was told of. Requests that have ended add some."""
+        """The next prefix that was not offered yet. Requests that have ended add some."""
         now = self._host.clock.now()
         if not self._prefixes and (now >= self._next_search or not is_busy):
             self._next_search = now + _LOOK_S

@@ -1,8 +1,8 @@
 """The ends of our transport that peers write to, and which peer writes to which.
 
-A peer that cannot write to one, although it has connected anew, is introduced to another one. What
-it was granted under the old name fails, and the fences around it fall as always: when the peer says
-that it writes no more. An end that nobody writes to any more is retired.
+A peer that has connected to an end again and still cannot write to it is introduced to another end.
+Its grants under the old name fail. Their fences fall as always: when the peer says that it writes
+no more. An end is retired when no peer writes to it.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ when one of them ends.
 The head is rank 0: it schedules, samples and moves blocks. Its hands compute the steps that it
 announces, each on its shard of weights and KV blocks. They share three things with it: a socket
 each, the memory through which sums and hidden states go, and the KV pool, which the head allocates
-for all. The group
-lives and dies as one: a hand that ends takes the worker with it at once, and a hand that stands
-still fails the step that waits for it.
+for all. The group lives and dies as one: a hand that ends takes the worker with it at once, and a
+hand that stands still fails the step that waits for it.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ class Hands:
         send(ours, orders, self._memory.file)
 
     def _end_group(self, rank: int) -> None:
-        """A hand has ended: nobody waits for it, and the worker is told."""
+        """End all waits for a hand that has ended, and report the hand to the worker."""
         self._shared.stop()
         process = self._processes[rank - 1]
         with contextlib.suppress(subprocess.TimeoutExpired):

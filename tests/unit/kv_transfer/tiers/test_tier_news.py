@@ -1,4 +1,4 @@
-"""What is told of a tier, in portions, adds up to what it holds."""
+"""The portions in which a tier reports its changes add up to the blocks that it holds."""
 
 from __future__ import annotations
 

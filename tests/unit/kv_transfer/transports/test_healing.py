@@ -156,7 +156,7 @@ def test_peers_that_cannot_write_to_an_end_get_another_one(rig: Rig) -> None:
     rig.transport.retire("end-1")
     rig.transport.retire("end-0")
     rig.transport.poll()
-    assert rig.open_ends == ["end-1"], "of which new peers are told"
+    assert rig.open_ends == ["end-1"], "to which new peers are introduced"
 
 
 def test_where_no_end_can_be_opened_the_newest_is_used_again(rig: Rig) -> None:
