@@ -8,6 +8,7 @@ After that none may pass, and memory that becomes free is kept for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from scheduling.sequence import Sequence
@@ -23,36 +24,35 @@ class Overtaking:
     def __init__(self, pages_for: Callable[[Sequence, int], int] = Sequence.blocks_for) -> None:
         self._pages_for = pages_for
         self._blocked: list[Sequence] = []
+        self._least_left: float = math.inf  # pages that may still pass each of them
         self._num_tries = 0
 
     @property
     def is_over(self) -> bool:
         """Whether no other sequence may pass, or enough were tried."""
-        return self._num_tries >= MAX_TRIES or any(self._left(each) <= 0 for each in self._blocked)
+        return self._num_tries >= MAX_TRIES or self._least_left <= 0
 
     def block(self, sequence: Sequence) -> None:
         """Note that a sequence does not fit."""
         self._blocked.append(sequence)
+        left = self._needed(sequence) - sequence.num_passed_pages
+        self._least_left = min(self._least_left, left)
 
     def may_pass(self, sequence: Sequence) -> bool:
         """Whether a sequence may be admitted past all that do not fit."""
         if not self._blocked:
             return True
         self._num_tries += 1
-        needed = self._needed(sequence)
-        return all(needed <= self._left(each) for each in self._blocked)
+        return self._needed(sequence) <= self._least_left
 
     def passed(self, sequence: Sequence) -> None:
         """Note that a sequence was admitted."""
         sequence.num_passed_pages = 0
         if self._blocked:
             needed = self._needed(sequence)
+            self._least_left -= needed
             for each in self._blocked:
                 each.num_passed_pages += needed
-
-    def _left(self, blocked: Sequence) -> int:
-        """How many pages may still pass this sequence."""
-        return self._needed(blocked) - blocked.num_passed_pages
 
     def _needed(self, sequence: Sequence) -> int:
         return self._pages_for(sequence, sequence.num_tokens)

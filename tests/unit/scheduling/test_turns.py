@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from scheduling.queues.overtaking import Overtaking
+from scheduling.queues.overtaking import MAX_TRIES, Overtaking
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.shares import MAX_IDLE_SHARES
@@ -236,6 +236,24 @@ def test_one_that_waits_again_may_be_passed_as_far_as_before() -> None:
     again = Overtaking()
     again.block(sequence)
     assert again.may_pass(small)
+
+
+def test_each_sequence_that_waits_is_measured_once_a_step() -> None:
+    """A step that finds many prompts without room for them looks at each of them, not at each
+    pair."""
+    measured: list[Sequence] = []
+
+    def pages_for(sequence: Sequence, num_tokens: int) -> int:
+        measured.append(sequence)
+        return sequence.blocks_for(num_tokens)
+
+    overtaking = Overtaking(pages_for)
+    for number in range(MAX_TRIES):
+        sequence = make_sequence(str(number), prompt(number))
+        assert not overtaking.is_over
+        assert overtaking.may_pass(sequence)
+        overtaking.block(sequence)
+    assert len(measured) <= 2 * MAX_TRIES
 
 
 def test_remote_prompts_pass_too_once_their_source_has_begun() -> None:
