@@ -48,13 +48,13 @@ class Retention:
         protection = _Protection(owner, hint.priority, self.now + hint.seconds)
         for number, block in enumerate(blocks):
             former = self._protected.get(block)
-            if former is not None:
-                if former.owner != owner and former.until > protection.until:
+            if former is None or former.owner != owner:
+                if former is not None and former.until > protection.until:
                     continue
-                self.forget(block)
-            is_full = len(self._protected) >= self._most
-            if is_full or self._of_owner.get(owner, 0) >= self._most_of_owner:
-                return number
+                is_full = former is None and len(self._protected) >= self._most
+                if is_full or self._of_owner.get(owner, 0) >= self._most_of_owner:
+                    return number
+            self.forget(block)
             self._protected[block] = protection
             self._of_owner[owner] += 1
         return len(blocks)

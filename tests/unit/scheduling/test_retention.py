@@ -100,6 +100,14 @@ def test_a_short_hint_of_another_owner_takes_nothing_away(rig: Rig) -> None:
     assert list(rig.free) == [0, 1, 2, 3]
 
 
+def test_an_owner_whose_part_is_used_up_takes_no_protection_away(rig: Rig) -> None:
+    rig.protect(range(4), owner="a", seconds=5)
+    rig.protect(range(4, 4 + OWN), owner="b", seconds=20)
+    assert rig.protect(range(4), owner="b", seconds=20) == 0
+    rig.take(POOL - 4 - OWN)
+    assert list(rig.free) == list(range(4 + OWN))
+
+
 @given(
     hints=st.lists(
         st.tuples(st.integers(0, 30), st.integers(0, 10), st.sampled_from("abc")), max_size=6
