@@ -150,6 +150,12 @@ class BlockManager:
             self._forget(block)
         self.on_withdraw(list(doubted))
 
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Forget these hashes, whether or not their blocks are in use."""
+        for digest in hashes:
+            if (block := self._block_of.get(digest)) is not None:
+                self._forget(block)
+
     def publish(
         self, block: int, digest: bytes, parent: bytes | None = None, stays_here: bool = False
     ) -> None:

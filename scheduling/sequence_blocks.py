@@ -199,9 +199,11 @@ class SequenceBlocks:
         manager.publish(block, hashes[index], parent, sequence.stays_in_pool)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Forget the hashes of the sequence's blocks, whose contents cannot be trusted."""
+        """Forget the hashes of the sequence's blocks, whose contents cannot be trusted, also of
+        those that have left its windows."""
         for table, manager in zip(sequence.tables, self.pools.managers, strict=True):
             manager.withdraw(table.blocks, sequence.hashes[table.first : table.end])
+            manager.forget(sequence.hashes[: table.first])
 
     def release(self, sequence: Sequence) -> None:
         """Release the sequence's blocks; full ones stay cached. What its windows keep for others is

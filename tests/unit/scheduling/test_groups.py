@@ -185,6 +185,25 @@ def test_a_prompt_that_diverges_early_goes_on_from_a_checkpoint() -> None:
     assert again.num_cached >= every // BLOCK * BLOCK
 
 
+@pytest.mark.parametrize("windows", [[None, 5], [5]], ids=["mixed", "windows only"])
+def test_what_has_left_a_window_is_withdrawn_with_the_rest(windows: list[int | None]) -> None:
+    scheduler = scheduler_of(windows, num_pages=60)
+    prompt = [number % 89 for number in range(100)]
+    scheduler.add(sequence := make_sequence("a", prompt, 4))
+    while sequence.num_output == 0:
+        run_step(scheduler)
+    assert scheduler.pools.match(sequence.hashes).num_blocks
+    scheduler.withdraw(sequence)
+    assert all(manager.num_cached == 0 for manager in scheduler.pools.managers)
+    scheduler.finish(sequence)
+    scheduler.pools.check()
+    assert scheduler.pools.match(sequence.hashes).num_blocks == 0
+    scheduler.add(again := make_sequence("b", prompt, 4))
+    drain(scheduler)
+    scheduler.pools.check()
+    assert again.num_cached == 0
+
+
 def test_reports_count_pages_in_blocks_of_the_first_group() -> None:
     scheduler = scheduler_of([None, 5, 5, 5, 5], num_pages=24)
     scheduler.add(sequence := make_sequence("a", list(range(50)), 1, prefill_only=True))
