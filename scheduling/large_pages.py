@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from scheduling.block_manager import BlockManager, ColdBlock
+from scheduling.retention import Retention
 
 _COLD = 0
 """The time of blocks and pages that are evicted before all others."""
@@ -115,6 +116,7 @@ class GroupBlocks(BlockManager):
         exchanges: bool = False,
     ) -> None:
         super().__init__(pages.num_pages * blocks_per_page, on_allocate)
+        self.retention = Retention(0)  # whole pages are evicted, whatever hints say
         self._exchanges = exchanges
         self._aside: list[int] = []
         self._free.clear()

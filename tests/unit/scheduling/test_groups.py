@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.layout import KvLayout, group_layers
+from protocol.retention import RetentionHint
 from scheduling.batch import Batch
 from scheduling.block_manager import BlockManager
 from scheduling.block_pools import BlockPools
@@ -202,6 +203,15 @@ def test_what_has_left_a_window_is_withdrawn_with_the_rest(windows: list[int | N
     drain(scheduler)
     scheduler.pools.check()
     assert again.num_cached == 0
+
+
+def test_hints_protect_nothing_in_large_pages() -> None:
+    """So reports name no protected blocks."""
+    scheduler = scheduler_of([None, 5], num_pages=60)
+    hint = RetentionHint(seconds=60)
+    scheduler.add(make_sequence("a", list(range(50)), 1, retention=hint))
+    drain(scheduler)
+    assert load_report(scheduler, worker_id="w", incarnation="i").blocks_retained == 0
 
 
 def test_reports_count_pages_in_blocks_of_the_first_group() -> None:
