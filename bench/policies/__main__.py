@@ -1,11 +1,12 @@
-"""Command line of `python -m bench.policies`.
+"""Command line of `python -m bench.policies`: Baton's placement beside other policies, simulated.
 
     python -m bench.policies --traces FOLDER [--traffic NAME ...] [--policies NAME ...]
         [--seeds 0 1 2] [--limit 3000] [--jobs 2] [--resume FILE] [--markdown]
 
-Ends with status 1 if Baton's goodput is more than 2 % below the best policy's in some traffic. What
-`--resume` has is not simulated again as long as the code of router, scheduler and simulator is the
-same.
+Simulates every trace with every policy and seed, and prints a table for each trace: good requests,
+TTFT, TPOT, cache hits, and how far Baton is behind the best policy. Ends with status 1 if Baton's
+goodput is more than 2 % below the best policy's for some trace. What `--resume` has is not
+simulated again as long as the code of router, scheduler and simulator is the same.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import simulator
 from bench.policies.cells import TRAFFIC, Cell, Score, score
-from bench.policies.ledger import Ledger
 from process.figures import ms
 from protocol.errors import BatonError
+from simulator.planning.ledger import Ledger
 from simulator.policies.names import BATON, POLICIES, RULES
 
 _WITHIN = 0.02
@@ -37,10 +39,24 @@ _DECIDING = ("router", "scheduling", "simulator", "kv_transfer/handoff")
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.policies")
+    parser = argparse.ArgumentParser(prog="python -m bench.policies", description=__doc__)
     parser.add_argument("--traces", type=Path, default=Path("traces"), help="their folder")
-    parser.add_argument("--traffic", nargs="+", choices=list(TRAFFIC), default=list(TRAFFIC))
-    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(RULES))
+    parser.add_argument(
+        "--traffic",
+        nargs="+",
+        choices=list(TRAFFIC),
+        default=list(TRAFFIC),
+        metavar="NAME",
+        help=", ".join(TRAFFIC),
+    )
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        choices=list(POLICIES),
+        default=list(RULES),
+        metavar="NAME",
+        help=", ".join(POLICIES),
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--limit", type=int, help="only so many requests (or sessions) of each")
     parser.add_argument("--jobs", type=int, default=1, help="simulations at once")
@@ -59,8 +75,8 @@ def main(argv: Sequence[str]) -> int:
         for policy in args.policies
     ]
     try:
-        ledger = Ledger(args.resume, code_version())
-        _fill(ledger, cells, args.traces, args.jobs)
+        done = Done(args.resume, code_version())
+        _fill(done, cells, args.traces, args.jobs)
     except BatonError as error:
         print(f"bench.policies: {error}", file=sys.stderr)
         return 1
@@ -68,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     for traffic in args.traffic:
         scores = {
-            policy: [_done(ledger, each) for each in cells if _is(each, traffic, policy)]
+            policy: [done.score(each) for each in cells if _is(each, traffic, policy)]
             for policy in args.policies
         }
         console.print(_markdown(scores) if args.markdown else _table(traffic, scores))
@@ -78,25 +94,43 @@ def main(argv: Sequence[str]) -> int:
     return 0 if is_best else 1
 
 
+class Done:
+    """The scores of cells that were simulated with this version of the code."""
+
+    def __init__(self, path: Path | None, version: str) -> None:
+        self._version = version
+        self._ledger = Ledger(path, Score)
+
+    def __contains__(self, cell: Cell) -> bool:
+        return self._ledger.find(self._key(cell)) is not None
+
+    def score(self, cell: Cell) -> Score:
+        """The score of a cell that is done."""
+        found = self._ledger.find(self._key(cell))
+        assert found is not None, "every cell was simulated"
+        return found
+
+    def add(self, cell: Cell, score: Score) -> None:
+        """Keep a score. Raises ConfigError if it cannot be written."""
+        self._ledger.add(self._key(cell), score)
+
+    def _key(self, cell: Cell) -> str:
+        return f"{self._version} {msgspec.json.encode(cell).decode()}"
+
+
 def _is(cell: Cell, traffic: str, policy: str) -> bool:
     return cell.traffic == traffic and cell.policy == policy
 
 
-def _done(ledger: Ledger, cell: Cell) -> Score:
-    found = ledger.find(cell)
-    assert found is not None, "every cell was simulated"
-    return found
-
-
-def _fill(ledger: Ledger, cells: Sequence[Cell], traces: Path, jobs: int) -> None:
-    """Simulate the cells that the ledger lacks."""
-    missing = [each for each in cells if ledger.find(each) is None]
+def _fill(done: Done, cells: Sequence[Cell], traces: Path, jobs: int) -> None:
+    """Simulate the cells that are not done."""
+    missing = [each for each in cells if each not in done]
     columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(cells), completed=len(cells) - len(missing))
         for cell, found in _scores(missing, traces, jobs):
-            ledger.add(cell, found)
+            done.add(cell, found)
             progress.advance(task)
 
 

@@ -44,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     )
     candidates = _fleets(settings)
     title = f"{trace_of(settings).name}: {settings.gpus} x {Devices(settings).card_name}"
-    ledger = Ledger(None if settings.resume is None else Path(settings.resume).expanduser())
+    path = None if settings.resume is None else Path(settings.resume).expanduser()
+    ledger = Ledger(path, Trial)
     with _Trials.begun(settings, ledger) as trials:
         standings = _search(settings, candidates, trials)
     if settings.json:
@@ -104,7 +105,11 @@ class _Trials:
     """Tries candidates, on several cores at once; each trial is done once, and remembered."""
 
     def __init__(
-        self, settings: PlanSettings, ledger: Ledger, pool: Executor | None, progress: Progress
+        self,
+        settings: PlanSettings,
+        ledger: Ledger[Trial],
+        pool: Executor | None,
+        progress: Progress,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
@@ -116,7 +121,7 @@ class _Trials:
 
     @classmethod
     @contextmanager
-    def begun(cls, settings: PlanSettings, ledger: Ledger) -> Iterator[_Trials]:
+    def begun(cls, settings: PlanSettings, ledger: Ledger[Trial]) -> Iterator[_Trials]:
         """The trials of a search, with their processes."""
         console, jobs = Console(stderr=True), num_jobs(settings.jobs)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -1,25 +1,28 @@
-"""Trials that are done, in a file: a search that was stopped goes on where it was.
+"""Results that are done, in a file: a search that was stopped goes on where it was.
 
 One JSON object a line. A line that was cut off by the end of a process is skipped.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
 
 from protocol.errors import ConfigError
-from simulator.planning.race import Trial
+
+ResultT = TypeVar("ResultT")
 
 
-class Ledger:
-    """The trials by their key, which says everything that a trial depends on; without a path they
-    are kept in memory alone."""
+class Ledger(Generic[ResultT]):
+    """The results of one kind by their key, which says everything that a result depends on; without
+    a path they are kept in memory alone. Raises ConfigError if the file cannot be read."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, kind: type[ResultT]) -> None:
         self._path = path
-        self._trials: dict[str, Trial] = {}
+        self._kind = kind
+        self._results: dict[str, ResultT] = {}
         self._is_cut_off = False
         if path is None or not path.exists():
             return
@@ -32,30 +35,31 @@ class Ledger:
             self._read(line)
 
     def __len__(self) -> int:
-        return len(self._trials)
+        return len(self._results)
 
-    def find(self, key: str) -> Trial | None:
-        """The trial with this key, if it was done."""
-        return self._trials.get(key)
+    def find(self, key: str) -> ResultT | None:
+        """The result with this key, if it is done."""
+        return self._results.get(key)
 
-    def add(self, key: str, trial: Trial) -> None:
-        """Remember a trial. Raises ConfigError if the file cannot be written."""
-        self._trials[key] = trial
+    def add(self, key: str, result: ResultT) -> None:
+        """Remember a result. Raises ConfigError if the file cannot be written."""
+        self._results[key] = result
         if self._path is None:
             return
+        line = msgspec.json.encode({"key": key, **msgspec.to_builtins(result)}).decode()
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 if self._is_cut_off:
                     file.write("\n")
                     self._is_cut_off = False
-                file.write(json.dumps({"key": key, **asdict(trial)}) + "\n")
+                file.write(line + "\n")
         except OSError as error:
             raise ConfigError(f"--resume {self._path}: {error.strerror}") from error
 
     def _read(self, line: str) -> None:
         try:
-            values = json.loads(line)
-            key = values.pop("key")
-            self._trials[key] = Trial(**values)
-        except (ValueError, TypeError, KeyError, AttributeError):
+            values = msgspec.json.decode(line, type=dict)
+            key = msgspec.convert(values.pop("key", None), str)
+            self._results[key] = msgspec.convert(values, self._kind)
+        except msgspec.DecodeError:
             return

@@ -79,25 +79,25 @@ def test_fleets_use_the_gpus() -> None:
 
 def test_trials_are_remembered_but_for_a_line_that_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "trials"
-    ledger = Ledger(path)
+    ledger = Ledger(path, Trial)
     ledger.add("a", Trial(True, 1.5, 0.9, 100.0, 20.0))
     ledger.add("b", Trial(False))
     path.write_text(path.read_text()[:-7] + '\n[1]\n{"key": "c"}\n')
-    again = Ledger(path)
+    again = Ledger(path, Trial)
     assert len(again) == 1
     assert again.find("a") == Trial(True, 1.5, 0.9, 100.0, 20.0)
     assert again.find("b") is None
     with pytest.raises(ConfigError, match="--resume"):
-        Ledger(tmp_path / "none" / "trials").add("a", Trial(False))
+        Ledger(tmp_path / "none" / "trials", Trial).add("a", Trial(False))
 
 
 def test_a_trial_after_a_line_that_was_cut_off_is_remembered(tmp_path: Path) -> None:
     path = tmp_path / "trials"
     path.write_text('{"key": "a", "pas')
-    ledger = Ledger(path)
+    ledger = Ledger(path, Trial)
     ledger.add("b", Trial(False))
     ledger.add("c", Trial(True))
-    again = Ledger(path)
+    again = Ledger(path, Trial)
     assert [again.find(each) for each in "abc"] == [None, Trial(False), Trial(True)]
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.policies.__main__ import main, standing
+from bench.policies.__main__ import Done, main, standing
 from bench.policies.cells import Cell, Score
-from bench.policies.ledger import Ledger
 
 CELL = Cell("azure-code", "baton", 0)
 
@@ -20,14 +19,14 @@ def good(share: float) -> Score:
 
 def test_done_cells_are_kept_by_version(tmp_path: Path) -> None:
     path = tmp_path / "cells"
-    Ledger(path, "one").add(CELL, good(0.5))
+    Done(path, "one").add(CELL, good(0.5))
     with path.open("ab") as file:
         file.write(b'{"cell": {"traf')
-    Ledger(path, "one").add(Cell("agents", "baton", 0), good(0.7))
-    again = Ledger(path, "one")
-    assert again.find(CELL) == good(0.5)
-    assert again.find(Cell("agents", "baton", 0)) == good(0.7)
-    assert Ledger(path, "other").find(CELL) is None
+    Done(path, "one").add(Cell("agents", "baton", 0), good(0.7))
+    again = Done(path, "one")
+    assert again.score(CELL) == good(0.5)
+    assert again.score(Cell("agents", "baton", 0)) == good(0.7)
+    assert CELL not in Done(path, "other")
 
 
 @pytest.mark.parametrize(
