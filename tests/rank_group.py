@@ -78,6 +78,7 @@ def meet(store: str, rank: int, size: int, limit_s: float, num_stages: int = 1) 
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{place}.new")
             listener.listen(size)
+            listener.settimeout(limit_s)
             os.rename(f"{place}.new", place)
             found = [listener.accept()[0] for _ in range(1, size)]
         links = sorted(found, key=lambda link: link.recv(1))
