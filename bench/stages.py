@@ -58,7 +58,7 @@ WAYS = (
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="bench.stages", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.stages", description=__doc__)
     parser.add_argument("--model", choices=SHAPES, default="M1")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=24)

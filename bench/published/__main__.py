@@ -1,9 +1,10 @@
-"""Command line of `python -m bench.published`.
+"""Command line of `python -m bench.published`: figures of papers beside the simulator's.
 
     python -m bench.published [NAME ...] [--traces FOLDER]
 
-Names are mooncake-ttft, mooncake-hits, distserve, token-budget and chunk-rule; without any, all of
-them. `--traces` has `mooncake_conversation.jsonl` and `mooncake_synthetic.jsonl`.
+Prints a table for each name: the published figure of each row, and the simulated one. Names are
+mooncake-ttft, mooncake-hits, distserve, token-budget and chunk-rule; without any, all of them.
+`--traces` has `mooncake_conversation.jsonl` and `mooncake_synthetic.jsonl`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ RESULTS: Mapping[str, Callable[[Path], Result]] = {
 
 def main(argv: Sequence[str]) -> int:
     """Simulate and print; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.published")
+    parser = argparse.ArgumentParser(prog="python -m bench.published", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(RESULTS))
     parser.add_argument("--traces", type=Path, default=Path("traces"), help="their folder")
     args = parser.parse_args(argv)

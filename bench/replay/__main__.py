@@ -5,6 +5,8 @@
 
 `--trace` is any trace that `baton simulate` reads. The system must serve `/v1/completions` and
 `/tokenize`, as Baton, vLLM and SGLang do. An API key comes from OPENAI_API_KEY.
+Prints mean and percentiles of TTFT, TPOT and end-to-end latency, requests served, and the share of
+prompts that came from caches.
 """
 
 from __future__ import annotations

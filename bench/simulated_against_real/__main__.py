@@ -4,6 +4,7 @@
         [--seconds 20] [--json FILE] [--profile FILE]
 
 Starts each fleet, times its steps and messages, sends it three loads, and simulates the same.
+Prints for each load the real and the simulated latencies, their difference and its limit.
 `--profile FILE` only times the steps of the first model, and writes a file for
 `baton simulate --gpu`. Ends with status 0 if all figures are within their limits, 1 if not, 2 if
 other programs used the machine too much to judge.
@@ -43,8 +44,12 @@ _MOST_CONTEXT = 2048
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.simulated_against_real")
-    parser.add_argument("--models", nargs="+", default=[_BUNDLED, _SMOLLM2], help="or folders")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.simulated_against_real", description=__doc__
+    )
+    parser.add_argument(
+        "--models", nargs="+", default=[_BUNDLED, _SMOLLM2], help="demo_model, smollm2, or folders"
+    )
     parser.add_argument("--fleets", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--json", type=Path, help="also write every figure to this file")
