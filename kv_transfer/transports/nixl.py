@@ -24,12 +24,15 @@ from kv_transfer.transports.interface import (
     Notification,
     PeerReady,
     PoolMemory,
-    PoolPart,
-    PoolShape,
     TransportEvent,
     WriteDone,
     check_blocks,
     fit_groups,
+)
+from kv_transfer.transports.nixl_descriptor import (
+    NixlDescriptor,
+    decode_descriptor,
+    segment_of,
 )
 from kv_transfer.transports.nixl_module import error_types, load_nixl
 from kv_transfer.transports.shared_memory import SharedMemory
@@ -38,35 +41,6 @@ from kv_transfer.transports.ucx_paths import ucx_paths
 from protocol.errors import ConfigError, PoolMismatch, TransferError
 
 _log = logging.getLogger(__name__)
-
-
-class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The data that a peer needs to write here; `metadata` is NIXL's own, `parts` are those of the
-    ranks, `ports` those on which UCX listens. `views` as in `PoolMemory`."""
-
-    metadata: bytes
-    parts: list[PoolPart]
-    num_blocks: int
-    ports: tuple[int, ...] = ()
-    views: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def pool(self) -> PoolMemory:
-        """The pool, in the peer's address space."""
-        first, *others = self.parts
-        return PoolMemory(
-            first.address,
-            first.block_bytes,
-            self.num_blocks,
-            first.device,
-            tuple(others),
-            self.views,
-        )
-
-    @property
-    def shapes(self) -> list[PoolShape]:
-        """Its shape as blocks of each group."""
-        return [each.shape for each in self.pool.groups]
 
 
 @dataclass
@@ -142,9 +116,9 @@ class NixlTransport:
             raise ValueError("a pool is registered already")
         if pool.device != self._device:
             raise ConfigError(f"the pool is on {pool.device}, the transport on {self._device}")
-        segment, _ = _segment(pool.device)
+        segment, _ = segment_of(pool.device)
         memory = [
-            (part.address, part.block_bytes * pool.num_blocks, _segment(part.device)[1], "")
+            (part.address, part.block_bytes * pool.num_blocks, segment_of(part.device)[1], "")
             for part in pool.parts
         ]
         try:
@@ -159,7 +133,7 @@ class NixlTransport:
         """The agent's metadata and the pool's location."""
         pool = self._registered()
         return msgspec.msgpack.encode(
-            _Descriptor(
+            NixlDescriptor(
                 metadata=self._nixl.get_agent_metadata(),
                 parts=list(pool.parts),
                 num_blocks=pool.num_blocks,
@@ -172,7 +146,7 @@ class NixlTransport:
         self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Load the peer's metadata and prepare the list of its blocks, or of their pieces."""
-        theirs, own = _decode(descriptor), self._registered()
+        theirs, own = decode_descriptor(descriptor), self._registered()
         if agent == self.agent:
             raise PoolMismatch("a transport cannot be its own peer")
         fitting = fit_groups(agent, theirs.shapes, num_blocks, own, shares)
@@ -341,11 +315,11 @@ class NixlTransport:
 
     def _prepare(self, agent: str, pool: PoolMemory, places: _Places) -> Any:
         """The list of a pool's pieces: the first of each block, then the second of each, ..."""
-        segment, _ = _segment(pool.device)
+        segment, _ = segment_of(pool.device)
         rows = []
         for rank, pieces in places:
             part = pool.parts[rank]
-            _, index = _segment(part.device)
+            _, index = segment_of(part.device)
             rows += [
                 (part.address + offset, pieces.size, index, part.block_bytes, pool.num_blocks)
                 for offset in pieces.offsets()
@@ -379,31 +353,3 @@ def _entries(blocks: Sequence[int], num_blocks: int, count: int) -> np.ndarray:
     if count == 1:
         return entries
     return np.add.outer(entries, np.arange(count, dtype=np.int32) * num_blocks).reshape(-1)
-
-
-def _segment(device: str) -> tuple[str, int]:
-    """NIXL's memory type and the index of the device."""
-    kind, _, index = device.partition(":")
-    if kind == "cpu":
-        return "DRAM", 0
-    if kind == "cuda" and (index or "0").isdigit():
-        return "VRAM", int(index or "0")
-    raise ConfigError(f"the nixl transport does not serve device {device!r}")
-
-
-def _decode(descriptor: bytes) -> _Descriptor:
-    try:
-        pool = msgspec.msgpack.decode(descriptor, type=_Descriptor)
-        segments = {_segment(part.device)[0] for part in pool.parts}
-    except (msgspec.DecodeError, ConfigError) as error:
-        raise PoolMismatch(f"a peer's descriptor cannot be used: {error}") from error
-    if len(segments) != 1:
-        raise PoolMismatch("a peer's descriptor has parts in several kinds of memory, or none")
-    sizes = [size for part in pool.parts for size in (part.address, part.block_bytes)]
-    sizes += [size for view in pool.views for size in view]
-    if min(*sizes, pool.num_blocks) <= 0:
-        raise PoolMismatch("a peer's descriptor has a pool without memory")
-    whole = [(part.block_bytes, pool.num_blocks) for part in pool.parts]
-    if pool.views and whole != [pool.views[0]]:
-        raise PoolMismatch("a peer's descriptor contradicts itself")
-    return pool
