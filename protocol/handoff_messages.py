@@ -23,13 +23,11 @@ from protocol.bounds import (
     Reason,
     RequestId,
     Text,
-    TokenId,
     TtlMs,
 )
 from protocol.layout import KvLayout
 from protocol.message import Message
-from protocol.messages import FinishReason
-from protocol.sampling import PromptLogprobs, TokenLogprobs
+from protocol.messages import SampledToken
 
 Blocks = Annotated[list[Dimension], Meta(max_length=MAX_TOKENS)]
 MAX_GROUPS = 64
@@ -161,17 +159,10 @@ class KvRenew(Message, frozen=True, kw_only=True):
     ttl_ms: TtlMs
 
 
-class HandoffToken(Message, frozen=True, kw_only=True):
-    """Source to sink: the first token, sampled after the last chunk. `cached_tokens` of the prompt
-    were not computed by the attempt that gave the output's first token."""
+class HandoffToken(SampledToken, frozen=True, kw_only=True):
+    """Source to sink: the first token. `cached_tokens` of the prompt were not computed by the
+    attempt that gave the output's first token."""
 
-    request_id: RequestId
-    attempt: Count
-    index: Count
-    token_id: TokenId
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    finish: FinishReason | None = None
     cached_tokens: Count
     last_chunk_end_us: Count
 

@@ -312,8 +312,9 @@ class StepTokens(Message, frozen=True, kw_only=True):
     sequences: Annotated[list[SequenceTokens], Meta(max_length=65_536)]
 
 
-class FirstToken(Message, frozen=True, kw_only=True):
-    """Prefill worker to router: the first token, sent without waiting for any transfer."""
+class SampledToken(Message, frozen=True, kw_only=True):
+    """The token that was sampled after a prompt's last chunk; `index` is that in the whole
+    output."""
 
     request_id: RequestId
     attempt: Count
@@ -322,6 +323,11 @@ class FirstToken(Message, frozen=True, kw_only=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
     finish: FinishReason | None = None
+
+
+class FirstToken(SampledToken, frozen=True, kw_only=True):
+    """Prefill worker to router: the first token, sent without waiting for any transfer."""
+
     trace: PrefillTrace
 
 
