@@ -42,6 +42,8 @@ _ENDS = (END, CALL, RETURN, START)
 _HEADERS = (CHANNEL, START, CONSTRAIN, MESSAGE, "to=", "assistant")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+_UNUSED_HEADERS = re.compile("(?s).*(?:" + "|".join(map(re.escape, _ENDS)) + ")")
+"""A header up to its last marker that ends a message: headers of messages without a body."""
 _MAX_HEADER_CHARS = 1024
 
 
@@ -95,7 +97,7 @@ class HarmonyParser:
     def _step_header(self) -> bool:
         found = self._pending.find(MESSAGE)
         if found >= 0:
-            self._open(self._pending[:found])
+            self._open(_UNUSED_HEADERS.sub("", self._pending[:found]))
             self._pending = self._pending[found + len(MESSAGE) :]
             return True
         text = self._pending.lstrip()

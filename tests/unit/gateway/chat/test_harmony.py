@@ -64,6 +64,15 @@ ANSWERS: dict[str, tuple[str, tuple[str, str, list[tuple[str, object]], str]]] =
         "<|channel|>analysis<|message|>Hm<|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
         ("Yes.", "Hm", [], "stop"),
     ),
+    "a header without a body": (
+        "<|channel|>analysis<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+        ("Yes.", "", [], "stop"),
+    ),
+    "a call without a body": (
+        "<|channel|>commentary to=functions.weather<|call|><|start|>assistant"
+        "<|channel|>final<|message|>Yes.",
+        ("Yes.", "", [], "stop"),
+    ),
     "thoughts alone": ("<|channel|>analysis<|message|>Hm", ("", "Hm", [], "stop")),
 }
 
