@@ -99,8 +99,11 @@ class TorchLatentAttention:
         self._slots = self._device(self._slot_rows(segments, rows))
         starts = np.cumsum([0] + [segment.query_len for segment in segments]).tolist()
         parts = [PlannedSegment(*each) for each in zip(starts, segments, rows, strict=False)]
-        few = [each for each in parts if each.segment.query_len <= self._most_absorbed]
-        self._expanded = [self._chunk(each) for each in parts if each not in few]
+        few: list[PlannedSegment] = []
+        many: list[PlannedSegment] = []
+        for part in parts:
+            (few if part.segment.query_len <= self._most_absorbed else many).append(part)
+        self._expanded = [self._chunk(part) for part in many]
         self.plan_absorbed(few)
 
     def plan_absorbed(self, parts: Sequence[PlannedSegment]) -> None:
