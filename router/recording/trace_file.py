@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from protocol.errors import ConfigError
@@ -40,8 +41,9 @@ class TraceFile:
         return not self._size or self._size + num_bytes <= self._limit
 
     def rotate(self) -> None:
-        """Begin a new file. Raises OSError."""
-        os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
+        """Begin a new file. Raises OSError, and may then be called again."""
+        with suppress(FileNotFoundError):  # an earlier call moved it, and could not open another
+            os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
         former, self._fd = self._fd, _open(self._path)
         self._size = 0
         os.close(former)

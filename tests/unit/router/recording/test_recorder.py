@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from protocol.errors import ConfigError
+from router.recording import trace_file
 from router.recording.known_blocks import KnownBlocks
 from router.recording.recorder import Recorder
 from router.recording.trace_file import TraceFile
@@ -190,6 +191,25 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
         path = tmp_path / "no" / "trace"
     with pytest.raises(ConfigError, match="record_trace"):
         TraceFile(path, ROOM)
+
+
+def test_a_new_file_that_could_not_be_opened_is_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    path = tmp_path / "trace"
+    file = TraceFile(path, ROOM)
+    file.write(b"former")
+    with monkeypatch.context() as patch:
+        patch.setattr(trace_file.os, "open", fail)
+        with pytest.raises(OSError, match="Too many"):
+            file.rotate()
+    file.rotate()
+    file.write(b"new")
+    file.close()
+    assert (path.read_bytes(), (tmp_path / "trace.1").read_bytes()) == (b"new", b"former")
 
 
 class FullDisk:
