@@ -69,9 +69,10 @@ class _WorkerBlocks:
     """One worker's blocks; `bit` stands for the worker in the index, `most` is the number of blocks
     beyond which its reports cannot be true.
 
-    While a dump is awaited, `seq` is None and events, with `buffered` hashes, wait in `buffer`; the
-    dump is requested again at `retry_at`. `gathered` are the hashes of the dump that have come.
-    `asked` is the number of the dump's last request: answers to earlier requests are dropped.
+    While a dump is awaited, `seq` is None and events wait in `buffer`, with `buffered` hashes of
+    the pool and `buffered_in_tiers` others; the dump is requested again at `retry_at`. `gathered`
+    are the hashes of the dump that have come. `asked` is the number of the dump's last request:
+    answers to earlier requests are dropped.
 
     `pending` maps an expected block to its expiry; `routed` has the same by prompt, oldest first.
     """
@@ -83,6 +84,7 @@ class _WorkerBlocks:
     seq: int | None = None
     buffer: list[CacheEvents] = field(default_factory=list)
     buffered: int = 0
+    buffered_in_tiers: int = 0
     gathered: list[bytes] = field(default_factory=list)
     asked: int = 0
     pending: dict[bytes, float] = field(default_factory=dict)
@@ -354,18 +356,25 @@ class CacheIndex:
         self._tiers.forget(worker.bit)
         worker.seq, worker.buffer, worker.gathered = None, [], []
         self._sort(worker, former)
-        raise ProtocolError(f"it reports more than {count(worker.most, 'block')}")
+        raise ProtocolError(
+            f"it reports more than {count(worker.most, 'block')}, or {MOST_IN_TIERS} in tiers"
+        )
 
     @staticmethod
     def _hold(worker: _WorkerBlocks, events: CacheEvents) -> bool:
         """Buffer an event until the dump arrives; True if the buffer overflowed and a new dump
         is needed."""
-        size = len(events.stored) + len(events.removed)
-        worker.buffered = size + (worker.buffered if worker.buffer else 0)
-        if len(worker.buffer) < MAX_BUFFERED_EVENTS and worker.buffered <= worker.most:
+        num_own = num_new = len(events.stored) + len(events.removed)
+        in_tiers = new_in_tiers = sum([len(e.stored) + len(e.removed) for e in events.tiers])
+        if worker.buffer:
+            num_own, in_tiers = num_own + worker.buffered, in_tiers + worker.buffered_in_tiers
+        fits = num_own <= worker.most and in_tiers <= MOST_IN_TIERS
+        if fits and len(worker.buffer) < MAX_BUFFERED_EVENTS:
             worker.buffer.append(events)
+            worker.buffered, worker.buffered_in_tiers = num_own, in_tiers
             return False
         worker.buffer = [events]
+        worker.buffered, worker.buffered_in_tiers = num_new, new_in_tiers
         return True
 
     def _lose_track(self, worker: _WorkerBlocks, events: CacheEvents | None = None) -> bool:
@@ -373,7 +382,9 @@ class CacheIndex:
         the blocks may be wrong."""
         self.gaps += 1
         worker.seq = None
-        worker.buffer = [] if events is None else [events]
+        worker.buffer = []
+        if events is not None:
+            self._hold(worker, events)
         return True
 
     def _sort(self, worker: _WorkerBlocks, digests: Iterable[bytes]) -> None:

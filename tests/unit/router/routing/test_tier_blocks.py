@@ -96,6 +96,17 @@ def test_a_worker_cannot_fill_the_index(monkeypatch: pytest.MonkeyPatch) -> None
     assert index.matches(CHAIN, 0.0) == {}
 
 
+def test_tiers_count_towards_what_waits_for_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_index, "MOST_IN_TIERS", 4)
+    index = CacheIndex(pending_ttl_s=5.0)
+    index.join("w", "i", num_blocks=1)
+    change = TierChange(tier=HOST, stored=CHAIN[:2], removed=CHAIN[2:4])
+    assert not index.apply_events(events(1, change))
+    assert index.apply_events(events(2, change)), "a new dump is needed"
+    few = TierChange(tier=HOST, stored=[], removed=[])
+    assert not index.apply_events(events(3, few)), "the new dump is waited for"
+
+
 def test_a_dump_in_pieces_brings_the_tiers() -> None:
     index = CacheIndex(pending_ttl_s=5.0)
     index.join("w", "i", num_blocks=2)
