@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from queue import Empty, SimpleQueue
@@ -115,22 +116,22 @@ class Recorder:
                 pass
             is_open = None not in ended
             if found := [each for each in ended if each is not None]:
-                self._record(found)
+                for result, number in Counter(map(self._record, found)).items():
+                    self._on_result(result, number)
         self._file.close()
 
-    def _record(self, ended: Sequence[_Ended]) -> None:
+    def _record(self, ended: _Ended) -> str:
+        """Write a request's line; "written" or "lost"."""
         try:
-            for each in ended:
-                self._write(each)
+            self._write(ended)
         except OSError as error:
             if not self._has_failed:
                 log.warning("requests cannot be recorded: %s", error)
             self._has_failed = True
             self._forget()
-            self._on_result("lost", len(ended))
-        else:
-            self._has_failed = False
-            self._on_result("written", len(ended))
+            return "lost"
+        self._has_failed = False
+        return "written"
 
     def _write(self, ended: _Ended) -> None:
         data = self._lines(ended)

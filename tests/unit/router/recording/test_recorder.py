@@ -9,6 +9,7 @@ import stat
 from collections import Counter
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -244,6 +245,25 @@ def test_after_lost_lines_the_next_one_is_understood(tmp_path: Path) -> None:
     (tmp_path / "trace").write_bytes(disk.data)
     blocks = [session.turns[0].blocks for session in read(tmp_path / "trace").sessions]
     assert blocks == [BlockRuns(0, 64, ((0, 1),)), BlockRuns(0, 64, ((0, 3),))]
+
+
+def test_only_lines_that_were_not_written_are_lost() -> None:
+    class Slow(FullDisk):
+        def write(self, data: bytes) -> None:
+            begun.set()
+            assert may_write.wait(10)
+            super().write(data)
+
+    begun, may_write, results = Event(), Event(), Counter[str]()
+    disk = Slow(False, False, True, False)
+    recorder = Recorder(disk, SECRET, lambda result, count: results.update({result: count}))
+    recorder.take(ended(1, []))
+    assert begun.wait(10)
+    for number in (2, 3, 4):  # they are written together
+        recorder.take(ended(number, []))
+    may_write.set()
+    recorder.close()
+    assert results == {"written": 3, "lost": 1}
 
 
 def test_requests_are_lost_while_too_many_wait(tmp_path: Path) -> None:
