@@ -17,7 +17,7 @@ from protocol.errors import DeadlineUnreachable, TargetUnreachable
 from router.requests.generation import Generation
 from router.routing.prediction import least_wait_ms
 from router.routing.shedding import Asker, WaitingPrompt, shed
-from router.routing.view import Mode, Placement, Targets, WorkerLoad
+from router.routing.view import NO_TARGETS, Mode, Placement, Targets, WorkerLoad
 
 MARGIN = 2
 """The predicted wait must exceed the time left by this factor."""
@@ -64,6 +64,8 @@ def check_targets(
     load."""
     request = generation.request
     own = Targets(request.ttft_target_ms, request.tpot_target_ms)
+    if own == NO_TARGETS:
+        return
     asker = Asker(own, request.share, request.priority)
     found = shed(asker, placement, loads, _prompts(running))
     if found is None:
