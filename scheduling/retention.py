@@ -16,6 +16,8 @@ from protocol.retention import RetentionHint
 
 OWNER_SHARE, ALL_SHARE = 1 / 4, 1 / 2
 """The parts of the pool that one owner, and all together, may protect."""
+PARTS = 64
+"""If only protected blocks are free, one of so many parts loses its protection at once."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,17 @@ class Retention:
             else:
                 del free[block]
                 taken.append(block)
-        lacking = count - len(taken)
-        weakest = sorted(free, key=lambda block: self._protected[block].priority)[:lacking]
-        for block in weakest:
-            del free[block]
+        if len(taken) < count:
+            self._give_up_weakest(free, count - len(taken))
+        return taken + [free.popitem(last=False)[0] for _ in range(count - len(taken))]
+
+    def _give_up_weakest(self, free: OrderedDict[int, None], lacking: int) -> None:
+        """Make the blocks of the lowest priority the first ones of `free`, unprotected, if all free
+        blocks are protected: as many as are lacking, or a part, so that few searches are needed."""
+        order = sorted(free, key=lambda block: self._protected[block].priority)
+        for block in reversed(order[: max(lacking, len(order) // PARTS)]):
             self.forget(block)
-        return taken + weakest
+            free.move_to_end(block, last=False)
 
     def _is_protected(self, block: int) -> bool:
         protection = self._protected.get(block)

@@ -108,6 +108,27 @@ def test_an_owner_whose_part_is_used_up_takes_no_protection_away(rig: Rig) -> No
     assert list(rig.free) == list(range(4 + OWN))
 
 
+class CountedMoves(OrderedDict[int, None]):
+    """Free blocks that count how often one of them was moved."""
+
+    num_moves = 0
+
+    def move_to_end(self, key: int, last: bool = True) -> None:
+        self.num_moves += 1
+        super().move_to_end(key, last)
+
+
+def test_a_pool_of_protected_blocks_is_searched_once_for_many() -> None:
+    """A block that decoding needs must not cost a look at all protected ones."""
+    retention, free = Retention(8192), CountedMoves((block, None) for block in range(4096))
+    for owner, first in (("a", 0), ("b", 2048)):
+        hint = RetentionHint(10, 20 if owner == "b" else 70)
+        assert retention.protect(range(first, first + 2048), owner, hint) == 2048
+    taken = [retention.take(free, 1)[0] for _ in range(128)]
+    assert taken == list(range(2048, 2048 + 128)), "the lowest priority first"
+    assert free.num_moves < 3 * 4096
+
+
 @given(
     hints=st.lists(
         st.tuples(st.integers(0, 30), st.integers(0, 10), st.sampled_from("abc")), max_size=6
