@@ -17,6 +17,7 @@ from protocol import layout
 from protocol.layout import first_covering
 from tests.effort import some
 from tests.integration.fleets import (
+    all_counters,
     assert_as_expected,
     complete_all,
     counters,
@@ -146,3 +147,7 @@ def test_a_conversation_that_moves_among_workers_stays_right(
         for back in (0, 20):
             turn = expected.after(conversation[: len(conversation) - back], 9)
             run(fleet, [turn] * 4)
+        used = [
+            each["cached_tokens"] + each["fetched_tokens"] for each in all_counters(fleet).values()
+        ]
+        assert sum(used) >= 100, "else every turn was computed whole"
