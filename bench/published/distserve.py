@@ -1,7 +1,7 @@
 """DistServe (Zhong et al., OSDI 2024): goodput of fleets that split, OPT-13B as a chatbot.
 
 Goodput is the highest rate per GPU at which 90 % of the requests have their first token within
-200 ms and later ones within 100 ms each. Lengths are log-normal, with the means of ShareGPT.
+250 ms and later ones within 100 ms each. Lengths are log-normal, with the means of ShareGPT.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Trace
 from simulator.worker import WorkerSpec
 
-_TARGETS, _GOOD_SHARE = Targets(200, 100), 0.9
+_TARGETS, _GOOD_SHARE = Targets(250, 100), 0.9
 _REQUESTS, _PROMPT, _OUTPUT = 1000, 756, 200
 _BLOCK, _CONTEXT = 16, 2048
 _WHOLE_S = 1e3  # no chunk is smaller because of the decodes beside it
