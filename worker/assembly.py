@@ -20,16 +20,12 @@ from pathlib import Path
 from checkpoint.model_source import commit_of
 from checkpoint.texts_fingerprint import texts_fingerprint
 from checkpoint.trial import start_trial
-from engine.device import bind_thread, pick_device
+from engine.device import pick_device
 from engine.gpu.share import limit_to_share
 from engine.loader import LoadedEngine
 from engine.parallel.sums import RankLost
-from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
 from kv_transfer.tiers.kv_tiers import KvTiers
-from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
-from kv_transfer.transports.registry import chosen_transport, create_transport
-from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
 from kv_transfer.transports.ucx_paths import machine_paths, usable_paths
 from process.clock import Clock
 from process.cores import cores_in, keep_to_cores
@@ -41,7 +37,6 @@ from process.settings import warn_of_unknown_variables
 from process.sockets.control import ControlServer
 from process.sockets.events import EventPublisher
 from process.sockets.hello import HelloPolicy
-from process.sockets.hosts import is_loopback
 from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
 from process.store.store_url import store_url
@@ -66,6 +61,7 @@ from worker.settings import WorkerSettings, choose_worker_id
 from worker.startup.addresses import advertised, advertised_address, checked
 from worker.startup.model_loading import ModelLoading, fetched, served_name, transfer_means
 from worker.startup.start_phases import PhaseTimes, StartPhases, since_process_began
+from worker.startup.transfers import register_pool, start_transfers
 from worker.tasks import AnyTask
 from worker.tiers.assembly import open_tiers
 from worker.weights.choice import FINGERPRINT_DIGITS, can_send
@@ -226,13 +222,13 @@ def _prepare(start: _Start, wakeup: Wakeup, phases: StartPhases, stack: ExitStac
     trial = start_trial("worker.startup.checkpoint_trial", start.folder)
     stack.callback(trial.cancel)
     phases.enter("transport")
-    transfers = _start_transfers(settings, wakeup, stack)
+    transfers = start_transfers(settings, wakeup, stack)
     trial.finish()
     loading = ModelLoading(settings, start.role, start.folder, transfers, phases)
     loaded, folder = loading.load(stack), loading.folder
     loaded.grammars.wake = wakeup.wake
     stack.callback(loaded.grammars.close)
-    descriptor = _register_pool(settings, loaded, transfers)
+    descriptor = register_pool(settings, loaded, transfers)
     paths = usable_paths(transfers.paths, loaded.pool.why_not_shareable())
     texts = texts_fingerprint(folder)
     tiers = open_tiers(settings, loaded, wakeup.wake, stack)
@@ -309,63 +305,6 @@ def _connect(
         stack.callback(weights.close)
         host.send_weights(weights)
     return _Member(host, around, lease, info)
-
-
-def _start_transfers(settings: WorkerSettings, wakeup: Wakeup, stack: ExitStack) -> TransferService:
-    device = pick_device(settings.device)
-    for name, value in UNSIGNALLED.items():  # UCX reads it when it is loaded
-        os.environ.setdefault(name, value)
-    transport = _transport_name(settings, str(device))
-
-    def open_transport() -> Transport:
-        bind_thread(device)
-        if transport == "nixl":
-            os.environ.update(_ucx_environment(settings))
-        return create_transport(transport, str(device))
-
-    transfers = TransferService(open_transport, wakeup.wake)
-    stack.callback(transfers.close)
-    transfers.start()
-    return transfers
-
-
-def _transport_name(settings: WorkerSettings, device: str) -> str:
-    """The transport to use. Workers that can reach a loopback address share its host and network
-    namespace, and with them shared memory."""
-    is_one_host = is_loopback(settings.host) and not settings.kv_interface
-    return chosen_transport(settings.transport, device, is_one_host)
-
-
-def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:
-    """The variables that UCX must read before NIXL starts."""
-    outer_host = None if is_loopback(settings.host) else settings.host
-    interfaces, allows_tcp = settings.kv_interface, settings.allow_kv_over_tcp
-    return ucx_network(outer_host, interfaces, allows_tcp, os.environ, settings.kv_ports)
-
-
-def _register_pool(
-    settings: WorkerSettings, loaded: LoadedEngine, transfers: TransferService
-) -> PeerDescriptor:
-    pool = loaded.pool
-    device, layout = str(pool.device), pool.layout if pool.others else None
-    others = tuple(
-        PoolPart(each.base_address, each.block_bytes, str(each.device)) for each in pool.others
-    )
-    views = tuple((each.block_bytes, each.num_blocks) for each in pool.groups)
-    block_bytes, num_blocks = views[0]
-    views = views if len(views) > 1 else ()
-    memory = PoolMemory(pool.base_address, block_bytes, num_blocks, device, others, views)
-    descriptor = transfers.register(memory)
-    secret, agent = settings.cluster_secret.encode(), transfers.agent
-    return PeerDescriptor(
-        transport=transfers.transport_name,
-        agent=agent,
-        descriptor=descriptor,
-        digest=authenticate_descriptor(secret, agent, descriptor, num_blocks, layout),
-        num_blocks=num_blocks,
-        layout=layout,
-        wants_digests=settings.kv_checksum,
-    )
 
 
 def _info(

@@ -1,0 +1,80 @@
+"""How a worker's transfers begin: the transport that its settings choose, and its pool's memory.
+
+Knows nothing of peers and handoffs.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+from engine.device import bind_thread, pick_device
+from engine.loader import LoadedEngine
+from kv_transfer.authentication import authenticate_descriptor
+from kv_transfer.service import TransferService
+from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
+from kv_transfer.transports.registry import chosen_transport, create_transport
+from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
+from process.sockets.hosts import is_loopback
+from process.wakeup import Wakeup
+from protocol.handoff_messages import PeerDescriptor
+from worker.settings import WorkerSettings
+
+
+def start_transfers(settings: WorkerSettings, wakeup: Wakeup, stack: ExitStack) -> TransferService:
+    """The worker's transfers, which end with `stack`."""
+    device = pick_device(settings.device)
+    for name, value in UNSIGNALLED.items():  # UCX reads it when it is loaded
+        os.environ.setdefault(name, value)
+    transport = _transport_name(settings, str(device))
+
+    def open_transport() -> Transport:
+        bind_thread(device)
+        if transport == "nixl":
+            os.environ.update(_ucx_environment(settings))
+        return create_transport(transport, str(device))
+
+    transfers = TransferService(open_transport, wakeup.wake)
+    stack.callback(transfers.close)
+    transfers.start()
+    return transfers
+
+
+def register_pool(
+    settings: WorkerSettings, loaded: LoadedEngine, transfers: TransferService
+) -> PeerDescriptor:
+    """Let transfers use the pool. Returns the descriptor with which peers reach it."""
+    pool = loaded.pool
+    device, layout = str(pool.device), pool.layout if pool.others else None
+    others = tuple(
+        PoolPart(each.base_address, each.block_bytes, str(each.device)) for each in pool.others
+    )
+    views = tuple((each.block_bytes, each.num_blocks) for each in pool.groups)
+    block_bytes, num_blocks = views[0]
+    views = views if len(views) > 1 else ()
+    memory = PoolMemory(pool.base_address, block_bytes, num_blocks, device, others, views)
+    descriptor = transfers.register(memory)
+    secret, agent = settings.cluster_secret.encode(), transfers.agent
+    return PeerDescriptor(
+        transport=transfers.transport_name,
+        agent=agent,
+        descriptor=descriptor,
+        digest=authenticate_descriptor(secret, agent, descriptor, num_blocks, layout),
+        num_blocks=num_blocks,
+        layout=layout,
+        wants_digests=settings.kv_checksum,
+    )
+
+
+def _transport_name(settings: WorkerSettings, device: str) -> str:
+    """The transport to use. Workers that can reach a loopback address share its host and network
+    namespace, and with them shared memory."""
+    is_one_host = is_loopback(settings.host) and not settings.kv_interface
+    return chosen_transport(settings.transport, device, is_one_host)
+
+
+def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:
+    """The variables that UCX must read before NIXL starts."""
+    outer_host = None if is_loopback(settings.host) else settings.host
+    interfaces, allows_tcp = settings.kv_interface, settings.allow_kv_over_tcp
+    return ucx_network(outer_host, interfaces, allows_tcp, os.environ, settings.kv_ports)
