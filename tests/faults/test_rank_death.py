@@ -40,6 +40,7 @@ def test_the_stream_goes_on_where_it_broke_off(
     held = fleet.held("decode")
     stream.wait_tokens(4)
     hands = hands_of(fleet.pids[held])
+    assert hands
     if dies == "its hand":
         hands[-1].kill()
         assert fleet.fleet.processes[held].wait(60)
