@@ -10,11 +10,9 @@ import ctypes
 
 import torch
 
-from engine.parallel.sums import RankLost
+from engine.parallel.sums import DONE, LINE_BYTES, RankLost
 
 SLOT_BYTES = 1 << 18
-_LINE_BYTES = 64
-_DONE, _STOPPED = -1, -2
 _STEPS = 2
 """Steps whose hidden states the memory holds, so that a stage need not wait for the next one."""
 
@@ -37,7 +35,7 @@ class _Call(ctypes.Structure):
 
 
 class StageLink:
-    """One end of the way between two stages. `limit_s`: how long it waits for the other end."""
+    """One end of the link between two stages. `limit_s`: how long it waits for the other end."""
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class StageLink:
         self._memory = memory  # mapped as long as this lives
         self._kernels = kernels
         self._limit_s = limit_s
-        lines = (2 + num_receivers) * _LINE_BYTES
+        lines = (2 + num_receivers) * LINE_BYTES
         self._call = _Call(
             memory=ctypes.addressof(ctypes.c_char.from_buffer(memory)),
             slot_bytes=SLOT_BYTES,
@@ -69,7 +67,7 @@ class StageLink:
         """The memory between two stages, of which the second has `num_receivers` ranks, for steps
         of this many bytes."""
         num_slots = -(-_STEPS * step_bytes // SLOT_BYTES)
-        return (2 + num_receivers) * _LINE_BYTES + num_slots * SLOT_BYTES
+        return (2 + num_receivers) * LINE_BYTES + num_slots * SLOT_BYTES
 
     @property
     def waited_ns(self) -> int:
@@ -89,7 +87,5 @@ class StageLink:
         call = self._call
         call.data, call.size = x.data_ptr(), x.nbytes
         answer = function(ctypes.byref(call))
-        if answer == _STOPPED:
-            raise RankLost("a rank of this worker has ended")
-        if answer != _DONE:
-            raise RankLost(f"{other} has not answered for {self._limit_s:g} s")
+        if answer != DONE:
+            raise RankLost.after(answer, other, self._limit_s)

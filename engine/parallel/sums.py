@@ -8,13 +8,21 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-_LINE_BYTES = 64
+LINE_BYTES = 64
+"""Of a rank's counter in shared memory; mirrors engine/native/rank_lines.h, as do these."""
+DONE, STOPPED = -1, -2
 _BUFFER_BYTES = 1 << 20
-_DONE, _STOPPED = -1, -2
 
 
 class RankLost(RuntimeError):
     """A rank has ended, or does not answer: no step of this model can be computed any more."""
+
+    @staticmethod
+    def after(answer: int, other: str, limit_s: float) -> RankLost:
+        """The error after an answer of our kernels that is not DONE."""
+        if answer == STOPPED:
+            return RankLost("a rank of this worker has ended")
+        return RankLost(f"{other} has not answered for {limit_s:g} s")
 
 
 class Sums(Protocol):
@@ -109,7 +117,7 @@ class HostSums:
     @staticmethod
     def bytes_for(num_ranks: int) -> int:
         """The memory that `num_ranks` share."""
-        return (1 + num_ranks) * _LINE_BYTES + 2 * num_ranks * _BUFFER_BYTES
+        return (1 + num_ranks) * LINE_BYTES + 2 * num_ranks * _BUFFER_BYTES
 
     def add_up(self, part: torch.Tensor) -> None:
         """See Sums; raises RankLost."""
@@ -119,10 +127,8 @@ class HostSums:
         call.data, call.size = part.data_ptr(), part.numel()
         call.is_bf16 = part.dtype == torch.bfloat16
         answer = self._function(ctypes.byref(call))
-        if answer == _STOPPED:
-            raise RankLost("a rank of this worker has ended")
-        if answer != _DONE:
-            raise RankLost(f"rank {answer} has not answered for {self._limit_s:g} s")
+        if answer != DONE:
+            raise RankLost.after(answer, f"rank {answer}", self._limit_s)
 
     def meet(self) -> None:
         """See Sums; raises RankLost."""
