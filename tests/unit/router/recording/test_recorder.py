@@ -151,6 +151,14 @@ def test_a_prompt_s_known_blocks_are_written_once() -> None:
     assert len(KnownBlocks(b"key").note(hashes(1, 2, 3), 128)[1]) == 3, "never less than a block"
 
 
+def test_known_blocks_are_bounded() -> None:
+    blocks = KnownBlocks(b"key", most=4)
+    for number in range(3):
+        _, new = blocks.note(hashes(*range(8 * number, 8 * number + 8)), BLOCK)
+        assert len(new) == 2
+    assert blocks.note(hashes(*range(8)), BLOCK)[0] == "", "the first blocks are forgotten"
+
+
 def test_the_recording_has_a_limit_and_each_file_stands_alone(tmp_path: Path) -> None:
     path, limit = tmp_path / "trace", 1 << 14
     prompt = hashes(*range(400))

@@ -87,6 +87,14 @@ def test_a_branch_of_a_talk_is_a_session_of_its_own() -> None:
     assert asked(sessions, 1, 2, 3, 4) == first
 
 
+def test_a_block_that_two_sessions_continue_tells_neither() -> None:
+    sessions = Sessions()
+    first = asked(sessions, 1, 2)
+    assert asked(sessions, 1, 2, 3, 4) == first
+    branch = asked(sessions, 1, 2, 9)
+    assert asked(sessions, 1, 2, 3, 5) not in ("", first, branch)
+
+
 def test_ends_of_prompts_are_forgotten() -> None:
     sessions = Sessions(most=2)
     first = asked(sessions, 1)

@@ -94,6 +94,10 @@ def test_a_worker_cannot_fill_the_index(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ProtocolError, match="more than"):
         index.apply_events(events(1, TierChange(tier=HOST, stored=CHAIN[:5])))
     assert index.matches(CHAIN, 0.0) == {}
+    asked = index.new_dump("w")
+    dump = CacheDump(incarnation="i", seq=0, hashes=CHAIN[:5], nonce=asked.nonce, num_host=5)
+    with pytest.raises(ProtocolError, match="more than"):
+        index.take_piece("w", dump)
 
 
 def test_tiers_count_towards_what_waits_for_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from router.routing.decision import apply, decide
 from router.routing.fleet_view import FleetView
-from router.routing.unseen_load import Arrivals, others_of
+from router.routing.unseen_load import MOST_OTHERS, Arrivals, others_of
 from router.routing.worker_view import WorkerView
 from tests.unit.router.routing.test_decision import query, stats, view_of, worker
 
@@ -68,3 +68,17 @@ def test_routers_that_come_and_go_are_no_traffic() -> None:
     assert others_of([arrivals]) == 0.0
     arrivals.observe({"ours": 6}, {"ours": 6, "new": 1}, "ours")
     assert 0.0 < others_of([arrivals]) < 1.0
+
+
+def test_a_count_that_falls_back_leaves_the_estimate_as_it_was() -> None:
+    arrivals = Arrivals()
+    arrivals.observe({}, {"ours": 10, "theirs": 10}, "ours")
+    former = others_of([arrivals])
+    arrivals.observe({"ours": 10, "theirs": 10}, {"ours": 10, "theirs": 2}, "ours")
+    assert others_of([arrivals]) == former > 0.0
+
+
+def test_others_count_for_so_many_at_most() -> None:
+    arrivals = Arrivals()
+    arrivals.observe({}, {"theirs": 10_000}, "ours")
+    assert others_of([arrivals]) == MOST_OTHERS
