@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from protocol.errors import ConfigError
+from protocol.messages import Role
 from router.routing.pace import pace_of
 from router.routing.prediction import WorkerSpeed
 from router.routing.view import PlacementQuery
+from simulator.fleet import Fleet, FleetSpec
 from simulator.policies import pools
 from simulator.policies.names import PARTS, POLICIES, RULES, policy_names
 from simulator.policies.pools import PoolLoad, Rule
-from tests.unit.simulator.fleets import served, single, small_fleet
+from simulator.traces.sessions import Trace
+from tests.unit.simulator.fleets import LinearTimes, served, single, small_fleet, worker_spec
 
 QUERY = PlacementQuery(1000, 1100, 10)
 
@@ -80,6 +85,29 @@ def test_round_robin_takes_turns() -> None:
     names = [each.decode for each in outcome.requests]
     assert names[:3] == names[3:]
     assert len(set(names)) == 3
+
+
+def test_without_pending_load_requests_of_one_instant_pile_up() -> None:
+    def most(name: str) -> int:
+        fleet = small_fleet(0, 4, num_blocks=400, policy=POLICIES[name]())
+        outcome = served(fleet, *(single(number / 1000, 40 + number, 3) for number in range(16)))
+        return max(Counter(each.decode for each in outcome.requests).values())
+
+    assert most("baton") == 4
+    assert most("no-pending") > 4
+
+
+def test_without_prediction_a_slow_worker_gets_requests_like_a_fast_one() -> None:
+    def on_slow(name: str) -> int:
+        fast = worker_spec(Role.DECODE, 400)
+        slow = replace(fast, times=LinearTimes(0.05, 0.005))
+        spec = FleetSpec(((slow, 1), (fast, 1)), POLICIES[name], link_bytes_per_s=1e9)
+        trace = Trace("small", [single(number / 2, 40 + number, 3) for number in range(40)])
+        outcome = Fleet(spec, seed=7).run(trace)
+        return sum(each.decode == "decode-0" for each in outcome.requests[20:])
+
+    assert on_slow("baton") == 0
+    assert on_slow("no-prediction") > 4
 
 
 def test_names() -> None:
