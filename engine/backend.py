@@ -18,7 +18,7 @@ import torch
 
 from engine.attention.base import AttentionBackend, Segment
 from engine.checkpoint.blocks import BlockMatrix, Matrix
-from engine.checkpoint.config import Shard
+from engine.checkpoint.shard import Shard
 from engine.kv_pool import KvPool
 from engine.layers.embedding import Embedding
 from engine.layers.experts import LayerFactory

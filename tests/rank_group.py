@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.config import Shard
+from engine.checkpoint.shard import Shard
 from engine.native.library import load_library
 from engine.parallel.link_watch import LinkWatch
 from engine.parallel.ranks import Ranks

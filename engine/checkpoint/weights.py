@@ -29,11 +29,12 @@ from engine.checkpoint.blocks import (
     in_halves,
     together,
 )
-from engine.checkpoint.config import ModelConfig, Shard
+from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.files import read_tensor_entries, weight_files
 from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Split
 from engine.checkpoint.paired_experts import PairedExperts
+from engine.checkpoint.shard import Shard
 from engine.checkpoint.staging import copies_to
 from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
 from engine.device import available_bytes, torch_dtype

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from engine.attention.base import Segment
-from engine.checkpoint.config import Shard
+from engine.checkpoint.shard import Shard
 from engine.parallel.stages import StageLink
 from engine.parallel.sums import RankLost, Sums
 from engine.rank_times import LINE_NUMBERS, RankTimes

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from engine.checkpoint.config import Shard
+from engine.checkpoint.shard import Shard
 from engine.parallel.ranks import Ranks
 from engine.parallel.stages import StageLink
 from engine.parallel.sums import HostSums, NoSums, Sums, stop_sums

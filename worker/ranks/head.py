@@ -19,7 +19,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.checkpoint.config import Shard, load_model_config
+from engine.checkpoint.config import load_model_config
+from engine.checkpoint.shard import Shard
 from engine.engine_config import EngineConfig
 from engine.native.library import KernelsUnavailable, load_library
 from engine.parallel.link_watch import LinkWatch

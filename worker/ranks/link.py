@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from engine.checkpoint.config import Shard
+from engine.checkpoint.shard import Shard
 from engine.engine_config import EngineConfig
 from engine.parallel.shared_memory import RankSizes
 from engine.parallel.sums import RankLost

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from checkpoint.model_source import HUB_PATTERNS, TEXT_PATTERNS, model_name, resolve_model
-from engine.checkpoint.config import Shard, load_model_config
+from engine.checkpoint.config import load_model_config
+from engine.checkpoint.shard import Shard
 from engine.checkpoint.stored_tensors import OpenTensors
 from engine.device import pick_device
 from engine.engine_config import EngineConfig

@@ -11,8 +11,9 @@ import torch
 
 from checkpoint.model_source import resolve_model
 from engine.checkpoint.blocks import BlockMatrix, MatrixStack
-from engine.checkpoint.config import Shard, load_model_config
+from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.shard import Shard
 from engine.checkpoint.weights import load_block_weights, load_weights
 from engine.cpu.backend import CpuBackend
 from engine.layers.rope import Rope

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.blocks import BlockMatrix
-from engine.checkpoint.config import Shard, load_model_config
+from engine.checkpoint.config import load_model_config
+from engine.checkpoint.shard import Shard
 from engine.checkpoint.weights import load_block_weights, load_weights
 from engine.cpu.backend import CpuBackend
 from engine.models.decoder import DecoderModel

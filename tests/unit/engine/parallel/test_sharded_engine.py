@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
-from engine.checkpoint.config import Shard, load_model_config
+from engine.checkpoint.config import load_model_config
+from engine.checkpoint.shard import Shard
 from engine.loader import load_engine
 from engine.parallel.ranks import Ranks, Step
 from engine.parallel.sums import CardSums

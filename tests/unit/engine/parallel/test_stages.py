@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from engine.checkpoint.config import Shard
+from engine.checkpoint.shard import Shard
 from engine.native.library import load_library
 from engine.parallel.shared_memory import RankMemory, RankSizes
 from engine.parallel.stages import SLOT_BYTES, StageLink

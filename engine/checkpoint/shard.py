@@ -1,0 +1,42 @@
+"""Which part of a model a rank has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's part of a model: of the layers of stage `stage` of `num_stages` number `rank` of
+    `size` equal parts."""
+
+    rank: int
+    size: int
+    stage: int = 0
+    num_stages: int = 1
+
+    @staticmethod
+    def numbered(number: int, size: int, num_stages: int) -> Shard:
+        """That of rank `number` of a worker, whose rank 0 is of the last stage; see `KvLayout`."""
+        stages_after, rank = divmod(number, size)
+        return Shard(rank, size, num_stages - 1 - stages_after, num_stages)
+
+    @property
+    def number(self) -> int:
+        """The rank's number among all of its worker."""
+        return (self.num_stages - 1 - self.stage) * self.size + self.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks of the worker."""
+        return self.size * self.num_stages
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether tokens are embedded here."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether logits arise here."""
+        return self.stage == self.num_stages - 1
