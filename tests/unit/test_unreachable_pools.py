@@ -1,5 +1,5 @@
-"""A pool that a source cannot write to, although it connects anew: the sink introduces it under
-another name, and what was granted before keeps its fence."""
+"""A pool that a source cannot write to, even over a second connection: the sink introduces the pool
+under another name, and blocks that were granted before keep their fence."""
 
 from __future__ import annotations
 

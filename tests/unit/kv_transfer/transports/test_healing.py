@@ -157,6 +157,11 @@ def test_peers_that_cannot_write_to_an_end_get_another_one(rig: Rig) -> None:
     rig.transport.retire("end-0")
     rig.transport.poll()
     assert rig.open_ends == ["end-1"], "to which new peers are introduced"
+    rig.add("a")
+    rig.fail_write("a")
+    assert rig.add("a") == "end-2"
+    rig.transport.poll()
+    assert rig.open_ends == ["end-1", "end-2"], "new peers still write to the former"
 
 
 def test_where_no_end_can_be_opened_the_newest_is_used_again(rig: Rig) -> None:
