@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.replay.player import Manner, Player
-from bench.replay.prompts import Conversation
+from bench.replay.prompts import Conversation, continues
 from bench.replay.vocabulary import Target, Vocabulary
 from simulator.traces.sessions import BlockRuns, Session, Trace, Turn
 
@@ -139,3 +139,9 @@ def test_a_shrunk_trace_has_the_same_shape() -> None:
     assert [turn.num_prompt for turn in session.turns] == [4, 8]
     assert session.turns[0].blocks == BlockRuns(0, 2, ((0, 3),))
     assert session.turns[0].starts[0].turns[0].num_prompt == 2
+
+
+def test_a_turn_shorter_than_what_was_said_does_not_continue_it() -> None:
+    former, turn = (Turn(0.0, tokens, 8, BlockRuns(0, 4, ((0, 4),))) for tokens in (12, 16))
+    assert continues(former, turn, num_said=16)
+    assert not continues(former, turn, num_said=17)
