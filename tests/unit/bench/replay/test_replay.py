@@ -65,6 +65,9 @@ def test_a_turn_that_begins_anew_repeats_nothing() -> None:
     assert not {1, 2, 3, 4} & set(prompt)
 
 
+PAUSE_S = 0.05
+
+
 class Server:
     """Answers completions; keeps every body, with the time of its coming."""
 
@@ -102,7 +105,7 @@ def player(server: tuple[Server, str]) -> Callable[[str | None], Player]:
 
 def talking() -> Trace:
     child = Session("child", 0.0, (Turn(0.0, 8, 1),))
-    turns = (Turn(0.0, 16, 3, blocks((0, 3)), (child,)), Turn(0.05, 32, 2, blocks((0, 4))))
+    turns = (Turn(0.0, 16, 3, blocks((0, 3)), (child,)), Turn(PAUSE_S, 32, 2, blocks((0, 4))))
     return Trace("t", [Session("talk", 0.0, turns)])
 
 
@@ -116,7 +119,7 @@ async def test_sessions_are_closed_loops(
         ("talk", 1),
     ]
     first, child, second = played
-    assert second.sent - first.end >= 0.05
+    assert second.sent - first.end >= PAUSE_S - 0.001  # a loop may round its timers
     assert child.sent >= first.end
     assert [(each.num_prompt, each.num_output) for each in played] == [(16, 3), (8, 1), (32, 2)]
     (_, one, head), _, (_, other, _) = server[0].bodies
