@@ -21,6 +21,9 @@ from bench.tools.stream_load import Endpoint, stream_events
 from protocol.errors import BatonError
 from simulator.traces.sessions import Session, Trace, Turn
 
+ANSWER_S = 600.0
+"""Within which an answer must end, or it counts as an error."""
+
 
 @dataclass
 class Played:
@@ -120,11 +123,12 @@ class Player:
         events: list[bytes] = []
         self._played.append(request)
         try:
-            async for at, event in stream_events(self._endpoint, body, headers):
-                if not events:
-                    request.first_token = at - self._began
-                request.end = at - self._began
-                events.append(event)
+            async with asyncio.timeout(ANSWER_S):
+                async for at, event in stream_events(self._endpoint, body, headers):
+                    if not events:
+                        request.first_token = at - self._began
+                    request.end = at - self._began
+                    events.append(event)
             answer = _answer_of(events)
             request.num_prompt = answer.usage.get("prompt_tokens", turn.num_prompt)
             request.num_output = answer.usage.get("completion_tokens", turn.num_output)

@@ -74,8 +74,13 @@ class Server:
     def __init__(self) -> None:
         self.bodies: list[tuple[float, dict[str, Any], str]] = []
         self.status = "200 OK"
+        self.hangs = False
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.hangs:
+            await reader.read(-1)
+            writer.close()
+            return
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = int(head.split("content-length: ")[1].split("\r\n")[0])
         body = json.loads(await reader.readexactly(length))
@@ -135,6 +140,17 @@ async def test_a_refused_request_counts_and_its_session_goes_on(
     played = await player(None).play(talking())
     assert len(played) == 3
     assert all("503" in each.error for each in played)
+
+
+async def test_a_server_that_hangs_does_not_hold_the_replay(
+    server: tuple[Server, str],
+    player: Callable[[str | None], Player],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server[0].hangs = True
+    monkeypatch.setattr("bench.replay.player.ANSWER_S", 0.05)
+    played = await player(None).play(talking())
+    assert [each.error for each in played] == ["TimeoutError"] * 3
 
 
 def test_a_shrunk_trace_has_the_same_shape() -> None:
