@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.tools.paths import DEMO_MODEL
+from bench.tools.records import add_record_option, keep_table
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
@@ -50,6 +51,7 @@ def main(argv: Seq[str]) -> int:
     parser.add_argument(
         "--choices", type=int, default=64, help="choices of the request with a slow grammar"
     )
+    add_record_option(parser)
     chosen = parser.parse_args(argv)
     table = Table("batch", "plain, us", "with a grammar, us", "cost per sequence, us")
     for batch in BATCH_SIZES:
@@ -64,6 +66,7 @@ def main(argv: Seq[str]) -> int:
         name = f"{num_choices} choices" if num_choices else "nothing"
         table.add_row(name, longest, median, f"{num_ended} of {num_choices}")
     Console().print(table)
+    keep_table(chosen.record, "grammar", table)
     return 0
 
 

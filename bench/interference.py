@@ -26,6 +26,7 @@ from rich.table import Table
 from bench.engine.plot import load_pyplot
 from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from bench.tools.fleet import BenchFleet, FleetConfig
+from bench.tools.records import add_record_option, keep_table
 from bench.tools.stream_load import Phase, StreamClient, StreamLoad
 from engine.checkpoint.config import load_model_config
 from process.core_shares import by_neighbourhood, core_shares
@@ -196,6 +197,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--ttft-target-ms", type=float, default=2000.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plot", type=Path, help="write a picture here")
+    add_record_option(parser)
     return parser.parse_args()
 
 
@@ -227,7 +229,10 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         f"{options.arrivals:g} prompts of {options.prompt_tokens:,} tokens per second, "
         f"{options.repeat} x {options.seconds:g} s, seed {options.seed}"
     )
-    console.print(report(results, options.ttft_target_ms, options.itl_target_ms))
+    table = report(results, options.ttft_target_ms, options.itl_target_ms)
+    console.print(table)
+    name = f"interference {folder.name} {options.itl_target_ms:g} ms"
+    keep_table(options.record, name, table)
     for line in ratios(results):
         console.print(line)
     if options.plot is not None:

@@ -27,6 +27,7 @@ from rich.table import Table
 from bench.engine.in_process import BatonRun, EngineKind, engine_config
 from bench.engine.workloads import BATCH_SIZES, CONTEXT, PREFILL_LENGTHS, Work
 from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
+from bench.tools.records import add_record_option, keep_table
 from engine.engine_config import EngineConfig
 from engine.loader import load_engine
 from engine.parallel.ranks import Ranks, Step
@@ -46,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", choices=SHAPES, default="M1")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)
+    add_record_option(parser)
     options = parser.parse_args(argv)
     folder = benchmark_checkpoint(options.model)
     add_tokenizer(folder)
@@ -64,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             f"{ratio:.2f}",
         )
     Console().print(table)
+    keep_table(options.record, f"ranks {options.model}", table)
     median_us = statistics.median(announced_us)
     print(f"a step is announced in {median_us:.0f} us (median of {len(announced_us)})")
     worst = min(

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
+from bench.tools.records import add_record_option, keep_table
 from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
 from process.cores import usable_cores
@@ -63,19 +64,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--turns", type=int, default=3)
+    add_record_option(parser)
     options = parser.parse_args(argv)
     folder = benchmark_checkpoint(options.model)
     add_tokenizer(folder)
     try:
         with staged_engine(folder, options.stages) as loaded:
-            return report(StagedRun(loaded, options.stages), options.prompts, options.turns)
+            run = StagedRun(loaded, options.stages)
+            table = measure(run, options.prompts, options.turns)
+            ratio = statistics.median(run.alone() for _ in range(options.turns))
     except BatonError as error:
         print(f"bench.stages: {error}", file=sys.stderr)
         return 1
+    Console().print(table)
+    keep_table(options.record, f"stages {options.model}", table)
+    print(f"one prompt of {LONGEST:,} tokens takes {ratio:.2f} times the sum of its stages")
+    return int(ratio > MOST_TTFT)
 
 
-def report(run: StagedRun, num_prompts: int, turns: int) -> int:
-    """Print what each way takes, and whether a prompt alone is fast enough."""
+def measure(run: StagedRun, num_prompts: int, turns: int) -> Table:
+    """A row for each way to cut prompts into steps."""
     found: dict[Way, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for turn in range(1 + turns):
         for way in WAYS:
@@ -88,10 +96,7 @@ def report(run: StagedRun, num_prompts: int, turns: int) -> int:
         table.add_row(
             way.label, f"{statistics.median(rates):,.0f}", f"{statistics.median(bubbles):.0%}"
         )
-    Console().print(table)
-    ratio = statistics.median(run.alone() for _ in range(turns))
-    print(f"one prompt of {LONGEST:,} tokens takes {ratio:.2f} times the sum of its stages")
-    return int(ratio > MOST_TTFT)
+    return table
 
 
 class StagedRun:

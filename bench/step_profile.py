@@ -33,6 +33,7 @@ from rich.table import Table
 from bench.engine.in_process import BatonRun, EngineKind, load_ours
 from bench.engine.workloads import WORKS, Work
 from bench.tools.checkpoints import SHAPES, benchmark_checkpoint
+from bench.tools.records import add_record_option, keep_table
 from protocol.errors import BatonError
 
 LINEAR, ATTENTION, BETWEEN = "linear", "attention", "norms, rotary, gate"
@@ -162,6 +163,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--attention", default="auto", choices=("auto", "kernel", "torch"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each kind of step")
+    add_record_option(parser)
     return parser.parse_args()
 
 
@@ -187,6 +189,7 @@ def main() -> int:
         print(f"bench.step_profile: {error}", file=sys.stderr)
         return 1
     Console(width=120).print(table)
+    keep_table(options.record, f"step_profile {folder.name}", table)
     return 0
 
 

@@ -33,6 +33,7 @@ from rich.table import Table
 
 from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.paths import DEMO_MODEL
+from bench.tools.records import add_record_option, keep_table
 from engine.checkpoint.config import load_model_config
 from kv_transfer.tiers.block_file import PAGE
 from process.figures import integer, percent, times
@@ -172,7 +173,9 @@ def compare(settings: argparse.Namespace, working_set: float, console: Console) 
             turn = contestants[number % len(contestants) :] + contestants
             for each in turn[: len(contestants)]:
                 each.hold(prompts)
-    console.print(_table(contestants, working_set))
+    table = _table(contestants, working_set)
+    console.print(table)
+    keep_table(settings.record, f"tiers {times(working_set)}", table)
     return all(each.answers == contestants[0].answers for each in contestants)
 
 
@@ -212,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("pool-blocks", 256), ("prefix-tokens", 480), ("requests", 64), ("rounds", 3), ("seed", 1),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
+    add_record_option(parser)
     settings: Any = parser.parse_args(arguments)
     console = Console()
     same = [compare(settings, each, console) for each in (FULL, FITTING)]

@@ -24,6 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.tools.records import add_record_option, keep_table
 from engine.cpu import huge_pages
 from engine.device import torch_dtype
 from kv_transfer.service import TransferService
@@ -209,9 +210,11 @@ def main(argv: list[str]) -> int:
     """Run and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.transports", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
+    add_record_option(parser)
     arguments = parser.parse_args(argv)
-    figures = measure(arguments.rounds)
-    Console(soft_wrap=True).print(report(figures, arguments.rounds))
+    table = report(measure(arguments.rounds), arguments.rounds)
+    Console(soft_wrap=True).print(table)
+    keep_table(arguments.record, "transports", table)
     return 0
 
 

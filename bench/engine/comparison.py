@@ -3,7 +3,7 @@
     python -m bench.engine --model M1|M2|M4|FOLDER|FILE.gguf
         [--peers llama.cpp,vllm,transformers,openvino] [--peer-python vllm=PYTHON]
         [--threads 2] [--repeat 3] [--only "decode 8"]
-        [--sweep | --served]
+        [--sweep | --served] [--record FILE]
 
 Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of context; with
 `--sweep`, decode at batch 8 as the context grows to 8,192. Each figure is the median of the
@@ -53,6 +53,7 @@ from bench.engine.workloads import (
 )
 from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from bench.tools.paths import DEMO_MODEL
+from bench.tools.records import add_record_option, keep_table
 from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import ModelConfig, load_model_config
 from protocol.errors import BatonError
@@ -155,6 +156,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, help="write a picture here")
     parser.add_argument("--sweep", action="store_true", help="decode as the context grows")
     parser.add_argument("--served", action="store_true", help="servers, over HTTP")
+    add_record_option(parser)
     return parser.parse_args()
 
 
@@ -261,7 +263,9 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         soft_wrap=True,
     )
     needs = step_needs(config, bits_per_weight(folder))
-    console.print(report(figures, needs, limits, contest.bookkeeping))
+    table = report(figures, needs, limits, contest.bookkeeping)
+    console.print(table)
+    keep_table(options.record, _table_name(options), table)
     if limits is not None:
         console.print(
             f"limits in this run: {limits.bytes_per_s / 1e9:.1f} GB/s by a prepacked "
@@ -271,6 +275,11 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         )
     if options.plot is not None:
         _plot(options, figures, needs, limits)
+
+
+def _table_name(options: argparse.Namespace) -> str:
+    kind = " served" if options.served else " sweep" if options.sweep else ""
+    return f"engine {Path(options.model).name.removesuffix('.gguf')}{kind}"
 
 
 def _wanted(options: argparse.Namespace) -> str:

@@ -1,7 +1,7 @@
 """Command line of `python -m bench.policies`: Baton's placement beside other policies, simulated.
 
     python -m bench.policies --traces FOLDER [--traffic NAME ...] [--policies NAME ...]
-        [--seeds 0 1 2] [--limit 3000] [--jobs 2] [--resume FILE] [--markdown]
+        [--seeds 0 1 2] [--limit 3000] [--jobs 2] [--resume FILE] [--record FILE]
 
 Simulates every trace with every policy and seed, and prints a table for each trace: good requests,
 TTFT, TPOT, cache hits, and how far Baton is behind the best policy. Ends with status 1 if Baton's
@@ -27,6 +27,7 @@ from rich.table import Table
 
 import simulator
 from bench.policies.cells import TRAFFIC, Cell, Score, score
+from bench.tools.records import add_record_option, keep_table
 from process.figures import ms
 from protocol.errors import BatonError
 from simulator.planning.ledger import Ledger
@@ -61,7 +62,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="only so many requests (or sessions) of each")
     parser.add_argument("--jobs", type=int, default=1, help="simulations at once")
     parser.add_argument("--resume", type=Path, help="keep what is done here, and go on from it")
-    parser.add_argument("--markdown", action="store_true", help="print tables for a document")
+    add_record_option(parser)
     return parser.parse_args(argv)
 
 
@@ -87,7 +88,9 @@ def main(argv: Sequence[str]) -> int:
             policy: [done.score(each) for each in cells if _is(each, traffic, policy)]
             for policy in args.policies
         }
-        console.print(_markdown(scores) if args.markdown else _table(traffic, scores))
+        table = _table(traffic, scores)
+        console.print(table)
+        keep_table(args.record, f"policies {traffic}", table)
         verdict, holds = standing(scores)
         console.print(f"{traffic}: {verdict}")
         is_best = is_best and holds
@@ -201,12 +204,6 @@ def _table(traffic: str, scores: dict[str, list[Score]]) -> Table:
     for name, each in scores.items():
         table.add_row(name, *_cells_of(each))
     return table
-
-
-def _markdown(scores: dict[str, list[Score]]) -> str:
-    lines = [f"| policy | {' | '.join(_COLUMNS)} |", "|---" * (len(_COLUMNS) + 1) + "|"]
-    lines += [f"| {name} | {' | '.join(_cells_of(each))} |" for name, each in scores.items()]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

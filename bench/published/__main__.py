@@ -19,6 +19,7 @@ from rich.console import Console
 
 from bench.published import distserve, mooncake, sarathi
 from bench.published.results import Result
+from bench.tools.records import add_record_option, keep_table
 from protocol.errors import BatonError
 
 _WIDTH = 140
@@ -38,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.published", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(RESULTS))
     parser.add_argument("--traces", type=Path, default=Path("traces"), help="their folder")
+    add_record_option(parser)
     args = parser.parse_args(argv)
     unknown = [name for name in args.names if name not in RESULTS]
     if unknown:
@@ -46,7 +48,9 @@ def main(argv: Sequence[str]) -> int:
     gc.set_threshold(_RARELY)
     try:
         for name in args.names or RESULTS:
-            console.print(RESULTS[name](args.traces).table())
+            table = RESULTS[name](args.traces).table()
+            console.print(table)
+            keep_table(args.record, f"published {name}", table)
     except BatonError as error:
         print(f"bench.published: {error}", file=sys.stderr)
         return 1

@@ -42,6 +42,7 @@ from bench.router.mock_fleet import RouterFleet, RouterFleetConfig, Usage
 from bench.router.recording import Load, SwitchedFleet, recording_cost
 from bench.tools.http_load import LoadResult, post, run_load
 from bench.tools.paths import DEMO_MODEL
+from bench.tools.records import add_record_option, keep_table
 from protocol.messages import Role
 
 PATH = "/v1/chat/completions"
@@ -288,7 +289,9 @@ def main(argv: list[str]) -> int:
 
     if arguments.recording:
         with SwitchedFleet(config(Role.DECODE)) as switched:
-            console.print(recording_cost(switched, recording_loads(switched)))
+            table = recording_cost(switched, recording_loads(switched))
+        console.print(table)
+        keep_table(arguments.record, "router recording", table)
         return 0
     if arguments.soak:
         with RouterFleet(config(Role.DECODE, Role.DECODE, num_routers=2)) as routers:
@@ -303,7 +306,10 @@ def main(argv: list[str]) -> int:
         for _ in range(arguments.repeat):
             for contestant in contestants:
                 rounds[contestant.name].append(measure(contestant))
-    console.print(report(rounds))
+    table = report(rounds)
+    console.print(table)
+    beside = f" beside {arguments.peer}" if arguments.peer else ""
+    keep_table(arguments.record, f"router{' apart' if arguments.apart else ''}{beside}", table)
     console.print(decision_costs())
     return 0
 
@@ -319,4 +325,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--soak", action="store_true")
     parser.add_argument("--decision", action="store_true")
     parser.add_argument("--recording", action="store_true")
+    add_record_option(parser)
     return parser

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from bench.tools.machine import processor_name
+
 MOST_FOREIGN = 0.05
 """Of the cores' time. Beyond that a measurement says more of the others than of us."""
 
@@ -49,14 +51,8 @@ class MachineWatch:
 
 def machine_name() -> str:
     """Processor, cores and load of the machine, for people."""
-    name = ""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            name = next(line.partition(":")[2].strip() for line in file if "model name" in line)
-    except (OSError, StopIteration):
-        name = "unknown processor"
     load = ", ".join(f"{each:.2f}" for each in os.getloadavg())
-    return f"{name}, {os.cpu_count()} cores, load {load}"
+    return f"{processor_name()}, load {load}"
 
 
 def _machine_s() -> tuple[float, float]:

@@ -35,6 +35,7 @@ from bench.engine.limits import step_needs
 from bench.engine.server_process import HOST, Server
 from bench.engine.workloads import EngineNeeds
 from bench.tools.paths import DEMO_MODEL
+from bench.tools.records import add_record_option, keep_table
 from bench.turns.accounts import Account, TurnResult, account
 from bench.turns.contestants import Contestant, contestants
 from bench.turns.conversations import Conversation, agent_sessions, sample_text, six_turns
@@ -163,7 +164,9 @@ def main(argv: list[str]) -> int:
                 if each.command is not None
             ]
             for load in loads:
-                console.print(report(load, run(load, running), chosen))
+                table = report(load, run(load, running), chosen)
+                console.print(table)
+                keep_table(arguments.record, f"turns {load.title}", table)
     except BatonError as error:
         print(f"bench.turns: {error}", file=sys.stderr)
         return 1
@@ -194,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-context", type=int, default=8192, help="shortens conversations")
     parser.add_argument("--peer-python", help="interpreter of an environment that has vLLM")
     parser.add_argument("--only", action="append", default=[], help="contestants whose names begin")
+    add_record_option(parser)
     return parser
 
 
