@@ -13,7 +13,9 @@ from gateway.api import body_reader, choice_planner, context, generation_fields,
 from gateway.api.anthropic.request import MessagesRequest
 from gateway.api.function_tools import Hint
 from gateway.api.openai.chat_request import ChatRequest
+from gateway.api.openai.completion_request import CompletionRequest
 from gateway.api.openai_responses.request import ResponsesRequest
+from gateway.api.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.api.unknown_fields.findings import Ignorable
 from gateway.chat import tool_parser
 from gateway.grammars import grammar
@@ -257,3 +259,27 @@ def test_fields_without_effect_stand_in_their_rows(
         if f"`{name}`" not in rows[kind]:
             missing.append(f"{name}: {kind}")
     assert missing == []
+
+
+def section(heading: str) -> str:
+    """What docs/api.md says below a heading of the second level."""
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    ("headings", "body"),
+    [
+        (["Parameters"], ChatRequest),
+        (["Parameters"], CompletionRequest),
+        (["Responses", "Parameters"], ResponsesRequest),
+        (["Messages", "Parameters"], MessagesRequest),
+        (["Tokens"], TokenizeRequest),
+        (["Tokens"], DetokenizeRequest),
+    ],
+)
+def test_every_field_of_a_body_stands_below_its_endpoint(
+    headings: list[str], body: type[body_reader.RequestBody]
+) -> None:
+    named = set(re.findall(r"`([a-z_0-9]+)", "".join(map(section, headings))))
+    assert set(body.model_fields) - named == set()
