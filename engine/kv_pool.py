@@ -59,6 +59,8 @@ class KvPool:
         self.others = others
         self.model_layers: Sequence[int] = range(len(layout.layers))
         """The layers whose blocks these are, counted from the first that this rank has."""
+        self.holds_states = False
+        """Whether a block is the states of a group's layers: [layers, numbers], fp32."""
         self.device = torch.device(device)
         self.block_bytes = layout.block_bytes
         self.num_pages = pages_of(layout, num_blocks)
@@ -151,11 +153,18 @@ def blocks_with(layout: KvLayout, num_blocks: int) -> int:
 def _view(pool: KvPool, index: int) -> KvPool:
     """The pool as blocks of one group."""
     view = copy(pool)
+    group = pool.layout.groups[index]
     view.layout = layout = pool.layout.of_group(index)
-    view.model_layers = pool.layout.groups[index].layers
+    view.model_layers = group.layers
     view.num_blocks = pool.num_pages * pool.layout.blocks_per_page(index)
     view.block_bytes = layout.block_bytes
-    view.tensor = pool.tensor.view(view.num_blocks, *layout.block_shape)
+    if group.state_numbers is None:
+        view.tensor = pool.tensor.view(view.num_blocks, *layout.block_shape)
+    else:
+        view.holds_states, shape = True, (len(group.layers), group.state_numbers)
+        numbers = pool.tensor.view(torch.float32)[:, : math.prod(shape)]
+        view.tensor = numbers.unflatten(1, shape)
+        view.block_bytes = pool.layout.page_bytes
     view.others = [each.groups[index] for each in pool.others]
     view.groups = (view,)
     if layout.order == SPLIT:

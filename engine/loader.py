@@ -130,6 +130,8 @@ def _load(
 def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None) -> Backend:
     """The backend for the settings' device, and for a rank if there are several; `model` is the
     rank's share. Raises ConfigError for settings that the backend does not support."""
+    if model.delta is not None:
+        raise ConfigError("models with layers that keep states are not served yet")
     if model.latent is not None:
         _check_latent(config)
     device = pick_device(config.device)

@@ -33,6 +33,10 @@ order cannot be sharded."""
 ALL_TOKENS, WINDOW = "all", "window"
 """What layers with a window keep in the pool."""
 
+STATE_DTYPE = "float32"
+STATE_WINDOW = 2
+"""Tokens that a layer with a state sees: the token itself, and the state behind the one before."""
+
 KEYS_AND_VALUES = 2
 """Planes of a layer's part of a block; latents have one."""
 
@@ -51,10 +55,16 @@ MAX_PAGE_BLOCKS = 64
 
 class KvGroup(msgspec.Struct, frozen=True):
     """Layers that keep the same tokens: all of them, or of a layer with a `window` those that later
-    tokens still see. A window counts the token itself."""
+    tokens still see. A window counts the token itself.
+
+    Layers with `state_numbers` keep a state of so many fp32 numbers each. A token needs the state
+    behind the token before it, so such a group has a window of 2: its block i holds the state
+    behind the last computed token of block i, and one block is all that a prefix needs of it.
+    """
 
     layers: Annotated[tuple[Dimension, ...], msgspec.Meta(min_length=1, max_length=MAX_LAYERS)]
     window: Dimension | None = None
+    state_numbers: Dimension | None = None
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +78,9 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     keys and values. Latent attention has one plane of one head, whose rows serve as both.
 
     With `grouping`, each group of layers has blocks of its own, of the shape of `of_group`. The
-    pool then consists of large pages. A page holds blocks of one group at a time, a whole number of
-    any. Groups without a window come first. `grouping` is empty if all layers keep all tokens.
+    pool then consists of large pages. A page holds blocks of one group at a time: a whole number of
+    those with tokens, or one state. Groups without a window come first. `grouping` is empty if all
+    layers keep all tokens. `num_layers` does not count layers that keep a state.
     """
 
     model_fingerprint: Text
@@ -95,27 +106,45 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         """The layout of one group's blocks, as if the model had only the layers of that group."""
         if not self.grouping:
             return self
-        num_layers = len(self.grouping[index].layers)
+        group = self.grouping[index]
+        num_layers = len(group.layers)
+        if group.state_numbers is not None:
+            return KvLayout(
+                model_fingerprint=self.model_fingerprint,
+                dtype=STATE_DTYPE,
+                num_layers=num_layers,
+                num_kv_heads=1,
+                block_size=1,
+                head_dim=group.state_numbers,
+                num_planes=1,
+            )
         return msgspec.structs.replace(self, num_layers=num_layers, grouping=())
 
     @property
     def description(self) -> str:
         """The groups of layers, for people; "" if all layers keep all tokens."""
-        return " and ".join(
-            f"{len(each.layers)} layers with a window of {each.window} tokens"
-            if each.window
-            else f"{len(each.layers)} layers without a window"
-            for each in self.grouping
-        )
+        return " and ".join(f"{len(each.layers)} layers {_kept(each)}" for each in self.grouping)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a large page: the least that is a whole number of blocks of any group."""
-        return math.lcm(*(self.of_group(index).block_bytes for index in range(len(self.groups))))
+        """Bytes of a large page: the least that is a whole number of blocks of any group with
+        tokens, and in which a state fits."""
+        sizes = [self.of_group(index).block_bytes for index in range(len(self.groups))]
+        pairs = list(zip(sizes, self.groups, strict=True))
+        unit = math.lcm(*(size for size, group in pairs if group.state_numbers is None))
+        states = [size for size, group in pairs if group.state_numbers is not None]
+        return -(-max(states, default=1) // unit) * unit
 
     def blocks_per_page(self, index: int) -> int:
         """Number of blocks of a group in a large page."""
+        if self.groups[index].state_numbers is not None:
+            return 1
         return self.page_bytes // self.of_group(index).block_bytes
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state."""
+        return any(group.state_numbers is not None for group in self.grouping)
 
     @property
     def layers(self) -> range:
@@ -197,14 +226,17 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("blocks in the order 'split' cannot be shared out by heads")
         if self.grouping and size * stages > 1:
             raise ConfigError(
-                "layers that keep windows in blocks of their own are not split over ranks: set "
-                "tensor_parallel and pipeline_parallel to 1"
+                "layers that keep windows or states in blocks of their own are not split over "
+                "ranks: set tensor_parallel and pipeline_parallel to 1"
             )
 
     @property
     def fingerprint(self) -> str:
         """32 hex digits; equal exactly when blocks of one pool can be copied into the other."""
         fields = msgspec.to_builtins(self)
+        for group in fields["grouping"]:
+            if group["state_numbers"] is None:
+                del group["state_numbers"]
         named = {name: fields[name] for name in fields if fields[name] != _UNNAMED.get(name)}
         return hashlib.blake2b(msgspec.msgpack.encode(named), digest_size=16).hexdigest()
 
@@ -229,6 +261,19 @@ def group_layers(windows: Sequence[int | None], context: int) -> tuple[KvGroup, 
         return ()
     ordered = sorted(layers, key=lambda window: (window is not None, window or 0))
     return tuple(KvGroup(tuple(layers[window]), window) for window in ordered)
+
+
+def group_states(keep_state: Sequence[bool], state_numbers: int) -> tuple[KvGroup, ...]:
+    """The `grouping` of a model of which some layers keep a state of so many numbers."""
+    full = tuple(layer for layer, keeps in enumerate(keep_state) if not keeps)
+    states = tuple(layer for layer, keeps in enumerate(keep_state) if keeps)
+    return KvGroup(full), KvGroup(states, STATE_WINDOW, state_numbers)
+
+
+def _kept(group: KvGroup) -> str:
+    if group.state_numbers is not None:
+        return f"with states of {group.state_numbers} numbers"
+    return f"with a window of {group.window} tokens" if group.window else "without a window"
 
 
 def kept_from(num_tokens: int, block_size: int, window: int | None) -> int:

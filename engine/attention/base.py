@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 import msgspec
 import torch
 
+from scheduling.states.step import StateStep
+
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
     """The tokens of one sequence in a batch.
@@ -25,7 +27,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     are no entries for earlier blocks, which no query sees.
 
     Layers of other groups have block tables of their own: `others` are these, each after its first
-    block.
+    block. Layers that keep a state use slots instead: `states`.
     """
 
     query_len: int
@@ -34,6 +36,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     num_wanted: int | None = None
     first_block: int = 0
     others: tuple[tuple[int, Sequence[int]], ...] = ()
+    states: StateStep | None = None
 
     def __post_init__(self) -> None:
         assert 1 <= self.query_len <= self.context_len, (self.query_len, self.context_len)
@@ -50,7 +53,14 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         if index == 0 or not self.others:
             return self
         first_block, table = self.others[index - 1]
-        return Segment(self.query_len, self.context_len, table, self.num_wanted, first_block)
+        return Segment(
+            self.query_len,
+            self.context_len,
+            table,
+            self.num_wanted,
+            first_block,
+            states=self.states,
+        )
 
 
 def wanted_rows(segments: Sequence[Segment]) -> list[int] | None:

@@ -20,6 +20,7 @@ from engine.attention.base import (
     StoringAttention,
 )
 from engine.attention.cpu_backend import KernelAttention
+from engine.attention.states import LayerStates, StateSlots
 from engine.kv_pool import KvPool
 
 
@@ -51,6 +52,17 @@ class AttentionByGroup:
         """See GroupedBackend."""
         group, index = self.places[layer]
         return self.backends[group].run(index, q, k, v, sinks)
+
+
+class AttentionWithStates(AttentionByGroup):
+    """`GroupedBackend` of a model in which some layers keep a state instead of keys and values."""
+
+    def states(self, layer: int) -> LayerStates:
+        """What a layer that keeps a state computes with."""
+        group, index = self.places[layer]
+        backend: object = self.backends[group]
+        assert isinstance(backend, StateSlots)
+        return backend.of_layer(index)
 
 
 class StoringByGroup(AttentionByGroup):
@@ -125,6 +137,8 @@ def joined(pool: KvPool, backends: Sequence[AttentionBackend]) -> AttentionBacke
         return backends[0]
     layers = [view.model_layers for view in pool.groups]
     grouped = [cast(GroupedBackend, each) for each in backends]  # latents have no windows
+    if any(isinstance(each, StateSlots) for each in backends):
+        return AttentionWithStates(grouped, layers)
     if all(isinstance(each, KernelAttention) for each in backends):
         return KernelsByGroup(grouped, layers)
     if all(isinstance(each, StoringAttention) for each in backends):

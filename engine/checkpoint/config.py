@@ -15,6 +15,7 @@ from checkpoint.generation_config import load_generation_config
 from checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
 from checkpoint.regular_file import is_there
 from engine.checkpoint.attention_config import Scoring, parse_cap, parse_scoring, parse_windows
+from engine.checkpoint.delta_config import DeltaConfig, parse_delta
 from engine.checkpoint.experts_config import ExpertsConfig, parse_experts
 from engine.checkpoint.formats.quantization import (
     Quantization,
@@ -22,7 +23,7 @@ from engine.checkpoint.formats.quantization import (
     parse_quantization,
 )
 from engine.checkpoint.latent_config import LatentConfig, parse_latent
-from engine.checkpoint.rope_config import RopeConfig, parse_ropes
+from engine.checkpoint.rope_config import RopeConfig, parse_ropes, rotated_part
 from engine.checkpoint.shard import Shard
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
 from protocol.errors import ConfigError, ModelLoadError
@@ -32,6 +33,7 @@ from protocol.layout import (
     KvGroup,
     KvLayout,
     group_layers,
+    group_states,
     stage_layers,
 )
 
@@ -90,6 +92,11 @@ class ModelConfig:
     """Of the layers that are mixtures of experts; None if none is."""
     latent: LatentConfig | None = None
     """Of latent attention; None for attention of grouped queries."""
+    delta: DeltaConfig | None = None
+    """Of the layers that keep a state (`state_layers`); None if none does."""
+    state_layers: tuple[bool, ...] = ()
+    rotary_dim: int | None = None
+    """Numbers of a head that are rotated, the first ones; None: all."""
     qk_rows_in_pairs: bool = False
     """Whether the files hold the rows of a head of q and k in the order of rotated pairs, not of
     halves; GGUF files of llama do."""
@@ -101,25 +108,33 @@ class ModelConfig:
     """Whether these are the last layers."""
 
     def kv_layout(self, model_fingerprint: str, block_size: int, dtype: str) -> KvLayout:
-        """The layout of this model's KV blocks, unsharded; `dtype` as in `KV_DTYPE_BYTES`."""
+        """The layout of this model's KV blocks, unsharded; `dtype` as in `KV_DTYPE_BYTES`. Layers
+        that keep a state are a group of their own."""
+        is_hybrid = self.delta is not None
         return KvLayout(
             model_fingerprint=model_fingerprint,
             dtype=dtype,
-            num_layers=self.num_layers,
+            num_layers=self.num_layers - sum(self.state_layers),
             num_kv_heads=self.num_kv_heads,
             block_size=block_size,
             head_dim=self.head_dim,
             num_planes=KEYS_AND_VALUES if self.latent is None else 1,
+            grouping=self.kv_grouping() if is_hybrid else (),
         )
 
     def kv_grouping(self) -> tuple[KvGroup, ...]:
-        """The groups of layers (`KvLayout.grouping`) where windows keep only what they reach."""
+        """The groups of layers (`KvLayout.grouping`) where windows keep only what they reach, and
+        states what they are."""
+        if self.delta is not None:
+            return group_states(self.state_layers, self.delta.state_numbers)
         return group_layers(self.sliding_windows, self.max_position_embeddings)
 
     @property
     def rope_dim(self) -> int:
         """Numbers of a head that are rotated."""
-        return self.head_dim if self.latent is None else self.latent.qk_rope_head_dim
+        if self.latent is not None:
+            return self.latent.qk_rope_head_dim
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     @property
     def embeds(self) -> bool:
@@ -157,6 +172,7 @@ class ModelConfig:
             num_layers=len(own),
             layer_kinds=self.layer_kinds[own.start : own.stop],
             sliding_windows=self.sliding_windows[own.start : own.stop],
+            state_layers=self.state_layers[own.start : own.stop],
             first_layer=own.start,
             gives_logits=own.stop == self.num_layers,
         )
@@ -188,22 +204,22 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
     vocab_size = _width(keys, "vocab_size")
     num_layers = keys.integer("num_hidden_layers", maximum=MAX_LAYERS)
     max_positions = keys.integer("max_position_embeddings")
-    rope, local_rope = parse_ropes(keys, max_positions, kind.has_local_rope)
+    rope, local_rope = parse_ropes(keys, max_positions, kind.has_local_rope, kind.rotates_part)
     if kind.layer_kinds.attention == "latent":
         num_heads, num_kv_heads = _width(keys, "num_attention_heads"), 1
         latent = parse_latent(keys, rope, num_heads)
         head_dim, rope_dim = latent.latent_dim, latent.qk_rope_head_dim
     else:
         num_heads, num_kv_heads, head_dim = _heads(keys, kind)
-        latent, rope_dim = None, head_dim
+        latent, rope_dim = None, _rotary_dim(keys, kind, head_dim)
     hidden_size = _width(keys, "hidden_size")
     qkv_bias, o_bias, mlp_bias = _biases(keys, kind)
     experts, mixed = parse_experts(keys, kind.experts, num_layers)
+    delta, has_state = _states(keys, kind, num_layers)
     if mlp_bias and experts is not None:
         raise keys.wrong("mlp_bias", "false or absent (experts have no biases)")
     is_gguf = keys.flag("is_gguf", False)
     kinds = kind.gguf_kinds if is_gguf and kind.gguf_kinds is not None else kind.layer_kinds
-    mixture = replace(kinds, feed_forward="experts")
     return ModelConfig(
         architecture=name,
         vocab_size=vocab_size,
@@ -223,7 +239,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=kind.qk_norm,
-        layer_kinds=tuple(mixture if each else kinds for each in mixed),
+        layer_kinds=_layer_kinds(kinds, kind.state_kinds, mixed, has_state),
         sliding_windows=parse_windows(keys, kind, num_layers),
         eos_token_ids=_end_ids(keys, generation_eos, vocab_size),
         scoring=parse_scoring(keys, kind, head_dim),
@@ -234,9 +250,47 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         norm_offset=1.0 if kind.norms_from_zero and not is_gguf else 0.0,
         experts=experts,
         latent=latent,
+        delta=delta,
+        state_layers=has_state,
+        rotary_dim=None if rope_dim == head_dim else rope_dim,
         qk_rows_in_pairs=keys.flag("qk_rows_in_pairs", False),
         quantization=parse_quantization(keys),
     )
+
+
+def _states(
+    keys: JsonKeys, kind: Architecture, num_layers: int
+) -> tuple[DeltaConfig | None, tuple[bool, ...]]:
+    """The sizes of layers that keep a state, and which layers do."""
+    if kind.state_kinds is None:
+        return None, (False,) * num_layers
+    if not keys.flag("attn_output_gate", True):
+        raise keys.wrong("attn_output_gate", "true or absent")
+    return parse_delta(keys, num_layers)
+
+
+def _layer_kinds(
+    kinds: LayerKinds,
+    state_kinds: LayerKinds | None,
+    mixed: tuple[bool, ...],
+    has_state: tuple[bool, ...],
+) -> tuple[LayerKinds, ...]:
+    """What each layer is made of, by whether it is a mixture and whether it keeps a state."""
+    found = []
+    for is_mixture, keeps_state in zip(mixed, has_state, strict=True):
+        each = state_kinds if keeps_state and state_kinds is not None else kinds
+        found.append(replace(each, feed_forward="experts") if is_mixture else each)
+    return tuple(found)
+
+
+def _rotary_dim(keys: JsonKeys, kind: Architecture, head_dim: int) -> int:
+    """Numbers of a head that are rotated."""
+    if not kind.rotates_part:
+        return head_dim
+    rotary_dim = int(head_dim * rotated_part(keys))
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise keys.wrong("partial_rotary_factor", "such that an even part of a head is rotated")
+    return rotary_dim
 
 
 def _with_defaults(keys: JsonKeys, kind: Architecture) -> JsonKeys:

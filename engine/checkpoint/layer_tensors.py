@@ -27,11 +27,13 @@ class Split(Enum):
 @dataclass(frozen=True)
 class Rows:
     """The rows of a weight that one tensor of the checkpoint holds, named within its half of the
-    layer. `num_heads`: of q and k, whose rows some files hold in rotated pairs."""
+    layer. `num_heads`: of q and k, whose rows some files hold in rotated pairs. `middle`: further
+    dimensions, of 1, that files have between rows and inputs."""
 
     name: str
     count: int
     num_heads: int | None = None
+    middle: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

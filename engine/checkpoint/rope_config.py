@@ -49,12 +49,13 @@ class RopeConfig:
 
 
 def parse_ropes(
-    config: JsonKeys, max_position_embeddings: int, has_local: bool
+    config: JsonKeys, max_position_embeddings: int, has_local: bool, rotates_part: bool = False
 ) -> tuple[RopeConfig, RopeConfig | None]:
     """The rotary embedding that the keys of a config.json describe, and the plain one of layers
-    with windows if there is such (`has_local`). Raises ModelLoadError."""
+    with windows if there is such (`has_local`). Raises ModelLoadError, also for heads that are not
+    rotated whole unless `rotates_part`: see `rotated_part`."""
     if not has_local:
-        return parse_rope(config, max_position_embeddings), None
+        return parse_rope(config, max_position_embeddings, rotates_part), None
     theta = config.number("rope_local_base_freq", DEFAULT_THETA, above=1.0)
     local_keys: Mapping[str, Any] = {}
     both = config.table("rope_parameters")
@@ -70,7 +71,19 @@ def parse_ropes(
     )
 
 
-def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
+def rotated_part(config: JsonKeys) -> float:
+    """The part of each head that is rotated, its first numbers; at most 1. Raises
+    ModelLoadError."""
+    key = "partial_rotary_factor"
+    table = config.table("rope_parameters")
+    keys = table if table is not None and key in table else config
+    part: float = keys.number(key, 1.0, maximum=1.0)
+    return part
+
+
+def parse_rope(
+    config: JsonKeys, max_position_embeddings: int, rotates_part: bool = False
+) -> RopeConfig:
     """The rotary embedding that the keys of a config.json describe, one for all layers.
 
     `telechat3-yarn` becomes `yarn`. Raises ModelLoadError for a kind that is not in `ROPE_KINDS`
@@ -83,7 +96,8 @@ def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
             f"{table.where}: rope type {kind!r} is not supported; "
             f"supported are {', '.join(ROPE_KINDS)}"
         )
-    _refuse_partial_rotation(config, table)
+    if not rotates_part:
+        _refuse_partial_rotation(config, table)
     theta = table.number("rope_theta", None, above=1.0) or config.number(
         "rope_theta", DEFAULT_THETA, above=1.0
     )

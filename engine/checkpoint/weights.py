@@ -154,8 +154,8 @@ def _load(
         if name == _EMBED and map_embed:
             weights.embed = tensors.read(name)
         elif name not in blocks or (name == _EMBED and not _is_looked_up(blocks[name])):
-            stored = _stored(name, tensors, expected[name].heads_in_pairs)
             place = places[name]
+            stored = _stored(name, tensors, expected[name])
             copies.copy(place.tensor, stored if shard is None else _part(stored, place, shard))
         done += entries[name].num_bytes
         if progress is not None:
@@ -229,9 +229,11 @@ def _part(stored: torch.Tensor, place: _Place, shard: Shard) -> torch.Tensor:
     return stored
 
 
-def _stored(name: str, tensors: StoredTensors, heads_in_pairs: int | None) -> torch.Tensor:
+def _stored(name: str, tensors: StoredTensors, place: _Place) -> torch.Tensor:
     """The whole tensor in the order of Hugging Face's rows, quantized ones as fp32."""
-    stored, entry = tensors.read(name), tensors.entries[name]
+    stored, entry, heads_in_pairs = tensors.read(name), tensors.entries[name], place.heads_in_pairs
+    if place.middle:
+        stored = stored.reshape(place.tensor.shape)
     if entry.dtype in QUANTIZED_TYPES:
         values = torch.empty(entry.shape)
         copy_dequantized(torch.atleast_2d(stored), entry.dtype, torch.atleast_2d(values))
@@ -242,7 +244,7 @@ def _stored(name: str, tensors: StoredTensors, heads_in_pairs: int | None) -> to
 def _check(tensors: StoredTensors, places: Places, num_layers: int) -> None:
     where, found = tensors.where, tensors.entries
     for name, place in places.items():
-        expected = tuple(place.tensor.shape)
+        expected = place.stored_shape
         if name not in found:
             raise ModelLoadError(f"{where}: tensor {name!r} {list(expected)} is missing")
         entry = found[name]
@@ -349,13 +351,21 @@ def empty_weights(
 @dataclass(frozen=True)
 class _Place:
     """Where a tensor of the checkpoint goes. `heads_in_pairs`: how many heads of q or k lie in
-    rotated pairs in the file. `is_wide` and `offset` as in `LayerTensor`."""
+    rotated pairs in the file. `is_wide` and `offset` as in `LayerTensor`, `middle` as in
+    `Rows`."""
 
     tensor: torch.Tensor
     split: Split = Split.NONE
     heads_in_pairs: int | None = None
     is_wide: bool = False
     offset: float = 0.0
+    middle: tuple[int, ...] = ()
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape in the file."""
+        rows, *inputs = self.tensor.shape
+        return (rows, *self.middle, *inputs)
 
 
 Places = dict[str, _Place]
@@ -385,7 +395,7 @@ def _places(config: ModelConfig, weights: Weights) -> Places:
             for rows, part in zip(each.rows, _rows_of(each, whole), strict=True):
                 heads = rows.num_heads if config.qk_rows_in_pairs else None
                 places[f"{name}.{rows.name}"] = _Place(
-                    part, each.split, heads, each.is_wide, each.offset
+                    part, each.split, heads, each.is_wide, each.offset, rows.middle
                 )
     return places
 

@@ -12,6 +12,7 @@ from engine.attention.base import AttentionBackend
 from engine.attention.cpu_backend import KernelAttention, orders_for, supports
 from engine.attention.cpu_latents import KernelLatentAttention
 from engine.attention.groups import by_group
+from engine.attention.states import StateSlots
 from engine.attention.torch_backend import TorchAttention
 from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, Sizes
@@ -138,6 +139,8 @@ class CpuBackend:
         return by_group(pool, self._over)
 
     def _over(self, view: KvPool) -> AttentionBackend:
+        if view.holds_states:
+            return StateSlots(view)
         windows = [self._config.sliding_windows[layer] for layer in view.model_layers]
         layout, num_heads, latent = view.layout, self._config.num_heads, self._config.latent
         scoring = self._config.scoring

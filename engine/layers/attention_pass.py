@@ -8,7 +8,9 @@ from typing import cast
 import torch
 
 from engine.attention.base import AttentionBackend, GroupedBackend, StoringAttention
+from engine.attention.groups import AttentionWithStates
 from engine.attention.latents import LatentBackend
+from engine.attention.states import LayerStates
 from engine.layers.ops import LayerOps, Rotation, StoringOps
 
 
@@ -38,3 +40,7 @@ class AttentionPass:
     def latent(self) -> LatentBackend:
         """The backend of a model whose attention is latent."""
         return cast(LatentBackend, self.backend)
+
+    def states(self, layer: int) -> LayerStates:
+        """What a layer that keeps a state computes with."""
+        return cast(AttentionWithStates, self.backend).states(layer)

@@ -17,11 +17,13 @@ from engine.checkpoint.layer_tensors import KindWeights, LayerTensor
 from engine.layers.attention_pass import AttentionPass
 from engine.layers.experts import LayerFactory
 from engine.layers.experts_feed_forward import ExpertsFeedForward
+from engine.layers.gated_delta import GatedDelta, GatedDeltaByHead
 from engine.layers.gated_feed_forward import GatedFeedForward
 from engine.layers.grouped_attention import GroupedAttention
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import LinearLayer
 from engine.layers.ops import LayerOps
+from engine.layers.output_gated_attention import OutputGatedAttention
 
 
 class AttentionLayer(Protocol):
@@ -67,6 +69,9 @@ class Kind(Generic[LayerT]):
 ATTENTION: dict[str, Kind[AttentionLayer]] = {
     "grouped": Kind(GroupedAttention.tensors, GroupedAttention),
     "latent": Kind(LatentAttention.tensors, LatentAttention),
+    "output_gated": Kind(OutputGatedAttention.tensors, OutputGatedAttention),
+    "gated_delta": Kind(GatedDelta.tensors, GatedDelta),
+    "gated_delta_by_head": Kind(GatedDeltaByHead.tensors, GatedDeltaByHead),
 }
 FEED_FORWARD: dict[str, Kind[FeedForwardLayer]] = {
     "gated": Kind(GatedFeedForward.tensors, GatedFeedForward),

@@ -70,6 +70,8 @@ class Architecture:
     scales_embeddings: bool = False  # by the root of hidden_size
     norms_from_zero: bool = False  # safetensors hold the norms' weights minus 1
     has_sinks: bool = False  # logits of each head that take part in its softmax, without a value
+    rotates_part: bool = False  # of a head: partial_rotary_factor
+    state_kinds: LayerKinds | None = None  # of layers that keep a state; which: their config says
     activation_key: str = "hidden_act"
     activation: str = ""  # whatever that key says
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -139,6 +141,11 @@ _DEEPSEEK_V3 = Architecture(
     layer_kinds=LayerKinds(attention="latent"),
     experts=DEEPSEEK_EXPERTS,
 )
+_GATED_SHARED = ExpertKeys(
+    shared_name="shared_expert",
+    shared_inner="shared_expert_intermediate_size",
+    gates_shared=True,
+)
 _GPT_OSS = Architecture(
     configurable_biases=True,
     bias_default=True,
@@ -169,6 +176,36 @@ _GPT_OSS = Architecture(
         "swiglu_alpha": 1.702,
         "swiglu_limit": 7.0,
     },
+)
+_QWEN_3_NEXT = Architecture(
+    configurable_biases=True,
+    qk_norm=True,
+    norms_from_zero=True,
+    rotates_part=True,
+    layer_kinds=LayerKinds(attention="output_gated"),
+    state_kinds=LayerKinds(attention="gated_delta_by_head", attention_name="linear_attn"),
+    experts=_GATED_SHARED,
+    defaults={
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "norm_topk_prob": True,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    },
+)
+_QWEN_3_5 = replace(
+    _QWEN_3_NEXT,
+    state_kinds=LayerKinds(attention="gated_delta", attention_name="linear_attn"),
+    experts=None,
+    has_text_config=True,
+)
+_QWEN_3_5_MOE = replace(
+    _QWEN_3_5,
+    experts=replace(_GATED_SHARED, normalizes=True),
+    defaults={**_QWEN_3_NEXT.defaults, "intermediate_size": 5632},  # no layer has it
 )
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,
@@ -220,11 +257,7 @@ ARCHITECTURES = {
         o_bias_keys=(),
         bias_default=True,
         windows="layers",
-        experts=ExpertKeys(
-            shared_name="shared_expert",
-            shared_inner="shared_expert_intermediate_size",
-            gates_shared=True,
-        ),
+        experts=_GATED_SHARED,
     ),
     "Qwen3MoeForCausalLM": Architecture(
         configurable_biases=True, qk_norm=True, windows="refused", experts=ExpertKeys()
@@ -245,6 +278,11 @@ ARCHITECTURES = {
     ),
     "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
     "KimiK2ForCausalLM": _DEEPSEEK_V3,
+    "Qwen3NextForCausalLM": _QWEN_3_NEXT,
+    "Qwen3_5ForCausalLM": _QWEN_3_5,
+    "Qwen3_5ForConditionalGeneration": _QWEN_3_5,
+    "Qwen3_5MoeForCausalLM": _QWEN_3_5_MOE,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN_3_5_MOE,
 }
 """Architectures by their name in a checkpoint's `architectures`."""
 MODEL_TYPES = {
@@ -269,5 +307,10 @@ MODEL_TYPES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "kimi_k2": "KimiK2ForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
 }
 """Architectures by a checkpoint's `model_type`, for checkpoints that name no architecture."""

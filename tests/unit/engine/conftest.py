@@ -7,7 +7,7 @@ not 0, so that a difference of 1e-4 is small and every term that is left out sho
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from engine.cpu.backend import CpuBackend
 from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
 from engine.native.library import KernelsUnavailable, load_library
+from scheduling.states.step import StateStep
 from tests.unit.engine.native.instruction_sets import instruction_sets_with_products, kernels_for
 
 BLOCK_SIZE = 4
@@ -45,11 +46,25 @@ _CLASSES = {
     "GptOssForCausalLM": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
     "Gemma2ForCausalLM": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
     "Gemma3ForCausalLM": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "Qwen3NextForCausalLM": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM),
+    "Qwen3_5ForCausalLM": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
+    "Qwen3_5MoeForCausalLM": (
+        transformers.Qwen3_5MoeTextConfig,
+        transformers.Qwen3_5MoeForCausalLM,
+    ),
     "IQuestCoderForCausalLM": (transformers.IQuestCoderConfig, transformers.LlamaForCausalLM),
 }
 _STRONG = {"sinks": 2.0, "gate_up_proj_bias": 4.0}
 """Parameters of gpt-oss that must be large to matter: so that activations reach their limits."""
-_NORMS_FROM_ZERO = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+_MIDDLES = {"A_log": -3.0}
+"""Of parameters that are not around 0: states forget slowly."""
+_NORMS_FROM_ZERO = (
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+)
 _OWN_HEAD_DIM = _CLASSES.keys() - {
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -146,10 +161,12 @@ def make_tiny(tmp_path: Path) -> MakeTiny:
             for name, parameter in model.named_parameters():
                 noise = torch.randn_like(parameter)
                 if "norm" in name:
-                    middle = 0.0 if architecture in _NORMS_FROM_ZERO else 1.0
+                    is_from_zero = architecture in _NORMS_FROM_ZERO
+                    middle = float(not is_from_zero or "linear_attn" in name)
                     parameter.copy_(middle + 0.3 * noise)
                 else:
-                    parameter.copy_(_STRONG.get(name.rpartition(".")[2], 0.2) * noise)
+                    kind = name.rpartition(".")[2]
+                    parameter.copy_(_MIDDLES.get(kind, 0.0) + _STRONG.get(kind, 0.2) * noise)
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
                     buffer.copy_(0.3 * torch.randn_like(buffer))
@@ -159,6 +176,33 @@ def make_tiny(tmp_path: Path) -> MakeTiny:
         return Tiny(folder, model)
 
     return make
+
+
+class _Slots:
+    """Slots of the pool for the states of texts, by the text's first block. `cuts`, where set, are
+    positions whose states the next steps store, too."""
+
+    def __init__(self, free: Iterable[int] = ()) -> None:
+        self._free = list(free)
+        self.left: list[int] = []  # by the steps of this batch
+        self._held: dict[int, int] = {}
+        self.cuts: list[int] = []
+
+    def step(self, text: int, start: int, length: int) -> StateStep | None:
+        """The slots of a step of `length` tokens from `start`. None of them is handed out again
+        before the next batch begins."""
+        if not self._free:
+            return None
+        read = self._held.get(text) if start else None
+        ends = [cut - start for cut in self.cuts if start < cut < start + length]
+        writes = tuple((end, self._free.pop()) for end in [*ends, length])
+        self._held[text] = writes[-1][1]
+        self.left += ([] if read is None else [read]) + [slot for _, slot in writes[:-1]]
+        return StateStep(read, writes)
+
+    def begin(self) -> None:
+        """A batch begins."""
+        self._free, self.left = self._free + self.left, []
 
 
 class PagedModel:
@@ -176,6 +220,11 @@ class PagedModel:
         backend = CpuBackend(self.config, self.config.dtype, kernels)
         self.model = DecoderModel(self.config, load_weights(folder, self.config), backend)
         layout = self.config.kv_layout("tiny", BLOCK_SIZE, kv_dtype or self.config.dtype)
+        self._slots = _Slots()
+        if layout.has_states:
+            used = -(-num_blocks // layout.blocks_per_page(0))
+            self._slots = _Slots(range(used, used + 32))
+            num_blocks = (used + 32) * layout.blocks_per_page(0)
         self.pool = KvPool(layout, num_blocks)
         self.pool.tensor.fill_(torch.nan)
         self.attention = backend.attention(self.pool)
@@ -188,12 +237,15 @@ class PagedModel:
         """Logits of the wanted tokens of one batch, the last so many of each part (None: of all);
         a part is (tokens, first position, block table)."""
         tokens, positions, segments = [], [], []
+        self._slots.begin()
         for (part_tokens, first, table), count in zip(
             parts, num_wanted or [None] * len(parts), strict=True
         ):
             tokens += part_tokens
             positions += range(first, first + len(part_tokens))
-            segments.append(Segment(len(part_tokens), first + len(part_tokens), table, count))
+            length, end = len(part_tokens), first + len(part_tokens)
+            states = self._slots.step(table[0], first, length)
+            segments.append(Segment(length, end, table, count, states=states))
         self.attention.plan(segments)
         wanted = wanted_rows(segments)
         rows = None if wanted is None else torch.tensor(wanted, dtype=torch.int64)

@@ -1,0 +1,85 @@
+"""The gated delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464), in fp32 by torch.
+
+Each head keeps a state S, [key_dim, value_dim]. A token with the key k, the value v, the decay
+exp(g) and the strength b changes it to `S' = exp(g) S + k (b (v - k exp(g) S))`, and its output is
+`q S'`. `chunked` computes many tokens of one sequence by matrix products over chunks, `one_each`
+one token of each of many sequences. Queries and keys are normed here. Knows no layer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+CHUNK = 64
+_NORM_EPS = 1e-6
+
+
+class DeltaInputs(NamedTuple):
+    """Of N tokens: `q` and `k` [N, num_key_heads, key_dim], `v` [N, num_value_heads, value_dim],
+    the logarithms of the decays `g` and the strengths `beta`, both [N, num_value_heads]; fp32."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+
+
+def chunked(inputs: DeltaInputs, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs of consecutive tokens, [N, num_value_heads, value_dim], and the state behind
+    them, [num_value_heads, key_dim, value_dim]. `state` is the one before; None: empty."""
+    q, k = _normed(inputs)
+    num_tokens, size = len(q), min(CHUNK, len(q))
+    num_chunks = -(-num_tokens // size)
+    missing = num_chunks * size - num_tokens
+
+    def by_chunk(x: torch.Tensor) -> torch.Tensor:  # [heads, chunks, size, ...]
+        x = x.transpose(0, 1)
+        x = pad(x, (0, 0) * (x.dim() - 2) + (0, missing))
+        return x.reshape(len(x), num_chunks, size, *x.shape[2:])
+
+    q, k, v, g, beta = (by_chunk(x) for x in (q, k, *inputs[2:]))
+    decay = g.cumsum(2)  # of a token, since its chunk began
+    above = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+    between = (decay.unsqueeze(3) - decay.unsqueeze(2)).masked_fill(above, -torch.inf).exp()
+    weighted = beta.unsqueeze(3)
+    system = (k * weighted) @ k.transpose(2, 3) * between
+    right = torch.cat((v, k * decay.exp().unsqueeze(3)), dim=3) * weighted
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    values, read = solved.split([v.shape[3], k.shape[3]], dim=3)
+    within = (q @ k.transpose(2, 3)) * between
+    q = q * decay.exp().unsqueeze(3)
+    k = (k * (decay[:, :, -1:] - decay).exp().unsqueeze(3)).transpose(2, 3)
+    kept = decay[:, :, -1].exp()[..., None, None]
+    if state is None:
+        state = q.new_zeros(len(q), q.shape[3], v.shape[3])
+    out = torch.empty_like(v)
+    for chunk in range(num_chunks):
+        fresh = values[:, chunk] - read[:, chunk] @ state
+        out[:, chunk] = q[:, chunk] @ state + within[:, chunk] @ fresh
+        state = state * kept[:, chunk] + k[:, chunk] @ fresh
+    return out.flatten(1, 2)[:, :num_tokens].transpose(0, 1), state
+
+
+def one_each(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
+    """The outputs of one token of each of N sequences, [N, num_value_heads, value_dim]; their
+    states `state`, [N, num_value_heads, key_dim, value_dim], are changed in place."""
+    q, k = _normed(inputs)
+    state *= inputs.g.exp()[..., None, None]
+    fresh = (inputs.v - (k.unsqueeze(2) @ state).squeeze(2)) * inputs.beta.unsqueeze(2)
+    state += k.unsqueeze(3) * fresh.unsqueeze(2)
+    return (q.unsqueeze(2) @ state).squeeze(2)
+
+
+def _normed(inputs: DeltaInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys of length 1, the former divided by the root of their size, one for each
+    value head."""
+    repeats = inputs.v.shape[1] // inputs.k.shape[1]
+    scale = inputs.q.shape[2] ** -0.5
+    q, k = (
+        x * torch.rsqrt(x.square().sum(2, keepdim=True) + _NORM_EPS) for x in (inputs.q, inputs.k)
+    )
+    return (q * scale).repeat_interleave(repeats, 1), k.repeat_interleave(repeats, 1)

@@ -1,0 +1,183 @@
+"""A layer with a gated delta rule: a convolution over the last tokens, then linear attention whose
+state is all that later tokens see (Qwen3-Next, Qwen3.5).
+
+A layer's slot holds the recurrent states of its heads and, behind them, the last inputs of the
+convolution, [num_taps - 1, conv_width], both fp32. `engine.layers.delta_rule` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import silu, softplus
+
+from engine.attention.states import LayerStates, Piece
+from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.delta_config import DeltaConfig
+from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows
+from engine.layers.attention_pass import AttentionPass
+from engine.layers.delta_rule import DeltaInputs, chunked, one_each
+from engine.layers.linear import LinearFactory, LinearLayer
+
+
+class GatedDelta:
+    """One layer's attention, from normed inputs to the sum with the residual. Tensors hold q, k
+    and v of all heads one after the other, then the gates."""
+
+    def __init__(self, config: ModelConfig, weights: KindWeights, make: LinearFactory) -> None:
+        self._config = _delta(config)
+        self._eps = config.rms_norm_eps
+        matrices, vectors = weights.matrices, weights.vectors
+        self._qkvz = make.linear(matrices.pop("qkvz"), None)
+        self._ba = make.linear(matrices.pop("ba"), None)
+        self._taps = vectors["conv"].t().contiguous()  # [num_taps, conv_width]
+        self._rate = -vectors["a_log"].exp()  # [num_value_heads]
+        self._rate_bias = vectors["dt_bias"]
+        self._norm = vectors["norm"]  # [value_dim]
+        self._o = make.output_linear(matrices.pop("o"), None)
+
+    @staticmethod
+    def tensors(config: ModelConfig) -> list[LayerTensor]:
+        """See Kind."""
+        delta = _delta(config)
+        qkvz = [
+            Rows("in_proj_qkv.weight", delta.conv_width),
+            Rows("in_proj_z.weight", delta.values_width),
+        ]
+        ba = [Rows(f"in_proj_{name}.weight", delta.num_value_heads) for name in "ba"]
+        return _tensors(config, qkvz, ba)
+
+    @property
+    def products(self) -> Sequence[LinearLayer]:
+        """See AttentionLayer."""
+        return self._qkvz, self._ba, self._o
+
+    def attend(self, x: torch.Tensor, layer: int, batch: AttentionPass) -> torch.Tensor:
+        """See AttentionLayer."""
+        delta, states = self._config, batch.states(layer)
+        mixed, z, b, a = self._split(self._qkvz(x), self._ba(x))
+        mixed, beta = mixed.float(), b.float().sigmoid()
+        g = self._rate * softplus(a.float() + self._rate_bias)
+        out = mixed.new_empty(len(x), delta.num_value_heads, delta.value_dim)
+        for piece in states.plan.pieces:
+            at = slice(piece.start, piece.end)
+            out[at] = self._run(mixed[at], g[at], beta[at], states.slots, piece)
+        if len(states.plan.rows):
+            rows = states.plan.rows
+            out[rows] = self._run_each(mixed[rows], g[rows], beta[rows], states)
+        normed = out * torch.rsqrt(out.square().mean(2, keepdim=True) + self._eps) * self._norm
+        return (normed * silu(z.float()).view_as(out)).flatten(1).to(x.dtype)
+
+    def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """See AttentionLayer."""
+        return self._o(attended, add=add)
+
+    def _split(
+        self, qkvz: torch.Tensor, ba: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k and v of all heads [N, conv_width], the gates z [N, values_width], and b and a,
+        [N, num_value_heads] each."""
+        mixed, z = qkvz.split([self._config.conv_width, self._config.values_width], dim=1)
+        b, a = ba.chunk(2, dim=1)
+        return mixed, z, b, a
+
+    def _run(
+        self,
+        mixed: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        slots: torch.Tensor,
+        piece: Piece,
+    ) -> torch.Tensor:
+        """Consecutive tokens of one sequence, from a slot to another."""
+        state, before = None, mixed.new_zeros(len(self._taps) - 1, mixed.shape[1])
+        if piece.read is not None:
+            state, before = self._parts(slots[piece.read])
+        inputs = torch.cat((before, mixed))
+        windows = (inputs[tap : tap + len(mixed)] * taps for tap, taps in enumerate(self._taps))
+        out, state = chunked(self._inputs(sum(windows), g, beta), state)
+        new_state, new_before = self._parts(slots[piece.write])
+        new_state.copy_(state)
+        new_before.copy_(inputs[len(mixed) :])
+        return out
+
+    def _run_each(
+        self, mixed: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, states: LayerStates
+    ) -> torch.Tensor:
+        """One token of each of several sequences."""
+        held = states.slots.index_select(0, states.plan.reads)
+        state, before = self._parts(held)
+        inputs = torch.cat((before, mixed.unsqueeze(1)), dim=1)
+        convolved = (inputs * self._taps).sum(1)
+        out = one_each(self._inputs(convolved, g, beta), state)
+        before.copy_(inputs[:, 1:])
+        states.slots.index_copy_(0, states.plan.writes, held)
+        return out
+
+    def _parts(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The recurrent states and the last inputs in slots [..., state_numbers], as views."""
+        delta, split = self._config, self._config.recurrent_numbers
+        shape = (delta.num_value_heads, delta.key_dim, delta.value_dim)
+        before = (delta.num_taps - 1, delta.conv_width)
+        return slots[..., :split].unflatten(-1, shape), slots[..., split:].unflatten(-1, before)
+
+    def _inputs(
+        self, convolved: torch.Tensor | int, g: torch.Tensor, beta: torch.Tensor
+    ) -> DeltaInputs:
+        assert isinstance(convolved, torch.Tensor)
+        delta = self._config
+        widths = [delta.keys_width, delta.keys_width, delta.values_width]
+        q, k, v = silu(convolved).split(widths, dim=1)
+        return DeltaInputs(
+            q.unflatten(1, (-1, delta.key_dim)),
+            k.unflatten(1, (-1, delta.key_dim)),
+            v.unflatten(1, (-1, delta.value_dim)),
+            g,
+            beta,
+        )
+
+
+class GatedDeltaByHead(GatedDelta):
+    """Tensors hold q, k, v and z of the first key head, then those of the second (Qwen3-Next)."""
+
+    @staticmethod
+    def tensors(config: ModelConfig) -> list[LayerTensor]:
+        """See Kind."""
+        delta = _delta(config)
+        qkvz = [Rows("in_proj_qkvz.weight", delta.conv_width + delta.values_width)]
+        ba = [Rows("in_proj_ba.weight", 2 * delta.num_value_heads)]
+        return _tensors(config, qkvz, ba)
+
+    def _split(
+        self, qkvz: torch.Tensor, ba: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See GatedDelta."""
+        delta = self._config
+        repeats = delta.num_value_heads // delta.num_key_heads
+        values = repeats * delta.value_dim
+        widths = [delta.key_dim, delta.key_dim, values, values]
+        by_head = qkvz.unflatten(1, (delta.num_key_heads, -1)).split(widths, dim=2)
+        q, k, v, z = (each.flatten(1) for each in by_head)
+        b, a = ba.unflatten(1, (delta.num_key_heads, -1)).split(repeats, dim=2)
+        return torch.cat((q, k, v), dim=1), z, b.flatten(1), a.flatten(1)
+
+
+def _delta(config: ModelConfig) -> DeltaConfig:
+    assert config.delta is not None
+    return config.delta
+
+
+def _tensors(config: ModelConfig, qkvz: list[Rows], ba: list[Rows]) -> list[LayerTensor]:
+    delta, hidden = _delta(config), config.hidden_size
+    heads = delta.num_value_heads
+    conv = Rows("conv1d.weight", delta.conv_width, middle=(1,))
+    return [
+        LayerTensor("qkvz", qkvz, hidden),
+        LayerTensor("ba", ba, hidden),
+        LayerTensor("conv", [conv], delta.num_taps, is_wide=True),
+        LayerTensor("a_log", [Rows("A_log", heads)], is_wide=True),
+        LayerTensor("dt_bias", [Rows("dt_bias", heads)], is_wide=True),
+        LayerTensor("norm", [Rows("norm.weight", delta.value_dim)], is_wide=True),
+        LayerTensor("o", [Rows("out_proj.weight", hidden)], delta.values_width),
+    ]

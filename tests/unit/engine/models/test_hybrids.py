@@ -1,0 +1,198 @@
+"""Hybrids against transformers: layers with a gated delta rule beside full attention."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.checkpoint.config import load_model_config
+from engine.checkpoint.weights import load_weights
+from engine.layers.delta_rule import DeltaInputs, chunked, one_each
+from protocol.errors import ModelLoadError
+from tests.effort import some
+from tests.hybrid_models import HYBRIDS
+from tests.unit.engine.models.test_decoder import CLOSE, TABLE
+from tests.unit.engine.models.test_mixtures import assert_most_as_close
+
+
+def make(make_tiny, name: str, dtype: torch.dtype = torch.float32):
+    architecture, options = HYBRIDS[name]
+    return make_tiny(architecture, dtype, **options)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_logits_equal_transformers_whole_and_in_chunks_of_any_size(
+    make_tiny, paged_model, text, name
+):
+    tiny = make(make_tiny, name)
+    tokens = text(45)
+    expected = tiny.expected_logits(tokens)
+    for chunk in [45, 7, *some(range(1, 45), 1)]:
+        logits = paged_model(tiny.folder).in_chunks(tokens, chunk, TABLE)
+        torch.testing.assert_close(logits, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
+def test_longer_than_chunks_of_the_rule(make_tiny, paged_model, text, name):
+    architecture, options = HYBRIDS[name]
+    tiny = make_tiny(architecture, max_position_embeddings=512, **options)
+    tokens = text(300)
+    logits = paged_model(tiny.folder, num_blocks=80).in_chunks(tokens, 150, range(80))
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_mixed_batch_equals_separate_runs(make_tiny, paged_model, text, name):
+    tiny = make(make_tiny, name)
+    texts = [text(3), text(21)[1:], text(33)[2:], text(16)[3:], text(9)[8:]]
+    tables = [[1], [2, 3, 4, 5, 6, 7], [*range(8, 17)], [20, 21, 22, 23], [24]]
+    paged = paged_model(tiny.folder)
+    for tokens, table in zip(texts[:3], tables[:3], strict=True):
+        paged.in_chunks(tokens[:-1], 64, table)
+    paged.in_chunks(texts[3][:5], 64, tables[3])
+    # Three decodes around a chunk of the fourth text, and a new text of one token.
+    parts = [(t[-1:], len(t) - 1, b) for t, b in zip(texts[:3], tables[:3], strict=True)]
+    rest = [(texts[3][5:], 5, tables[3]), parts[2], (texts[4], 0, tables[4])]
+    logits = paged.step([*parts[:2], *rest])
+    each = [tiny.expected_logits(tokens) for tokens in texts]
+    wanted = [each[0][-1:], each[1][-1:], each[3][5:], each[2][-1:], each[4]]
+    torch.testing.assert_close(logits, torch.cat(wanted), **CLOSE)
+
+
+def test_states_within_a_chunk_are_stored_too(make_tiny, paged_model, text):
+    """A step that stores the state at further positions gives the same logits, and a text goes on
+    from such a state as from its own."""
+    tiny = make(make_tiny, "qwen3-next")
+    tokens = text(40)
+    paged = paged_model(tiny.folder)
+    paged._slots.cuts = [12, 20, 32]
+    logits = paged.in_chunks(tokens, 27, TABLE)
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+    paged._slots._held[TABLE[0]] = paged._slots.left[-1]  # of position 32
+    again = paged.step([(tokens[32:], 32, TABLE)])
+    torch.testing.assert_close(again, tiny.expected_logits(tokens)[32:], **CLOSE)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_bf16_is_as_close_to_fp32_as_transformers_bf16_is(
+    make_tiny, paged_model, text, kernels, name
+):
+    tiny = make(make_tiny, name, torch.bfloat16)
+    tokens = text(40)
+    theirs = tiny.expected_logits(tokens)
+    tiny.reference.float()
+    exact = tiny.expected_logits(tokens)
+    for each in (None, kernels):
+        logits = paged_model(tiny.folder, kernels=each).in_chunks(tokens, 8, TABLE)
+        assert_most_as_close(logits, theirs, exact)
+
+
+def test_the_chunked_rule_equals_the_rule_token_by_token():
+    torch.manual_seed(2)
+    num_tokens, heads, key_dim, value_dim = 150, 4, 8, 6
+    whole = DeltaInputs(
+        torch.randn(num_tokens, 2, key_dim),
+        torch.randn(num_tokens, 2, key_dim),
+        torch.randn(num_tokens, heads, value_dim),
+        -torch.rand(num_tokens, heads),
+        torch.rand(num_tokens, heads),
+    )
+    state = torch.randn(1, heads, key_dim, value_dim)
+    out, last = chunked(whole, state[0].clone())
+    one_by_one = [
+        one_each(DeltaInputs(*(x[at : at + 1] for x in whole)), state) for at in range(num_tokens)
+    ]
+    torch.testing.assert_close(out, torch.cat(one_by_one), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last, state[0], rtol=1e-4, atol=1e-5)
+
+
+def rewrite_config(tiny, **changes: object) -> None:
+    file = tiny.folder / "config.json"
+    config = json.loads(file.read_text())
+    for key, value in changes.items():
+        config.pop(key, None)
+        if value is not None:
+            config[key] = value
+    file.write_text(json.dumps(config))
+
+
+def test_published_files_of_qwen3_5_for_images_serve_text(make_tiny, paged_model, text):
+    """Keys in `text_config`, names with a prefix, and tensors for images that are not loaded."""
+    tiny = make(make_tiny, "qwen3.5")
+    tokens = text(20)
+    file = tiny.folder / "config.json"
+    inner = json.loads(file.read_text())
+    inner.pop("architectures")
+    outer = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": inner | {"attn_output_gate": True},
+        "vision_config": {"depth": 1},
+        "tie_word_embeddings": False,
+    }
+    file.write_text(json.dumps(outer))
+    weights = tiny.folder / "model.safetensors"
+    renamed = {
+        name.replace("model.", "model.language_model.", 1): tensor
+        for name, tensor in load_file(weights).items()
+    }
+    more = {"model.visual.patch_embed.weight": torch.zeros(4), "mtp.fc.weight": torch.zeros(2, 2)}
+    save_file(renamed | more, weights)
+    logits = paged_model(tiny.folder).in_chunks(tokens, 8, TABLE)
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+
+
+def test_layers_by_their_interval_and_names_by_model_type(make_tiny, paged_model, text):
+    """As published configurations of Qwen3-Next say it: no list of layers, keys outside."""
+    architecture, options = HYBRIDS["qwen3-next"]
+    turns = ["linear_attention", "linear_attention", "full_attention"] * 2
+    tiny = make_tiny(architecture, **options | {"layer_types": turns, "num_hidden_layers": 6})
+    rewrite_config(
+        tiny,
+        architectures=None,
+        layer_types=None,
+        full_attention_interval=3,
+        rope_parameters=None,
+        rope_theta=500.0,
+        partial_rotary_factor=0.5,
+    )
+    tokens = text(20)
+    logits = paged_model(tiny.folder).in_chunks(tokens, 8, TABLE)
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"linear_num_value_heads": 3}, "'linear_num_value_heads' must be a multiple of linear_nu"),
+        (
+            {"linear_conv_kernel_dim": 1},
+            "'linear_conv_kernel_dim' must be an integer of at least",
+        ),
+        ({"layer_types": ["linear_attention"] * 4}, "'layer_types' must be such that one of 4"),
+        ({"layer_types": ["mamba"] * 4}, "'layer_types' must be made of"),
+        ({"attn_output_gate": False}, "'attn_output_gate' must be true or absent"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.45}},
+            "'partial_rotary_factor' must be",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_named(make_tiny, changes, message):
+    tiny = make(make_tiny, "qwen3-next")
+    rewrite_config(tiny, **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        load_model_config(tiny.folder)
+
+
+def test_a_tensor_of_another_shape_is_named(make_tiny):
+    tiny = make(make_tiny, "qwen3.5")
+    file = tiny.folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.2.linear_attn.conv1d.weight"
+    save_file(tensors | {name: tensors[name].squeeze(1)}, file)
+    with pytest.raises(ModelLoadError, match=r"2\.linear_attn\.conv1d.*expected is \[\d+, 1"):
+        load_weights(tiny.folder, load_model_config(tiny.folder))
