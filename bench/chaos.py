@@ -92,8 +92,8 @@ class Chaos:
             self._fetched[name, worker["pid"]] = fetched
 
     def run(self, until: float, most: float = math.inf) -> None:
-        """Inject at most so many faults until `until` (of `time.monotonic`); the fleet is complete
-        at the end."""
+        """Inject at most `most` faults until `until` (of `time.monotonic`). At the end the fleet is
+        complete."""
         order: list[str] = []
         while time.monotonic() < until and self.faults.total() < most:
             if not order:
@@ -234,7 +234,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
     parser.add_argument("--model", default=str(DEMO_MODEL))
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--faults", type=int, help="so many faults, however long they take")
+    parser.add_argument("--faults", type=int, help="this many faults, however long they take")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--num-blocks", type=int, default=1024)

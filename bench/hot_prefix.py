@@ -110,7 +110,7 @@ def run_fleet(label: str, load: Load, folder: str, num_decode: int, threshold: i
 
 
 async def _send(url: str, load: Load, prompts: list[list[int]], seconds: float) -> list[float]:
-    """The time to first token of each prompt; they arrive at random within so many seconds."""
+    """The time to first token of each prompt; they arrive at random within `seconds`."""
     rng = random.Random(7)
     host, port = url.removeprefix("http://").split(":")
 

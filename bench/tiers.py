@@ -120,7 +120,7 @@ class Sizes:
     block_bytes: int
 
     def flags(self, host: float, disk: float, folder: Path) -> tuple[str, ...]:
-        """Of a worker whose tiers hold so many pools."""
+        """Of a worker whose tiers hold `host` and `disk` times its pool."""
         host_bytes = round(host * self.pool_blocks) * self.block_bytes
         slot = -(-(self.block_bytes + PAGE) // PAGE) * PAGE
         disk_bytes = round(disk * self.pool_blocks) * slot + PAGE

@@ -92,7 +92,7 @@ COMMANDS = {
         ),
         Command(
             "plan",
-            "find the fleet of so many GPUs that serves traffic best, and whether to split at all",
+            "find the fleet of --gpus cards that serves traffic best, and whether to split at all",
             "simulator.commands.plan:main",
             "simulator.commands.settings:PlanSettings",
         ),

@@ -55,7 +55,7 @@ class Engine:
 
     def run_ahead(self, num_steps: int, num_stages: int = 1) -> None:
         """Let `run` launch up to `num_steps` steps before it reads the result of an earlier one.
-        `num_stages`: those of a pipeline that computes so many steps at a time."""
+        `num_stages`: of a pipeline, which computes as many steps at a time."""
         self._num_ahead = num_steps
         self._ahead.num_stages = num_stages
 

@@ -77,7 +77,7 @@ class Share:
 
 
 def whole_shares(block_bytes: Sequence[int]) -> tuple[Share, ...]:
-    """The shares of two workers with the same ranks, whose blocks have so many bytes on each."""
+    """The shares of two workers with the same ranks. `block_bytes`: of a block, by rank."""
     wholes = [Pieces.whole(each) for each in block_bytes]
     return tuple(Share(rank, rank, HeadSlices(each, each)) for rank, each in enumerate(wholes))
 

@@ -150,8 +150,8 @@ class BlockPools:
         )
 
     def fits(self, prefix: Prefix, wanted: Sequence[int], headroom: int = 0) -> bool:
-        """Whether there is room for so many more blocks of each group, and `headroom` more of the
-        first, once the prefix is pinned."""
+        """Whether there is room for `wanted` more blocks by group, and `headroom` more of the
+        first group, once the prefix is pinned."""
         if self._pages is None:
             free = self.managers[0].num_free_after_pinning(prefix.blocks[0])
             return free >= wanted[0] + headroom
@@ -159,7 +159,7 @@ class BlockPools:
         return sum(needed) <= available
 
     def take(self, prefix: Prefix, wanted: Sequence[int]) -> list[list[int]]:
-        """Pin the prefix, and allocate so many more blocks of each group; they must fit."""
+        """Pin the prefix, and allocate `wanted` more blocks by group; they must fit."""
         if self._pages is None:
             self.managers[0].pin(prefix.blocks[0])
             return [self.managers[0].allocate(wanted[0])]
@@ -178,7 +178,7 @@ class BlockPools:
         return taken
 
     def pages_for(self, counts: Iterable[int]) -> int:
-        """Number of pages that hold so many blocks of each group."""
+        """Number of pages that hold `counts` blocks by group."""
         return sum(rule.pages(count) for rule, count in zip(self.rules, counts, strict=True))
 
     def drain_events(self) -> CacheDelta:
@@ -230,8 +230,8 @@ class BlockPools:
         return 0
 
     def _pages_needed(self, prefix: Prefix, wanted: Sequence[int]) -> tuple[list[int], int]:
-        """By group, the fewest pages to take for so many more blocks once the prefix is pinned; and
-        how many can be taken then."""
+        """By group, the fewest pages to take for `wanted` more blocks once the prefix is pinned;
+        and how many pages can be taken then."""
         assert self._pages is not None
         available = self._pages.num_available
         needed = []

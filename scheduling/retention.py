@@ -17,7 +17,7 @@ from protocol.retention import RetentionHint
 OWNER_SHARE, ALL_SHARE = 1 / 4, 1 / 2
 """The parts of the pool that one owner, and all together, may protect."""
 PARTS = 64
-"""If only protected blocks are free, one of so many parts loses its protection at once."""
+"""If only protected blocks are free, 1 / PARTS of them lose their protection at once."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ fall behind nobody. Bounded: sessions that were longest without a request are fo
 from __future__ import annotations
 
 FIRST_STEP_TOKENS = 8192
-"""After so many tokens a session falls behind by a step."""
+"""A session that was served this many tokens falls behind by a step."""
 MOST_STEPS = 4
 MOST_SESSIONS = 8192
 

@@ -190,7 +190,7 @@ def main() -> int:
 
 
 def draw(number: int, rng: random.Random) -> list[Mutant]:
-    """Equal numbers of each subject, as far as it has so many."""
+    """`number` mutants: the same number of each subject, as long as it has any."""
     pools = [list(mutants_of(subject)) for subject in SUBJECTS]
     for pool in pools:
         rng.shuffle(pool)

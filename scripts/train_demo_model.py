@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def parse_args(what: str = "Train Baton's bundled demo model.", steps: int = 3500) -> Settings:
-    """The flags; so many steps by default."""
+    """The flags. `steps` is the default number of steps."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--steps", type=int, default=steps, help=f"optimiser steps ({steps})")

@@ -23,7 +23,7 @@ class DecodeRun:
     num_planned: int = 0
 
     def end(self, number: int) -> float:
-        """When so many steps from the begin of the run on are over."""
+        """When the first `number` steps of the run are over."""
         attended = self.context * number + self.rows * (number * (number - 1) // 2)
         return self.begun + (self.fixed_s * number + self.slope_s * attended)
 

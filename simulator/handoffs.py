@@ -52,7 +52,7 @@ class HandoffOwner(Protocol):
         """The source has sent the first token."""
 
     def on_granted(self, key: HandoffKey, num_bytes: float) -> None:
-        """The sink has granted blocks for so many bytes."""
+        """The sink has granted blocks of `num_bytes` in all."""
 
     def on_written(self, key: HandoffKey, num_blocks: int, began: float, ended: float) -> None:
         """Blocks were written to the sink."""
@@ -107,7 +107,7 @@ class Handoffs:
     # -- the source's side ------------------------------------------------------------------
 
     def open(self, key: HandoffKey, num_blocks: int) -> None:
-        """Expect to send a prompt of so many blocks."""
+        """Expect to send a prompt of `num_blocks`."""
         self._carry_out(self._source.open(key, num_blocks, self._queue.now, FOREVER_S))
 
     def begin(self, key: HandoffKey) -> None:

@@ -42,7 +42,7 @@ class SimulatedSequence(Sequence):
 
 
 def counted(count: int) -> list[int]:
-    """So many tokens of which only the number is known; takes no memory."""
+    """`count` tokens, of which only the number is known; takes no memory."""
     return cast("list[int]", range(count))
 
 

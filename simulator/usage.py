@@ -21,7 +21,7 @@ class Usage:
     gaps: dict[int, int] = field(default_factory=dict)
 
     def note_gap(self, seconds: float, num_tokens: int) -> None:
-        """So many tokens came this long after the ones before them."""
+        """`num_tokens` came `seconds` after the ones before them."""
         bucket = round(log(seconds) * GAP_BUCKETS)
         self.gaps[bucket] = self.gaps.get(bucket, 0) + num_tokens
 

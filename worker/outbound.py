@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 _COMPLETE_WAIT_S = 5.0
 _MAX_FAILURES = 2
-"""After so many failures without a write in between, connecting anew does not help."""
+"""After this many failures without a write in between, reconnecting does not help."""
 
 AboutHandoff = KvAsk | KvGrant | KvFetch | KvRenew | Abort
 FromSink = PeerDescriptor | AboutHandoff
@@ -66,7 +66,7 @@ class HandoffOwner(Protocol):
     """The owner of the blocks. Its methods report progress and must ignore unknown keys."""
 
     def on_written(self, key: HandoffKey, span: WriteSpan, num_bytes: int) -> None:
-        """Blocks of the handoff, with so many bytes, have arrived at the sink."""
+        """A span of the handoff's blocks, `num_bytes` in all, has arrived at the sink."""
         ...
 
     def on_granted(self, key: HandoffKey) -> None:

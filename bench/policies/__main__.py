@@ -59,7 +59,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         help=", ".join(POLICIES),
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--limit", type=int, help="only so many requests (or sessions) of each")
+    parser.add_argument("--limit", type=int, help="only this many requests (or sessions) of each")
     parser.add_argument("--jobs", type=int, default=1, help="simulations at once")
     parser.add_argument("--resume", type=Path, help="keep what is done here, and go on from it")
     add_record_option(parser)

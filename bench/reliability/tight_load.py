@@ -72,7 +72,7 @@ class TightLoad:
         self._seed = seed
 
     async def run(self, urls: Callable[[], list[str]], num_requests: int) -> Outcome:
-        """Send so many requests; returns when the last one has ended."""
+        """Send `num_requests`; returns when the last one has ended."""
         outcome, rng = Outcome(), random.Random(self._seed)
         requests = iter([self._request(rng) for _ in range(num_requests)])
         started = time.monotonic()

@@ -41,7 +41,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the system, without /v1")
     parser.add_argument("--model", help="its model; without it, the first one that it names")
     parser.add_argument("--speed", type=float, default=1.0, help="how many times faster")
-    parser.add_argument("--limit", type=int, help="only so many requests (or sessions)")
+    parser.add_argument("--limit", type=int, help="only this many requests (or sessions)")
     parser.add_argument("--span-s", type=float, default=1800.0, help="when agents' sessions begin")
     parser.add_argument("--shrink", type=int, default=1, help="divides all numbers of tokens")
     parser.add_argument("--prompts", choices=("text", "ids"), default="text")

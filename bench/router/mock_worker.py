@@ -226,7 +226,7 @@ class MockWorker:
 
 @lru_cache(maxsize=1024)
 def _steps(count: int) -> bytes:
-    """So many steps, as a real worker's trace has them."""
+    """`count` steps, as a real worker's trace has them."""
     spans = [StepSpan(each * 1000, each * 1000 + 900, 8) for each in range(count)]
     return pack_steps(0, spans)
 

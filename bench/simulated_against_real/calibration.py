@@ -276,8 +276,8 @@ def decode_table(
 
 
 def rising(points: Sequence[tuple[int, float, int]]) -> Table:
-    """The table next to these seconds, each of so many observations, in which more work never takes
-    less time: neighbours that contradict that are averaged."""
+    """The closest table in which more work never takes less time; neighbours that contradict that
+    are averaged. `points`: work, seconds, number of observations."""
     pools: list[tuple[list[int], float, int]] = []
     for number, took, weight in points:
         numbers = [number]

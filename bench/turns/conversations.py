@@ -23,13 +23,13 @@ WRAP_TOKENS = 32
 """Kept free for what a template writes around each turn."""
 _SAMPLE_WORDS = 2000
 TEXT_MARGIN = 1.3
-"""A text may have so many times the tokens that it should have."""
+"""How many times the intended tokens a text may have."""
 _WORDS = " ".join(pydoc_data.topics.topics.values()).split()
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One request: it keeps so many tokens of the history (None: all), adds `new_tokens`, and is
+    """One request. It keeps a number of the history's tokens (None: all), adds `new_tokens`, and is
     answered with `answer_tokens`."""
 
     new_tokens: int

@@ -44,7 +44,7 @@ class Clients:
         return self.goodput is not None and self.goodput < target
 
     def suffer(self, target: float) -> bool:
-        """Whether so many requests miss a target that it is no chance."""
+        """Whether too many requests miss a target for it to be chance."""
         return self.are_missed(target) and self.total - self.good >= MIN_BAD
 
 

@@ -77,7 +77,7 @@ class PathWatch:
 
 
 def without_tcp(links: Mapping[str, int], sent: int) -> dict[str, int]:
-    """The links without so many bytes that certainly went over TCP."""
+    """The links' bytes without the `sent` bytes that certainly went over TCP."""
     left = dict(links)
     for link in sorted(left, key=lambda each: -left[each]):
         if is_tcp_link(link):

@@ -77,8 +77,8 @@ class PanelRows(Protocol):
 class BlockRows:
     """Rows of blocks: `rows` [outputs, bytes], uint8; of a GGUF file, a mapping of the file.
 
-    With `pairs_of_heads`, the rows of each of so many heads lie in the order of rotated pairs (see
-    ModelConfig.qk_rows_in_pairs).
+    `pairs_of_heads`: number of heads whose rows lie in the order of rotated pairs (see
+    ModelConfig.qk_rows_in_pairs); None if no rows do.
     """
 
     rows: torch.Tensor

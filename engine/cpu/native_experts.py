@@ -98,7 +98,7 @@ class ExpertsMemory:
         self._addresses = MemoryAddresses()
 
     def of(self, num_tokens: int) -> MemoryAddresses:
-        """The addresses, for up to so many tokens; valid until a larger number is asked for."""
+        """The addresses for up to `num_tokens`; valid until a larger number is asked for."""
         if num_tokens > self._most_tokens:
             self._tensors = self._allocated(num_tokens)
             self._addresses = MemoryAddresses(*(each.data_ptr() for each in self._tensors))

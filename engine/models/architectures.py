@@ -62,7 +62,7 @@ class Architecture:
     but each `window_turn`-th layer have one (Gemma)."""
     window_turn: int = 0
     default_window: int | None = 4096  # of "uniform" windows
-    default_full_layers: int = 28  # of "layers" and "listed" ones: the first so many have none
+    default_full_layers: int = 28  # of "layers" and "listed" ones: first layers without one
     scales_queries: bool = False  # by their positions (llama_4_scaling_beta)
     has_local_rope: bool = False  # layers with windows have a rotary embedding of their own
     has_query_scalar: bool = False  # scores are divided by the root of query_pre_attn_scalar

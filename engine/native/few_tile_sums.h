@@ -72,7 +72,7 @@ struct Product {
   }
 };
 
-// So many vectors of columns leave R rows' sums in registers.
+// The most vectors of columns for which the sums of R rows stay in registers.
 template <int R>
 constexpr int kColumnsAtOnce = R == 1 ? 8 : R <= 3 ? 4 : 2;
 

@@ -122,7 +122,7 @@ BATON_EXPORT void baton_block_values(const BlockPart* part, int32_t inputs, int3
   part_values(*part, inputs, outputs, to);
 }
 
-// The bytes of a panel of so many inputs.
+// The bytes of a panel with this many inputs.
 BATON_EXPORT int64_t baton_block_panel_bytes(int32_t kind, int32_t inputs) {
   int64_t bytes = 0;
   with_format(kind, [&](auto format) { bytes = format.panel_bytes(inputs); });

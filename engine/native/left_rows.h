@@ -40,7 +40,7 @@ class LeftRows {
   }
 
  private:
-  static constexpr int kRowsByThread = 8;  // so many are packed by each thread for itself
+  static constexpr int kRowsByThread = 8;  // up to these, each thread packs all rows for itself
   const PairType* at_;
   int64_t stride_;
 

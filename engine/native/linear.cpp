@@ -12,7 +12,7 @@ namespace baton {
 
 #if defined(__AMX_BF16__)
 using LinearWorker = TiledWorker;
-constexpr int64_t kRowsByBytes = kTileRows;  // so few rows take as long as their panel's bytes
+constexpr int64_t kRowsByBytes = kTileRows;  // up to these, rows take as long as their panel's bytes
 static_assert(kGroupAlignment == kTileRows);
 #else
 using LinearWorker = VectorWorker;

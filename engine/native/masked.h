@@ -9,7 +9,7 @@
 namespace baton {
 
 #if defined(BATON_HALVES)
-// AVX2 has no masks of so many: one number after the other, where not all are named.
+// AVX2 has no masks of 32 numbers: one number after the other, unless all are named.
 constexpr __mmask32 kAll = 0xffffffffu;
 
 // Of 32 numbers the named ones, zeros for the others.

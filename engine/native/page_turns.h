@@ -17,8 +17,8 @@ class PageTurns {
   // `at` is what is read first.
   explicit PageTurns(const char* at) : at_((uintptr_t)at) {}
 
-  // So many lines more are being read: asks for as many of the next block of pages, one for one, more
-  // than the first cache would hold.
+  // `lines` more are being read: prefetches as many of the next block of pages into the second
+  // cache, because the first could not hold them all.
   BATON_INLINE void ask(int lines) {
     for (int i = 0; i < lines; ++i, at_ += kLine) {
       const uintptr_t line = at_ % kBlock / kLine;

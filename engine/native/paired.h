@@ -38,7 +38,7 @@ struct Group {
   static Group none(const void* zeros) { return {(const P*)zeros}; }
   const void* begin() const { return at; }
 
-  // The same of the head that is so many later.
+  // The same group of the head that comes `heads` later.
   Group later(const AttentionCall& call, int heads) const {
     return {at + (int64_t)heads * call.block_size * call.head_dim};
   }

@@ -72,7 +72,7 @@ inline const char* word_at(const LinearWeight& weight, int panel, int word) {
          plain_before(weight, panel, word) * (kPlainBytes - kNarrowBytes);
 }
 
-// Calls action(w, vectors) for so many words of a panel, in order.
+// Calls action(w, vectors) for the first `words` words of a panel, in order.
 template <class Panel, class Action>
 BATON_INLINE inline void for_words(const Panel& panel, int words, const Action& action) {
   for (int w = 0; w < words; ++w) {

@@ -18,7 +18,7 @@ constexpr int kUnitsPerThread = 4;  // costs differ: few large ones leave thread
 // Mirrors `_PlanCall` in cpu_backend.py.
 struct PlanCall {
   const int64_t* query_lens;    // [num_segments]
-  const int64_t* wanted;        // [num_segments]: so many of its queries attend, the last ones
+  const int64_t* wanted;        // [num_segments]: how many of its last queries attend
   const int64_t* contexts;      // [num_segments], the queries included
   const int64_t* tables;        // blocks of all segments, one after the other
   const int64_t* firsts;        // [num_segments]: leading blocks that a table leaves out

@@ -382,7 +382,7 @@ class Ahead {
     at_ = row_end_ - (per_row - begin % per_row) * 64;
   }
 
-  // How many in each of so many steps.
+  // How many in each of `steps` steps.
   unsigned in_steps(unsigned steps) const { return (left_ + steps - 1) / steps; }
 
   BATON_INLINE void ask(unsigned count) {

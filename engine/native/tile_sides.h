@@ -10,7 +10,7 @@
 namespace baton {
 
 constexpr int kTileBytes = kTileRows * 64;
-constexpr int kRowsByThread = 2 * kTileRows;  // so many are packed by each thread for itself
+constexpr int kRowsByThread = 2 * kTileRows;  // up to these, each thread packs all rows for itself
 
 // Rows of x as left sides, tile by tile: [rows / 16, steps of 16 words, 16 rows, 16 words], zeros
 // beyond the last word.

@@ -20,7 +20,7 @@ constexpr int kGroupsByPiece = 6;      // of rows; more of them are bound by ari
 constexpr int kUnpackedBytes = PairWord::kPasses * kPlainBytes;  // of a word: all of its parts
 constexpr int kWordsPerPiece = (16 << 10) / kUnpackedBytes;      // a third of a usual first cache
 constexpr int kWordsPerBlock = (512 << 10) / kUnpackedBytes;     // half of a usual second cache
-// So many groups share what the first one unpacks: words of 12 bits, or of two parts.
+// The groups of rows that share what the first one unpacks: words of 12 bits, or of two parts.
 constexpr int kGroupsToUnpack = PairWord::kPasses == 1 ? 5 : 2;
 
 // Calls action(i, j) for every i < Rows and j < Columns, both constants. Plain loops over an array of
@@ -139,7 +139,7 @@ template <int R>
 constexpr int kColumnsSummed = !kHalves || R == 1 ? kPanelColumns : R == 2 ? 2 : 1;
 constexpr int kRowsStreamed = kHalves ? 1 : kMaxRows;  // for all columns at a time
 
-// The parts of so many words of a panel, to be multiplied later.
+// Unpacks the first `words` words of a panel, to be multiplied later.
 template <class Panel, class Lines>
 inline void unpack(Panel panel, int words, char* to, Lines lines) {
   for_words(UnpackingPanel<Panel>{panel, to}, words, [&](int, const auto&) BATON_INLINE {

@@ -14,7 +14,7 @@ struct FloatWord {
   using Type = float;
   static constexpr int kPerWord = 1;
   static constexpr bool kIsPairs = false;
-  static constexpr int depth(int numbers) { return numbers; }  // of a product over so many
+  static constexpr int depth(int numbers) { return numbers; }  // of a product over `numbers`
   static Vec broadcast(Type x) { return splat(x); }
   static Vec multiply_add(Vec sum, Vec a, Vec b) { return sum + a * b; }
 };

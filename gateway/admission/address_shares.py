@@ -42,11 +42,11 @@ class AddressShares:
         return self._held.get(address, 0)
 
     def take(self, address: str, num: int) -> None:
-        """The address holds so many places more."""
+        """The address holds `num` more places."""
         self._held[address] = self.held(address) + num
 
     def give_back(self, address: str, num: int) -> None:
-        """The address holds so many places less."""
+        """The address holds `num` fewer places."""
         left = self._held.pop(address) - num
         if left:
             self._held[address] = left

@@ -142,8 +142,8 @@ class Gate:
         return RateLimit(limit, remaining, 0 if remaining else flow.retry_after_s(now))
 
     def check(self, tenant: Tenant, num: int = 1, address: str = "", own: int = 0) -> _Flow:
-        """The flow of a tenant that may have so many more sequences; else raises as `passing`. A
-        request that is alone, whose `own` sequences are all that is in flight, may take all."""
+        """The flow of a tenant that may have `num` more sequences; otherwise raises as `passing`. A
+        request whose `own` sequences are the only ones in flight may take all places."""
         flow, limit = self._flow(tenant), self.limit_of(tenant)
         if flow is self._all:
             self._addresses.note(address, self._clock())
@@ -188,7 +188,7 @@ class Gate:
             self._addresses.take(address, num)
 
     def leave(self, tenant: Tenant, num: int, address: str = "") -> None:
-        """So many sequences of a tenant have ended."""
+        """`num` sequences of a tenant have ended."""
         now, flow = self._clock(), self._flow(tenant)
         self._all.in_flight -= num
         self._all.ended.add(now, num)
@@ -250,8 +250,8 @@ class Ticket:
         self.width = 0
 
     def widen(self, width: int) -> None:
-        """Count the request for so many sequences. Raises InvalidRequest if its key, or the router,
-        never has so many in flight, else as `Gate.passing`."""
+        """Count the request for `width` sequences. Raises InvalidRequest if its key, or the router,
+        never allows that many, otherwise as `Gate.passing`."""
         if width <= self.width:
             return
         limit = self._gate.limit_of(self._tenant)

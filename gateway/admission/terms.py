@@ -43,13 +43,13 @@ class RequestTerms(msgspec.Struct, frozen=True):
         return self.session or (session_of(self.tenant, name) if name else "")
 
     def count_sequences(self, num: int) -> None:
-        """The request starts so many sequences. Raises as `Ticket.widen`."""
+        """The request starts `num` sequences. Raises as `Ticket.widen`."""
         if self.ticket is not None and num > self.ticket.width:
             self.ticket.widen(num)
 
 
 OPEN_TERMS = RequestTerms()
-"""Those of a request that comes from nobody and waits for ever."""
+"""The terms of a request without a caller or a deadline."""
 
 
 def session_of(tenant: Tenant, name: str) -> str:

@@ -74,7 +74,7 @@ class RequestBody(StrictModel):
 
 Fields = TypeVar("Fields", bound=RequestBody)
 InTurn = Callable[[Callable[[], Any], int], Awaitable[Any]]
-"""Runs work on so many bytes, see `Tokenizer.in_turn`."""
+"""Runs work on a number of bytes in its turn, see `Tokenizer.in_turn`."""
 
 
 async def read_fields(

@@ -26,8 +26,8 @@ from protocol.errors import InvalidRequest
 MAX_INLINE_CHARS = 16_384
 """Texts this long are looked through in half a millisecond; longer ones in a thread."""
 HEAD_TOKENS = 8
-"""An answer is remembered with so many tokens before it, or back to the last control token: the
-text's end may be encoded in another way once more text follows it."""
+"""Tokens before an answer that are remembered with it, or fewer if a control token comes sooner:
+the end of a text may be encoded in another way once more text follows."""
 MAX_ANSWER_TOKENS = 1 << 16
 NEWEST_PLACES = 8
 """Where the store knows no answer at these last places of a prompt, it is asked again in the next

@@ -99,8 +99,8 @@ class Incoming:
         return len(self.groups) > 1
 
     def expect(self, num_blocks: int) -> None:
-        """The peer of a fetch writes so many blocks of the first group, and not more of the slots
-        of each other one."""
+        """The peer of a fetch writes `num_blocks` of the first group, and at most as many of the
+        slots of each other group."""
         for each in self.groups:
             each.num_expected = min(len(each.block_ids), num_blocks)
         if self.is_whole_or_nothing and not num_blocks:
@@ -108,7 +108,7 @@ class Incoming:
                 each.digests.clear()
 
     def may_end_with(self, num_blocks: int) -> bool:
-        """Whether a fetch may be over with so many blocks, given those that have arrived."""
+        """Whether a fetch may end with `num_blocks` blocks, given those that have arrived."""
         first = self.groups[0]
         if self.is_whole_or_nothing and not num_blocks:
             return True

@@ -63,7 +63,7 @@ class OutgoingGroup:
         self.chunks += [chunk] * len(blocks)
 
     def take(self, group: int, most: int) -> Piece | None:
-        """The next blocks to write, at most so many; None if no granted block is ready."""
+        """The next blocks to write, at most `most`; None if no granted block is ready."""
         first = self.next_block
         upto = min(self.source_end, self.end_block, first + most)
         if not self.source_first <= first < upto:

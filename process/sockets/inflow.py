@@ -83,7 +83,7 @@ class Inflow:
             self._connections[descriptor] = _Connection(name, self._clock())
 
     def took(self, descriptor: int, num_bytes: int) -> None:
-        """The reader took a message of so many bytes, see `wire_bytes`, from a connection."""
+        """The reader took a message of `num_bytes` (see `wire_bytes`) from a connection."""
         known = self._connections.get(descriptor)
         if known is None:
             self._open(descriptor)
@@ -92,7 +92,7 @@ class Inflow:
             known.taken += num_bytes
 
     def took_in_all(self, num_bytes: int) -> None:
-        """The reader of a socket with one connection at a time has taken so many bytes so far."""
+        """The reader of a socket with one connection at a time has taken `num_bytes` so far."""
         if self._connections:
             latest = next(reversed(self._connections.values()))
             latest.taken += num_bytes - self._total_taken

@@ -328,7 +328,7 @@ class ResponseRecords:
         await self._client.aclose()
 
     async def _keep(self, script: str, name: ResponseName, num_bytes: int, *args: Any) -> Any:
-        """The script's answer; in a full store the oldest records make room for so many bytes."""
+        """The script's answer; a full store drops its oldest records to free `num_bytes`."""
         for _ in range(_MOST_TRIES):
             try:
                 return await self._call(script, name, *args)

@@ -37,7 +37,7 @@ class TraceFile:
         self._size = os.fstat(self._fd).st_size
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether a write of so many bytes belongs into this file; an empty one takes any."""
+        """Whether `num_bytes` more fit into this file; an empty one takes any number."""
         return not self._size or self._size + num_bytes <= self._limit
 
     def rotate(self) -> None:

@@ -23,7 +23,7 @@ class Experience:
         traces.on_moved(self._take_moved)
 
     def expected_output(self, most: int) -> int:
-        """The expected length of an output of at most so many tokens."""
+        """The expected length, in tokens, of an output of at most `most`."""
         return self._outputs.expected(most)
 
     def _take_end(self, trace: RequestTrace) -> None:

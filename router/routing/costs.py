@@ -52,7 +52,7 @@ class Costs:
         self._decoding: dict[str, _Decoding] = {}
 
     def missing(self, held_blocks: int) -> int:
-        """Tokens that a worker lacks that has so many leading blocks."""
+        """Prompt tokens that a worker with `held_blocks` leading blocks lacks."""
         query, most = self._query, self._most_blocks
         return query.num_tokens - query.block_size * (held_blocks if held_blocks < most else most)
 

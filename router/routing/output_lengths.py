@@ -15,9 +15,9 @@ class OutputLengths:
         self._tokens = float(USUAL_OUTPUT_TOKENS)
 
     def observe(self, num_tokens: int) -> None:
-        """An output has finished with so many tokens."""
+        """An output of `num_tokens` has finished."""
         self._tokens += _WEIGHT * (num_tokens - self._tokens)
 
     def expected(self, most: int) -> int:
-        """The expected length of an output of at most so many tokens."""
+        """The expected length, in tokens, of an output of at most `most`."""
         return max(1, min(most, round(self._tokens)))

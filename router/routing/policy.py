@@ -33,16 +33,16 @@ from router.routing.view import (
 )
 
 SHORT_PROMPT_TOKENS = 32
-"""A prompt of so few tokens may be local although nobody holds a part of it."""
+"""A prompt of at most this length may be local although no decode worker holds a part of it."""
 NEAR_TIE = 0.05
 TIE_TOKENS = 8
-"""Costs that differ by no more than computing so many tokens are equal."""
+"""Costs are equal if they differ by at most the time to compute this many tokens."""
 RETRY_STUCK_S = 5
 """When a caller may ask again, if only stuck blocks stand in the way."""
 AMPLE_SHARE = 0.5
 """A first token that is predicted within this part of its target is in time in any case."""
 PAIRED = 8
-"""Of the workers of each role, so many of the cheapest are compared pair by pair."""
+"""Number of the cheapest workers of each role that are compared pair by pair."""
 NO_PAIRS = Pairs()
 
 

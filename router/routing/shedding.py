@@ -1,8 +1,8 @@
 """Which requests are refused because they are predicted to miss their own targets.
 
 Pure. Under overload, a queue that takes everybody makes everybody late. So a request is refused if
-its wait leaves too little of its target, or if so many requests decode already that its tokens
-would come too slowly. The wait counts the prompts that a worker serves first, by the rule of
+its wait leaves too little of its target, or if the requests that decode already would slow its
+tokens down too much. The wait counts the prompts that a worker serves first, by the rule of
 `scheduling.turns`: those of the same share and of no lower priority, and of each other share as
 much as this one has. So the least urgent requests are refused first, and a share that floods the
 fleet refuses mostly its own.

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 HALF_LIFE = 64
-"""After so many requests, older ones count half."""
+"""A request counts half once this many others have followed."""
 MOST_OTHERS = 15.0
-"""Others count for at most so many of this router's requests, whatever an estimate says."""
+"""Most requests of other routers that are assumed for each one of this router's."""
 ALIKE = 0.2
 """The part of others' requests that counts as sent where this router's went."""
 

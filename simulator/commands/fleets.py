@@ -96,7 +96,7 @@ class Devices:
         return count
 
     def fleet(self, size: Size, policy: Callable[[], Policy]) -> FleetSpec:
-        """A fleet of so many workers. Raises ConfigError if the model does not fit."""
+        """A fleet of this size. Raises ConfigError if the model does not fit."""
         settings = self._settings
         pools = ((Role.PREFILL, size.prefill), (Role.DECODE, size.decode))
         link = self._card.network_bytes_per_s * self.num_cards

@@ -1,4 +1,4 @@
-"""`baton plan`: which fleet of so many GPUs serves a trace best, and whether to split at all."""
+"""`baton plan`: which fleet of `--gpus` cards serves a trace best, and whether to split at all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         PlanSettings,
         argv,
         prog="baton plan",
-        description="Find the fleet of so many GPUs that serves a trace best.",
+        description="Find the fleet of --gpus cards that serves a trace best.",
         section="plan",
     )
     candidates = _fleets(settings)

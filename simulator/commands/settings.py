@@ -49,7 +49,7 @@ class SimulationSettings:
         1.0, help="how many times faster than recorded requests come", minimum=1e-6
     )
     limit: int | None = setting(
-        None, help="use only so many requests (or sessions) of the trace", minimum=1
+        None, help="use only this many requests (or sessions) of the trace", minimum=1
     )
     span_s: float = setting(
         1800.0, help="sessions of agents begin within this time", unit="s", minimum=0

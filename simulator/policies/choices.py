@@ -63,8 +63,8 @@ def in_turn() -> Policy:
 
 
 def with_threshold(num_tokens: int) -> Policy:
-    """Baton's costs, but a decode worker computes a prompt exactly if it lacks at most so many
-    tokens of it."""
+    """Baton's costs, but a decode worker computes exactly those prompts of which it lacks at most
+    `num_tokens`."""
 
     def chosen(view: FleetView, query: Query, now: float, rng: random.Random) -> Decision:
         fixed = msgspec.structs.replace(query, local_threshold_tokens=num_tokens)
@@ -93,7 +93,7 @@ def _asked(view: FleetView, query: Query) -> PlacementQuery:
 def _able(
     query: Query, loads: Sequence[WorkerLoad], matches: Mapping[str, PrefixMatch], num_tokens: int
 ) -> list[PoolLoad]:
-    """The workers where so many tokens fit, with the part of the prompt that each holds."""
+    """The workers where `num_tokens` fit, with the part of the prompt that each holds."""
     found = []
     for load in loads:
         if num_tokens <= min(load.max_context, load.blocks_total * query.block_size):

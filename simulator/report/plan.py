@@ -40,7 +40,7 @@ def verdict(standings: Sequence[Standing]) -> str:
     """The best fleet, and by how much it beats the best of the other kind and its runner-up."""
     carrying = [each for each in standings if each.speed]
     if not carrying:
-        return "No fleet of so many GPUs meets the targets, at however low a load."
+        return "No fleet of this many GPUs meets the targets, however low the load."
     best = carrying[0]
     other = next((e for e in carrying if e.candidate.splits != best.candidate.splits), None)
     kind = "splits" if other is not None and other.candidate.splits else "does not split"

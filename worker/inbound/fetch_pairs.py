@@ -61,7 +61,7 @@ class FetchPairs:
         )
 
     def note_found(self, peer: str, num_found: int, num_asked: int, now: float) -> None:
-        """The peer had so many of the blocks that it was asked for."""
+        """The peer had `num_found` of `num_asked` blocks."""
         pair = self._pair(peer, now)
         pair.found_share = _mix(pair.found_share, num_found / num_asked, WEIGHT)
 

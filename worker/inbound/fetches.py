@@ -229,7 +229,7 @@ class Fetches:
         )
 
     def _window_bytes(self, num_blocks: int) -> int:
-        """Bytes of what windows reach back from the end of a run of so many blocks."""
+        """Bytes of the blocks that windows see at the end of a run of `num_blocks`."""
         groups = zip(self._scheduler.pools.rules[1:], self._block_bytes[1:], strict=True)
         return sum(min(rule.cover, num_blocks) * size for rule, size in groups)
 

@@ -39,8 +39,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Orders:
-    """What a hand does: it has this part of the engine's model, and so many CPU threads. `memory`
-    is the place of what all ranks share, where they wait `limit_s` for another rank."""
+    """The part of the engine's model that a hand computes, and its number of CPU threads. All ranks
+    share `memory`, and wait there `limit_s` for one another."""
 
     shard: Shard
     sizes: RankSizes

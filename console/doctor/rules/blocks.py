@@ -16,7 +16,7 @@ FEW = 0.25
 
 
 def check_few_blocks(seen: Observation) -> Finding | str | None:
-    """Whether a worker has so few blocks that requests avoid it, or wait there."""
+    """Whether a worker has too few blocks, so that requests avoid it or wait there."""
     pools = [seen.facts.usable(role) for role in (Role.DECODE, Role.PREFILL)]
     for pool in pools:
         few = [each for each in pool if _has_few(each, pool)]

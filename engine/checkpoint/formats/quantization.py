@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says of quantized weights; imports no torch.
+"""Quantized weights as a checkpoint's config.json describes them; imports no torch.
 
 Which modules are quantized is read from the stored tensors, so lists of modules that are not
 (`ignore`, `modules_to_not_convert`) need no interpretation. What the configuration adds is checked
@@ -86,7 +86,7 @@ class Quantization:
         )
 
     def groups_of(self, bits: int, is_float: bool) -> list[WeightGroup]:
-        """Those of numbers of so many bits."""
+        """The groups whose numbers have this many bits."""
         return [each for each in self.groups if (each.bits, each.is_float) == (bits, is_float)]
 
 

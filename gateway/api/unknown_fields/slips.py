@@ -75,7 +75,7 @@ def meant_field(name: str, known: Iterable[str]) -> str | None:
 
 
 def _is_within(first: str, second: str, edits: int) -> bool:
-    """Whether so many insertions, deletions and replacements make `second` of `first`."""
+    """Whether at most `edits` insertions, deletions and replacements turn `first` into `second`."""
     if abs(len(first) - len(second)) > edits:
         return False
     place, shorter = 0, min(len(first), len(second))

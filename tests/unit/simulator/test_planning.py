@@ -124,7 +124,7 @@ def standing(prefill: int, speed: float, chunk: int = 512) -> Standing:
             ],
         ),
         ([standing(0, 2.0), standing(1, 0.0)], ["no fleet that splits meets the targets"]),
-        ([standing(0, 0.0)], ["No fleet of so many GPUs meets the targets"]),
+        ([standing(0, 0.0)], ["No fleet of this many GPUs meets the targets"]),
     ],
 )
 def test_the_verdict(standings: list[Standing], words: list[str]) -> None:
