@@ -28,7 +28,8 @@ class Job:
 
 class IoThread:
     """Runs jobs. `wake` is called by the thread when one is over; it must neither block nor
-    raise. `enter` is called by the thread once, before its first job."""
+    raise. `enter` is called by the thread once, before its first job; if it raises, no job runs,
+    and each is over with that error."""
 
     def __init__(
         self, name: str, wake: Callable[[], None], enter: Callable[[], None] = lambda: None
@@ -70,13 +71,9 @@ class IoThread:
     # -- in the thread -------------------------------------------------------------------------
 
     def _work(self) -> None:
-        self._enter()
+        barred = _error_of(self._enter)
         while (job := self._next()) is not None:
-            error = None
-            try:
-                job.run()
-            except Exception as raised:  # noqa: BLE001 - the top of a task: its owner gets it
-                error = raised
+            error = barred or _error_of(job.run)
             with self._ready:
                 self._over.append((job, error))
             self._wake()
@@ -87,3 +84,12 @@ class IoThread:
             if self._is_closed:
                 return None
             return (self._urgent or self._others).popleft()
+
+
+def _error_of(call: Callable[[], None]) -> Exception | None:
+    """What a call raises; None if it does not."""
+    try:
+        call()
+    except Exception as raised:  # noqa: BLE001 - the top of a task: its owner gets it
+        return raised
+    return None

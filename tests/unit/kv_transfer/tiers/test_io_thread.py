@@ -60,3 +60,22 @@ def test_jobs_that_are_left_at_the_end_do_not_run() -> None:
     gate.set()
     closing.join(WAIT_S)
     assert ran == []
+
+
+def test_a_thread_that_cannot_enter_fails_every_job() -> None:
+    woken = threading.Semaphore(0)
+
+    def enter() -> None:
+        raise RuntimeError("no card")
+
+    thread = IoThread("tier", woken.release, enter)
+    ran: list[str] = []
+    over: list[str] = []
+    for is_urgent in (True, False):
+        thread.submit(Job(lambda: ran.append("job"), lambda e: over.append(str(e))), is_urgent)
+    for _ in range(2):
+        assert woken.acquire(timeout=WAIT_S)
+    thread.finish()
+    thread.close()
+    assert ran == []
+    assert over == ["no card", "no card"]
