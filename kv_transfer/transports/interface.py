@@ -137,8 +137,8 @@ class Transport(Protocol):
         self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Connect to a peer's pool, which has `num_blocks` blocks of the first group: `poll`
-        reports PeerReady or PeerLost. Raises TransferError, PoolMismatch if the descriptor
-        does not fit, and then leaves no peer behind.
+        reports PeerReady or PeerLost. A former peer of this name is removed. Raises TransferError,
+        PoolMismatch if the descriptor does not fit, and then leaves no peer behind.
 
         With `shares` a write copies these pieces of each block straight into place and leaves the
         rest of the peer's block alone. Without, blocks have the same parts and sizes on both sides

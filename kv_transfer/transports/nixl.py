@@ -146,11 +146,11 @@ class NixlTransport:
         self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Load the peer's metadata and prepare the list of its blocks, or of their pieces."""
+        self.remove_peer(agent)
         theirs, own = decode_descriptor(descriptor), self._registered()
         if agent == self.agent:
             raise PoolMismatch("a transport cannot be its own peer")
         fitting = fit_groups(agent, theirs.shapes, num_blocks, own, shares)
-        self.remove_peer(agent)
         try:
             loaded = self._nixl.add_remote_agent(theirs.metadata)
         except self._errors as error:

@@ -148,13 +148,13 @@ class ShmTransport:
         self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
         """Connect to the peer's socket; the peer is ready once its pool is mapped."""
+        self.remove_peer(agent)
         place, own = _decode(descriptor), self._registered()
         if agent == self.agent:
             raise PoolMismatch("a transport cannot be its own peer")
         if agent != place.agent:
             raise PoolMismatch(f"the descriptor of {agent} is that of {place.agent}")
         fitting = fit_groups(agent, place.shapes, num_blocks, own, shares)
-        self.remove_peer(agent)
         parts = zip(place.offsets, place.block_bytes, strict=True)
         num_bytes = max(offset + size * place.num_blocks for offset, size in parts)
         client = MemoryClient(self.agent, place.address, place.key, num_bytes)

@@ -119,3 +119,14 @@ def test_a_pool_of_other_ranks_than_expected_is_refused(ends: list[End], transpo
     of_two = plan_shares(other.layout, other.layout)
     with pytest.raises(TransferError, match="do not fit our pool: 6 blocks of 384 bytes on 1"):
         one.transport.add_peer(agent, descriptor, NUM_BLOCKS, of_two)
+
+
+@pytest.mark.parametrize("transport", ["nixl", "shm"])
+def test_a_peer_that_no_longer_fits_is_forgotten(ends: list[End], transport: str) -> None:
+    one, other = End(transport, 1), End(transport, 2)
+    ends += [one, other]
+    add(one, other)
+    with pytest.raises(TransferError, match="on 2 ranks, expected"):
+        one.transport.add_peer(other.transport.agent, other.transport.descriptor(), NUM_BLOCKS)
+    with pytest.raises(TransferError, match="is not known"):
+        one.transport.post_write(other.transport.agent, [1], [1], b"late")
