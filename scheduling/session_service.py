@@ -2,7 +2,9 @@
 
 Least attained service, as in Autellix (Luo et al., 2025): a session of many or long requests falls
 behind step by step, each step for twice as much work as the one before. Requests without a session
-fall behind nobody. Bounded: sessions that were longest without a request are forgotten. Pure.
+fall behind nobody. A session is one share's: where a router infers sessions from prompts, owners whose
+prompts begin alike have sessions of the same name. Bounded: sessions that were longest without a
+request are forgotten. Pure.
 """
 
 from __future__ import annotations
@@ -11,33 +13,35 @@ FIRST_STEP_TOKENS = 8192
 """A session that was served this many tokens falls behind by a step."""
 MOST_STEPS = 4
 MOST_SESSIONS = 8192
+OwnedSession = tuple[str, str]
+"""A share, and the name of a session of it; "" for requests without one."""
 
 
 class SessionService:
     """The tokens that each session has had."""
 
     def __init__(self) -> None:
-        self._had: dict[str, int] = {}  # by the last admission, the oldest first
+        self._had: dict[OwnedSession, int] = {}  # by the last admission, the oldest first
 
     def __len__(self) -> int:
         return len(self._had)
 
-    def steps_behind(self, session: str) -> int:
+    def steps_behind(self, session: OwnedSession) -> int:
         """How many steps a session has fallen behind."""
         had = self._had.get(session, 0)
         if had < FIRST_STEP_TOKENS:
             return 0
         return min(MOST_STEPS, (had // FIRST_STEP_TOKENS).bit_length())
 
-    def admit(self, session: str) -> None:
+    def admit(self, session: OwnedSession) -> None:
         """A request of a session is admitted."""
-        if not session:
+        if not session[1]:
             return
         self._had[session] = self._had.pop(session, 0)
         if len(self._had) > MOST_SESSIONS:
             del self._had[next(iter(self._had))]
 
-    def charge(self, session: str, num_tokens: int) -> None:
+    def charge(self, session: OwnedSession, num_tokens: int) -> None:
         """A session has had more tokens."""
-        if session:
+        if session[1]:
             self._had[session] = self._had.get(session, 0) + num_tokens

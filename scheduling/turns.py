@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 from scheduling.sequence import Sequence
-from scheduling.session_service import SessionService
+from scheduling.session_service import OwnedSession, SessionService
 from scheduling.shares import ShareAccounts
 
 MOST_STEPS = 5
@@ -61,20 +61,21 @@ class Turns:
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
         """Admit a sequence, and charge its share for `num_tokens`."""
         self._accounts.admit(sequence.share)
-        self._sessions.admit(sequence.session)
+        self._sessions.admit(_session(sequence))
         self.charge(sequence, num_tokens)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Charge the share of a sequence for `num_tokens`."""
         cost = num_tokens << min(MOST_STEPS, max(0, -sequence.priority))
         self._accounts.charge(sequence.share, cost)
-        self._sessions.charge(sequence.session, num_tokens)
+        self._sessions.charge(_session(sequence), num_tokens)
 
     def _rank_in_share(self, sequence: Sequence) -> tuple[float, int]:
         senior_at, order = self.seniority(sequence)
         if sequence.num_preemptions:
             return senior_at, order
-        return senior_at + self._sessions.steps_behind(sequence.session) * self._aging_s, order
+        steps_behind = self._sessions.steps_behind(_session(sequence))
+        return senior_at + steps_behind * self._aging_s, order
 
     def _rank(self, head: Sequence) -> tuple[float, tuple[float, int]]:
         return self._accounts.had(head.share), self._rank_in_share(head)
@@ -86,3 +87,7 @@ class Turns:
             self._accounts.join(share)
         self._backlogged = backlogged
         self._accounts.forget_idle(backlogged)
+
+
+def _session(sequence: Sequence) -> OwnedSession:
+    return sequence.share, sequence.session
