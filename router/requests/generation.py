@@ -39,7 +39,7 @@ class Generation:
     """A request on its way to its last token.
 
     Deltas go directly to the sink. When the sink is full (`is_behind`), deltas queue up among the
-    events until it has caught up.
+    events until it has caught up. `session` is the one that its first attempt belonged to.
     """
 
     request: GenerationRequest
@@ -52,6 +52,7 @@ class Generation:
     num_attempts: int = 0
     failures: FailureHistory = field(default_factory=FailureHistory)
     cached_tokens: int = 0
+    session: str = ""
     is_behind: bool = False
     is_ended: bool = False
     outcome: str = "closed"

@@ -106,6 +106,7 @@ class Launcher:
             check_deadline(generation, placement, decision.loads, running)
             check_targets(generation, placement, decision.loads, running)
         attempt = self._attempt(generation, first_index, decision, apply(view, decision, now))
+        generation.session = decision.session
         attempt.prefill = attempt.prefill or source
         if query.may_fetch and source is None:
             computing, failed = attempt.prefill or attempt.decode, generation.failures.failed
@@ -172,6 +173,7 @@ class Launcher:
             by_load=self._by_load,
             local_threshold_tokens=self._local_threshold,
             session=request.session,
+            inferred=generation.session,
             targets=self._targets(request),
             output_tokens=self._experience.expected_output(
                 generation.max_tokens - generation.num_tokens

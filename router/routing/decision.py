@@ -41,7 +41,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     - `may_fetch`: workers may fetch blocks from each other; `by_load`: only load and room decide.
     - `local_threshold_tokens`: only decode workers that lack no more tokens may compute the prompt.
     - `session`: its former requests' workers win near-ties; "": the prompt itself may tell it, but
-      with `by_load` only a session that was named draws.
+      with `by_load` only a session that was named draws. `inferred` is what an earlier attempt's
+      prompt told.
     - `output_tokens`: the expected length of the output; `targets`: what the request should meet.
     """
 
@@ -58,6 +59,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     by_load: bool = False
     local_threshold_tokens: int | None = None
     session: str = ""
+    inferred: str = ""
     output_tokens: int = USUAL_OUTPUT_TOKENS
     targets: Targets = NO_TARGETS
 
@@ -89,7 +91,7 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
     ready = {role: view.ready(role) for role in (Role.DECODE, Role.PREFILL)}
     decode_loads = view.loads(ready[Role.DECODE])
     prefill_loads = view.loads(ready[Role.PREFILL]) if query.source is None else []
-    session = query.session or view.sessions.inferred(query.hashes)
+    session = query.session or query.inferred or view.sessions.inferred(query.hashes)
     asked = PlacementQuery(
         num_tokens=query.num_tokens,
         max_tokens=query.max_tokens,
@@ -131,7 +133,7 @@ def apply(view: FleetView, decision: Decision, now: float) -> list[Charge]:
         charges.append((pair, pair.reserve(blocks)))
     computing = None if prefill is None else prefill.worker_id
     view.sessions.note(decision.session, decode.worker_id, computing)
-    if not query.session:
+    if not query.session and not query.inferred:
         view.sessions.note_prompt(decision.session, query.hashes)
     return charges
 

@@ -7,10 +7,19 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from protocol.messages import Generate
+from protocol.messages import FinishReason, Generate
 from router.routing.decision import apply, decide
 from router.routing.sessions import Sessions
-from tests.unit.router.router_harness import Consumer, Harness, finish_on, request, until
+from tests.unit.router.router_harness import (
+    WHOLE,
+    Consumer,
+    Harness,
+    failed,
+    finish_on,
+    first_with,
+    request,
+    until,
+)
 from tests.unit.router.routing.test_decision import BLOCK, query, view_of, worker
 
 
@@ -142,4 +151,20 @@ async def test_a_session_stays_on_its_worker_even_if_caches_do_not_count() -> No
             served.add(at)
             await finish_on(workers[at], consumer)
         assert len(served) == 1
+    await harness.close()
+
+
+async def test_an_inferred_session_moves_with_the_next_attempt() -> None:
+    harness = Harness()
+    workers = {each.info.worker_id: each for each in await harness.join("d1", "d2")}
+    consumer = Consumer(harness.dispatcher, request())
+    first = await first_with(workers, Generate)
+    asked = await first.received.next(Generate)
+    first.send(failed(asked, first))
+    other = workers["d2" if first is workers["d1"] else "d1"]
+    again = await other.received.next(Generate)
+    assert again.session == asked.session != ""
+    assert harness.fleet.view().sessions.workers(asked.session) == {other.info.worker_id}
+    other.tokens(again, 0, WHOLE, finish=FinishReason.STOP)
+    assert await consumer.end() == WHOLE
     await harness.close()
