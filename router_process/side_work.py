@@ -21,6 +21,8 @@ SideWork = Coroutine[Any, Any, None]
 SAMPLE_S = 1.0
 LAG_S = 0.1
 RECORDED_LAG_S = 0.05
+INDEX_S, BUSY_INDEX_S = 0.1, 0.01
+"""The time between two looks at the index of caches, without and with long lists to index."""
 SWEEPS = 4
 """Sweeps of the fleet per `silence_s`."""
 
@@ -56,6 +58,7 @@ def measurements(settings: RouterSettings, parts: Parts) -> list[SideWork]:
     sweep_s = min(settings.ping_interval_s, settings.silence_s / SWEEPS)
     work = [
         keep_running("sweeping the fleet", lambda: _sweep(parts.fleet, sweep_s)),
+        keep_running("indexing caches", lambda: keep_indexing(parts.fleet)),
         keep_running("measuring load", lambda: _sample(parts.report, parts.cache)),
         keep_running("the doctor", parts.diagnosis.run),
         keep_running("measuring lag", lambda: _watch_lag(parts)),
@@ -76,6 +79,12 @@ async def _sweep(fleet: Fleet, interval_s: float) -> None:
     while True:
         await asyncio.sleep(interval_s)
         fleet.sweep()
+
+
+async def keep_indexing(fleet: Fleet) -> None:
+    """Index large caches that came, and forget those that went, a little at a time."""
+    while True:
+        await asyncio.sleep(BUSY_INDEX_S if fleet.tidy_index() else INDEX_S)
 
 
 async def _sample(report: FleetReport, cache: CacheReport) -> None:

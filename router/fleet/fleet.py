@@ -115,10 +115,14 @@ class Fleet:
             answers = (link.is_ready or link.is_ending) and link.is_responsive(now)
             if worker_id not in self._members and not answers:
                 self._lose(worker_id, "its lease ended", Loss.SILENT)
-        self._index.tidy(now)
         for worker_id in self._index.overdue(now):
             self._workers[worker_id].link.send(self._index.next_piece(worker_id))
         self._note_change()
+
+    def tidy_index(self) -> bool:
+        """Do a little of what large caches cost when they come and go. Call it periodically.
+        Returns whether there is more to do."""
+        return self._index.tidy(self._clock())
 
     async def close(self) -> None:
         """Close every link and wait until their tasks and sockets are gone."""

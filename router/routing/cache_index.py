@@ -8,15 +8,14 @@ worker's blocks stay a hint until a dump has come. An event counts only if it co
 incarnation. The blocks of a newly routed prompt count as expected, not as held, so that a burst of
 equal prompts goes to the same worker as the first one. A worker whose layers keep windows also
 reports where cached prefixes can end: of the blocks that it holds, those up to the last end count.
+Long lists are indexed, and forgotten, slice by slice (`router.routing.block_lists`).
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, islice
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
 from typing import NoReturn
 
 import msgspec
@@ -27,20 +26,16 @@ from protocol.events import CacheEvents
 from protocol.hashing import end_of
 from protocol.messages import CacheDump, CacheDumpRequest
 from router.routing.block_holders import BlockHolders, by_worker
+from router.routing.block_lists import BlockLists
+from router.routing.expected_blocks import ExpectedBlocks
 from router.routing.tier_blocks import TierBlocks
+from router.routing.worker_blocks import MAX_RETRY_S, RETRY_S, Listed, WorkerBlocks
 
 MAX_BUFFERED_EVENTS = 4096
 MOST_IN_TIERS = 1 << 18
 """Blocks in a worker's tiers that the index holds."""
 MAX_BLOCKS = 1 << 23
 """Blocks of a worker that the index holds, whatever the worker has registered."""
-RETRY_S, MAX_RETRY_S = 2.0, 60.0
-"""A piece of a dump that does not come is requested again after this time, which doubles each time
-until the dump is whole."""
-MAX_PENDING = 32_768
-"""Blocks that are expected on one worker; of more, the oldest prompts are forgotten."""
-SLICE = 50_000
-"""Blocks that are indexed at once; a larger cache comes into the index bit by bit."""
 
 
 class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
@@ -64,52 +59,20 @@ KEPT_ENDS = 2
 """Ends that a worker with windows keeps of each prompt that it computes: the last ones."""
 
 
-@dataclass(eq=False)
-class _WorkerBlocks:
-    """One worker's blocks; `bit` stands for the worker in the index, `most` is the number of blocks
-    beyond which its reports cannot be true.
-
-    While a dump is awaited, `seq` is None and events wait in `buffer`, with `buffered` hashes of
-    the pool and `buffered_in_tiers` others; the dump is requested again at `retry_at`. `gathered`
-    are the hashes of the dump that have come. `asked` is the number of the dump's last request:
-    answers to earlier requests are dropped.
-
-    `pending` maps an expected block to its expiry; `routed` has the same by prompt, oldest first.
-    """
-
-    incarnation: str
-    bit: int
-    most: int
-    hashes: set[bytes] = field(default_factory=set)
-    seq: int | None = None
-    buffer: list[CacheEvents] = field(default_factory=list)
-    buffered: int = 0
-    buffered_in_tiers: int = 0
-    gathered: list[bytes] = field(default_factory=list)
-    asked: int = 0
-    pending: dict[bytes, float] = field(default_factory=dict)
-    routed: deque[tuple[float, Sequence[bytes]]] = field(default_factory=deque)
-    retry_at: float | None = None
-    retry_s: float = RETRY_S
-    is_gone: bool = False
-
-
 class CacheIndex:
     """The blocks of every worker of the fleet. `now` is any monotonic clock, in seconds."""
 
     def __init__(self, pending_ttl_s: float) -> None:
-        self._pending_ttl_s = pending_ttl_s
-        self._workers: dict[str, _WorkerBlocks] = {}
+        self._workers: dict[str, WorkerBlocks] = {}
         self._held = BlockHolders()
         self._tiers = TierBlocks()
-        self._expected = BlockHolders()
-        self._unsorted: deque[tuple[_WorkerBlocks, Iterator[bytes]]] = deque()
+        self._expected = ExpectedBlocks(pending_ttl_s)
+        self._lists = BlockLists(self._held, self._tiers, self._expected, self._free)
         self._free_bits: list[int] = []
         self._num_bits = 0
         self._everybody = 0  # the bits of all workers
         self._windowed = 0  # the bits of workers whose layers keep windows
         self._names: dict[int, str] = {}  # by bit
-        self._next_expiry = math.inf  # of expected blocks, or earlier
         self.gaps = 0
         self.changes = 0
         """Grows with every change of what workers hold, or are expected to hold."""
@@ -129,7 +92,7 @@ class CacheIndex:
             self._free_bits.append(1 << self._num_bits)
             self._num_bits += 1
         bit = self._free_bits.pop()
-        self._workers[worker_id] = _WorkerBlocks(incarnation, bit, 2 * min(num_blocks, MAX_BLOCKS))
+        self._workers[worker_id] = WorkerBlocks(incarnation, bit, 2 * min(num_blocks, MAX_BLOCKS))
         self._everybody |= bit
         self._windowed |= bit if has_windows else 0
         self._names[bit] = worker_id
@@ -139,12 +102,9 @@ class CacheIndex:
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             self.changes += 1
-            worker.is_gone = True
             self._everybody &= ~worker.bit
             self._windowed &= ~worker.bit
-            self._forget_pending(worker, list(worker.pending))
-            self._tiers.forget(worker.bit)
-            self._sort(worker, worker.hashes)
+            self._lists.leave(worker)
 
     def apply_events(self, events: CacheEvents) -> bool:
         """Take one event; True if the caller must request a dump because events are missing.
@@ -153,7 +113,8 @@ class CacheIndex:
         if worker is None or worker.incarnation != events.incarnation:
             return False
         if worker.seq is None:
-            self._apply(worker, events)
+            if worker.coming is None:
+                self._apply(worker, events)
             return self._hold(worker, events)
         if events.seq <= worker.seq:
             return False
@@ -198,24 +159,21 @@ class CacheIndex:
         return CacheDumpRequest(nonce=worker.asked, first=len(worker.gathered))
 
     def apply_dump(self, worker_id: str, dump: CacheDump) -> bool:
-        """Apply a whole dump and the events that follow it; True if another one is needed."""
+        """Apply a whole dump and the events that follow it; True if another one is needed. A long
+        dump is applied by later calls of `tidy`, and then `overdue` tells if another one is
+        needed."""
         worker = self._workers.get(worker_id)
         if worker is None or worker.incarnation != dump.incarnation:
             return False
         if worker.seq is not None and dump.seq < worker.seq:
             return False
-        waiting, worker.buffer = worker.buffer, []
-        disk = len(dump.hashes) - dump.num_disk
-        host = disk - dump.num_host
-        former, worker.hashes = worker.hashes, set(dump.hashes[:host])
-        self._tiers.replace(worker.bit, dump.hashes[host:disk], dump.hashes[disk:])
-        worker.seq, worker.retry_at, worker.retry_s = dump.seq, None, RETRY_S
-        self._forget_pending(worker, [each for each in worker.pending if each in worker.hashes])
-        self._sort(worker, former ^ worker.hashes)
-        wants_dump = False
-        for events in sorted(waiting, key=lambda each: each.seq):
-            wants_dump = self.apply_events(events) or wants_dump
-        return wants_dump
+        worker.seq = None
+
+        def take_over(listed: Listed) -> None:
+            self._take_over(worker, listed, dump.seq)
+
+        self._lists.take(worker, dump, take_over)
+        return worker.seq is None and worker.coming is None
 
     def check_seq(self, worker_id: str, incarnation: str, seq: int) -> bool:
         """Compare with the number of a worker's newest event. True if that event has not come and
@@ -230,7 +188,7 @@ class CacheIndex:
         periodically."""
         found = []
         for worker_id, worker in self._workers.items():
-            if worker.seq is not None:
+            if worker.seq is not None or worker.coming is not None:
                 continue
             if worker.retry_at is None:
                 worker.retry_at = now + worker.retry_s
@@ -240,32 +198,25 @@ class CacheIndex:
                 found.append(worker_id)
         return found
 
-    def tidy(self, now: float) -> None:
-        """Index the next part of caches that were too large to index at once, and drop expired
-        expectations. Call it periodically."""
-        self._expire_all(now)
-        self._sort_some()
+    def tidy(self, now: float) -> bool:
+        """Change the index for the next slice of a long list, and drop expired expectations. Call
+        it periodically. Returns whether to call it again soon, because there are more slices."""
+        self._expected.expire(self._workers.values(), now)
+        if self._lists:
+            self.changes += 1
+            with suppress(ProtocolError):  # the worker is asked for another dump
+                self._lists.go_on()
+        return len(self._lists) > 0
 
     def expect(self, worker_id: str, hashes: Sequence[bytes], now: float) -> None:
         """Expect these blocks of a routed prompt on a worker; the expectation expires."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        self._expire(worker, now)
         self.changes += 1
-        expiry = now + self._pending_ttl_s
         if worker.bit & self._windowed:
             hashes = [*hashes, *map(end_of, hashes[-KEPT_ENDS:])]
-        new = hashes
-        if not worker.hashes.isdisjoint(hashes):
-            new = [digest for digest in hashes if digest not in worker.hashes]
-        if new:
-            worker.pending.update(dict.fromkeys(new, expiry))
-            worker.routed.append((expiry, new))
-            self._next_expiry = min(self._next_expiry, expiry)
-            self._expected.add(worker.bit, new)
-        while len(worker.pending) > MAX_PENDING and len(worker.routed) > 1:
-            self._forget_pending(worker, worker.routed.popleft()[1])
+        self._expected.add(worker, hashes, now)
 
     def matches(self, hashes: Sequence[bytes], now: float) -> dict[str, PrefixMatch]:
         """The number of leading blocks of a prompt that each worker holds now and will soon hold,
@@ -273,8 +224,7 @@ class CacheIndex:
         overlooked."""
         if not hashes:
             return {}
-        if now >= self._next_expiry:
-            self._expire_all(now)
+        self._expected.expire(self._workers.values(), now)
         found = self._pool_matches(hashes)
         if self._tiers.has_any:
             held = {bit: each.held for bit, each in found.items()}
@@ -287,10 +237,10 @@ class CacheIndex:
         """The matches in pools, by the bit of the worker."""
         first, everybody = hashes[0], self._everybody
         if not self._held.of(first) & everybody:
-            expecting = self._expected.of(first)
+            expecting = self._expected.masks.of(first) & everybody
             if not expecting:
                 return {}  # a new prompt, as many are
-            soon = by_worker(self._held.runs(hashes, expecting, also=self._expected))
+            soon = by_worker(self._held.runs(hashes, expecting, also=self._expected.masks))
             return self._usable(hashes, {bit: PrefixMatch(0, count) for bit, count in soon.items()})
         runs = self._held.runs(hashes, everybody)
         expecting = sum(each.bit for each in self._workers.values() if each.pending)
@@ -299,7 +249,7 @@ class CacheIndex:
         found = {bit: PrefixMatch(count, count) for bit, count in by_worker(runs).items()}
         if expecting:
             start = next(each.num_blocks for each in runs if each.workers & expecting)
-            soon = by_worker(self._held.runs(hashes, expecting, start, also=self._expected))
+            soon = by_worker(self._held.runs(hashes, expecting, start, also=self._expected.masks))
             for bit, count in soon.items():
                 found[bit] = PrefixMatch(found.get(bit, NO_MATCH).held, count)
         return self._usable(hashes, found)
@@ -310,7 +260,8 @@ class CacheIndex:
         """The usable blocks: all, or those up to the last end."""
         for bit in [each for each in found if each & self._windowed]:
             held = self._held.last_end(hashes[: found[bit].held], bit)
-            soon = self._held.last_end(hashes[: found[bit].expected], bit, also=self._expected)
+            expected = hashes[: found[bit].expected]
+            soon = self._held.last_end(expected, bit, also=self._expected.masks)
             found[bit] = PrefixMatch(held, soon)
             if not soon:
                 del found[bit]
@@ -334,7 +285,7 @@ class CacheIndex:
         worker = self._workers.get(worker_id)
         return worker is not None and worker.seq is not None
 
-    def _apply(self, worker: _WorkerBlocks, events: CacheEvents) -> None:
+    def _apply(self, worker: WorkerBlocks, events: CacheEvents) -> None:
         if len(worker.hashes) + len(events.stored) > worker.most:
             self._disbelieve(worker)
         self.changes += 1
@@ -347,21 +298,19 @@ class CacheIndex:
         self._held.remove(worker.bit, events.removed)
         self._held.add(worker.bit, events.stored)
         if worker.pending:
-            self._forget_pending(worker, chain(events.removed, events.stored))
+            self._expected.forget(worker, chain(events.removed, events.stored))
 
-    def _disbelieve(self, worker: _WorkerBlocks) -> NoReturn:
+    def _disbelieve(self, worker: WorkerBlocks) -> NoReturn:
         """Forget what a worker has reported, which cannot be true. A missed event explains some
         blocks too many, but not as many as the pool has."""
-        former, worker.hashes = worker.hashes, set()
-        self._tiers.forget(worker.bit)
         worker.seq, worker.buffer, worker.gathered = None, [], []
-        self._sort(worker, former)
+        self._lists.empty(worker)
         raise ProtocolError(
             f"it reports more than {count(worker.most, 'block')}, or {MOST_IN_TIERS} in tiers"
         )
 
     @staticmethod
-    def _hold(worker: _WorkerBlocks, events: CacheEvents) -> bool:
+    def _hold(worker: WorkerBlocks, events: CacheEvents) -> bool:
         """Buffer an event until the dump arrives; True if the buffer overflowed and a new dump
         is needed."""
         num_own = num_new = len(events.stored) + len(events.removed)
@@ -377,7 +326,7 @@ class CacheIndex:
         worker.buffered, worker.buffered_in_tiers = num_new, new_in_tiers
         return True
 
-    def _lose_track(self, worker: _WorkerBlocks, events: CacheEvents | None = None) -> bool:
+    def _lose_track(self, worker: WorkerBlocks, events: CacheEvents | None = None) -> bool:
         """Keep the blocks as a hint until the next dump, because an event is missing and some of
         the blocks may be wrong."""
         self.gaps += 1
@@ -387,46 +336,15 @@ class CacheIndex:
             self._hold(worker, events)
         return True
 
-    def _sort(self, worker: _WorkerBlocks, digests: Iterable[bytes]) -> None:
-        """Update the index for these blocks from the worker's set."""
-        self._unsorted.append((worker, iter(list(digests))))
-        if len(self._unsorted) == 1:
-            self._sort_some()
+    def _take_over(self, worker: WorkerBlocks, listed: Listed, seq: int) -> None:
+        """A whole dump is indexed: apply the events that follow it."""
+        self.changes += 1
+        self._lists.put(worker, listed)
+        waiting, worker.buffer = worker.buffer, []
+        worker.seq, worker.retry_at, worker.retry_s = seq, None, RETRY_S
+        self._expected.forget(worker, [each for each in worker.pending if each in worker.hashes])
+        for events in sorted(waiting, key=lambda each: each.seq):
+            self.apply_events(events)
 
-    def _sort_some(self) -> None:
-        self.changes += bool(self._unsorted)
-        budget = SLICE
-        while self._unsorted and budget > 0:
-            worker, digests = self._unsorted[0]
-            part = list(islice(digests, budget))
-            budget -= len(part)
-            held = () if worker.is_gone else worker.hashes.intersection(part)
-            self._held.remove(worker.bit, part)
-            self._held.add(worker.bit, held)
-            if budget > 0:
-                self._unsorted.popleft()
-                if worker.is_gone and not any(each is worker for each, _ in self._unsorted):
-                    self._free_bits.append(worker.bit)
-
-    def _expire_all(self, now: float) -> None:
-        """Forget all expired expectations."""
-        self._next_expiry = math.inf
-        for worker in self._workers.values():
-            self._expire(worker, now)
-            if worker.routed:
-                self._next_expiry = min(self._next_expiry, worker.routed[0][0])
-
-    def _expire(self, worker: _WorkerBlocks, now: float) -> None:
-        while worker.routed and worker.routed[0][0] <= now:
-            _, digests = worker.routed.popleft()
-            pending, gone = worker.pending, []
-            for each in digests:  # some may be expected again, and later
-                expiry = pending.get(each)
-                if expiry is not None and expiry <= now:
-                    del pending[each]
-                    gone.append(each)
-            self._expected.remove(worker.bit, gone)
-
-    def _forget_pending(self, worker: _WorkerBlocks, digests: Iterable[bytes]) -> None:
-        gone = [each for each in digests if worker.pending.pop(each, None) is not None]
-        self._expected.remove(worker.bit, gone)
+    def _free(self, worker: WorkerBlocks) -> None:
+        self._free_bits.append(worker.bit)

@@ -6,7 +6,7 @@ Workers are bits of a mask, as in `router.routing.block_holders`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from protocol.events import TierChange
@@ -21,14 +21,16 @@ class OwnTiers(NamedTuple):
     on_disk: int
 
 
-class _Tiers:
+class Tiers:
+    """What one worker has in its tiers."""
+
     def __init__(self) -> None:
         self.by_name: dict[TierName, set[bytes]] = {each: set() for each in TierName}
 
     def __len__(self) -> int:
         return sum(map(len, self.by_name.values()))
 
-    def hold(self, digest: bytes) -> bool:
+    def __contains__(self, digest: object) -> bool:
         return any(digest in each for each in self.by_name.values())
 
 
@@ -37,8 +39,13 @@ class TierBlocks:
 
     def __init__(self) -> None:
         self._held = BlockHolders()
-        self._tiers: dict[int, _Tiers] = {}
+        self._tiers: dict[int, Tiers] = {}
         self._workers = 0
+
+    def __len__(self) -> int:
+        """The number of blocks that any worker has, those of former tiers included until they are
+        swept."""
+        return len(self._held)
 
     def num_blocks(self, worker: int) -> int:
         """Entries of a worker (one bit); a block in both tiers counts twice."""
@@ -52,23 +59,29 @@ class TierBlocks:
             held = tiers.by_name[change.tier]
             held.difference_update(change.removed)
             held.update(change.stored)
-            self._held.remove(worker, [each for each in change.removed if not tiers.hold(each)])
+            self._held.remove(worker, [each for each in change.removed if each not in tiers])
             self._held.add(worker, change.stored)
 
-    def replace(self, worker: int, in_host: Sequence[bytes], on_disk: Sequence[bytes]) -> None:
-        """Take the whole lists of a worker."""
-        self.forget(worker)
-        whole = ((TierName.HOST, in_host), (TierName.DISK, on_disk))
-        self.apply(
-            worker, [TierChange(tier=tier, stored=list(each)) for tier, each in whole if each]
-        )
+    def add(self, worker: int, tiers: Tiers, tier: TierName, digests: Sequence[bytes]) -> None:
+        """Add blocks to the `tiers` that will replace the worker's."""
+        tiers.by_name[tier].update(digests)
+        self._held.add(worker, digests)
 
-    def forget(self, worker: int) -> None:
-        """A worker has no tiers, or is gone."""
-        tiers = self._tiers.pop(worker, None)
-        if tiers is not None:
-            self._workers ^= worker
-            self._held.remove(worker, set().union(*tiers.by_name.values()))
+    def replace(self, worker: int, tiers: Tiers) -> Tiers:
+        """Exchange all that a worker has; the caller sweeps what it had."""
+        former = self._tiers.pop(worker, Tiers())
+        self._workers &= ~worker
+        if len(tiers):
+            self._tiers[worker] = tiers
+            self._workers |= worker
+        return former
+
+    def sweep(self, worker: int, digests: Iterable[bytes], coming: Container[bytes]) -> None:
+        """Forget those of a worker's former blocks that it has no more; it will have those that are
+        `coming`."""
+        tiers = self._tiers.get(worker, ())
+        gone = [each for each in digests if each not in tiers and each not in coming]
+        self._held.remove(worker, gone)
 
     @property
     def has_any(self) -> bool:
@@ -96,6 +109,6 @@ class TierBlocks:
                 found[worker] = OwnTiers(len(following) - on_disk, on_disk)
         return found
 
-    def _tiers_of(self, worker: int) -> _Tiers:
+    def _tiers_of(self, worker: int) -> Tiers:
         self._workers |= worker
-        return self._tiers.setdefault(worker, _Tiers())
+        return self._tiers.setdefault(worker, Tiers())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump, CacheDumpRequest
+from router.routing import block_lists
 from router.routing.block_holders import EXACT_BLOCKS, STRIDE
 from router.routing.cache_index import CacheIndex, PrefixMatch
 from tests.effort import times
@@ -196,15 +197,15 @@ def test_expectations_that_expired_leave_no_memory() -> None:
 def test_what_is_expected_is_bounded_and_goes_without_new_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.routing.cache_index.MAX_PENDING", 10)
+    monkeypatch.setattr("router.routing.expected_blocks.MAX_PENDING", 10)
     index = synced(TruthfulWorker())
     for number in range(10):
         index.expect("w", [digest(4 * number + each) for each in range(4)], now=0.0)
-    assert len(index._expected) == len(index._workers["w"].pending) == 8
+    assert len(index._expected.masks) == len(index._workers["w"].pending) == 8
     assert index.match("w", [digest(36)], 0.0).expected == 1
     assert index.match("w", [digest(0)], 0.0).expected == 0
     index.tidy(5.0)
-    assert len(index._expected) == len(index._workers["w"].routed) == 0
+    assert len(index._expected.masks) == len(index._workers["w"].routed) == 0
 
 
 def test_a_prompt_that_is_routed_again_is_expected_as_long_again() -> None:
@@ -274,13 +275,13 @@ def test_nothing_of_a_worker_that_left_is_left() -> None:
         index.apply_dump("w", worker.dump())
         index.expect("w", CHAIN[4:], now=1.0)
         index.leave("w")
-    assert (len(index._held), len(index._expected), index._num_bits) == (0, 0, 1)
+    assert (len(index._held), len(index._expected.masks), index._num_bits) == (0, 0, 1)
 
 
 def test_a_worker_that_left_is_not_named_while_its_cache_leaves_the_index(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.routing.cache_index.SLICE", 2)
+    monkeypatch.setattr(block_lists, "SLICE", 2)
     worker = TruthfulWorker()
     worker.change(list(range(8)), [])
     index = synced(worker)
@@ -301,7 +302,7 @@ def test_long_prompts_are_matched_to_the_block() -> None:
 
 
 def test_a_large_cache_comes_into_the_index_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.routing.cache_index.SLICE", 10)
+    monkeypatch.setattr(block_lists, "SLICE", 10)
     numbers = list(range(25))
     worker = TruthfulWorker()
     worker.change(numbers, [])
@@ -328,6 +329,23 @@ changes = st.lists(
 @given(changes)
 def test_it_equals_the_worker_whenever_it_claims_to_know(script) -> None:
     """Dumps travel on another connection: an asked one comes at any later time."""
+    compare(script)
+
+
+@settings(
+    max_examples=times(80, 200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(changes)
+def test_it_equals_the_worker_when_lists_are_indexed_bit_by_bit(
+    monkeypatch: pytest.MonkeyPatch, script
+) -> None:
+    monkeypatch.setattr(block_lists, "SLICE", 1)
+    compare(script)
+
+
+def compare(script) -> None:
     worker = TruthfulWorker()
     index = CacheIndex(5.0)
     index.join("w", "i1")
@@ -347,17 +365,23 @@ def test_it_equals_the_worker_whenever_it_claims_to_know(script) -> None:
             dumps.append(worker.dump())
         if index.is_synced("w") and delivered == worker.seq and not dumps:
             assert index._workers["w"].hashes == worker.hashes
-        known = {digest(each) for each in range(8) if index._held.of(digest(each))}
-        assert known == index._workers["w"].hashes
+        if not index.tidy(0.0):
+            assert indexed(index) == index._workers["w"].hashes
 
     final = worker.change([0], [])
     if index.apply_events(final):
         dumps.append(worker.dump())
-    while dumps:
-        if index.apply_dump("w", dumps.pop(0)):
+    while dumps or index.tidy(0.0) or not index.is_synced("w"):
+        if index.apply_dump("w", dumps.pop(0) if dumps else worker.dump()):
             dumps.append(worker.dump())
+        while index.tidy(0.0):
+            pass
     assert index.is_synced("w")
-    assert index._workers["w"].hashes == worker.hashes
+    assert index._workers["w"].hashes == worker.hashes == indexed(index)
+
+
+def indexed(index: CacheIndex) -> set[bytes]:
+    return {digest(each) for each in range(8) if index._held.of(digest(each))}
 
 
 class CountingMasks(dict[bytes, int]):
@@ -378,6 +402,8 @@ def test_the_cost_of_a_look_up_grows_neither_with_the_workers_nor_with_each_bloc
     for number in range(100):
         index.join(f"w{number}", "i")
         index.apply_dump(f"w{number}", dump)
+    while index.tidy(0.0):
+        pass
     index._held._masks = masks = CountingMasks(index._held._masks)
     found = index.matches(hashes, 0.0)
     assert set(found.values()) == {PrefixMatch(8000, 8000)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from protocol.errors import ProtocolError
 from protocol.events import CacheEvents, TierChange
 from protocol.messages import CacheDump, TierName
-from router.routing import cache_index
+from router.routing import block_lists, cache_index
 from router.routing.cache_index import CacheIndex, PrefixMatch
 
 CHAIN = [number.to_bytes(16, "little") for number in range(12)]
@@ -130,3 +132,27 @@ def test_a_dump_in_pieces_brings_the_tiers() -> None:
         )
         asked = index.take_piece("w", piece)
     assert index.match("w", CHAIN, 0.0) == PrefixMatch(3, 3, in_host=4, on_disk=1)
+
+
+@pytest.mark.parametrize("how", ["leave", "new list", "too many"])
+def test_full_tiers_are_forgotten_slice_by_slice(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(block_lists, "SLICE", 3)
+    index = index_of(0, range(8), range(8, 12))
+    while index.tidy(0.0):
+        pass
+    assert index.match("w", CHAIN, 0.0) == PrefixMatch(0, 0, in_host=8, on_disk=4)
+    if how == "leave":
+        index.leave("w")
+    elif how == "new list":
+        index.apply_dump("w", CacheDump(incarnation="i", seq=1, hashes=CHAIN[:1]))
+    else:
+        monkeypatch.setattr(cache_index, "MOST_IN_TIERS", 4)
+        with pytest.raises(ProtocolError):
+            index.apply_events(events(1, TierChange(tier=HOST, stored=CHAIN[:1])))
+    left = [len(index._tiers)]
+    while index.tidy(0.0):
+        assert index.match("w", CHAIN, 0.0).num_own == (how == "new list")
+        left.append(len(index._tiers))
+    assert left[0] > 0
+    assert all(before - after <= 6 for before, after in pairwise([*left, len(index._tiers)]))
+    assert len(index._tiers) == 0

@@ -1,0 +1,70 @@
+"""Blocks of prompts that were routed to a worker, until it holds them or the time is over.
+
+Expectations belong to prompts, expire with them, and are bounded for each worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from router.routing.block_holders import BlockHolders
+from router.routing.worker_blocks import WorkerBlocks
+
+MAX_PENDING = 32_768
+"""Blocks that are expected on one worker; of more, the oldest prompts are forgotten."""
+
+
+class ExpectedBlocks:
+    """The expected blocks of all workers; `masks` says of each block where it is expected."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self.masks = BlockHolders()
+        self._ttl_s = ttl_s
+        self._next_expiry = math.inf  # or earlier
+
+    def add(self, worker: WorkerBlocks, hashes: Sequence[bytes], now: float) -> None:
+        """Expect these blocks of a prompt on a worker, except for those that it holds."""
+        self._expire(worker, now)
+        expiry = now + self._ttl_s
+        new = hashes
+        if not worker.hashes.isdisjoint(hashes):
+            new = [digest for digest in hashes if digest not in worker.hashes]
+        if new:
+            worker.pending.update(dict.fromkeys(new, expiry))
+            worker.routed.append((expiry, new))
+            self._next_expiry = min(self._next_expiry, expiry)
+            self.masks.add(worker.bit, new)
+        while len(worker.pending) > MAX_PENDING and len(worker.routed) > 1:
+            self.forget(worker, worker.routed.popleft()[1])
+
+    def forget(self, worker: WorkerBlocks, digests: Iterable[bytes]) -> None:
+        """Expect these blocks no more."""
+        gone = [each for each in digests if worker.pending.pop(each, None) is not None]
+        self.masks.remove(worker.bit, gone)
+
+    def sweep(self, worker: WorkerBlocks, digests: Iterable[bytes]) -> None:
+        """Take those of these blocks out of `masks` that are expected no more."""
+        gone = [each for each in digests if each not in worker.pending]
+        self.masks.remove(worker.bit, gone)
+
+    def expire(self, workers: Iterable[WorkerBlocks], now: float) -> None:
+        """Forget what is expired, if anything is."""
+        if now < self._next_expiry:
+            return
+        self._next_expiry = math.inf
+        for worker in workers:
+            self._expire(worker, now)
+            if worker.routed:
+                self._next_expiry = min(self._next_expiry, worker.routed[0][0])
+
+    def _expire(self, worker: WorkerBlocks, now: float) -> None:
+        while worker.routed and worker.routed[0][0] <= now:
+            _, digests = worker.routed.popleft()
+            pending, gone = worker.pending, []
+            for each in digests:  # some may be expected again, and later
+                expiry = pending.get(each)
+                if expiry is not None and expiry <= now:
+                    del pending[each]
+                    gone.append(each)
+            self.masks.remove(worker.bit, gone)
