@@ -2,9 +2,9 @@
 
 Least attained service, as in Autellix (Luo et al., 2025): a session of many or long requests falls
 behind step by step, each step for twice as much work as the one before. Requests without a session
-fall behind nobody. A session is one share's: where a router infers sessions from prompts, owners whose
-prompts begin alike have sessions of the same name. Bounded: sessions that were longest without a
-request are forgotten. Pure.
+fall behind nobody. A session is one share's: where a router infers sessions from prompts, owners
+whose prompts begin alike have sessions of the same name. Bounded: sessions that were longest
+without a request are forgotten. Pure.
 """
 
 from __future__ import annotations
