@@ -25,7 +25,7 @@ class CacheDelta:
 
 
 class ColdBlock(NamedTuple):
-    """An unpinned cached block. `num_uses` counts how often it was allocated until now."""
+    """A cached block as it is now. `num_uses` counts how often it was allocated until now."""
 
     block: int
     digest: bytes
@@ -90,6 +90,10 @@ class BlockManager:
                 break
             blocks.append(block)
         return blocks
+
+    def is_cached(self, digest: bytes) -> bool:
+        """Whether a block has this hash."""
+        return digest in self._block_of
 
     def num_free_after_pinning(self, blocks: Iterable[int]) -> int:
         """Number of free blocks that would be left if `blocks` were pinned."""
@@ -183,12 +187,17 @@ class BlockManager:
             if (digest := self._hash_of[block]) is not None and block not in self._stays_here
         ]
 
+    def find(self, digest: bytes) -> ColdBlock | None:
+        """The cached block with this hash."""
+        block = self._block_of.get(digest)
+        return None if block is None else ColdBlock(block, digest, self._num_uses[block])
+
     def stay_here(self, hashes: Iterable[bytes]) -> bool:
         """Whether one of these cached blocks may not be kept anywhere else."""
         return any(self._block_of.get(digest) in self._stays_here for digest in hashes)
 
     def is_unchanged(self, cold: ColdBlock) -> bool:
-        """Whether the block still holds what it held when `coldest` returned it."""
+        """Whether the block still holds what it held when `coldest` or `find` returned it."""
         block, digest, num_uses = cold
         return self._num_uses[block] == num_uses and self._hash_of[block] == digest
 

@@ -30,6 +30,8 @@ class Prefix(NamedTuple):
 
 
 OnAllocate = Callable[[list[int]], None]
+Has = Callable[[int, bytes], bool]
+"""Whether there is a block, by its group and its hash."""
 
 
 class BlockPools:
@@ -54,11 +56,13 @@ class BlockPools:
         groups = list(zip(self.managers, self.rules, strict=True))
         self._full = [manager for manager, rule in groups if rule.window is None]
         self._windowed = [
-            (manager, rule)
-            for manager, rule in groups
+            (group, manager, rule)
+            for group, (manager, rule) in enumerate(groups)
             if rule.window is not None and isinstance(manager, GroupBlocks)
         ]
-        self._ends = PrefixEnds([rule.cover for _, rule in self._windowed])
+        self._ends = PrefixEnds([rule.cover for _, _, rule in self._windowed])
+        self.is_kept_below: Callable[[bytes], bool] = lambda _: False
+        """Whether a block of the groups without a window, by its hash, is in a tier."""
         first = self.managers[0]
         if pages is not None and self._full and isinstance(first, GroupBlocks):
             first.on_evict = self._cool_windows
@@ -140,7 +144,7 @@ class BlockPools:
         end = len(hashes)
         for manager in self._full:
             end = len(manager.match(hashes[:end]))
-        end = self._last_end(hashes, end)
+        end = self._last_end(hashes, 0, end, self._is_cached)
         return Prefix(
             end,
             tuple(
@@ -148,6 +152,34 @@ class BlockPools:
                 for manager, rule in zip(self.managers, self.rules, strict=True)
             ),
         )
+
+    def reach(self, hashes: Sequence[bytes], first: int, has: Has) -> int:
+        """The longest prefix of at least `first` blocks of the chain `hashes` at whose end all
+        groups can go on, if they have the blocks before the first one, and those that `has` tells
+        of."""
+        end = len(hashes)
+        for group, rule in enumerate(self.rules):
+            if rule.window is None:
+                end = next((i for i in range(first, end) if not has(group, hashes[i])), end)
+        return self._last_end(hashes, first, end, has)
+
+    def needed(self, first: int, end: int) -> list[tuple[int, range]]:
+        """By group, the blocks behind `first` blocks that it needs to go on behind `end` ones."""
+        return [
+            (group, range(max(first, rule.covers_from(end)), end))
+            for group, rule in enumerate(self.rules)
+        ]
+
+    def run_bytes(self, num_blocks: int, block_bytes: Sequence[int]) -> tuple[int, int]:
+        """The bytes of a run of `num_blocks` blocks, by those of a block of each group: of each
+        block in groups without a window, and of all blocks that windows see at the run's end."""
+        of_block = of_windows = 0
+        for rule, size in zip(self.rules, block_bytes, strict=True):
+            if rule.window is None:
+                of_block += size
+            else:
+                of_windows += min(rule.cover, num_blocks) * size
+        return of_block, of_windows
 
     def fits(self, prefix: Prefix, wanted: Sequence[int], headroom: int = 0) -> bool:
         """Whether there is room for `wanted` more blocks by group, and `headroom` more of the
@@ -187,7 +219,7 @@ class BlockPools:
         first = self.managers[0].drain_events()
         if not self._windowed:
             return first
-        for index, (manager, _rule) in enumerate(self._windowed):
+        for index, (_, manager, _) in enumerate(self._windowed):
             delta = first if manager is self.managers[0] else manager.drain_events()
             stored = [(digest, manager.parent_of(digest)) for digest in delta.stored]
             self._ends.change(index, stored, delta.removed)
@@ -212,22 +244,26 @@ class BlockPools:
         for manager in self.managers:
             manager.check()
 
-    def _last_end(self, hashes: Sequence[bytes], end: int) -> int:
-        """The last boundary up to `end` at which all windowed groups can go on."""
+    def _is_cached(self, group: int, digest: bytes) -> bool:
+        return self.managers[group].is_cached(digest)
+
+    def _last_end(self, hashes: Sequence[bytes], first: int, end: int, has: Has) -> int:
+        """The last boundary from `first` to `end` at which all windowed groups can go on, if they
+        can at `first`."""
         known = [end] * len(self._windowed)  # each group holds the blocks from here to the end
-        while end:
+        while end > first:
             gap = None
-            for index, (manager, rule) in enumerate(self._windowed):
-                first = rule.covers_from(end)
-                while gap is None and (block := min(known[index], end) - 1) >= first:
-                    if manager.is_cached(hashes[block]):
+            for index, (group, _, rule) in enumerate(self._windowed):
+                start = max(first, rule.covers_from(end))
+                while gap is None and (block := min(known[index], end) - 1) >= start:
+                    if has(group, hashes[block]):
                         known[index] = block
                     else:
                         gap = block
             if gap is None:
                 return end
             end = gap
-        return 0
+        return first
 
     def _pages_needed(self, prefix: Prefix, wanted: Sequence[int]) -> tuple[list[int], int]:
         """By group, the fewest pages to take for `wanted` more blocks once the prefix is pinned;
@@ -244,9 +280,11 @@ class BlockPools:
         return needed, available
 
     def _cool_windows(self, digest: bytes) -> None:
-        """A prefix lost its block with this hash, so no windowed group can go on behind it."""
-        for manager, _rule in self._windowed:
-            manager.cool([digest])
+        """A prefix lost its block with this hash, so no windowed group can go on behind it, unless
+        a tier has it."""
+        if not self.is_kept_below(digest):
+            for _, manager, _ in self._windowed:
+                manager.cool([digest])
 
 
 def _checkpoint_blocks(rules: Sequence[GroupRule]) -> int:

@@ -219,10 +219,6 @@ class GroupBlocks(BlockManager):
             else:
                 self.pages.set_idle(block // self.blocks_per_page, self.pages.now)
 
-    def is_cached(self, digest: bytes) -> bool:
-        """Whether a block has this hash."""
-        return digest in self._block_of
-
     def free_after_pinning(self, cached: Sequence[int]) -> tuple[int, int]:
         """The free blocks in open pages (below 0: those that more pages have to have), and the
         number of idle pages that would be open, if `cached` were pinned."""
@@ -238,12 +234,14 @@ class GroupBlocks(BlockManager):
         return free + (self.pages.num_available - num_opened) * self.blocks_per_page
 
     def coldest(self, count: int) -> list[ColdBlock]:
-        """See BlockManager; of the group's own blocks."""
+        """See BlockManager; of the group's own blocks, without those that go first anyway."""
         idle = (block for page in self.pages.idle_pages(self) for block in self._blocks_of(page))
         return [
             ColdBlock(block, digest, self._num_uses[block])
             for block in islice(chain(self._free, idle), count)
-            if (digest := self._hash_of[block]) is not None and block not in self._stays_here
+            if (digest := self._hash_of[block]) is not None
+            and self._freed_at[block] != _COLD
+            and block not in self._stays_here
         ]
 
     def evict(self, page: int) -> None:

@@ -176,9 +176,9 @@ class Scheduler:
         sequence.num_fetched += num_blocks * self.config.block_size
         self._tables.publish(sequence)
 
-    def fetch_slots(self, sequence: Sequence, num_blocks: int) -> list[list[int]] | None:
+    def slots(self, sequence: Sequence, num_blocks: int) -> list[list[int]] | None:
         """See `SequenceBlocks`."""
-        return self._tables.fetch_slots(sequence, num_blocks)
+        return self._tables.slots(sequence, num_blocks)
 
     def expect(self, sequence: Sequence, num_blocks: int) -> None:
         """The next `num_blocks` blocks of a sequence are being fetched: sequences that need them

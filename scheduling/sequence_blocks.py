@@ -150,15 +150,18 @@ class SequenceBlocks:
             for index, manager, rule in self._windowed:
                 self._slide(sequence, sequence.tables[index], manager, rule)
 
-    def fetch_slots(self, sequence: Sequence, num_blocks: int) -> list[list[int]] | None:
-        """By windowed group, the blocks that are to hold what its window reaches back from the end
-        of the next `num_blocks` blocks of a sequence, at most; None if the sequence lacks some."""
+    def slots(self, sequence: Sequence, num_blocks: int) -> list[list[int]] | None:
+        """By group, the blocks that are to hold what it needs to go on behind the next `num_blocks`
+        blocks of a sequence: all of these, or what its window reaches back, at most. None if the
+        sequence lacks some."""
+        start = sequence.num_computed // sequence.block_size
         slots = []
-        for index, _, rule in self._windowed:
-            table, count = sequence.tables[index], min(rule.cover, num_blocks)
-            at = sequence.num_computed // sequence.block_size - table.first
-            slots.append(table.blocks[at : at + count])
-            if len(slots[-1]) < count:
+        for table, (_, needed) in zip(
+            sequence.tables, self.pools.needed(start, start + num_blocks), strict=True
+        ):
+            at = start - table.first
+            slots.append(table.blocks[at : at + len(needed)])
+            if len(slots[-1]) < len(needed):
                 return None
         return slots
 
@@ -202,7 +205,7 @@ class SequenceBlocks:
         """Forget the hashes of the sequence's blocks, whose contents cannot be trusted, also of
         those that have left its windows."""
         for table, manager in zip(sequence.tables, self.pools.managers, strict=True):
-            manager.withdraw(table.blocks, sequence.hashes[table.first : table.end])
+            manager.withdraw(table.blocks, sequence.hashes[: table.end])
             manager.forget(sequence.hashes[: table.first])
 
     def release(self, sequence: Sequence) -> None:

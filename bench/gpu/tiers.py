@@ -78,6 +78,6 @@ def check_tiers(card: Card, passes: Passes, chunk: int) -> Iterator[Row]:
 def _copies(passes: Passes, num_slots: int) -> BlockCopies:
     pool = passes.pool
     if pool.device.type == "cuda":
-        return PinnedCopies(pool, num_slots)
+        return PinnedCopies(pool, pool.block_bytes, num_slots)
     memory = PoolMemory(pool.base_address, pool.block_bytes, pool.num_blocks, "cpu")
     return HostCopies(memory, num_slots)

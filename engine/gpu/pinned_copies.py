@@ -16,10 +16,10 @@ from engine.kv_pool import KvPool
 class PinnedCopies:
     """See `kv_transfer.tiers.copies.BlockCopies`."""
 
-    def __init__(self, pool: KvPool, num_slots: int) -> None:
-        # [blocks or slots, block_bytes], uint8
-        self._pool = pool.tensor.view(pool.num_blocks, -1).view(torch.uint8)
-        shape = (num_slots, pool.block_bytes)
+    def __init__(self, pool: KvPool, unit_bytes: int, num_slots: int) -> None:
+        # [units or slots, unit_bytes], uint8
+        self._pool = pool.tensor.view(-1).view(torch.uint8).view(-1, unit_bytes)
+        shape = (num_slots, unit_bytes)
         self._slots = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         self._bytes = self._slots.numpy()
         self._stream = torch.cuda.Stream(pool.device)
@@ -33,16 +33,23 @@ class PinnedCopies:
         """See BlockCopies."""
         return memoryview(self._bytes[number])
 
-    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+    def save(self, units: Sequence[int], slots: Sequence[int]) -> None:
         """See BlockCopies."""
         with torch.cuda.stream(self._stream):
-            for block, slot in zip(blocks, slots, strict=True):
-                self._slots[slot].copy_(self._pool[block], non_blocking=True)
+            for unit, slot in zip(units, slots, strict=True):
+                self._slots[slot].copy_(self._pool[unit], non_blocking=True)
         self._stream.synchronize()
 
-    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+    def load(self, slots: Sequence[int], units: Sequence[int]) -> None:
         """See BlockCopies."""
         with torch.cuda.stream(self._stream):
-            for slot, block in zip(slots, blocks, strict=True):
-                self._pool[block].copy_(self._slots[slot], non_blocking=True)
+            for slot, unit in zip(slots, units, strict=True):
+                self._pool[unit].copy_(self._slots[slot], non_blocking=True)
+        self._stream.synchronize()
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See BlockCopies."""
+        with torch.cuda.stream(self._stream):
+            for source, target in zip(sources, targets, strict=True):
+                self._pool[target].copy_(self._pool[source], non_blocking=True)
         self._stream.synchronize()

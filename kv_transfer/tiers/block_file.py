@@ -1,7 +1,7 @@
-"""A file of encrypted KV blocks, in slots of equal size.
+"""A file of encrypted units of KV blocks, in slots of equal size.
 
-The head names the file's salt and the id of its key, each slot's head the hash of its block, the
-time of writing and the nonce. A slot that is half written, was changed, or belongs to another block
+The head names the file's salt and the id of its key, each slot's head the name of its unit, the
+time of writing and the nonce. A slot that is half written, was changed, or belongs to another unit
 cannot be decrypted. The file grows as slots are used. One thread calls `read`, `write` and `erase`.
 """
 
@@ -25,18 +25,19 @@ from protocol.errors import ConfigError
 from protocol.hashing import HASH_BYTES
 
 PAGE = 4096
-_MAGIC = b"BATONKV1"
+_MAGIC = b"BATONKV2"
 _FILE_HEAD = struct.Struct(f"<8s{SALT_BYTES}s{ID_BYTES}sQ")
-_SLOT_HEAD = struct.Struct(f"<{HASH_BYTES}sQ{NONCE_BYTES}s")
-_ABOUT = struct.Struct(f"<{HASH_BYTES}sQ")
+_NAME_BYTES = HASH_BYTES + 2
+_SLOT_HEAD = struct.Struct(f"<{_NAME_BYTES}sQ{NONCE_BYTES}s")
+_ABOUT = struct.Struct(f"<{_NAME_BYTES}sQ")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A block that an earlier process wrote, by its slot's head, which may lie."""
+    """A unit that an earlier process wrote, by its slot's head, which may lie."""
 
     slot: int
-    digest: bytes
+    name: bytes
     written_s: int
 
 
@@ -45,13 +46,13 @@ class BlockFile:
     file cannot be used, for example on a full disk."""
 
     def __init__(
-        self, fd: int, scope: DiskScope, block_bytes: int, max_bytes: int,
+        self, fd: int, scope: DiskScope, unit_bytes: int, max_bytes: int,
         wall_s: Callable[[], float],
     ) -> None:  # fmt: skip
         self._fd = fd
         self._wall_s = wall_s
-        self._slot_bytes = -(-(_SLOT_HEAD.size + block_bytes + TAG_BYTES) // PAGE) * PAGE
-        self._sealed_bytes = block_bytes + TAG_BYTES
+        self._slot_bytes = -(-(_SLOT_HEAD.size + unit_bytes + TAG_BYTES) // PAGE) * PAGE
+        self._sealed_bytes = unit_bytes + TAG_BYTES
         self.num_slots = max(0, (max_bytes - PAGE) // self._slot_bytes)
         try:
             self._key, self.is_foreign = self._open_key(scope)
@@ -61,36 +62,37 @@ class BlockFile:
         self._buffer = memoryview(bytearray(_SLOT_HEAD.size + self._sealed_bytes))
 
     def found(self) -> list[Found]:
-        """The blocks that are there; one for each hash."""
-        blocks: dict[bytes, Found] = {}
+        """The units that are there; one for each name."""
+        units: dict[bytes, Found] = {}
         for slot in range(self.num_slots):
             head = os.pread(self._fd, _SLOT_HEAD.size, self._offset(slot))
             if len(head) < _SLOT_HEAD.size:
                 break
-            digest, written_s, _ = _SLOT_HEAD.unpack(head)
-            if any(digest):
-                blocks.setdefault(digest, Found(slot, digest, written_s))
-        return list(blocks.values())
+            padded, written_s, _ = _SLOT_HEAD.unpack(head)
+            if any(padded):
+                name = _without_padding(padded)
+                units.setdefault(name, Found(slot, name, written_s))
+        return list(units.values())
 
-    def write(self, slot: int, digest: bytes, block: memoryview) -> None:
-        """Write a block. Raises OSError; the slot then holds nothing that can be read."""
+    def write(self, slot: int, name: bytes, unit: memoryview) -> None:
+        """Write a unit. Raises OSError; the slot then holds nothing that can be read."""
         written_s = int(self._wall_s())
         sealed = self._buffer[_SLOT_HEAD.size :]
-        nonce = self._key.seal(block, _ABOUT.pack(digest, written_s), sealed)
-        _SLOT_HEAD.pack_into(self._buffer, 0, digest, written_s, nonce)
+        nonce = self._key.seal(unit, _ABOUT.pack(name, written_s), sealed)
+        _SLOT_HEAD.pack_into(self._buffer, 0, name, written_s, nonce)
         self._write(self._offset(slot), self._buffer)
 
-    def read(self, slot: int, digest: bytes, into: memoryview) -> None:
-        """Read the block of this hash. Raises OSError and ForgedBlock."""
+    def read(self, slot: int, name: bytes, into: memoryview) -> None:
+        """Read the unit of this name. Raises OSError and ForgedBlock."""
         number = os.preadv(self._fd, [self._buffer], self._offset(slot))
         found, written_s, nonce = _SLOT_HEAD.unpack_from(self._buffer)
-        if number < len(self._buffer) or found != digest:
+        if number < len(self._buffer) or _without_padding(found) != name:
             raise ForgedBlock("the slot does not hold this block")
         sealed = self._buffer[_SLOT_HEAD.size :]
-        self._key.open(nonce, sealed, _ABOUT.pack(digest, written_s), into)
+        self._key.open(nonce, sealed, _ABOUT.pack(name, written_s), into)
 
     def erase(self, slot: int) -> None:
-        """Overwrite the head of a slot: without its nonce, the block cannot be decrypted. Raises
+        """Overwrite the head of a slot: without its nonce, the unit cannot be decrypted. Raises
         OSError."""
         self._write(self._offset(slot), memoryview(bytes(_SLOT_HEAD.size)))
 
@@ -125,6 +127,11 @@ class BlockFile:
         while data:
             number = os.pwrite(self._fd, data, offset)
             data, offset = data[number:], offset + number
+
+
+def _without_padding(name: bytes) -> bytes:
+    """The name in a slot's head: a block's first unit is called by its hash alone."""
+    return name if any(name[HASH_BYTES:]) else name[:HASH_BYTES]
 
 
 def is_of(fd: int, scope: DiskScope) -> bool:

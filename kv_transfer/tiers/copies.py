@@ -12,21 +12,24 @@ from kv_transfer.transports.interface import PoolMemory
 
 
 class BlockCopies(Protocol):
-    """Slots of host memory, of the size of a block each, beside a pool. A thread of the tier calls
-    `save` and `load`, which return when the copies are complete."""
+    """Slots of host memory, of the size of a unit each, beside a pool of such units. A thread of
+    the tier calls `save`, `load` and `move`, which return when the copies are complete."""
 
     @property
     def num_slots(self) -> int:
-        """How many blocks the host memory holds."""
+        """How many units the host memory holds."""
 
     def slot(self, number: int) -> memoryview:
         """The bytes of a slot."""
 
-    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy blocks of the pool into slots, pairwise. The pool may change meanwhile."""
+    def save(self, units: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy units of the pool into slots, pairwise. The pool may change meanwhile."""
 
-    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy slots into blocks of the pool, pairwise."""
+    def load(self, slots: Sequence[int], units: Sequence[int]) -> None:
+        """Copy slots into units of the pool, pairwise."""
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy units of the pool into other ones, pairwise. The sources may change meanwhile."""
 
 
 class HostCopies:
@@ -53,21 +56,26 @@ class HostCopies:
         """See BlockCopies."""
         return self._bytes[number * self._size : (number + 1) * self._size]
 
-    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+    def save(self, units: Sequence[int], slots: Sequence[int]) -> None:
         """See BlockCopies. `memmove` lets other threads run."""
-        for block, slot in zip(blocks, slots, strict=True):
-            ctypes.memmove(self._of_slot(slot), self._of_block(block), self._size)
+        for unit, slot in zip(units, slots, strict=True):
+            ctypes.memmove(self._of_slot(slot), self._of_unit(unit), self._size)
 
-    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+    def load(self, slots: Sequence[int], units: Sequence[int]) -> None:
         """See BlockCopies."""
-        for slot, block in zip(slots, blocks, strict=True):
-            ctypes.memmove(self._of_block(block), self._of_slot(slot), self._size)
+        for slot, unit in zip(slots, units, strict=True):
+            ctypes.memmove(self._of_unit(unit), self._of_slot(slot), self._size)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See BlockCopies."""
+        for source, target in zip(sources, targets, strict=True):
+            ctypes.memmove(self._of_unit(target), self._of_unit(source), self._size)
 
     def _of_slot(self, slot: int) -> int:
         return self._address + slot * self._size
 
-    def _of_block(self, block: int) -> int:
-        return self._pool.address + block * self._size
+    def _of_unit(self, unit: int) -> int:
+        return self._pool.address + unit * self._size
 
 
 def checksum(data: memoryview) -> int:

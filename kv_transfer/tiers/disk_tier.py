@@ -1,7 +1,7 @@
-"""The second tier: encrypted blocks in a file, below host memory.
+"""The second tier: encrypted units of blocks in a file, below host memory.
 
-The coldest blocks of host memory are written behind, and read back into host memory for requests
-that will need them. A block that cannot be read, or was not written by us, is forgotten and
+The coldest units of host memory are written behind, and read back into host memory for requests
+that will need them. A unit that cannot be read, or was not written by us, is forgotten and
 computed again. All methods belong to the thread that steps; the tier's thread reads and writes.
 """
 
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 MAX_WRITING = 16
 USUAL_BYTES_PER_S = 1e9
 NoteRead = Callable[[bytes, float], None]
-"""Told the hash of a block that has arrived in host memory, and the seconds that it took."""
+"""Told the name of a unit that has arrived in host memory, and the seconds that it took."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskTier:
-    """Blocks in the slots of `file`, by hash."""
+    """Units in the slots of `file`, by name."""
 
     def __init__(
-        self, file: BlockFile, host: HostTier, thread: IoThread, block_bytes: int, max_age_s: float
+        self, file: BlockFile, host: HostTier, thread: IoThread, unit_bytes: int, max_age_s: float
     ) -> None:
         self.index = SlotIndex(file.num_slots, max_age_s)
-        self.counts = TierCounts(block_bytes, USUAL_BYTES_PER_S)
+        self.counts = TierCounts(unit_bytes, USUAL_BYTES_PER_S)
         self.reading: set[bytes] = set()
         self._writing: set[bytes] = set()
         self._file = file
@@ -44,9 +44,9 @@ class DiskTier:
         self._now = 0.0
 
     def restore(self, now: float, wall_s: float) -> int:
-        """Find the blocks again that an earlier process wrote. Returns their number."""
+        """Find the units again that an earlier process wrote. Returns their number."""
         entries = [
-            (each.slot, each.digest, now - max(0.0, wall_s - each.written_s))
+            (each.slot, each.name, now - max(0.0, wall_s - each.written_s))
             for each in self._file.found()
         ]
         self.index.restore(entries)
@@ -54,46 +54,46 @@ class DiskTier:
         return len(self.index)
 
     def save_coldest(self, count: int, now: float) -> bool:
-        """Write the blocks that host memory gives up if `count` more come, and that are not here
+        """Write the units that host memory gives up if `count` more come, and that are not here
         yet, as many as the thread may have to do. Returns whether that is all of them."""
         self._now = now
         if len(self._writing) >= MAX_WRITING:
             return False
-        for digest in self._host.index.coldest(count):
-            if digest not in self.index and digest not in self._writing:
+        for name in self._host.index.coldest(count):
+            if name not in self.index and name not in self._writing:
                 if len(self._writing) >= MAX_WRITING:
                     return False
-                self._save(digest)
+                self._save(name)
         return True
 
-    def raise_blocks(self, hashes: Sequence[bytes], note: NoteRead, now: float) -> int:
-        """Read the blocks of a chain that are here and not in host memory, up to the first that is
+    def raise_units(self, names: Sequence[bytes], note: NoteRead, now: float) -> int:
+        """Read those of these units that are here and not in host memory, up to the first that is
         in neither, or for which host memory has no room; `note` is called for each that has
         arrived. Returns how many reads were begun."""
         self._now = now
         number = 0
-        self.index.touch(hashes, now)
-        for digest in hashes:
-            if digest in self._host.index or digest in self.reading:
+        self.index.touch(names, now)
+        for name in names:
+            if name in self._host.index or name in self.reading:
                 continue
-            if digest not in self.index or len(self.reading) >= self._host.num_window:
+            if name not in self.index or len(self.reading) >= self._host.num_window:
                 break
             slot = self._host.index.try_reserve()
             if slot is None:
                 break
-            self._raise(digest, slot, note)
+            self._raise(name, slot, note)
             number += 1
         return number
 
-    def drop(self, digest: bytes) -> None:
-        """Forget a block, and make it unreadable."""
-        slot = self.index.find(digest)
+    def drop(self, name: bytes) -> None:
+        """Forget a unit, and make it unreadable."""
+        slot = self.index.find(name)
         if slot is not None:
-            self.index.drop(digest)
+            self.index.drop(name)
             self._erase(slot)
 
     def expire(self, now: float) -> None:
-        """Forget the blocks that were not used for too long, and make them unreadable."""
+        """Forget the units that were not used for too long, and make them unreadable."""
         for _, slot in self.index.expire(now):
             self._erase(slot)
 
@@ -108,24 +108,24 @@ class DiskTier:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _save(self, digest: bytes) -> None:
+    def _save(self, name: bytes) -> None:
         slot = self.index.try_reserve()
         if slot is None:
             return
-        self._writing.add(digest)
-        host_slot, block = self._host.read(digest)
+        self._writing.add(name)
+        host_slot, unit = self._host.read(name)
 
         def run() -> None:
             if not self._host.is_whole(host_slot):
                 raise ForgedBlock("a block in host memory has changed by itself")
-            self._file.write(slot, digest, block)
+            self._file.write(slot, name, unit)
 
         def over(error: Exception | None) -> None:
-            self._writing.discard(digest)
-            is_kept = self._host.index.find(digest) == host_slot
-            self._host.index.unpin(host_slot, digest)
+            self._writing.discard(name)
+            is_kept = self._host.index.find(name) == host_slot
+            self._host.index.unpin(host_slot, name)
             if error is None and is_kept:
-                self.index.fill(slot, digest, self._now)
+                self.index.fill(slot, name, self._now)
                 self.counts.num_stored += 1
                 return
             self.index.cancel(slot)
@@ -136,32 +136,32 @@ class DiskTier:
 
         self._thread.submit(Job(run, over), is_urgent=False)
 
-    def _raise(self, digest: bytes, host_slot: int, note: NoteRead) -> None:
-        slot = self.index.find(digest)
+    def _raise(self, name: bytes, host_slot: int, note: NoteRead) -> None:
+        slot = self.index.find(name)
         assert slot is not None, "it was found a moment ago"
-        self.reading.add(digest)
+        self.reading.add(name)
         self.index.pin(slot)
         target = self._host.slot(host_slot)
         took: list[float] = []
 
         def run() -> None:
             started = time.perf_counter()
-            self._file.read(slot, digest, target)
+            self._file.read(slot, name, target)
             self._host.seal(host_slot)
             took.append(time.perf_counter() - started)
 
         def over(error: Exception | None) -> None:
-            self.reading.discard(digest)
-            is_kept = self.index.find(digest) == slot
-            self.index.unpin(slot, digest)
+            self.reading.discard(name)
+            is_kept = self.index.find(name) == slot
+            self.index.unpin(slot, name)
             if error is None and is_kept:
-                self._host.index.fill(host_slot, digest, self._now)
+                self._host.index.fill(host_slot, name, self._now)
                 self.counts.note_loaded(1, took[0])
-                note(digest, took[0])
+                note(name, took[0])
                 return
             self._host.index.cancel(host_slot)
             if error is not None:
-                self.drop(digest)
+                self.drop(name)
                 self.counts.fail("blocks on disk could not be read", error)
 
         self._thread.submit(Job(run, over), is_urgent=True)

@@ -1,8 +1,9 @@
-"""The first tier: blocks in host memory, copied to and from the pool by a thread of the tier.
+"""The first tier: units of blocks in host memory, copied to and from the pool by a thread of the
+tier (`kv_transfer.tiers.units`).
 
 Blocks are saved before the pool evicts them, without a pin: a block that was allocated again while
 it was copied does not count as saved. Blocks are loaded into blocks of the pool that an admitted
-request holds. Each slot has a checksum; a block that fails it is forgotten. All methods belong to
+request holds. Each slot has a checksum; a unit that fails it is forgotten. All methods belong to
 the thread that steps.
 """
 
@@ -17,12 +18,12 @@ from kv_transfer.tiers.copies import BlockCopies, checksum
 from kv_transfer.tiers.io_thread import IoThread, Job
 from kv_transfer.tiers.slot_index import SlotIndex
 from kv_transfer.tiers.tier_counts import TierCounts
-from scheduling.block_manager import ColdBlock
+from kv_transfer.tiers.units import ColdUnit
 
 log = logging.getLogger(__name__)
 
-BLOCKS_PER_JOB = 8
-"""Blocks that are saved in one go: loads wait for no more."""
+UNITS_PER_JOB = 8
+"""Units that are saved in one go: loads wait for no more."""
 MAX_SAVING = 64
 USUAL_BYTES_PER_S = 4e9
 
@@ -31,23 +32,28 @@ USUAL_BYTES_PER_S = 4e9
 class _Copied:
     """The outcome of a load, which the tier's thread fills in."""
 
-    num_blocks: int = 0
+    num_units: int = 0
     seconds: float = 0.0
+    is_whole: bool = False
     is_cancelled: bool = False
 
 
 @dataclass(eq=False)
 class Load:
-    """Blocks on their way into the pool, the first of which is block `first_block` of its prompt.
-    They stay the loader's until `over` is called with the number of leading ones that arrived.
-    `parent` is the hash of the block before them, if there is one."""
+    """Units on their way into the pool: those with these `names` into `units`, and the sources of
+    `moves`, which are in the pool, into its targets. The targets stay the loader's until `over` is
+    called with the number of leading units that came from here."""
 
-    first_block: int
-    parent: bytes | None
-    hashes: Sequence[bytes]
-    blocks: Sequence[int]
+    names: Sequence[bytes]
+    units: Sequence[int]
     over: Callable[[int], None]
+    moves: tuple[Sequence[int], Sequence[int]] = ((), ())
     _copied: _Copied = field(default_factory=_Copied)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was copied."""
+        return self._copied.is_whole
 
     def cancel(self) -> None:
         """Load no more of it, if it has not begun. `over` is called all the same."""
@@ -55,13 +61,13 @@ class Load:
 
 
 class HostTier:
-    """Blocks in the slots of `copies`, by hash."""
+    """Units in the slots of `copies`, by name."""
 
     def __init__(
-        self, copies: BlockCopies, thread: IoThread, block_bytes: int, max_age_s: float
+        self, copies: BlockCopies, thread: IoThread, unit_bytes: int, max_age_s: float
     ) -> None:
         self.index = SlotIndex(copies.num_slots, max_age_s)
-        self.counts = TierCounts(block_bytes, USUAL_BYTES_PER_S)
+        self.counts = TierCounts(unit_bytes, USUAL_BYTES_PER_S)
         self.saving: set[bytes] = set()
         self._copies = copies
         self._thread = thread
@@ -69,48 +75,49 @@ class HostTier:
 
     @property
     def num_window(self) -> int:
-        """Blocks that may be saved ahead of their eviction. With more than half of the slots they
+        """Units that may be saved ahead of their eviction. With more than half of the slots they
         would push each other out."""
         return max(1, self.index.num_slots // 2)
 
     def save(
-        self, cold: Sequence[ColdBlock], is_unchanged: Callable[[ColdBlock], bool], now: float
+        self, cold: Sequence[ColdUnit], is_unchanged: Callable[[ColdUnit], bool], now: float
     ) -> bool:
-        """Save blocks of the pool that are not here yet, as many as the thread may have to do.
+        """Save units of the pool that are not here yet, as many as the thread may have to do.
         Returns whether that is all of them."""
         new = [
-            each
-            for each in cold
-            if each.digest not in self.index and each.digest not in self.saving
+            each for each in cold if each.name not in self.index and each.name not in self.saving
         ]
         room = max(0, MAX_SAVING - len(self.saving))
-        for start in range(0, min(room, len(new)), BLOCKS_PER_JOB):
-            self._save(new[start : start + BLOCKS_PER_JOB], is_unchanged, now)
+        for start in range(0, min(room, len(new)), UNITS_PER_JOB):
+            self._save(new[start : start + UNITS_PER_JOB], is_unchanged, now)
         return len(new) <= room
 
     def load(self, load: Load, now: float) -> None:
-        """Load blocks that are all here."""
-        hashes, copied = load.hashes, load._copied
-        slots = [self._slot(digest) for digest in hashes]
+        """Load units whose names are all here."""
+        names, copied = load.names, load._copied
+        slots = [self._slot(name) for name in names]
         for slot in slots:
             self.index.pin(slot)
-        self.index.touch(hashes, now)
+        self.index.touch(names, now)
 
         def run() -> None:
             if copied.is_cancelled:
                 return
             started = time.perf_counter()
             whole = self._num_whole(slots)
-            self._copies.load(slots[:whole], load.blocks[:whole])
+            self._copies.load(slots[:whole], load.units[:whole])
             copied.seconds = time.perf_counter() - started
-            copied.num_blocks = whole
+            copied.num_units = whole
+            if whole == len(slots):
+                self._copies.move(*load.moves)
+                copied.is_whole = True
 
         def over(error: Exception | None) -> None:
-            for slot, digest in zip(slots, hashes, strict=True):
-                self.index.unpin(slot, digest)
+            for slot, name in zip(slots, names, strict=True):
+                self.index.unpin(slot, name)
             if not copied.is_cancelled:
-                self._note_load(hashes, copied, error)
-            load.over(copied.num_blocks)
+                self._note_load(names, copied, error)
+            load.over(copied.num_units)
 
         self._thread.submit(Job(run, over), is_urgent=True)
 
@@ -124,9 +131,9 @@ class HostTier:
 
     # -- for the tier below --------------------------------------------------------------------
 
-    def read(self, digest: bytes) -> tuple[int, memoryview]:
+    def read(self, name: bytes) -> tuple[int, memoryview]:
         """Pin the slot of an entry, and return it with its bytes. `index.unpin` follows."""
-        slot = self._slot(digest)
+        slot = self._slot(name)
         self.index.pin(slot)
         return slot, self._copies.slot(slot)
 
@@ -146,9 +153,9 @@ class HostTier:
     # -- steps ---------------------------------------------------------------------------------
 
     def _save(
-        self, cold: Sequence[ColdBlock], is_unchanged: Callable[[ColdBlock], bool], now: float
+        self, cold: Sequence[ColdUnit], is_unchanged: Callable[[ColdUnit], bool], now: float
     ) -> None:
-        saved: list[tuple[ColdBlock, int]] = []
+        saved: list[tuple[ColdUnit, int]] = []
         for each in cold:
             slot = self.index.try_reserve()
             if slot is None:
@@ -156,19 +163,19 @@ class HostTier:
             saved.append((each, slot))
         if not saved:
             return
-        self.saving.update(each.digest for each, _ in saved)
+        self.saving.update(each.name for each, _ in saved)
         slots = [slot for _, slot in saved]
 
         def run() -> None:
-            self._copies.save([each.block for each, _ in saved], slots)
+            self._copies.save([each.unit for each, _ in saved], slots)
             for slot in slots:
                 self.seal(slot)
 
         def over(error: Exception | None) -> None:
             for each, slot in saved:
-                self.saving.discard(each.digest)
+                self.saving.discard(each.name)
                 if error is None and is_unchanged(each):
-                    self.index.fill(slot, each.digest, now)
+                    self.index.fill(slot, each.name, now)
                     self.counts.num_stored += 1
                 else:
                     self.index.cancel(slot)
@@ -181,18 +188,18 @@ class HostTier:
     def _num_whole(self, slots: Sequence[int]) -> int:
         return next((i for i, slot in enumerate(slots) if not self.is_whole(slot)), len(slots))
 
-    def _note_load(self, hashes: Sequence[bytes], copied: _Copied, error: Exception | None) -> None:
-        number = copied.num_blocks
+    def _note_load(self, names: Sequence[bytes], copied: _Copied, error: Exception | None) -> None:
+        number = copied.num_units
         if error is not None:
-            for digest in hashes:
-                self.index.drop(digest)
+            for name in names:
+                self.index.drop(name)
             self.counts.fail("blocks could not be copied from host memory", error)
-        elif number < len(hashes):
-            self.index.drop(hashes[number])
+        elif number < len(names):
+            self.index.drop(names[number])
             self.counts.fail("a block in host memory has changed by itself", None)
         self.counts.note_loaded(number, copied.seconds)
 
-    def _slot(self, digest: bytes) -> int:
-        slot = self.index.find(digest)
+    def _slot(self, name: bytes) -> int:
+        slot = self.index.find(name)
         assert slot is not None, "it was found a moment ago"
         return slot

@@ -1,48 +1,60 @@
 """The tiers of one worker as the thread that steps sees them.
 
 Keeps the pool's coldest blocks in host memory, and the coldest of these on disk; tells which blocks
-of a prompt are there, and loads them. Nothing here waits: threads of the tiers copy, read and
-write.
+of a prompt are there, and loads them. A block is known by its group of layers and its hash, and is
+there if all its units are (`kv_transfer.tiers.units`). Nothing here waits: threads of the tiers
+copy, read and write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kv_transfer.tiers.disk_tier import DiskTier, NoteRead
 from kv_transfer.tiers.host_tier import HostTier, Load
 from kv_transfer.tiers.tier_news import TierDelta
-from scheduling.block_manager import BlockManager
+from kv_transfer.tiers.units import ColdUnit, Units
+from scheduling.block_pools import BlockPools
 
 MAX_WINDOW = 4096
-"""Blocks of a tier that are kept ready for eviction, at most: looking at each takes 0.1 us."""
+"""Units of a tier that are kept ready for eviction, at most: looking at each takes 0.1 us."""
 SCAN_S = 0.25
 """The time between two looks at the pool while few blocks are allocated or released."""
 EXPIRE_S = 1.0
 
 
-class Leading(NamedTuple):
-    """How many leading blocks of a prompt the tiers hold, one after the other: `num_host` in host
-    memory or on their way into it, and `num_disk` on disk only."""
+class WantedBlock(NamedTuple):
+    """A block of the pool that is to hold what the block with this hash holds in its group."""
 
-    num_host: int
-    num_disk: int
+    group: int
+    digest: bytes
+    block: int
 
 
 class KvTiers:
-    """`host`, and `disk` if there is one, below the pool of `blocks`."""
+    """`host`, and `disk` if there is one, below the pool of `pools`."""
 
-    def __init__(self, blocks: BlockManager, host: HostTier, disk: DiskTier | None = None) -> None:
+    def __init__(
+        self, pools: BlockPools, units: Units, host: HostTier, disk: DiskTier | None = None
+    ) -> None:
         self.host = host
         self.disk = disk
-        self._blocks = blocks
+        self.units = units
+        self._pools = pools
         self._host_window = min(host.num_window, MAX_WINDOW)
-        self._window = min(blocks.num_blocks, self._host_window)
+        share = self._host_window // len(pools.managers)
+        self._windows = [
+            min(manager.num_blocks, max(1, share // number))
+            for manager, number in zip(pools.managers, units.per_block, strict=True)
+        ]
         self._scanned_at = self._expired_at = float("-inf")
         self._num_changes = 0
         self._is_behind = False  # the threads had no time for all that was found
-        blocks.on_withdraw = self.drop
+        for group, manager in enumerate(pools.managers):
+            manager.on_withdraw = partial(self.drop, group=group)
+        pools.is_kept_below = partial(self.has, 0)
 
     @property
     def by_name(self) -> dict[str, HostTier | DiskTier]:
@@ -54,59 +66,88 @@ class KvTiers:
         call."""
         return {name: tier.index.news.take(count) for name, tier in self.by_name.items()}
 
-    def find(self, hashes: Sequence[bytes]) -> Leading:
-        """Where the first blocks of a chain are, up to the first that is nowhere."""
-        num_host = num_disk = 0
-        for digest in hashes:
-            if digest in self.host.index or self.is_coming(digest):
-                num_host += 1
-            elif self.disk is not None and digest in self.disk.index:
-                num_disk += 1
-            else:
-                break
-        return Leading(num_host, num_disk)
+    # -- where blocks are ------------------------------------------------------------------------
 
-    def num_ready(self, hashes: Sequence[bytes]) -> int:
-        """How many leading blocks of a chain can be loaded now."""
+    def is_ready(self, group: int, digest: bytes) -> bool:
+        """Whether a block can be loaded now."""
         index = self.host.index
-        return next((i for i, digest in enumerate(hashes) if digest not in index), len(hashes))
+        return all(name in index for name in self.units.names(group, digest))
 
-    def is_coming(self, digest: bytes) -> bool:
-        """Whether a block is being read from the disk."""
-        return self.disk is not None and digest in self.disk.reading
+    def is_near(self, group: int, digest: bytes) -> bool:
+        """Whether a block can be loaded now, or once what is being read from the disk is here."""
+        reading = self._reading
+        index = self.host.index
+        return all(name in index or name in reading for name in self.units.names(group, digest))
 
-    def raise_blocks(self, hashes: Sequence[bytes], note: NoteRead, now: float) -> int:
-        """Read the blocks of a chain that are on disk only into host memory; `note` is called for
-        each that has arrived. Returns how many reads were begun."""
+    def has(self, group: int, digest: bytes) -> bool:
+        """Whether a block is in the tiers."""
+        return all(map(self._has, self.units.names(group, digest)))
+
+    def num_on_disk(self, blocks: Iterable[tuple[int, bytes]]) -> int:
+        """Units of these blocks, by group and hash, that are on disk only."""
+        near = (self.host.index, self._reading)
+        names = self._names(blocks)
+        return sum(self._has(name) and not any(name in each for each in near) for name in names)
+
+    def raise_blocks(self, blocks: Iterable[tuple[int, bytes]], note: NoteRead, now: float) -> int:
+        """Read those of these blocks that are on disk only into host memory; `note` is called for
+        each unit that has arrived. Returns how many reads were begun."""
         if self.disk is None:
             return 0
-        self.host.index.touch(hashes, now)
-        return self.disk.raise_blocks(hashes, note, now)
+        names = self._names(blocks)
+        self.host.index.touch(names, now)
+        return self.disk.raise_units(names, note, now)
 
-    def load(self, load: Load, now: float) -> None:
-        """Load blocks that `num_ready` counted."""
+    # -- loading ---------------------------------------------------------------------------------
+
+    def load(self, wanted: Sequence[WantedBlock], over: Callable[[int], None], now: float) -> Load:
+        """Load these blocks; `over` is called with the number of leading ones that arrived. If
+        layers keep windows, a part is of no use: then it is all or none, and what is not ready is
+        copied from the pool, where it must be cached."""
+        names: list[bytes] = []
+        targets: list[int] = []
+        copied: list[ColdUnit] = []
+        copied_to: list[int] = []
+        for group, digest, block in wanted:
+            if self.is_ready(group, digest):
+                names += self.units.names(group, digest)
+                targets += self.units.of_block(group, block)
+            else:
+                source = self._pools.managers[group].find(digest)
+                assert source is not None, "it was found a moment ago"
+                copied += self.units.cold(group, source)
+                copied_to += self.units.of_block(group, block)
+
+        def done(num_units: int) -> None:
+            if not self._pools.has_windows:
+                over(num_units)
+            else:
+                is_whole = load.is_whole and all(map(self._is_unchanged, copied))
+                over(len(wanted) if is_whole else 0)
+
+        load = Load(names, targets, done, ([each.unit for each in copied], copied_to))
         self.host.load(load, now)
         if self.disk is not None:
-            self.disk.index.touch(load.hashes, now)
+            self.disk.index.touch(names, now)
+        return load
 
-    def drop(self, hashes: Sequence[bytes]) -> None:
+    def drop(self, hashes: Sequence[bytes], group: int = 0) -> None:
         """Forget blocks whose contents turned out to be wrong."""
-        for digest in hashes:
-            self.host.index.drop(digest)
+        for name in self._names((group, digest) for digest in hashes):
+            self.host.index.drop(name)
             if self.disk is not None:
-                self.disk.drop(digest)
+                self.disk.drop(name)
 
     def turn(self, now: float) -> None:
         """Take note of finished copies, and begin new ones."""
         self.host.finish()
         if self.disk is not None:
             self.disk.finish()
-        num_new = self._blocks.num_changes - self._num_changes
-        is_due = num_new >= max(1, self._window // 8) or now >= self._scanned_at + SCAN_S
-        if self._is_behind or is_due:
-            self._scanned_at, self._num_changes = now, self._blocks.num_changes
-            cold = self._blocks.coldest(self._window)
-            has_saved = self.host.save(cold, self._blocks.is_unchanged, now)
+        num_changes = sum(manager.num_changes for manager in self._pools.managers)
+        is_due = num_changes - self._num_changes >= max(1, sum(self._windows) // 8)
+        if self._is_behind or is_due or now >= self._scanned_at + SCAN_S:
+            self._scanned_at, self._num_changes = now, num_changes
+            has_saved = self.host.save(self._coldest(), self._is_unchanged, now)
             has_written = self.disk is None or self.disk.save_coldest(self._host_window, now)
             self._is_behind = not (has_saved and has_written)
         if now >= self._expired_at + EXPIRE_S:
@@ -120,3 +161,30 @@ class KvTiers:
         if self.disk is not None:
             self.disk.close()
         self.host.close()
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    @property
+    def _reading(self) -> set[bytes]:
+        """The units that are being read from the disk."""
+        return set() if self.disk is None else self.disk.reading
+
+    def _has(self, name: bytes) -> bool:
+        disk = self.disk
+        is_on_disk = disk is not None and (name in disk.index or name in disk.reading)
+        return is_on_disk or name in self.host.index
+
+    def _names(self, blocks: Iterable[tuple[int, bytes]]) -> list[bytes]:
+        return [name for group, digest in blocks for name in self.units.names(group, digest)]
+
+    def _coldest(self) -> list[ColdUnit]:
+        groups = enumerate(zip(self._pools.managers, self._windows, strict=True))
+        return [
+            unit
+            for group, (manager, window) in groups
+            for block in manager.coldest(window)
+            for unit in self.units.cold(group, block)
+        ]
+
+    def _is_unchanged(self, cold: ColdUnit) -> bool:
+        return self._pools.managers[cold.group].is_unchanged(cold.block)

@@ -1,7 +1,7 @@
-"""Which slot of a tier holds which block, and which slot is given up next.
+"""Which slot of a tier holds which unit of a block, and which slot is given up next.
 
-Pure bookkeeping over slot numbers and hashes; the time is passed in. A slot is free, reserved (it
-is being filled), or holds the block of a hash. Pinned slots, which are being read, are neither
+Pure bookkeeping over slot numbers and names; the time is passed in. A slot is free, reserved (it
+is being filled), or holds the unit of a name. Pinned slots, which are being read, are neither
 given up nor reused. Entries leave the index when the tier is full, the ones used least recently
 first, when they were not used for `max_age_s`, or when `drop` says so.
 """
@@ -34,26 +34,26 @@ class SlotIndex:
         """The number of entries."""
         return len(self._slot_of)
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._slot_of
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._slot_of
 
     @property
     def num_slots(self) -> int:
         """The number of slots, used or not."""
         return self._num_slots
 
-    def find(self, digest: bytes) -> int | None:
-        """The slot that holds a block; None if there is none."""
-        return self._slot_of.get(digest)
+    def find(self, name: bytes) -> int | None:
+        """The slot that holds a unit; None if there is none."""
+        return self._slot_of.get(name)
 
-    def hashes(self) -> list[bytes]:
-        """The hashes of all entries, least recently used first."""
+    def names(self) -> list[bytes]:
+        """The names of all entries, least recently used first."""
         return list(self._slot_of)
 
     def coldest(self, count: int) -> list[bytes]:
-        """The hashes of entries that are given up if `count` more blocks come."""
+        """The names of entries that are given up if `count` more units come."""
         number = count - len(self._free)
-        return [digest for digest, _ in zip(self._slot_of, range(number), strict=False)]
+        return [name for name, _ in zip(self._slot_of, range(number), strict=False)]
 
     def try_reserve(self) -> int | None:
         """A slot to fill, at the cost of the entry used least recently if none is free. None if
@@ -68,26 +68,26 @@ class SlotIndex:
         return slot
 
     def restore(self, entries: Sequence[tuple[int, bytes, float]]) -> None:
-        """Take over entries (slot, hash, last use) that outlived the former index. This one must be
+        """Take over entries (slot, name, last use) that outlived the former index. This one must be
         unused."""
         assert not self._slot_of
         assert not self._reserved
-        for slot, digest, used_at in sorted(entries, key=lambda entry: entry[2]):
-            self._slot_of[digest] = slot
-            self._used_at[digest] = used_at
-            self.news.store(digest)
+        for slot, name, used_at in sorted(entries, key=lambda entry: entry[2]):
+            self._slot_of[name] = slot
+            self._used_at[name] = used_at
+            self.news.store(name)
         held = set(self._slot_of.values())
         self._free = [slot for slot in self._free if slot not in held]
 
-    def fill(self, slot: int, digest: bytes, now: float) -> None:
-        """A reserved slot holds this block now. If another slot does already, this one is free."""
+    def fill(self, slot: int, name: bytes, now: float) -> None:
+        """A reserved slot holds this unit now. If another slot does already, this one is free."""
         self._reserved.remove(slot)
-        if digest in self._slot_of:
+        if name in self._slot_of:
             self._free.append(slot)
             return
-        self._slot_of[digest] = slot
-        self._used_at[digest] = now
-        self.news.store(digest)
+        self._slot_of[name] = slot
+        self._used_at[name] = now
+        self.news.store(name)
 
     def cancel(self, slot: int) -> None:
         """A reserved slot was not filled."""
@@ -99,45 +99,45 @@ class SlotIndex:
         self._num_slots -= len(self._free)
         self._free.clear()
 
-    def touch(self, hashes: Sequence[bytes], now: float) -> None:
+    def touch(self, names: Sequence[bytes], now: float) -> None:
         """These entries, in chain order, are used now. The tail is given up before the head."""
-        for digest in reversed(hashes):
-            if digest in self._slot_of:
-                self._slot_of.move_to_end(digest)
-                self._used_at[digest] = now
+        for name in reversed(names):
+            if name in self._slot_of:
+                self._slot_of.move_to_end(name)
+                self._used_at[name] = now
 
     def pin(self, slot: int) -> None:
         """The slot of an entry is being read."""
         self._pins[slot] += 1
 
-    def unpin(self, slot: int, digest: bytes) -> None:
+    def unpin(self, slot: int, name: bytes) -> None:
         """The slot of this entry is read by one reader less. If the entry was dropped meanwhile,
         the slot is free after its last reader."""
         self._pins[slot] -= 1
         if not self._pins[slot]:
             del self._pins[slot]
-            if self._slot_of.get(digest) != slot:
+            if self._slot_of.get(name) != slot:
                 self._free.append(slot)
 
-    def drop(self, digest: bytes) -> None:
+    def drop(self, name: bytes) -> None:
         """Forget an entry, if there is one."""
-        slot = self._slot_of.pop(digest, None)
+        slot = self._slot_of.pop(name, None)
         if slot is None:
             return
-        del self._used_at[digest]
-        self.news.remove(digest)
+        del self._used_at[name]
+        self.news.remove(name)
         if not self._pins[slot]:
             self._free.append(slot)
 
     def expire(self, now: float) -> list[tuple[bytes, int]]:
-        """Forget the entries that were not used for too long. Returns their hashes and slots."""
+        """Forget the entries that were not used for too long. Returns their names and slots."""
         expired = []
-        for digest, slot in self._slot_of.items():
-            if now - self._used_at[digest] < self._max_age_s:
+        for name, slot in self._slot_of.items():
+            if now - self._used_at[name] < self._max_age_s:
                 break
-            expired.append((digest, slot))
-        for digest, _ in expired:
-            self._evict(digest)
+            expired.append((name, slot))
+        for name, _ in expired:
+            self._evict(name)
         return expired
 
     def check(self) -> None:
@@ -149,6 +149,6 @@ class SlotIndex:
         assert sum(map(len, parts)) == len(set().union(*parts)) == self._num_slots
         assert self._used_at.keys() == self._slot_of.keys()
 
-    def _evict(self, digest: bytes) -> None:
+    def _evict(self, name: bytes) -> None:
         self.num_evicted += 1
-        self.drop(digest)
+        self.drop(name)

@@ -13,9 +13,9 @@ WEIGHT = 0.3
 class TierCounts:
     """Blocks stored and loaded, and failures. Warns of the first failure of each kind."""
 
-    def __init__(self, block_bytes: int, bytes_per_s: float) -> None:
+    def __init__(self, unit_bytes: int, bytes_per_s: float) -> None:
         """`bytes_per_s` is assumed until something was loaded."""
-        self.block_bytes = block_bytes
+        self.unit_bytes = unit_bytes
         self.bytes_per_s = bytes_per_s
         self.num_stored = 0
         self.num_loaded = 0
@@ -27,18 +27,18 @@ class TierCounts:
     @property
     def stored_bytes(self) -> int:
         """Bytes that were written to the tier."""
-        return self.num_stored * self.block_bytes
+        return self.num_stored * self.unit_bytes
 
     @property
     def loaded_bytes(self) -> int:
         """Bytes that were read from the tier, and were right."""
-        return self.num_loaded * self.block_bytes
+        return self.num_loaded * self.unit_bytes
 
     def note_loaded(self, num_blocks: int, seconds: float) -> None:
         """Blocks were read, and were right."""
         self.num_loaded += num_blocks
         if num_blocks and seconds > 0:
-            speed = num_blocks * self.block_bytes / seconds
+            speed = num_blocks * self.unit_bytes / seconds
             self.bytes_per_s += WEIGHT * (speed - self.bytes_per_s)
 
     def fail(self, what: str, error: Exception | None) -> None:

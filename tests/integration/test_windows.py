@@ -22,6 +22,7 @@ from tests.integration.fleets import (
     complete_all,
     counters,
     running_fleet,
+    wait_for,
 )
 from tests.integration.reference import (
     BLOCK,
@@ -94,8 +95,9 @@ def expected(folder: Path) -> Expected:
     return Expected(folder)
 
 
-def fleet_of(folder: Path, **settings: object):
+def fleet_of(folder: Path, environment: dict[str, str] | None = None, **settings: object):
     return running_fleet(
+        environment,
         model=str(folder),
         local_prefill_threshold_tokens=0,
         chunk_max_tokens=32,
@@ -151,3 +153,36 @@ def test_a_conversation_that_moves_among_workers_stays_right(
             each["cached_tokens"] + each["fetched_tokens"] for each in all_counters(fleet).values()
         ]
         assert sum(used) >= 100, "else every turn was computed whole"
+
+
+@pytest.mark.nightly
+def test_what_small_pools_evict_comes_back_from_host_memory_and_disk(
+    folder: Path, expected: Expected, tmp_path: Path
+) -> None:
+    """Prompts that a pool does not hold together are answered twice, then turned aside, also by
+    workers that find the blocks on disk."""
+    prompts = [expected.after((), length) for length in (200, 150, 170, 90, 160)]
+    cuts = [each.prompt[:-back] for each, back in zip(prompts, (1, 40), strict=False)]
+    turns = [expected.after(cut, 9) for cut in cuts]
+    environment = {
+        "BATON_HOST_TIER_BYTES": str(1 << 18),
+        "BATON_DISK_TIER_DIR": str(tmp_path),
+        "BATON_DISK_TIER_BYTES": str(1 << 24),
+    }
+    fields = {"prefill": 0, "decode": 1, "num_blocks": 14, "cluster_secret": "a secret of ours"}
+    with fleet_of(folder, environment, **fields) as fleet:
+        run(fleet, prompts)
+        assert counters(fleet, "decode-1")["loaded_tokens"] == 0
+        run(fleet, prompts)
+        assert counters(fleet, "decode-1")["loaded_tokens"] > 0
+        enough = 1 << 18
+        wait_for(
+            "blocks on disk",
+            lambda: counters(fleet, "decode-1")["disk_tier_stored_bytes"] > enough,
+        )
+    with fleet_of(folder, environment, **fields) as fleet:
+        run(fleet, [*prompts, *turns])
+        counted = counters(fleet, "decode-1")
+        assert counted["disk_tier_loaded_bytes"] > 0
+        assert counted["loaded_tokens"] > 0
+        assert counted["disk_tier_failures"] + counted["host_tier_failures"] == 0

@@ -27,6 +27,7 @@ from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.tiers.copies import HostCopies
 from kv_transfer.tiers.host_tier import HostTier
 from kv_transfer.tiers.kv_tiers import KvTiers
+from kv_transfer.tiers.units import Units
 from kv_transfer.transfer_loop import NotificationArrived, WriteFinished
 from kv_transfer.transports.interface import PoolMemory
 from prefill_worker.role import PrefillRole
@@ -235,12 +236,14 @@ class Bench:
         return [whole.view(count, size) for count, size in zip(counts, sizes, strict=True)]
 
     def tiers(self, num_slots: int) -> KvTiers:
-        """Host memory below the pool."""
-        size = BLOCK * self.memory.element_size()
-        pool = PoolMemory(self.memory.data_ptr(), size, self.num_blocks, "cpu")
+        """Host memory below the pool, for `num_slots` units."""
+        sizes = [each.shape[1] * each.element_size() for each in self.memories]
+        units, memory = Units(sizes), self.memory
+        num_units = memory.numel() * memory.element_size() // units.unit_bytes
+        pool = PoolMemory(memory.data_ptr(), units.unit_bytes, num_units, "cpu")
         thread: Any = self.tier_thread
-        host = HostTier(HostCopies(pool, num_slots), thread, size, max_age_s=1e6)
-        return KvTiers(self.scheduler.blocks, host)
+        host = HostTier(HostCopies(pool, num_slots), thread, units.unit_bytes, max_age_s=1e6)
+        return KvTiers(self.scheduler.pools, units, host)
 
     @property
     def descriptor(self) -> PeerDescriptor:
@@ -315,9 +318,9 @@ def pinned_for_peers(bench: Bench, group: int = 0) -> list[int]:
     role: Any = bench.role  # type: ignore[attr-defined]
     manager = bench.scheduler.pools.managers[group]
     fenced, served = role._inbound.fenced.blocks[group], role.outbound.served.blocks[group]
+    abandoned = bench.host.tiers.blocks_abandoned(group)
     if group:
-        return [*fenced, *served, *getattr(manager, "_aside", ())]
-    abandoned = bench.host.tiers.blocks_abandoned
+        return [*fenced, *served, *abandoned, *getattr(manager, "_aside", ())]
     return [*fenced, *served, *role.caches.taken.blocks, *abandoned]
 
 

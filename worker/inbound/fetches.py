@@ -90,7 +90,9 @@ class Fetches:
         if sequence.needs_prompt_logits or not (holders or may_load):
             return
         if self._layout.groups[0].window is not None:
-            return  # a cached prefix has no leading blocks there
+            holders = []  # a cached prefix has no leading blocks there
+            if not may_load:
+                return
         connect_by = self._clock.now() + CONNECT_WAIT_S
         sequence.holders = notes = Holders(list(holders), connect_by, may_load=may_load)
         sequence.is_hinted = bool(holders)
@@ -104,7 +106,7 @@ class Fetches:
             return
         found = self._choose(sequence, sequence.num_computed // self._layout.block_size)
         number = 0 if found is None else found[1].num_blocks
-        slots = self._scheduler.fetch_slots(sequence, number)
+        slots = self._scheduler.slots(sequence, number)
         if found is None or slots is None:
             self._scheduler.fetch_over(sequence)
         else:
@@ -220,18 +222,14 @@ class Fetches:
         fixed, per_token, per_attended = self._scheduler.model.coefficients
         chunk = self._scheduler.config.chunk_max_tokens
         peer = holder.peer.incarnation
+        run_bytes = self._scheduler.pools.run_bytes(number, self._block_bytes)
         return weigh_fetch(
-            Run(number, num_cached, size, self._block_bytes[0], self._window_bytes(number)),
+            Run(number, num_cached, size, *run_bytes),
             self._num_granted(peer),
             ComputeCost(fixed, per_token, per_attended, chunk),
             self._pairs.cost(peer, now),
             others_wait=self._scheduler.num_waiting > 1,
         )
-
-    def _window_bytes(self, num_blocks: int) -> int:
-        """Bytes of the blocks that windows see at the end of a run of `num_blocks`."""
-        groups = zip(self._scheduler.pools.rules[1:], self._block_bytes[1:], strict=True)
-        return sum(min(rule.cover, num_blocks) * size for rule, size in groups)
 
     def _num_granted(self, peer: str | None = None) -> int:
         return sum(len(each.blocks) for each in self._fetches.values() if peer in (None, each.peer))
@@ -255,12 +253,14 @@ class Fetches:
         key = HandoffKey(sequence.request_id, sequence.attempt, holders.num_fetches)
         holders.running = key
         first = sequence.num_computed // self._layout.block_size
-        blocks = sequence.block_table[first : first + choice.num_blocks]
         hashes = sequence.hashes[first : first + choice.num_blocks]
-        others = [
-            GroupBlocks(group=group, first_block=0, block_ids=each)
-            for group, each in enumerate(slots, 1)
-        ]
+        blocks, others = (
+            slots[0],
+            [
+                GroupBlocks(group=group, first_block=0, block_ids=each)
+                for group, each in enumerate(slots[1:], 1)
+            ],
+        )
         now, now_us = self._clock.now(), self._clock.wall_us()
         fetch = _Fetch(sequence, holders, holder, choice, first, blocks, others, now, now_us)
         self._fetches[key] = fetch
@@ -278,7 +278,8 @@ class Fetches:
         self._pairs.note_found(fetch.peer, num_blocks, len(fetch.blocks), now)
         self._pairs.note_turn(fetch.peer, seconds - write_s, now)
         if num_blocks and write_s:
-            num_bytes = num_blocks * self._block_bytes[0] + self._window_bytes(num_blocks)
+            of_block, of_windows = self._scheduler.pools.run_bytes(num_blocks, self._block_bytes)
+            num_bytes = num_blocks * of_block + of_windows
             self._pairs.note_speed(fetch.peer, num_bytes, write_s, now)
 
     def _record(self, fetch: _Fetch, num_blocks: int, outcome: str) -> None:

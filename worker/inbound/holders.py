@@ -26,22 +26,35 @@ class Holders:
     running: HandoffKey | None = None
     spans: list[FetchSpan] = field(default_factory=list)
     may_load: bool = False
-    load: Load | None = None
+    load: TierLoad | None = None
     from_disk: DiskRead | None = None
+
+
+@dataclass(eq=False)
+class TierLoad:
+    """Blocks of a prompt on their way from a tier into the pool. `hashes` are those of the prompt
+    up to their end. By group, `needed` are the blocks' places in the prompt, and `slots` the blocks
+    of the pool that get them. `copies` is what the tier does."""
+
+    first_block: int
+    hashes: list[bytes]
+    needed: list[range]
+    slots: list[list[int]]
+    copies: Load | None = None
 
 
 @dataclass
 class DiskRead:
     """Blocks that are read from the disk into host memory while a request waits. It waits for them
-    until `wait_until`. `seconds` is what each block took that has arrived."""
+    until `wait_until`. `seconds` is what each unit of a block took that has arrived."""
 
     began_us: int
     wait_until: float
     seconds: dict[bytes, float] = field(default_factory=dict)
 
-    def note(self, digest: bytes, seconds: float) -> None:
-        """A block has arrived in host memory."""
-        self.seconds[digest] = seconds
+    def note(self, name: bytes, seconds: float) -> None:
+        """A unit has arrived in host memory."""
+        self.seconds[name] = seconds
 
 
 def holders_of(sequence: Sequence) -> Holders | None:

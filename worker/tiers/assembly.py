@@ -21,6 +21,7 @@ from kv_transfer.tiers.disk_tier import DiskTier
 from kv_transfer.tiers.host_tier import HostTier
 from kv_transfer.tiers.io_thread import IoThread
 from kv_transfer.tiers.kv_tiers import KvTiers
+from kv_transfer.tiers.units import Units
 from kv_transfer.transports.interface import PoolMemory
 from protocol.errors import ConfigError
 from worker.settings import WorkerSettings
@@ -35,28 +36,25 @@ def open_tiers(
     if not settings.host_tier_bytes:
         return None
     pool = loaded.pool
-    if pool.layout.grouping:
-        log.warning(
-            "host_tier_bytes has no effect: layers of this model keep windows, and such KV is not "
-            "kept below the pool"
-        )
-        return None
-    copies = _copies(pool, settings.host_tier_bytes)
+    units = Units.of(pool.layout)
+    copies = _copies(pool, units, settings.host_tier_bytes)
     thread = IoThread("kv-host-tier", wake, lambda: bind_thread(pool.device))
-    host = HostTier(copies, thread, pool.block_bytes, settings.tier_max_age_s)
+    host = HostTier(copies, thread, units.unit_bytes, settings.tier_max_age_s)
     stack.callback(host.close)
-    disk = _disk_tier(settings, pool, host, wake)
+    disk = _disk_tier(settings, pool, units, host, wake)
     if disk is not None:
         stack.callback(disk.close)
-    log.info("%d KV blocks fit into host memory below the pool", copies.num_slots)
-    return KvTiers(loaded.engine.scheduler.blocks, host, disk)
+    room = copies.num_slots * units.unit_bytes // pool.layout.block_bytes
+    log.info("%d KV blocks of all layers fit into host memory below the pool", room)
+    return KvTiers(loaded.engine.scheduler.pools, units, host, disk)
 
 
-def _copies(pool: KvPool, num_bytes: int) -> BlockCopies:
-    num_slots, free = num_bytes // pool.block_bytes, available_memory()
-    if num_slots < 1:
+def _copies(pool: KvPool, units: Units, num_bytes: int) -> BlockCopies:
+    num_slots, free = num_bytes // units.unit_bytes, available_memory()
+    if num_slots < max(units.per_block):
         raise ConfigError(
-            f"host_tier_bytes {num_bytes} hold no KV block, which has {pool.block_bytes} bytes"
+            f"host_tier_bytes {num_bytes} hold no KV block, which has "
+            f"{max(units.block_bytes)} bytes"
         )
     if num_bytes > free:
         raise ConfigError(
@@ -64,24 +62,29 @@ def _copies(pool: KvPool, num_bytes: int) -> BlockCopies:
             "(the machine's memory, or the container's limit)"
         )
     if pool.device.type == "cuda":
-        return PinnedCopies(pool, num_slots)
-    memory = PoolMemory(pool.base_address, pool.block_bytes, pool.num_blocks, "cpu")
+        return PinnedCopies(pool, units.unit_bytes, num_slots)
+    num_units = pool.num_bytes // units.unit_bytes
+    memory = PoolMemory(pool.base_address, units.unit_bytes, num_units, "cpu")
     return HostCopies(memory, num_slots)
 
 
 def _disk_tier(
-    settings: WorkerSettings, pool: KvPool, host: HostTier, wake: Callable[[], None]
+    settings: WorkerSettings,
+    pool: KvPool,
+    units: Units,
+    host: HostTier,
+    wake: Callable[[], None],
 ) -> DiskTier | None:
     if settings.disk_tier_dir is None:
         return None
     scope = DiskScope(settings.cluster_secret, pool.layout.fingerprint)
     fd = claim_file(Path(settings.disk_tier_dir), scope)
-    file = BlockFile(fd, scope, pool.block_bytes, settings.disk_tier_bytes, time.time)
-    if not file.num_slots:
+    file = BlockFile(fd, scope, units.unit_bytes, settings.disk_tier_bytes, time.time)
+    if file.num_slots < max(units.per_block):
         file.close()
         raise ConfigError(
             f"disk_tier_bytes {settings.disk_tier_bytes} hold no KV block, which has "
-            f"{pool.block_bytes} bytes"
+            f"{max(units.block_bytes)} bytes"
         )
     if file.is_foreign:
         log.warning(
@@ -89,7 +92,8 @@ def _disk_tier(
             settings.disk_tier_dir,
         )
     thread = IoThread("kv-disk-tier", wake)
-    disk = DiskTier(file, host, thread, pool.block_bytes, settings.tier_max_age_s)
+    disk = DiskTier(file, host, thread, units.unit_bytes, settings.tier_max_age_s)
     found = disk.restore(time.monotonic(), time.time())
-    log.info("%d of %d KV blocks were found again on disk", found, file.num_slots)
+    room = units.unit_bytes * found // pool.layout.block_bytes
+    log.info("%d KV blocks of all layers were found again on disk", room)
     return disk

@@ -2,24 +2,26 @@
 
 A request that is admitted has memory for its whole prompt before it loads. Its blocks stay pinned
 until the load is over, however the request ends. Blocks on disk are read into host memory while the
-request waits. What fails to load is computed. Belongs to the loop's thread.
+request waits. What fails to load is computed. If layers keep windows, a prefix is loaded up to an
+end at which all groups can go on; blocks of it that the pool has behind a gap are copied. Belongs
+to the loop's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from kv_transfer.tiers.host_tier import Load
-from kv_transfer.tiers.kv_tiers import KvTiers, Leading
+from kv_transfer.tiers.kv_tiers import KvTiers, WantedBlock
 from process.clock import Clock
 from protocol.events import TierChange
 from protocol.messages import TierName
 from protocol.traces import FetchSpan
+from scheduling.block_pools import Has
 from scheduling.fetch_rule import ComputeCost, FetchChoice, PairCost, Run, weigh_fetch
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from worker.counters import Count, Counters
-from worker.inbound.holders import DiskRead, Holders, holders_of
+from worker.inbound.holders import DiskRead, Holders, TierLoad, holders_of
 
 HOST, DISK = "host memory", "disk"
 CHANGES_AT_ONCE = 400
@@ -38,36 +40,38 @@ class TierLoads:
         self.resume: Callable[[Sequence], None] = lambda _: None
         self._tiers = tiers
         self._scheduler = scheduler
+        self._pools = scheduler.pools
         self._counters = counters
         self._clock = clock
         self._block_size = scheduler.config.block_size
-        self._abandoned: list[Load] = []
+        self._abandoned: list[TierLoad] = []
 
     @property
     def is_on(self) -> bool:
         """Whether this worker has tiers."""
         return self._tiers is not None
 
-    @property
-    def blocks_abandoned(self) -> list[int]:
-        """Blocks of requests that ended while the blocks were being loaded."""
-        return [block for load in self._abandoned for block in load.blocks]
+    def blocks_abandoned(self, group: int = 0) -> list[int]:
+        """Blocks of a group, of requests that ended while the blocks were being loaded."""
+        return [block for load in self._abandoned for block in load.slots[group]]
 
     def sizes(self) -> dict[str, int]:
         """What the tiers may hold, what they hold and how fast they are, by the fields of
         `WorkerStats`."""
         sizes: dict[str, int] = {}
-        for name, tier in self._tiers.by_name.items() if self._tiers is not None else ():
-            block_bytes = tier.counts.block_bytes
-            sizes[f"{name}_tier_bytes"] = tier.index.num_slots * block_bytes
-            sizes[f"{name}_tier_used_bytes"] = len(tier.index) * block_bytes
-            block_us = 1e6 * block_bytes / tier.counts.bytes_per_s
+        if self._tiers is None:
+            return sizes
+        for name, tier in self._tiers.by_name.items():
+            unit_bytes = tier.counts.unit_bytes
+            sizes[f"{name}_tier_bytes"] = tier.index.num_slots * unit_bytes
+            sizes[f"{name}_tier_used_bytes"] = len(tier.index) * unit_bytes
+            block_us = 1e6 * self._tiers.units.block_bytes[0] / tier.counts.bytes_per_s
             sizes[f"{name}_tier_block_us"] = max(1, round(block_us))
         return sizes
 
     def take_changes(self) -> list[TierChange]:
         """Changes of what the tiers hold since the last call; of many, some."""
-        if self._tiers is None:
+        if self._tiers is None or self._pools.has_windows:
             return []
         news = self._tiers.take_news(CHANGES_AT_ONCE)
         return [
@@ -78,7 +82,7 @@ class TierLoads:
 
     def hashes(self) -> dict[TierName, list[bytes]]:
         """The blocks that the tiers hold, as far as changes were told or will be."""
-        if self._tiers is None:
+        if self._tiers is None or self._pools.has_windows:
             return {}
         tiers = self._tiers.by_name.items()
         return {TierName(name): tier.index.news.hashes() for name, tier in tiers}
@@ -95,17 +99,24 @@ class TierLoads:
         """Read from the disk what a new sequence will need of it, if that pays."""
         if self._tiers is None or not holders.may_load:
             return
-        cached = len(self._scheduler.blocks.match(self._usable(sequence, 0)))
-        hashes = self._usable(sequence, cached)
-        found = self._tiers.find(hashes)
-        sequence.is_hinted |= sum(found) > 0
-        if not found.num_disk:
+        hashes = self._usable(sequence)
+        cached = self._pools.match(hashes).num_blocks
+        in_pool = self._in_pool()
+        end = self._pools.reach(hashes, cached, _either(self._tiers.has, in_pool))
+        sequence.is_hinted |= end > cached
+        blocks = [
+            (group, hashes[index])
+            for group, needed in self._pools.needed(cached, end)
+            for index in needed
+            if not in_pool(group, hashes[index])
+        ]
+        num_disk = self._tiers.num_on_disk(blocks)
+        if not num_disk:
             return
-        choice, now = self._weigh(cached, found), self._clock.now()
-        hashes = hashes[: sum(found)]
+        choice, now = self._weigh(cached, end, num_disk), self._clock.now()
         if choice.pays:
             read = DiskRead(self._clock.wall_us(), now + choice.deadline_s)
-            if self._tiers.raise_blocks(hashes, read.note, now):
+            if self._tiers.raise_blocks(blocks, read.note, now):
                 holders.from_disk = read
 
     def choose(self, sequence: Sequence, num_cached: int) -> int | None:
@@ -113,25 +124,31 @@ class TierLoads:
         holders = holders_of(sequence)
         if self._tiers is None or holders is None or not holders.may_load:
             return 0
-        hashes = self._usable(sequence, num_cached)
-        number = self._tiers.num_ready(hashes)
-        if self._awaits_disk(holders, hashes[number : number + 1]):
-            return None
-        return number if self._weigh(num_cached, Leading(number, 0)).pays else 0
+        hashes, in_pool = self._usable(sequence), self._in_pool()
+        end = self._pools.reach(hashes, num_cached, _either(self._tiers.is_ready, in_pool))
+        if holders.from_disk is not None and self._clock.now() < holders.from_disk.wait_until:
+            is_near = _either(self._tiers.is_near, in_pool)
+            if self._pools.reach(hashes, num_cached, is_near) > end:
+                return None
+        return end - num_cached if self._weigh(num_cached, end).pays else 0
 
     def try_begin(self, sequence: Sequence) -> bool:
         """Load blocks for a sequence that has its memory. Returns whether it pays."""
         first = sequence.num_computed // self._block_size
         number = self.choose(sequence, first)
         holders = holders_of(sequence)
-        if not number or self._tiers is None or holders is None:
+        slots = self._scheduler.slots(sequence, number or 0)
+        if not number or slots is None or self._tiers is None or holders is None:
             return False
         self._scheduler.expect(sequence, number)
-        span = slice(first, first + number)
-        choice = self._weigh(first, Leading(number, 0))
+        end = first + number
+        choice = self._weigh(first, end)
         began_us = self._clock.wall_us()
+        needed = [each for _, each in self._pools.needed(first, end)]
+        load = holders.load = TierLoad(first, sequence.hashes[:end], needed, slots)
 
-        def over(num_loaded: int) -> None:
+        def over(num_arrived: int) -> None:
+            num_loaded = number if num_arrived == len(wanted) else num_arrived
             if holders.load is not load:
                 self._release(load, num_loaded)
                 return
@@ -142,10 +159,12 @@ class TierLoads:
             self._scheduler.fetched(sequence, num_loaded)
             self.resume(sequence)
 
-        hashes, blocks = sequence.hashes[span], sequence.block_table[span]
-        parent = sequence.hashes[first - 1] if first else None
-        load = holders.load = Load(first, parent, hashes, blocks, over)
-        self._tiers.load(load, self._clock.now())
+        wanted = [
+            WantedBlock(group, load.hashes[index], block)
+            for group, (indices, blocks) in enumerate(zip(needed, slots, strict=True))
+            for index, block in zip(indices, blocks, strict=True)
+        ]
+        load.copies = self._tiers.load(wanted, over, self._clock.now())
         return True
 
     def drop(self, sequence: Sequence) -> None:
@@ -154,67 +173,80 @@ class TierLoads:
         if holders is None or holders.load is None:
             return
         load, holders.load = holders.load, None
-        load.cancel()
-        self._scheduler.detach(sequence, load.blocks)
+        if load.copies is not None:
+            load.copies.cancel()
+        for group, blocks in enumerate(load.slots):
+            self._scheduler.detach(sequence, blocks, group)
         self._abandoned.append(load)
 
     # -- steps ------------------------------------------------------------------------------
 
-    def _usable(self, sequence: Sequence, num_cached: int) -> list[bytes]:
-        """The hashes behind the cached blocks; the last token is always computed."""
-        return sequence.hashes[num_cached : (sequence.num_tokens - 1) // self._block_size]
+    def _usable(self, sequence: Sequence) -> list[bytes]:
+        """The hashes of what may be loaded; the last token is always computed."""
+        return sequence.hashes[: (sequence.num_tokens - 1) // self._block_size]
 
-    def _awaits_disk(self, holders: Holders, following: list[bytes]) -> bool:
-        """Whether the first block that is not in host memory is worth waiting for."""
-        read = holders.from_disk
-        if self._tiers is None or read is None or not following:
-            return False
-        return self._tiers.is_coming(following[0]) and self._clock.now() < read.wait_until
+    def _in_pool(self) -> Has:
+        """Tells whether the pool has a block that is to be copied."""
+        if not self._pools.has_windows:
+            return lambda _group, _digest: False
+        managers = self._pools.managers
+        under_way = [self._scheduler.blocks_under_way(group) for group in range(len(managers))]
 
-    def _weigh(self, num_cached: int, found: Leading) -> FetchChoice:
-        """Compare loading with computing. Blocks on disk take both ways, one after the other."""
+        def has(group: int, digest: bytes) -> bool:
+            found = managers[group].find(digest)
+            return found is not None and found.block not in under_way[group]
+
+        return has
+
+    def _weigh(self, first: int, end: int, num_disk: int = 0) -> FetchChoice:
+        """Compare loading the blocks from `first` to `end` with computing. The `num_disk` units on
+        disk take both ways, one after the other."""
         assert self._tiers is not None
-        block_bytes = self._tiers.host.counts.block_bytes
         fixed, per_token, per_attended = self._scheduler.model.coefficients
         chunk = self._scheduler.config.chunk_max_tokens
         turn_s = TURN_S
-        if found.num_disk and self._tiers.disk is not None:
-            turn_s += found.num_disk * block_bytes / self._tiers.disk.counts.bytes_per_s
+        if num_disk and self._tiers.disk is not None:
+            counts = self._tiers.disk.counts
+            turn_s += num_disk * counts.unit_bytes / counts.bytes_per_s
+        run_bytes = self._pools.run_bytes(end - first, self._tiers.units.block_bytes)
         return weigh_fetch(
-            Run(sum(found), num_cached, self._block_size, block_bytes),
+            Run(end - first, first, self._block_size, *run_bytes),
             0,
             ComputeCost(fixed, per_token, per_attended, chunk),
             PairCost(turn_s, self._tiers.host.counts.bytes_per_s),
             others_wait=self._scheduler.num_waiting > 1,
         )
 
-    def _release(self, load: Load, num_loaded: int) -> None:
+    def _release(self, load: TierLoad, num_loaded: int) -> None:
         """Nothing is copied any more into the blocks of a request that ended meanwhile. Those that
         arrived can be used by others."""
         self._abandoned.remove(load)
-        parent = load.parent
-        for block, digest in list(zip(load.blocks, load.hashes, strict=True))[:num_loaded]:
-            self._scheduler.blocks.publish(block, digest, parent)
-            parent = digest
-        self._scheduler.blocks.release(load.blocks)
+        end, hashes = load.first_block + num_loaded, load.hashes
+        groups = zip(self._pools.managers, load.needed, load.slots, strict=True)
+        for manager, needed, blocks in groups:
+            for index, block in zip(needed, blocks, strict=True):
+                if index < end:
+                    manager.publish(block, hashes[index], hashes[index - 1] if index else None)
+            manager.release(blocks)
 
     def _spans(
-        self, holders: Holders, load: Load, num_loaded: int, began_us: int, choice: FetchChoice
+        self, holders: Holders, load: TierLoad, num_loaded: int, began_us: int, choice: FetchChoice
     ) -> list[FetchSpan]:
         """What came from which tier, in the order of the prompt as far as a tier's blocks follow
         each other. The disk's time is that of its reads."""
         read = holders.from_disk
-        arrived = load.hashes[:num_loaded]
+        asked_hashes = load.hashes[load.first_block :]
+        arrived = asked_hashes[:num_loaded]
         of_disk = 0 if read is None else sum(each in read.seconds for each in arrived)
         of_host, done_us = num_loaded - of_disk, self._clock.wall_us()
         spans = []
         if of_disk and read is not None:
             read_s = sum(read.seconds.pop(each, 0.0) for each in arrived)
             spans.append((DISK, of_disk, of_disk, read.began_us, round(read_s * 1e6)))
-        if of_host or num_loaded < len(load.hashes) or not of_disk:
-            asked = len(load.hashes) - of_disk
+        if of_host or num_loaded < len(asked_hashes) or not of_disk:
+            asked = len(asked_hashes) - of_disk
             spans.append((HOST, asked, of_host, began_us, done_us - began_us))
-        outcome = "" if num_loaded == len(load.hashes) else "failed"
+        outcome = "" if num_loaded == len(asked_hashes) else "failed"
         return [
             FetchSpan(
                 holder="",
@@ -244,3 +276,7 @@ class TierLoads:
                 self._counters.add_up_to(Count(f"{name}_tier_{what}"), f"{name} {what}", total)
         missed = tiers.host.counts.num_missed
         self._counters.add_up_to(Count.HOST_TIER_MISSED_BLOCKS, "host missed", missed)
+
+
+def _either(one: Has, other: Has) -> Has:
+    return lambda group, digest: one(group, digest) or other(group, digest)

@@ -88,6 +88,28 @@ def test_a_match_is_the_longest_prefix_at_whose_end_every_group_can_go_on(
         ]
 
 
+@settings(deadline=None, max_examples=times(30, nightly=600))
+@given(WINDOWS, st.integers(0, 8), st.data())
+def test_what_tiers_add_to_a_prefix_ends_where_every_group_can_go_on(
+    windows: list[int | None], first: int, data: st.DataObject
+) -> None:
+    pools = BlockPools.of(layout_of(windows), 100)
+    chain = [bytes([number]) for number in range(12)]
+    found = st.sets(st.sampled_from(range(first, 12))) | st.just(set(range(12)))
+    held = [data.draw(found) for _ in pools.rules]
+
+    def can_go_on(end: int) -> bool:
+        needed = pools.needed(first, end)
+        assert [group for group, _ in needed] == list(range(len(held)))
+        return all(set(indices) <= held[group] for group, indices in needed)
+
+    end = pools.reach(chain, first, lambda group, digest: digest[0] in held[group])
+    assert end == max(each for each in range(first, 13) if can_go_on(each))
+    of_block, of_windows = pools.run_bytes(end - first, [10**group for group in range(len(held))])
+    moved = sum(10**group * len(indices) for group, indices in pools.needed(first, end))
+    assert (end - first) * of_block + of_windows == moved
+
+
 @settings(deadline=None, max_examples=times(30, nightly=500))
 @given(WINDOWS, st.integers(10, 40), st.booleans(), st.data())
 def test_what_has_begun_never_waits_for_memory_and_all_ends(

@@ -60,7 +60,7 @@ def test_a_block_is_read_as_it_was_written_also_by_a_later_process(disk: Disk) -
     file.close()
     again = disk.open()
     assert not again.is_foreign
-    assert [(e.slot, e.digest, e.written_s) for e in again.found()] == [(0, B, 1005), (3, A, 1000)]
+    assert [(e.slot, e.name, e.written_s) for e in again.found()] == [(0, B, 1005), (3, A, 1000)]
     assert read(again, 3, A) == bytes(block("x"))
     again.close()
 

@@ -14,6 +14,7 @@ from kv_transfer.tiers.disk_folder import claim_file
 from kv_transfer.tiers.disk_key import DiskScope
 from kv_transfer.tiers.disk_tier import DiskTier
 from kv_transfer.tiers.kv_tiers import KvTiers
+from kv_transfer.tiers.units import Units
 from tests.unit.held_thread import HeldThread
 from tests.unit.kv_transfer.tiers.test_host_tier import BYTES, Pool, chain
 
@@ -33,7 +34,7 @@ class Tiers(Pool):
         self.disk_thread = HeldThread()
         self.disk = DiskTier(self.file, self.host, self.disk_thread, BYTES, max_age_s)  # type: ignore[arg-type]
         self.num_found = self.disk.restore(self.now, self.wall)
-        self.tiers = KvTiers(self.blocks, self.host, self.disk)
+        self.tiers = KvTiers(self.pools, Units([BYTES]), self.host, self.disk)
 
     def push_down(self, names: list[bytes]) -> None:
         """Compute blocks, one after the other, and let others push them out of the pool."""
@@ -43,9 +44,14 @@ class Tiers(Pool):
                 self.turn()
 
     def raise_and_load(self, names: list[bytes]) -> list[bytes]:
-        self.tiers.raise_blocks(names, lambda digest, seconds: None, self.now)
+        self.raise_blocks(names)
         self.turn()
-        return self.load(names[: self.tiers.num_ready(names)])[0]
+        return self.load(names[: self.num_ready(names)])
+
+    def raise_blocks(self, names: list[bytes]) -> int:
+        """Begin to read blocks into host memory; the number of reads."""
+        blocks = [(0, name) for name in names]
+        return self.tiers.raise_blocks(blocks, lambda name, seconds: None, self.now)
 
 
 @pytest.fixture
@@ -62,7 +68,8 @@ def names(count: int) -> list[bytes]:
 def test_what_host_memory_gives_up_is_read_back(tiers: Tiers) -> None:
     known = names(10)
     tiers.push_down(known)
-    assert tiers.tiers.find([known[0], known[1]]) == (0, 2)
+    assert tiers.num_ready(known[:1]) == 0
+    assert tiers.tiers.num_on_disk((0, each) for each in known[:2]) == 2
     assert tiers.raise_and_load(known[:2]) == known[:2]
     assert tiers.disk.counts.num_loaded == 2
     assert tiers.disk.counts.num_failures == 0
@@ -71,7 +78,7 @@ def test_what_host_memory_gives_up_is_read_back(tiers: Tiers) -> None:
 def test_a_restarted_worker_finds_its_blocks_again(tmp_path: Path, tiers: Tiers) -> None:
     known = names(10)
     tiers.push_down(known)
-    on_disk = set(tiers.disk.index.hashes())
+    on_disk = set(tiers.disk.index.names())
     tiers.tiers.close()
     again = Tiers(tmp_path)
     assert again.num_found == len(on_disk) >= 5
@@ -105,7 +112,7 @@ def test_a_block_that_was_changed_on_disk_is_computed_again(
         data[start + position % 40] ^= 1
     path.write_bytes(data)
     assert tiers.raise_and_load(known[:2]) == []
-    assert tiers.tiers.find(known[:1]) == (0, 0)
+    assert not tiers.tiers.has(0, known[0])
     assert tiers.disk.counts.num_failures == 2
     assert caplog.text.count("could not be read") == 1
     tiers.host.index.check()
@@ -128,7 +135,7 @@ def test_a_full_disk_costs_one_warning_and_what_is_there_goes_on(
         tiers.push_down(known[8:])
     assert caplog.text.count("disk is full") == 1
     assert tiers.disk.index.num_slots <= held
-    last = tiers.disk.index.hashes()[-1:]
+    last = tiers.disk.index.names()[-1:]
     assert tiers.raise_and_load(last) == last
     tiers.push_down([each + b"more" for each in known])
     assert tiers.disk.index.num_slots <= held
@@ -139,12 +146,12 @@ def test_a_block_that_was_withdrawn_while_it_was_read_does_not_come_back(tiers: 
     known = names(10)
     tiers.push_down(known)
     tiers.disk_thread.is_held = True
-    assert tiers.tiers.raise_blocks(known[:1], lambda digest, seconds: None, tiers.now) == 1
-    assert tiers.tiers.find(known[:1]) == (1, 0)
+    assert tiers.raise_blocks(known[:1]) == 1
+    assert tiers.tiers.is_near(0, known[0])
     tiers.tiers.drop(known[:1])
     tiers.disk_thread.is_held = False
     tiers.turn()
-    assert tiers.tiers.find(known[:1]) == (0, 0)
+    assert not tiers.tiers.has(0, known[0])
     tiers.host.index.check()
     tiers.disk.index.check()
 
@@ -156,19 +163,19 @@ def test_a_block_that_was_withdrawn_while_it_was_written_is_not_found_again(tier
     tiers.disk_thread.run()
     tiers.tiers.drop(known)
     tiers.disk_thread.is_held = False
-    assert {each.digest for each in tiers.file.found()} & set(known), "they were written"
+    assert {each.name for each in tiers.file.found()} & set(known), "they were written"
     tiers.turn()
     tiers.turn()
-    assert not {each.digest for each in tiers.file.found()} & set(known)
+    assert not {each.name for each in tiers.file.found()} & set(known)
     tiers.disk.index.check()
 
 
 def test_reads_leave_half_of_host_memory_alone(tiers: Tiers) -> None:
     known = names(12)
     tiers.push_down(known)
-    assert tiers.tiers.raise_blocks(known[:4], lambda digest, seconds: None, tiers.now) == 2
+    assert tiers.raise_blocks(known[:4]) == 2
     tiers.turn()
-    assert tiers.tiers.num_ready(known[:4]) == 2
+    assert tiers.num_ready(known[:4]) == 2
 
 
 def test_a_large_host_memory_is_not_looked_through_as_a_whole(
@@ -177,6 +184,6 @@ def test_a_large_host_memory_is_not_looked_through_as_a_whole(
     monkeypatch.setattr("kv_transfer.tiers.kv_tiers.MAX_WINDOW", 1)
     tiers = Tiers(tmp_path)
     tiers.push_down(names(10))
-    in_both = [each for each in tiers.host.index.hashes() if each in tiers.disk.index]
-    assert in_both == tiers.host.index.hashes()[:1]
+    in_both = [each for each in tiers.host.index.names() if each in tiers.disk.index]
+    assert in_both == tiers.host.index.names()[:1]
     tiers.tiers.close()

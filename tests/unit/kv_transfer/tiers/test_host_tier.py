@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from itertools import repeat
 
 import pytest
 
 from kv_transfer.tiers.copies import HostCopies
-from kv_transfer.tiers.host_tier import BLOCKS_PER_JOB, MAX_SAVING, HostTier, Load
-from kv_transfer.tiers.kv_tiers import KvTiers
+from kv_transfer.tiers.host_tier import MAX_SAVING, UNITS_PER_JOB, HostTier
+from kv_transfer.tiers.kv_tiers import KvTiers, WantedBlock
+from kv_transfer.tiers.units import Units
 from kv_transfer.transports.interface import PoolMemory
 from scheduling.block_manager import BlockManager
+from scheduling.block_pools import BlockPools
 from tests.unit.held_thread import HeldThread
 
 BYTES = 64
@@ -23,11 +26,12 @@ class Pool:
     def __init__(self, num_blocks: int, num_slots: int, max_age_s: float = 100.0) -> None:
         self.memory = ctypes.create_string_buffer(num_blocks * BYTES)
         self.blocks = BlockManager(num_blocks)
+        self.pools = BlockPools.of_one(self.blocks, 16)
         self.thread = HeldThread()
         address = ctypes.addressof(self.memory)
         copies = HostCopies(PoolMemory(address, BYTES, num_blocks, "cpu"), num_slots)
         self.host = HostTier(copies, self.thread, BYTES, max_age_s)  # type: ignore[arg-type]
-        self.tiers = KvTiers(self.blocks, self.host)
+        self.tiers = KvTiers(self.pools, Units([BYTES]), self.host)
         self.now = 0.0
 
     def turn(self) -> None:
@@ -57,15 +61,18 @@ class Pool:
             self.write(block, b"other")
         self.blocks.release(table)
 
-    def load(self, names: list[bytes]) -> tuple[list[bytes], Load]:
-        """What is in blocks of a request that has loaded these, and how it did."""
+    def num_ready(self, names: list[bytes]) -> int:
+        """How many leading blocks of a chain can be loaded."""
+        return self.pools.reach(names, 0, self.tiers.is_ready)
+
+    def load(self, names: list[bytes]) -> list[bytes]:
+        """What is in blocks of a request that has loaded these."""
         table = self.blocks.allocate(len(names))
         arrived: list[int] = []
-        load = Load(0, None, names, table, arrived.append)
-        self.tiers.load(load, self.now)
+        self.tiers.load(list(map(WantedBlock, repeat(0), names, table)), arrived.append, self.now)
         self.turn()
         self.blocks.release(table)
-        return [self.read(block) for block in table[: arrived[0]]], load
+        return [self.read(block) for block in table[: arrived[0]]]
 
 
 @pytest.fixture
@@ -83,9 +90,9 @@ def test_what_the_pool_evicts_comes_back_bit_for_bit(pool: Pool) -> None:
     pool.fill(chain("a", 4))
     pool.turn()
     pool.evict_all()
-    assert pool.tiers.find(chain("a", 5)) == (4, 0)
-    assert pool.tiers.num_ready(chain("b", 4)) == 0
-    assert pool.load(chain("a", 4))[0] == chain("a", 4)
+    assert pool.num_ready(chain("a", 5)) == 4
+    assert pool.num_ready(chain("b", 4)) == 0
+    assert pool.load(chain("a", 4)) == chain("a", 4)
     assert pool.host.counts.loaded_bytes == pool.host.counts.stored_bytes == 4 * BYTES
 
 
@@ -155,8 +162,7 @@ def test_a_bit_that_flips_in_host_memory_is_noticed(
     assert slot is not None
     pool.host.slot(slot)[3] ^= 1
     for _ in range(2):
-        loaded, _ = pool.load(held)
-        assert loaded == held[:1]
+        assert pool.load(held) == held[:1]
         held = held[:1]
     assert pool.host.counts.num_failures == 1
     assert caplog.text.count("host memory") == 1
@@ -170,8 +176,7 @@ def test_a_load_that_nobody_wants_any_more_writes_nothing(pool: Pool) -> None:
     pool.thread.is_held = True
     (block,) = pool.blocks.allocate(1)
     arrived: list[int] = []
-    load = Load(0, None, [b"a7"], [block], arrived.append)
-    pool.tiers.load(load, pool.now)
+    load = pool.tiers.load([WantedBlock(0, b"a7", block)], arrived.append, pool.now)
     load.cancel()
     pool.thread.run()
     pool.turn()
@@ -205,5 +210,5 @@ def test_saving_leaves_room_for_loads_in_between() -> None:
     pool.fill(chain("a", 4 * MAX_SAVING))
     pool.thread.is_held = True
     pool.turn()
-    assert len(pool.thread.waiting) == MAX_SAVING // BLOCKS_PER_JOB
+    assert len(pool.thread.waiting) == MAX_SAVING // UNITS_PER_JOB
     pool.tiers.close()

@@ -123,7 +123,7 @@ class IndexHistory(RuleBasedStateMachine):
     @invariant()
     def consistent(self) -> None:
         self.index.check()
-        assert self.index.hashes() == [each.digest for each in self.entries]
+        assert self.index.names() == [each.digest for each in self.entries]
         assert len(self.index) == len(self.entries)
         assert (self.index.num_slots, self.index.num_evicted) == (self.num_slots, self.num_evicted)
         for digest in NAMES:
@@ -140,7 +140,7 @@ TestIndexHistory = IndexHistory.TestCase
 def test_entries_that_are_found_again_keep_their_order_and_their_slots() -> None:
     index = SlotIndex(3, AGE_S)
     index.restore([(2, b"new", 5.0), (0, b"old", 1.0)])
-    assert index.hashes() == [b"old", b"new"]
+    assert index.names() == [b"old", b"new"]
     assert index.try_reserve() == 1
     assert index.try_reserve() == 0, "the one used least recently gives way"
     index.check()

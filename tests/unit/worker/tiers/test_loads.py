@@ -207,12 +207,12 @@ def test_loading_is_left_when_computing_is_quicker(
 
 def test_a_request_that_forbids_tiers_neither_loads_nor_leaves_blocks(bench: DecodeBench) -> None:
     warm(bench)
-    held = set(host_tier(bench).index.hashes())
+    held = set(host_tier(bench).index.names())
     assert run(bench, "again", ONE, stays_in_pool=True) == len(ONE)
     other = [each + 1 for each in ONE]
     assert run(bench, "other", other, stays_in_pool=True) == len(other)
     run(bench, "next", TWO)
-    assert set(host_tier(bench).index.hashes()) <= held | set(root(bench, TWO))
+    assert set(host_tier(bench).index.names()) <= held | set(root(bench, TWO))
 
 
 def test_prompts_whose_logits_are_wanted_are_computed_whole(bench: DecodeBench) -> None:
