@@ -1,8 +1,8 @@
 """Encoding and decoding of messages; the only place where remote bytes become objects.
 
 Bytes that cannot be decoded raise ProtocolError with a reason, and no other error. A long message
-travels as several frames. The limit of a frame also holds for strangers' frames, for which ZeroMQ
-allocates memory before they have proved anything.
+travels as several frames. ZeroMQ allocates memory for a frame before the peer has proved the
+secret, hence the limit of a frame.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class BlockEmbedding:
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The rows of `token_ids` [N], int64, [N, hidden] bf16. Raises IndexError."""
         if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < self.num_tokens:
-            raise IndexError(f"a token is none of the vocabulary's {self.num_tokens}")
+            raise IndexError(f"a token id is outside the vocabulary of {self.num_tokens}")
         token_ids = token_ids.contiguous()
         found = torch.empty((len(token_ids), self.rows.inputs), dtype=torch.bfloat16)
         self._look_up(

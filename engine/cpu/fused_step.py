@@ -43,8 +43,9 @@ _LARGEST_BYTES = 8
 
 @dataclass(frozen=True)
 class Ends:
-    """The weights before and after the layers; `embed` [vocab, hidden], unless it is blocks, is
-    bf16, `final_norm` [hidden] fp32. Embeddings are multiplied by a scale, rounded to bf16."""
+    """The weights before and after the layers. `embed` [vocab, hidden] is bf16 or blocks,
+    `final_norm` [hidden] is fp32. Embeddings are multiplied by `embedding_scale` and rounded to
+    bf16."""
 
     embed: torch.Tensor | BlockEmbedding
     final_norm: torch.Tensor
@@ -90,7 +91,7 @@ class FusedStep:
         Raises IndexError for a token outside the vocabulary.
         """
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
-            raise IndexError(f"a token is none of the vocabulary's {self._vocab_size}")
+            raise IndexError(f"a token id is outside the vocabulary of {self._vocab_size}")
         tokens, at = array("q", token_ids), array("q", positions)
         wanted = None if rows is None else array("q", rows)
         num_wanted = len(tokens) if wanted is None else len(wanted)

@@ -49,8 +49,8 @@ class _Compiled:
 
 class Grammars:
     """The grammars of one worker, until `close`. If grammars are not available, `unavailable` says
-    why. `wake` is called in another thread when a matcher has become ready, or has got a mask that
-    a step did without."""
+    why. `wake` is called in another thread when a matcher is ready, or when a mask has come that a
+    step did not wait for."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Grammars:
 
     def matcher(self, grammar: str, output_ids: Sequence[int], request: str = "") -> GrammarMatcher:
         """A matcher for the grammar after this output; a thread compiles the grammar. Matchers of
-        the same `request` share the time that they may take; without a name, none is shared.
+        one `request` have one time limit together; with an empty `request`, each has its own.
 
         Raises InvalidRequest if the checkpoint's tokenizer does not support grammars.
         """
@@ -95,7 +95,8 @@ class Grammars:
         return GrammarMatcher(started, self.follower, spent)
 
     def close(self) -> None:
-        """End the threads after what they do now; then `wake` is no longer called."""
+        """End the threads once their current work is done; `wake` is no longer called after
+        that."""
         self._compilers.shutdown(cancel_futures=True)
         if not self.unavailable:
             self.follower.close()

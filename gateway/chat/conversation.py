@@ -44,8 +44,8 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message. `tool_call_id` names the call that a message of role "tool" answers. `parts`
-    are those of the content, if it came in several."""
+    """One message. `tool_call_id` names the call that a message of role "tool" answers. `parts`:
+    the parts of a content that came in several."""
 
     role: Role
     content: str
@@ -135,8 +135,8 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class FieldNames(msgspec.Struct, frozen=True):
-    """The names of the caller's own fields, for errors. In OpenAI's chat format, every message is
-    one of the caller's (`is_chat`)."""
+    """The names of the caller's own fields, for errors. `is_chat`: messages are the caller's own,
+    as in OpenAI's chat format, so an error can name the message."""
 
     messages: str = "messages"
     effort: str = "reasoning_effort"

@@ -3,9 +3,8 @@
 The string is in llguidance's format: a grammar in its dialect of Lark, or a JSON object of
 grammars. The functions here write it from a JSON schema, a list of choices, a regular expression,
 Lark or GBNF; `json_schema_part` is for grammars with several parts. JSON is compact, without free
-whitespace, unless the schema's own `x-guidance` says otherwise: a small model that is allowed to
-write endless blanks does so. `GrammarChecker` rejects grammars that do not compile, off the event
-loop.
+whitespace, unless the schema's own `x-guidance` says otherwise: a small model may otherwise write
+blanks without end. `GrammarChecker` rejects grammars that do not compile, off the event loop.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ _LEAST_CHARS = 2
 _FLOAT_CHARS = 10
 """Encoding a float takes ten times as long as an integer."""
 _EXACT_INTEGERS = 2**53
-"""Up to here a float is the integer that was written, and has more characters than it."""
+"""Up to this value a float holds the integer exactly, and is written with more characters."""
 _REMEMBERED = 256
 _WALKED_TOKENS = 4
 _SEARCHED_TOKENS = 64
 _CLOSING = '"}]:,0tfn'
-"""What leads to the end of a JSON text soonest, at each place."""
+"""Characters that lead towards the end of a JSON text, the quickest first."""
 _WALK_S = 0.2
 _NO_GRAMMAR = "start: <|nothing|>"
 _JSON_PART = re.compile(r"%json\s*(?=\{)")
@@ -59,9 +58,8 @@ MAX_OPTIONAL_PROPERTIES = 480
 
 
 def with_integers(schema: Any) -> Any:
-    """A copy of a JSON schema in which numbers such as `2.0` are integers, which they are by the
-    standard, in counts, bounds and values alike: llguidance takes no other counts. Floats beyond
-    2**53 stay."""
+    """A copy of a JSON schema in which numbers such as `2.0` have become integers, as the standard
+    allows; llguidance requires it of counts. Floats beyond 2**53 stay."""
     whole = [schema]
     waiting: list[Any] = [whole]
     while waiting:
@@ -175,8 +173,8 @@ def lark_grammar(source: str, param: str) -> str:
 
 
 def _check_operators(source: str, param: str) -> None:
-    """Count what begins a rule, a group or a part of a schema, and what intersects or negates,
-    wherever it stands."""
+    """Limit the characters that begin a rule, a group or a part of a schema, and those that
+    intersect or negate, wherever they occur."""
     if sum(map(source.count, ":([{")) > MAX_GRAMMAR_NESTING:
         raise InvalidRequest(
             f"'{param}' has more than {MAX_GRAMMAR_NESTING} rules and groups together", param
@@ -230,9 +228,9 @@ class GrammarChecker:
             self._good.popitem(last=False)
 
     def _walk(self, matcher: LLMatcher, spare: LLMatcher, steps: int, wanted: list[int]) -> None:
-        """Consume tokens, each the first of the `wanted` ones that is allowed, or else the first of
-        all, so that a grammar that exceeds a limit or has a dead end fails here, not in a worker.
-        A grammar that takes long is left to the workers, which limit its time: others need this
+        """Consume tokens, so that a grammar that exceeds a limit or has a dead end fails here, not
+        in a worker. Each is the first allowed one of `wanted`, or the first allowed one of all. A
+        walk that takes long is given up: workers limit the grammar's time, and others need this
         thread.
 
         `consume_token` keeps the interpreter's lock, which would hold up the event loop; so does
@@ -267,9 +265,8 @@ class GrammarChecker:
 
 
 def too_hard(schema: Any) -> str:
-    """What is wrong with a JSON schema on whose levels llguidance would overflow its stack, which
-    ends the process, or on whose patterns it would work for minutes; "" for others. Check before
-    llguidance reads the schema."""
+    """Why llguidance must not read a JSON schema: its levels would overflow the stack, which ends
+    the process, or its patterns would take minutes. "" if it may."""
     if nesting(schema) > MAX_SCHEMA_NESTING:
         return (
             f"nests too deeply: more than {MAX_SCHEMA_NESTING} levels, counted through its "
@@ -341,7 +338,7 @@ def _optional_run(schema: Any) -> int:
 
 
 def plain_trouble(message: str) -> str:
-    """An error of llguidance in one line: the reason, of a pattern also what is wrong with it."""
+    """An error of llguidance in one line; for a pattern, with its fault."""
     if "NoExtensionBias" in message:
         return "it has a dead end: there is a beginning that nothing can follow"
     if "Too many items" in message or "ff_tokens" in message:

@@ -1,8 +1,8 @@
 """Remembered answers in the cluster's store, where every router finds them.
 
 What the store holds is sealed, and untrusted when it comes back. A prompt waits only a moment for
-the store; without an answer in time, it is encoded as if nothing were known. Answers are kept
-behind the requests, a bounded number at once.
+the store; without an answer in time, it is encoded as if nothing were known. Answers are written in
+the background, a bounded number at once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _KEPT = "completed"
 
 @dataclass
 class SharedAnswers:
-    """Implements `AnswerStore`. A prompt waits `wait_s` for the store, that of a resumed stream
-    longer: it must be what it was.
+    """Implements `AnswerStore`. A prompt waits `wait_s` for the store. The prompt of a resumed
+    stream waits longer, because it must have the same tokens as before.
 
-    The store is asked while there are other routers, and then for `ttl_s`, until the answers have
-    expired that they left.
+    The store is asked while there are other routers, and for `ttl_s` after that, until their
+    answers have expired.
     """
 
     records: ResponseRecords
@@ -56,7 +56,7 @@ class SharedAnswers:
             self._asks_until = self.clock() + self.ttl_s
 
     async def begin(self) -> None:
-        """Find out whether former routers left answers."""
+        """Find out whether earlier routers left answers."""
         try:
             may_have = await self.records.num_records() > 0
         except StoreTrouble:
@@ -77,7 +77,7 @@ class SharedAnswers:
         return [*nothing[: len(names) - len(asked)], *opened]
 
     def put(self, scope: AnswerScope, name: bytes, ids: bytes) -> None:
-        """See `AnswerStore`. An answer is dropped while too many are about to be kept."""
+        """See `AnswerStore`. Drops the answer if too many are being written."""
         if len(self._pending) >= MOST_PENDING:
             return
         task = asyncio.create_task(self._put(scope, name, ids))
@@ -85,7 +85,7 @@ class SharedAnswers:
         task.add_done_callback(self._pending.discard)
 
     async def settled(self) -> None:
-        """Wait for the answers that are about to be kept."""
+        """Wait for the answers that are being written."""
         if self._pending:
             await asyncio.wait(self._pending)
 

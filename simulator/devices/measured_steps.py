@@ -1,5 +1,5 @@
-"""Steps by measurements: coefficients, those that a worker's step model learns and reports, or
-tables of steps that were timed.
+"""Step times from measurements: coefficients, as a worker's step model learns and reports them, or
+tables of timed steps.
 
 By coefficients a step takes `fixed + per_token * tokens + per_attended * attended pairs`, as in
 `scheduling.step_model`. Pure.
@@ -35,13 +35,13 @@ class MeasuredSteps:
 
 
 Table = tuple[tuple[int, float], ...]
-"""Seconds by a number, which rises; between and beyond the entries they change in lines."""
+"""Pairs of a rising number and seconds; linear between and beyond the entries."""
 
 
 @dataclass(frozen=True)
 class TabledSteps:
     """Timed steps, in seconds, without attention: `decodes` by the number of sequences that decode,
-    `chunks` by the number of prompt tokens, of which none gives a token. Attention adds
+    `chunks` by the number of prompt tokens, in a step that outputs no token. Attention adds
     `per_context_s` for each token that a decode reads, `per_pair_s` for each query and key of
     chunks."""
 
@@ -61,8 +61,9 @@ class TabledSteps:
         return fixed + self.per_context_s * context + self.per_pair_s * chunks.pairs
 
     def _fixed(self, num_rows: int, num_tokens: int) -> float:
-        """A step without attention. Beside chunks, decodes cost what as many prompt tokens do, and
-        the output matrix, by which a step of decodes takes longer than one of a chunk."""
+        """Seconds of a step without attention. Beside chunks, each decode costs as much as a prompt
+        token, plus the output matrix: the difference between a step of decodes and one of as many
+        prompt tokens."""
         known = self._known.get((num_rows, num_tokens))
         if known is None:
             known = table_value(self.decodes, num_rows)
@@ -83,7 +84,7 @@ def table_value(table: Table, number: float) -> float:
 
 
 def read_steps(keys: JsonKeys) -> StepTimes:
-    """The steps of a file, in microseconds there. Raises ModelLoadError."""
+    """The step times in a file, which has microseconds. Raises ModelLoadError."""
     if "decodes_us" in keys or "chunks_us" in keys:
         per_context, per_pair = (
             keys.number(name, above=-1e-12) / 1e6 for name in ("per_context_us", "per_pair_us")

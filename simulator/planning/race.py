@@ -1,8 +1,8 @@
-"""Finds the candidate that keeps its promises at the highest load, in rounds of equal load.
+"""Finds the candidate that meets its targets at the highest load, in rounds of equal load.
 
 The load is a factor on the trace's speed. A candidate passes a round if enough requests are good.
-Only candidates that pass go on to higher loads, so most of them are tried at few. Pure: the trials
-of a round are the caller's, who may run them at once.
+Only candidates that pass go on to higher loads, so most candidates are tried at few loads. Pure:
+the trials of a round are the caller's, who may run them at once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Standing:
 
 
 Tries = Callable[[Sequence[Candidate], float], Sequence[Trial]]
-"""Tries candidates at one load; the trials are in their order."""
+"""Tries candidates at one load; returns one trial for each, in order."""
 
 
 def race(candidates: Sequence[Candidate], tries: Tries, rounds: int) -> list[Standing]:

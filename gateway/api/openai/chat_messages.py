@@ -1,7 +1,7 @@
 """The messages of `/v1/chat/completions`, as OpenAI's clients and others write them.
 
-An assistant's message may be empty, and so may a result; what is asked may not. The model reads
-text alone: other parts are refused by name.
+An assistant's message or a tool result may be empty; a question may not. The model reads text
+alone: other parts are refused by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ASKING_ROLES = ("system", "developer", "user")
 
 
 class TextPart(StrictModel):
-    """A piece of a message's content, under the name that it has here or in `/v1/responses`."""
+    """A text part of a message's content, named as here or as in `/v1/responses`."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
@@ -32,14 +32,14 @@ class TextPart(StrictModel):
 
 
 class RefusalPart(StrictModel):
-    """A piece of an earlier answer that says why there is none; the model sees it as text."""
+    """An earlier refusal to answer; the model sees it as text."""
 
     type: Literal["refusal"]
     refusal: str
 
     @property
     def text(self) -> str:
-        """What was said."""
+        """The text of the refusal."""
         return self.refusal
 
 
@@ -100,8 +100,8 @@ class ChatMessage(StrictModel):
     cache_control: Hint = None
 
     def as_message(self, place: int) -> Message:
-        """As a `Message`; without a template that lays them out, text parts become lines of one
-        text. Raises InvalidRequest."""
+        """Convert to a `Message`. It has the content as one text, with a line for each text part,
+        and as parts. Raises InvalidRequest."""
         param = f"messages[{place}]"
         calls = tuple(
             [
@@ -113,7 +113,7 @@ class ChatMessage(StrictModel):
             calls = (*calls, self.function_call.as_call(_made_id(place)))
         if calls and self.role != "assistant":
             param = f"{param}.tool_calls"
-            raise InvalidRequest(f"'{param}' is of the assistant alone", param)
+            raise InvalidRequest(f"only an assistant's message may have '{param}'", param)
         text, parts = self._text(param)
         thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
         if thoughts is None and isinstance(self.content, list):
@@ -133,7 +133,9 @@ class ChatMessage(StrictModel):
         if self.refusal is None and isinstance(content, str):
             return content, ()
         if self.refusal is not None and self.role != "assistant":
-            raise InvalidRequest(f"'{param}.refusal' is of the assistant alone", f"{param}.refusal")
+            raise InvalidRequest(
+                f"only an assistant's message may have '{param}.refusal'", f"{param}.refusal"
+            )
         if isinstance(content, str):
             texts = [content]
         else:
@@ -144,9 +146,9 @@ class ChatMessage(StrictModel):
 
 
 def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """The messages of a conversation. The result of a legacy `function_call` gets the id that the
-    call before it has, and another result without an id that of the first call without a result.
-    Raises InvalidRequest."""
+    """The messages of a conversation. A result without an id gets one: of a legacy `function_call`,
+    that of the call before it; otherwise that of the first call without a result. Raises
+    InvalidRequest."""
     made: list[Message] = []
     called: deque[str] = deque()
     answered: set[str] = set()
@@ -168,7 +170,7 @@ def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
 
 
 def _first_without_result(called: deque[str], answered: Container[str]) -> str | None:
-    """The first of the calls that are not answered, which is taken from them."""
+    """Take the first call that is not answered."""
     while called:
         call_id = called.popleft()
         if call_id not in answered:
@@ -177,6 +179,6 @@ def _first_without_result(called: deque[str], answered: Container[str]) -> str |
 
 
 def _made_id(place: int, index: int = 0) -> str:
-    """An id for a call of a message that has none; of nine characters, as Mistral's templates want
-    it, unless the message has several."""
+    """An id for a call that has none. For a message's first call it has nine characters, as
+    Mistral's templates require."""
     return f"call{place:05}{index or ''}"
