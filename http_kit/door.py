@@ -1,4 +1,4 @@
-"""What happened at the door in the last minute: requests that generate, by key and status.
+"""The requests for generations of the last minute, counted by key and status.
 
 Every request pays for one count, so this is a dictionary per slot of time, summed when read. Keys
 are an operator's, so there are few. Knows no HTTP beyond the numbers; the clock is passed in.

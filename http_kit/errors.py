@@ -34,7 +34,7 @@ _PATHS = {
     "input": "/v1/responses",
     "prompt": "/v1/completions",
 }
-"""Where a field holds what is asked."""
+"""The fields that hold the question."""
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 
@@ -116,7 +116,7 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
 
 
 def _hint(body: Any) -> str:
-    """The path for which a body without the required field seems to be meant."""
+    """The path that a body without the required field was probably meant for."""
     for name, path in _PATHS.items():
         if isinstance(body, dict) and name in body:
             return f"; {name!r} is a field of {path}"

@@ -105,7 +105,7 @@ class EventWriter:
             self._outlet.write_chunk(pending[0] if len(pending) == 1 else b"".join(pending))
 
     def close(self) -> None:
-        """Send no more comments."""
+        """Stop sending comments."""
         self._timer.cancel()
 
     def _on_interval(self) -> None:

@@ -29,8 +29,9 @@ _OWN_WORK = Origin(0)
 
 
 class Standing(enum.Enum):
-    """How far a request has come: its work may be refused; it has begun and ends only if its client
-    leaves; or it is part of an answer, and only the task that sends the answer ends it."""
+    """How far a request has come. At first its work may be refused. Once it has begun, it ends
+    early only if its client leaves. Work for an answer is ended only by the task that sends the
+    answer."""
 
     NEW = enum.auto()
     BEGUN = enum.auto()
@@ -39,7 +40,7 @@ class Standing(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """One job. `granted` is made when it has to wait, `started_at` is set when it has a place."""
+    """One job. `granted` exists if it had to wait; `started_at` is set once it has a place."""
 
     share: str
     predicted_s: float
@@ -55,7 +56,7 @@ class Turn:
 
 
 class Turnstile:
-    """Owns the places. What waits is in the memory of requests that the gates have admitted."""
+    """Owns the places. Waiting jobs belong to requests that the gates have admitted."""
 
     def __init__(self, places: int, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` is monotonic, in seconds."""

@@ -51,7 +51,7 @@ BAD_FRAMES = ("undecodable", "handshake", "no_hello", "foreign", "unexpected", "
 
 
 class FleetMetrics:
-    """Counters, gauges and histograms; each is an attribute. `before_reading` is called before each
+    """Counters, gauges and histograms, as attributes. `before_reading` is called before each
     reading, for counts that are collected in batches."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

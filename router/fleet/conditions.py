@@ -37,7 +37,7 @@ class State(StrEnum):
 
 
 UNUSABLE = (State.STALLED, State.SILENT, State.NOT_CONNECTED, State.REFUSED, State.LOST)
-"""States that nobody wants; a worker that starts or drains does what it should."""
+"""States that are faults; a worker that starts or drains does what it should."""
 
 
 class Cause(StrEnum):
@@ -70,7 +70,7 @@ class Condition:
 
     @property
     def is_unusable(self) -> bool:
-        """Whether the fleet lacks this worker, and nobody meant it to."""
+        """Whether the fleet lacks this worker by a fault."""
         return self.state in UNUSABLE and not self.is_replaced
 
     def as_json(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ OTHER_SECRET = Condition(
 )
 SILENT = Condition(State.SILENT, Cause.SILENT, "it is connected and does not answer")
 _CAUSES = {"model fingerprint": Cause.MODEL, "protocol version": Cause.PROTOCOL}
-"""By what a worker refuses a router for."""
+"""The cause, by the reason for which a worker refuses a router."""
 
 
 def unreachable(control: str, seconds: float) -> Condition:
@@ -113,7 +113,7 @@ def refused_by_worker(refused: HelloRefused) -> Condition:
 
 
 def registered_condition(state: WorkerState) -> Condition | None:
-    """The condition that a registration alone tells; None for a ready worker."""
+    """The condition that follows from the registration alone; None for a ready worker."""
     if state is WorkerState.LOADING:
         return Condition(State.STARTING, reason="it loads its weights")
     if state is WorkerState.DRAINING:
@@ -125,7 +125,7 @@ def registered_condition(state: WorkerState) -> Condition | None:
 
 
 MAX_KNOWN = 4096
-"""Ids of workers whose first time is kept."""
+"""Most worker ids for which the time of first use is kept."""
 
 
 @dataclass
@@ -135,7 +135,7 @@ class _Standing:
 
 
 class Conditions:
-    """The conditions of the last look, with the time since which each holds."""
+    """The current conditions, with the time since which each holds."""
 
     def __init__(self, wall_us: Callable[[], int]) -> None:
         self._wall_us = wall_us
@@ -165,12 +165,12 @@ class Conditions:
             del self._first_usable_us[next(iter(self._first_usable_us))]
 
     def all(self) -> dict[str, Condition]:
-        """The conditions that were noted last, by worker id."""
+        """The current conditions, by worker id."""
         return {name: each.condition for name, each in self._standing.items()}
 
     def usable_us(self, worker_ids: Iterable[str]) -> list[int]:
-        """When those of the workers that are usable now were so for the first time, by id: one that
-        comes back takes no other's place."""
+        """When each usable worker became usable for the first time, by id. A worker that comes back
+        keeps its time, so it does not count as the replacement of another."""
         return [
             self._first_usable_us[each]
             for each in worker_ids
@@ -185,8 +185,8 @@ def _since(condition: Condition, since_us: int) -> Condition:
 def lost_conditions(
     lost: Iterable[LostWorker], usable_us: Mapping[Role, list[int]]
 ) -> dict[str, Condition]:
-    """The conditions of lost workers, by id. `usable_us` has, by role, when each usable worker was
-    usable for the first time: one that came after a loss replaces the worker that was lost."""
+    """The conditions of lost workers, by id. `usable_us`: by role, when each usable worker became
+    usable for the first time. A worker that came after a loss replaces the lost one."""
     newcomers = {role: sorted(times) for role, times in usable_us.items()}
     found = {}
     for each in sorted(lost, key=lambda each: each.at_us):

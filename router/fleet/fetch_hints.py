@@ -16,9 +16,9 @@ from router.routing.cache_index import PrefixMatch
 
 MAX_HOLDERS = 2
 MAX_ATTEMPT = 2
-"""Later attempts get no hints: a prompt on which holders die must not meet all of them."""
+"""Later attempts get no hints, so that a prompt that kills holders does not reach all of them."""
 MIN_GAIN = 2
-"""Blocks that a holder must have beyond those of the worker that computes, tiers included."""
+"""Blocks that a holder must have beyond those that the computing worker has, tiers included."""
 NEAR_TIE = 0.05
 """Holders count as equally good if their blocks differ by less than this part of the most."""
 

@@ -17,7 +17,7 @@ from router.fleet.worker import Worker
 
 ANSWER_S = 5.0
 MAX_PAGES = 64
-"""More than a whole recorder has, also while it goes on recording."""
+"""More pages than a whole recorder fills, even while it continues to record."""
 
 
 class FlightQuestions:

@@ -28,7 +28,8 @@ _clock = time.perf_counter
 
 @dataclass(slots=True)
 class _Finish:
-    """The last messages of a socket: what follows them, and how long and how many they may be."""
+    """A socket that takes its last messages: the callback that follows, and the limits on time and
+    bytes."""
 
     then: Callable[[], object]
     ends_at: float
@@ -86,9 +87,9 @@ class FrameSocket:
         return True
 
     def finish(self, then: Callable[[], object]) -> None:
-        """Take the messages that have arrived, in batches as ever, and then call `then`. A peer
-        that sent very many does not delay that for long: after MAX_FINISH_S or MAX_FINISH_BYTES
-        the rest is dropped. `then` is not called if an error or `close` comes first."""
+        """Take the messages that have arrived, in batches as usual, and then call `then`. A peer
+        that sent very many does not delay that for long: after MAX_FINISH_S or MAX_FINISH_BYTES the
+        rest is dropped. `then` is not called if an error or `close` comes first."""
         take = self._take
         finish = _Finish(then, _clock() + MAX_FINISH_S, MAX_FINISH_BYTES)
 

@@ -1,7 +1,6 @@
-"""Checks regularly, on the event loop, what a worker has sent over a session and nobody has taken.
-
-The session ends if that is more than any honest worker has under way, so that a message without an
-end does not fill the router's memory.
+"""Checks regularly, on the event loop, how many bytes a worker has sent over a session that were
+not read. The session ends if there are more than an honest worker can have under way, so that an
+endless message does not fill the router's memory.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class InflowChecks:
         return inflow
 
     def close(self) -> None:
-        """Check no more."""
+        """Stop checking."""
         self._timer.cancel()
 
     def _check(self) -> None:

@@ -333,7 +333,7 @@ class WorkerLink:
     def _take_control(self, message: ControlMessage) -> Iterator[None] | None:
         """Take a message. The tokens of many sequences are taken in parts, later."""
         if message == NO_HELLO or (self._control is None and isinstance(message, HelloAccepted)):
-            self._end_session()  # the next connection's first words end a session that broke
+            self._end_session()  # it broke, and this is the first message of the next connection
         elif isinstance(message, HelloAccepted):
             self._accepted(message)
         elif isinstance(message, HelloRefused):

@@ -1,8 +1,7 @@
-"""Digests of prompts' blocks, each written once for as long as it is remembered.
-
-A block's hash stands for all tokens up to its end, so a prompt whose leading blocks were written
-before is the digest of the last of these, and those of its other blocks. Digests are keyed: without
-the key nobody can test a guess of the text. Pure.
+"""Digests of prompts' blocks; each is written only once while it is remembered. A block's hash
+stands for all tokens up to its end. So of leading blocks that were written before, only the last
+one's digest is written, followed by the digests of new blocks. Digests are keyed: without the key
+nobody can test a guess of the text. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 RECORDED_TOKENS = 64
-"""Tokens of a recorded block, where the fleet's block size divides them."""
+"""Tokens of a recorded block, if they are a multiple of the fleet's block size."""
 MOST_KNOWN = 1 << 17
 _DIGEST_BYTES = 8
 
@@ -22,7 +21,7 @@ def recorded_tokens(block_size: int) -> int:
 
 
 class KnownBlocks:
-    """The blocks that the current file has. Always whole prefixes, so a known block's predecessors
+    """The blocks in the current file. They are whole prefixes: the predecessors of a known block
     are known, too."""
 
     def __init__(self, key: bytes, most: int = MOST_KNOWN) -> None:
@@ -39,8 +38,8 @@ class KnownBlocks:
         return blake2b(value, digest_size=_DIGEST_BYTES, key=self._key).hexdigest()
 
     def note(self, hashes: Sequence[bytes], block_size: int) -> tuple[str, list[str]]:
-        """The digest of the last known block ("" if none is known), and those of the blocks behind
-        it, which are known from now on. `hashes` are those of a prompt's full blocks."""
+        """The digest of the last known block ("" if none is known), and those of the blocks after
+        it, which count as known from now on. `hashes` are those of a prompt's full blocks."""
         each = recorded_tokens(block_size) // block_size
         ends = hashes[each - 1 :: each]
         if len(self._known) + len(ends) > self._most:

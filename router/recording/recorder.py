@@ -1,8 +1,9 @@
 """Writes a line for each request that has ended, in a thread.
 
 The event loop only puts the request into a bounded queue. Lines that cannot be written are lost and
-counted; serving does not wait for them. The first line of a file, and of each process in it, says
-the format. Digests are keyed by the cluster's secret, so that all its routers write the same ones.
+counted; serving does not wait for them. The first line of a file, and of each process that appends
+to it, names the format. Digests are keyed by the cluster's secret, so that all its routers write
+the same ones.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ResultListener = Callable[[str, int], None]
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
-    """What is recorded of a request, before its digests are made."""
+    """The recorded facts of a request, before its digests are made."""
 
     generation: Generation
     hashes: Sequence[bytes]
@@ -97,7 +98,7 @@ class Recorder:
         self._queue.put(_Ended(generation, request.hashes.known))
 
     def close(self) -> None:
-        """Write what waits, and end the thread."""
+        """Write the queued requests, and end the thread."""
         self._queue.put(None)
         self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
@@ -142,12 +143,12 @@ class Recorder:
         self._file.write(data)
 
     def _forget(self) -> None:
-        """What follows must be understood without what was written."""
+        """Begin anew: later lines must not refer to earlier ones."""
         self._blocks.clear()
         self._block_tokens = 0
 
     def _lines(self, ended: _Ended) -> bytes:
-        """The line of a request, behind a header where one is needed."""
+        """The line of a request, after a header line if one is needed."""
         attempts = ended.generation.trace.attempts
         block_size = attempts[-1].block_size if attempts else 0
         head, tokens = b"", recorded_tokens(block_size) if block_size else self._block_tokens

@@ -42,7 +42,7 @@ class TraceFile:
 
     def rotate(self) -> None:
         """Begin a new file. Raises OSError, and may then be called again."""
-        with suppress(FileNotFoundError):  # an earlier call moved it, and could not open another
+        with suppress(FileNotFoundError):  # an earlier call renamed it, but could not open another
             os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
         former, self._fd = self._fd, _open(self._path)
         self._size = 0

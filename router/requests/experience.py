@@ -1,4 +1,4 @@
-"""What requests teach later placements: how long outputs are, how fast KV moves between workers.
+"""Measurements for later placements: how long outputs are, how fast KV moves between workers.
 
 Listens to traces. Times of one trace are of one worker's clock, so only their differences count.
 """

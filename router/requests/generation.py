@@ -26,7 +26,7 @@ class End:
 @dataclass(frozen=True)
 class Failure:
     """Why an attempt ended without finishing its generation. `lacks_room`: only because no worker
-    has room now. `code`: the request itself is at fault, as `UnusableConstraint` says."""
+    has room now. `code`: set if the request itself is at fault, see `UnusableConstraint`."""
 
     reason: str
     retryable: bool = True
@@ -80,8 +80,9 @@ class Generation:
 
     @property
     def needed_context(self) -> int:
-        """The context that a worker must offer: all tokens that were asked for. Without a limit,
-        half of the largest possible output, and at least one token more than there are."""
+        """The context that a worker must offer, in tokens: the prompt and the requested output.
+        Without a limit, half of the largest possible output, and at least one token more than there
+        is."""
         if not self.request.is_open_ended:
             return self.max_tokens
         sampling, prompt = self.request.sampling, len(self.request.token_ids)

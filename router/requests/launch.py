@@ -86,9 +86,9 @@ class Launcher:
 
         `source` is the decode worker that hands the request over. It has the KV of all tokens but
         the newest, and sends that token as the next attempt's first one. `running` are the other
-        generations. Raises Overloaded when no decode worker is ready, when none that is ready is
-        large enough, or when a first attempt has no chance to meet its deadline. Raises
-        PromptTooLong when no known worker could ever be large enough.
+        generations. Raises Overloaded when no decode worker is ready, when only workers that are
+        not ready are large enough, or when a first attempt cannot meet its deadline. Raises
+        PromptTooLong when no known worker is large enough.
         """
         identity = self._fleet.identity
         if identity is None:

@@ -9,8 +9,8 @@ from protocol.traces import DecodeTrace, PrefillTrace
 
 
 def prompt_sources(trace: PrefillTrace | DecodeTrace | None) -> list[dict[str, Any]]:
-    """The parts of the prompt by where they were found, with their tokens and the milliseconds that
-    each cost. `trace` is that of the worker that computed the prompt, if it has reported."""
+    """The parts of the prompt, by the place where they were found, with their tokens and
+    milliseconds. `trace` is that of the worker that computed the prompt, if it has reported."""
     if trace is None:
         return []
     parts: list[dict[str, Any]] = []

@@ -32,7 +32,7 @@ class Search:
                 self._asked.add(worker)
 
     def has_asked(self, worker: Worker) -> bool:
-        """Whether an answer of this worker is awaited."""
+        """Whether this worker was asked and has not answered."""
         return worker in self._asked
 
     def rule_out(self, worker: Worker) -> None:

@@ -95,8 +95,8 @@ class FailureHistory:
                 self.suspects[worker.info.incarnation] = None
 
     async def wait_for_pong(self, keeper: Worker | None, timeout_s: float) -> None:
-        """If a leg beside `keeper` died, wait until `keeper`, the worker that is to keep the
-        request, answers a ping. If `keeper` dies later, that counts as another death."""
+        """If the other leg died, wait until `keeper`, the worker that is to keep the request,
+        answers a ping. Its death after that counts as another one."""
         asked = self.suspects.get(keeper.info.incarnation) if keeper is not None else None
         if keeper is not None and asked is not None:
             await keeper.link.wait_for_pong(asked, timeout_s)

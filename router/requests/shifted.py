@@ -18,7 +18,7 @@ T = TypeVar("T", PrefillTrace, DecodeTrace)
 
 
 def shifted(trace: T, clock: ClockReading, not_before_us: int, not_after_us: int) -> T:
-    """The trace by our clock; all its times are moved between these marks (0: not known)."""
+    """The trace by our clock, with all times moved between these marks (0: not known)."""
     moved = _moved(trace, -clock.offset_us)
     times = _times(moved)
     if not times:

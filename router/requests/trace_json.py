@@ -72,7 +72,7 @@ def trace_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
 
 
 def _computing(trace: RequestTrace) -> PrefillTrace | DecodeTrace | None:
-    """What the worker reported that computed the prompt for the first token."""
+    """The report of the worker that computed the prompt for the first token."""
     attempt = trace.first_token_attempt
     if attempt is None:
         return None

@@ -1,8 +1,8 @@
 """What it costs to use a worker for a prompt, in milliseconds of everybody's time.
 
 Pure. The request's own time counts in full: waiting, fetching, computing, memory, the handoff, each
-output token. What the fleet loses besides counts by weights: a worker that computes cannot compute
-for prompts that come later, and requests that decode there wait for it.
+output token. What the rest of the fleet loses is weighted: a worker that computes cannot compute
+later prompts, and requests that decode there wait.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from router.routing.view import Candidate, PlacementQuery, WorkerLoad
 from scheduling.step_model import attended_pairs
 
 PREFILL_WEIGHT = 0.5
-"""What computing costs besides the request's own time on a prefill worker: later prompts wait."""
+"""On a prefill worker, what computing costs later prompts, as a share of its time."""
 DECODE_WEIGHT = 0.75
-"""The same on a decode worker, which is there for other work."""
+"""The same on a decode worker, whose other work waits."""
 DELAY_WEIGHT = 0.125
-"""A millisecond that a running request loses, against one before a first token: its tokens come
-all the same, and steps are kept below a target."""
+"""The weight of a millisecond that a running request loses, relative to one before a first token:
+steps are kept below a target anyway."""
 CROWD_SHARE = 0.5
-"""The share of an output in which the requests that run now still run beside it."""
+"""The share of an output during which the requests that run now still run."""
 TRANSFER_SHARE = 0.125
-"""The time to move a token's KV where nothing was measured, as a share of computing it."""
+"""The time to move a token's KV, as a share of computing it, for pairs without a measurement."""
 HANDOFF_MS = 2.0
-"""What a handoff takes besides moving blocks: messages, and the step that has to end."""
+"""Milliseconds of a handoff beyond moving blocks: messages, and the step that has to end."""
 FETCH_MS = 5.0
-"""What a fetch takes besides moving blocks: messages, and the holder's turn."""
+"""Milliseconds of a fetch beyond moving blocks: messages, and the holder's turn."""
 LOAD_MS = 1.0
-"""What loading from a tier takes besides copying blocks: two turns of the worker's loop."""
+"""Milliseconds of loading from a tier beyond copying blocks: two turns of the worker's loop."""
 LAST_CHUNK_TOKENS = 512
 """The KV of earlier chunks moves while later ones are computed."""
 
@@ -106,7 +106,7 @@ class Costs:
             handoff_ms = HANDOFF_MS + moving_ms
         decoding = self._decoding.get(load.worker_id) or self._decode(load, match)
         wait_ms = pace.wait_ms
-        if wait_ms:  # steps with others' prompts, as long as this output runs
+        if wait_ms:  # steps with prompts of others while this output runs
             wait_ms = min(wait_ms, query.output_tokens * pace.itl_target_ms)
         cost_ms = wait_ms + decoding.room_ms + handoff_ms + decoding.output_ms + decoding.delay_ms
         return Candidate(
@@ -116,7 +116,7 @@ class Costs:
         )  # fmt: skip
 
     def _needs(self, match: PrefixMatch) -> tuple[int, int]:
-        """The tokens that are missing now, and when the prompt's turn comes."""
+        """The missing tokens: now, and when the prompt's turn comes."""
         missing = self.missing(match.held)
         if match.expected <= match.held:
             return missing, missing
@@ -195,8 +195,8 @@ class Costs:
 
 
 class _Decoding(NamedTuple):
-    """Of a decode worker: the tokens without room, the time until there is room, that of the
-    output, that of a token now, and what the others lose by one more in their steps."""
+    """For a decode worker: tokens that do not fit, milliseconds until they do, milliseconds of the
+    output and of one token now, and what other requests lose by one more row in their steps."""
 
     shortage: int
     room_ms: float
@@ -206,7 +206,7 @@ class _Decoding(NamedTuple):
 
 
 def exposed_blocks(num_tokens: int, block_size: int) -> int:
-    """Of the blocks of tokens that move, those that no later chunk hides."""
+    """How many of the blocks that move are not hidden behind a later chunk."""
     return -(-min(num_tokens, LAST_CHUNK_TOKENS) // block_size)
 
 

@@ -34,15 +34,16 @@ from router.routing.worker_view import Reservation, WorkerView
 class Query(msgspec.Struct, frozen=True, kw_only=True):
     """A request to place: `num_tokens` so far, `max_tokens` including all output to come.
 
-    - `hashes`: of its full blocks; without `uses_cache` it computes them even where they are held.
+    - `hashes`: of its full blocks; without `uses_cache` they are computed even where a worker holds
+      them
     - `failed`: incarnations where it failed; `only`: if it names workers of a role, no other worker
       of that role is used; `prefer_decode`: a worker that already holds some of its blocks.
     - `source`: the decode worker that hands the request over with its KV.
     - `may_fetch`: workers may fetch blocks from each other; `by_load`: only load and room decide.
     - `local_threshold_tokens`: only decode workers that lack no more tokens may compute the prompt.
-    - `session`: its former requests' workers win near-ties; "": the prompt itself may tell it, but
-      with `by_load` only a session that was named draws. `inferred` is what an earlier attempt's
-      prompt told.
+    - `session`: the workers of its earlier requests win near-ties. "": it is inferred from the
+      prompt. With `by_load` only a named session counts. `inferred`: the session that an earlier
+      attempt inferred.
     - `output_tokens`: the expected length of the output; `targets`: what the request should meet.
     """
 
@@ -65,8 +66,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A placement and what it was decided from: the view's version, the request's session, each
-    worker's part of the prompt, and the workers' loads."""
+    """A placement and its input: the view's version, the request's session, each worker's part of
+    the prompt, and the workers' loads."""
 
     query: Query
     placement: Placement

@@ -31,7 +31,7 @@ class FleetView:
         self._former_changes = 0
         self._typical: WorkerSpeed | None = None
         self._others = 0.0
-        self._averaged_at: int | None = None  # the version; it need not be the newest
+        self._averaged_at: int | None = None  # the number of changes at which they were computed
 
     @property
     def version(self) -> int:
@@ -72,8 +72,9 @@ class FleetView:
         return [each for each in usable if each.liveness is Liveness.SLOW]
 
     def loads(self, workers: Sequence[WorkerView]) -> list[WorkerLoad]:
-        """The loads of these workers of one role. One whose speed is not trusted counts as a
-        typical one; what was just sent counts, and what others have probably sent meanwhile."""
+        """The loads of these workers of one role. A worker whose speed is not trusted counts as
+        typical. Requests that were just sent count, and those that other routers have probably
+        sent."""
         typical, others = self._averages()
         if not others:
             return [each.load(typical) for each in workers]

@@ -1,4 +1,4 @@
-"""The average length of outputs, which placements expect of the next one. Pure."""
+"""The average length of outputs, which placements assume for the next one. Pure."""
 
 from __future__ import annotations
 

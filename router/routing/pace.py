@@ -1,9 +1,9 @@
 """How quickly a worker with its present load computes prompts and decodes, as placements need it.
 
 Pure. The step model that a worker reports begins as a guess, and a few unlucky steps may mislead
-it. So it is believed as far as it has proven itself lately, and beyond that the worker counts as a
-typical one of the fleet. A worker that has just started neither draws nor repels requests, and one
-that was slow once is tried again.
+it. So it counts by as much as it has lately proven accurate, and the speed of a typical worker
+counts for the rest. A worker that has just started neither draws nor repels requests, and one that
+was slow once is tried again.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import msgspec
 from router.routing.prediction import US_PER_MS, WorkerSpeed
 
 STEPS, TOKENS = 50, 512
-"""A step model that was accurate for so much is half believed: for steps, and for prompt tokens."""
+"""Steps, and prompt tokens, after which an accurate step model is half believed."""
 HALF_LIFE_US = 60_000_000
-"""After so long without a step, it is believed half as much."""
+"""Without a step for this time, it is believed half as much."""
 TYPICAL_TRUST = 0.3
 """Workers whose models are trusted less say nothing about others."""
 GUESS = WorkerSpeed(1000.0, 200.0, 0.01, 512, 50.0, 0, 0)
-"""The speed of a worker of which nothing is known, in a fleet of which nothing is."""
+"""The assumed speed of a worker while nothing is known of any."""
 
 
 class Pace(msgspec.Struct, frozen=True, gc=False):
     """A worker's speed under its load.
 
-    - `between_us`: what a step with prompt tokens takes besides them, decodes included; `room_us`:
-      the most work on prompts in such a step.
+    - `between_us`: the time of a step with prompt tokens that is not spent on them, decodes
+      included; `room_us`: the most time for prompts in such a step.
     - `wait_ms`: until the prompts that wait there now are computed.
     - `step_ms`: a decode step of all requests that wait or run there; `idle_ms`: of one alone.
     """
@@ -45,7 +45,8 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
     itl_target_ms: float
 
     def prompt_ms(self, num_tokens: int, attended: int) -> tuple[float, float]:
-        """The time from a prompt's first chunk to its last one, and the work in it."""
+        """The time from a prompt's first chunk to its last one, and the part of it that is work on
+        the prompt."""
         work_us = self.per_token_us * num_tokens + self.per_attended_us * attended
         num_steps = -(-num_tokens // self.chunk_tokens)
         if work_us > self.room_us * num_steps:
@@ -103,14 +104,14 @@ def believed(reported: WorkerSpeed | None, typical: WorkerSpeed | None) -> Worke
 
 
 def trusts(num_steps: int, num_tokens: int, idle_us: int) -> tuple[float, float]:
-    """How far a model is believed that was accurate for these steps and prompt tokens, the last of
-    them `idle_us` ago: for steps, and for prompt tokens."""
+    """From 0 to 1, how far a model's times of steps, and of prompt tokens, are believed: it was
+    accurate for these numbers of them, and the last step was `idle_us` ago."""
     steps = num_steps / (num_steps + STEPS) * 0.5 ** (max(0, idle_us) / HALF_LIFE_US)
     return steps, steps * num_tokens / (num_tokens + TOKENS)
 
 
 def typical_speed(speeds: Iterable[WorkerSpeed | None]) -> WorkerSpeed | None:
-    """The medians of those that are trusted, or of all if none is; None without one."""
+    """The medians over trusted workers, or over all if none is trusted; None without workers."""
     known = [each for each in speeds if each is not None and each.is_known]
     if not known:
         return None

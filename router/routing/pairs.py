@@ -14,7 +14,7 @@ from router.routing.worker_view import Reservation
 WEIGHT = 0.3
 """The weight of a new measurement."""
 MOST_PAIRS = 1 << 14
-"""Of more, the pair that was measured longest ago is forgotten."""
+"""Most pairs; beyond that, the one that was measured longest ago is forgotten."""
 
 
 @dataclass(eq=False)
@@ -26,14 +26,14 @@ class Pair:
     _reserved: set[Reservation] = field(default_factory=set)
 
     def reserve(self, blocks: int) -> Reservation:
-        """Blocks begin to move."""
+        """Note that blocks begin to move."""
         reservation = Reservation(0, blocks)
         self._reserved.add(reservation)
         self.blocks_under_way += blocks
         return reservation
 
     def release(self, reservation: Reservation) -> None:
-        """They have moved, or will not. May be called again."""
+        """Note that they have moved, or will not. May be called again."""
         if reservation in self._reserved:
             self._reserved.remove(reservation)
             self.blocks_under_way -= reservation.blocks
@@ -58,11 +58,11 @@ class Pairs:
         return len(self._pairs)
 
     def find(self, source: str, sink: str) -> Pair | None:
-        """The pair, if anything is known of it."""
+        """The pair; None if it was never noted."""
         return self._pairs.get((source, sink))
 
     def pair(self, source: str, sink: str) -> Pair:
-        """The pair, which begins to be followed."""
+        """The pair, which is added if it is new."""
         key = source, sink
         found = self._pairs.get(key)
         if found is None:
@@ -72,7 +72,7 @@ class Pairs:
         return found
 
     def observe(self, source: str, sink: str, blocks: int, took_ms: float) -> None:
-        """Blocks took this long to move."""
+        """Note how long blocks took to move."""
         if blocks <= 0 or took_ms < 0:
             return
         ms_per_block = took_ms / blocks
@@ -83,7 +83,7 @@ class Pairs:
         self.changes += 1
 
     def forget(self, worker_id: str) -> None:
-        """A worker is gone."""
+        """Forget the pairs of a worker."""
         for key in [each for each in self._pairs if worker_id in each]:
             del self._pairs[key]
         self.changes += 1

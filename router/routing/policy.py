@@ -3,10 +3,10 @@
 Takes a snapshot of the fleet and returns a decision with all its reasons. Costs are in milliseconds
 (`router.routing.costs`). The rule: the cheapest pair of a prefill and a decode worker; but local if
 a decode worker holds a part of the prompt and computing the rest there costs no more. Placements
-that meet the request's targets come first. So a decode worker that holds nothing may compute a
-prompt that no pair would begin in time, or that pairs would barely begin in time and it much
-sooner. Without prefill workers every request is local. Knows no clock and no sockets; the random
-generator that breaks near-ties is passed in.
+that meet the request's targets come first. So a decode worker that holds no part of the prompt may
+compute it if no pair would begin in time, or if pairs would barely begin in time and this worker
+much sooner. Without prefill workers every request is local. Knows no clock and no sockets; the
+random generator that breaks near-ties is passed in.
 """
 
 from __future__ import annotations
@@ -159,13 +159,13 @@ class _Picker:
         self._least_tie_ms = TIE_TOKENS * token_us / US_PER_MS
 
     def tie_ms(self, cost_ms: float) -> float:
-        """How much more than the best one, which costs this, another may cost that is as good. An
-        output on an idle worker is in every cost, so it does not count."""
+        """By how many milliseconds a placement may exceed the best cost, `cost_ms`, and still count
+        as equal. The time of an output on an idle worker is in every cost, so it is left out."""
         return self._least_tie_ms + NEAR_TIE * max(0.0, cost_ms - self._idle_ms)
 
     def best(self, here: Choice | None, pair: Choice | None) -> tuple[Choice, Choice | None, float]:
-        """The better one of the best local choice and the best pair, the other one, and how much
-        counts as a tie. Near-ties are local, which moves nothing."""
+        """The better of the best local choice and the best pair; the other one; and the difference
+        that counts as a tie. Near-ties are local, because no KV moves then."""
         if pair is None or here is None:
             best = pair or here
             assert best is not None, "without prefill workers any decode worker may compute it"
@@ -184,7 +184,7 @@ class _Picker:
         return here.cost_ms - self._idle_ms <= min([each.cost_ms for each in prefill])
 
     def local(self, candidates: Sequence[Candidate]) -> Choice | None:
-        """The best of those that compute the prompt themselves."""
+        """The best decode worker among those that may compute the prompt."""
         if not candidates:
             return None
         query = self._query
@@ -194,7 +194,7 @@ class _Picker:
         return Choice(query, self.cheapest(candidates), None, 0.0)
 
     def spare(self, candidates: Sequence[Candidate]) -> Choice | None:
-        """The best of those that meet the targets, if any does."""
+        """The best candidate that meets the targets, if any does."""
         best = self.local([e for e in candidates if _starts_in_time(self._query, e)])
         return best if best is not None and best.meets else None
 
@@ -204,8 +204,8 @@ class _Picker:
         prefill: Sequence[Candidate],
         pairs: Pairs,
     ) -> Choice:
-        """The best pair. A pair costs what its workers cost, unless the way between them is known
-        to differ from others."""
+        """The best pair. Its cost is the sum of its workers' costs, corrected if the speed between
+        them is known to differ from the usual."""
         query = self._query
         timely, quick = prefill, decode
         if query.targets != NO_TARGETS:
@@ -254,7 +254,7 @@ class _Picker:
         return self._rng.choice(sorted(of_session or near, key=_name))
 
     def _first(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """The cheapest, in an order in which equal ones are shuffled."""
+        """The cheapest candidates; equal ones are shuffled."""
         if len(candidates) <= PAIRED:
             return candidates
         in_order = sorted(candidates, key=_name)
@@ -277,7 +277,7 @@ def _is_quick(query: PlacementQuery, decode: Candidate) -> bool:
 
 
 def _is_ample(query: PlacementQuery, choice: Choice | None) -> bool:
-    """Whether a placement meets the targets with time to spare for what is not known."""
+    """Whether a placement meets the targets with time to spare for errors of the prediction."""
     target = query.targets.ttft_ms
     if choice is None or not choice.meets:
         return False
@@ -298,7 +298,7 @@ def _may_overflow(query: PlacementQuery) -> bool:
 def _is_reported(
     choice: Choice, decode: Sequence[WorkerLoad], prefill: Sequence[WorkerLoad]
 ) -> bool:
-    """Whether the worker that computes has reported a step model."""
+    """Whether the worker that computes the prompt has reported a step model."""
     computing, loads = choice.prefill, prefill
     if computing is None:
         computing, loads = choice.decode, decode

@@ -19,7 +19,7 @@ class WorkerSpeed(msgspec.Struct, frozen=True, gc=False):
 
     `num_decodes` sequences decode there; `context_tokens` is the sum of their contexts. The step
     model was accurate for `proven_tokens` prompt tokens computed there. `step_trust` and
-    `token_trust`, from 0 to 1, say how far its times of steps and of prompt tokens are believed.
+    `token_trust`: how far its times of steps and of prompt tokens are believed, from 0 to 1.
     """
 
     fixed_us: float

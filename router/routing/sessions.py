@@ -2,8 +2,8 @@
 
 Pure. A session is a name that a client gives to requests that continue each other. Where clients
 give none, a prompt belongs to the session whose last prompt it continues: the longest one whose
-blocks it begins with, beyond those that several sessions begin with. Bounded: the sessions that
-were longest without a request are forgotten.
+blocks it begins with, not counting beginnings that several sessions share. Bounded: sessions
+without a request for the longest time are forgotten.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Sessions:
 
     def inferred(self, hashes: Sequence[bytes]) -> str:
         """The session of a prompt whose client names none, by the hashes of its blocks. "" if it
-        cannot be told: the prompt has no full block, or only those of an earlier one."""
+        cannot be inferred: the prompt has no full block, or none beyond those of an earlier
+        prompt."""
         if not hashes:
             return ""
         at = self._continued(hashes)
@@ -60,7 +61,7 @@ class Sessions:
         return chain.session if is_own else _name(hashes)
 
     def note(self, session: str, decode: str, prefill: str | None) -> None:
-        """A request of the session runs on these workers."""
+        """Note that a request of the session runs on these workers."""
         if not session:
             return
         _, former = self._workers.get(session, (decode, None))
@@ -70,8 +71,8 @@ class Sessions:
             self._workers.popitem(last=False)
 
     def note_prompt(self, session: str, hashes: Sequence[bytes]) -> None:
-        """A prompt has the session that was inferred for it. A block that two sessions continue in
-        different ways tells nothing more."""
+        """Note that the prompt belongs to this session. A block that two sessions continue in
+        different ways no longer identifies either."""
         if not session:
             return
         at = self._continued(hashes)

@@ -1,9 +1,9 @@
 """Which requests are refused because they are predicted to miss their own targets.
 
-Pure. Under overload, a queue that takes everybody makes everybody late. So a request is refused if
-its wait leaves too little of its target, or if the requests that decode already would slow its
-tokens down too much. The wait counts the prompts that a worker serves first, by the rule of
-`scheduling.turns`: those of the same share and of no lower priority, and of each other share as
+Pure. Under overload, a queue that admits all requests makes all of them late. So a request is
+refused if its wait leaves too little of its target, or if the requests that decode already would
+slow its tokens down too much. The wait counts the prompts that a worker serves first, by the rule
+of `scheduling.turns`: those of the same share and of no lower priority, and of each other share as
 much as this one has. So the least urgent requests are refused first, and a share that floods the
 fleet refuses mostly its own.
 """
@@ -23,8 +23,8 @@ MOST_MARGIN = 0.3
 LEAST_WAIT = 0.1
 """A request that would be late even without a queue may wait for this part of its target."""
 TRUST = 0.1
-"""Step models that are trusted less refuse nothing. To ask for more would take too many seconds of
-overload where steps are long."""
+"""Requests are refused only by step models that are trusted at least this far. A higher bound would
+take too many seconds of overload to reach where steps are long."""
 
 
 class WaitingPrompt(NamedTuple):
@@ -37,7 +37,7 @@ class WaitingPrompt(NamedTuple):
 
 
 class Asker(NamedTuple):
-    """Whose request it is, and what it should meet."""
+    """The request's share and priority, and its targets."""
 
     targets: Targets
     share: str = ""
@@ -89,8 +89,8 @@ def shed(
 def wait_of(
     asker: Asker, chosen: Candidate, load: WorkerLoad, waiting: Iterable[WaitingPrompt]
 ) -> float:
-    """The time that the prompts take that this worker serves first. Prompts of other routers count
-    as being alike."""
+    """The time of the prompts that this worker serves first. Prompts of other routers are assumed
+    to be like this router's."""
     before, known, others = 0, 0, Counter[str]()
     for each in waiting:
         if each.worker_id != load.worker_id:

@@ -39,8 +39,8 @@ class Arrivals:
         self.own = self.everybody = 0.0
 
     def observe(self, former: dict[str, int], received: dict[str, int], session: str) -> None:
-        """A worker reports other numbers of requests, by session, than before; `session` is that
-        of this router."""
+        """Take a worker's new numbers of received requests, by session; `session` is this
+        router's."""
         if received == former:
             return
         new = {name: count - former.get(name, 0) for name, count in received.items()}
