@@ -9,12 +9,12 @@ Pure; reads no clock.
 from __future__ import annotations
 
 ALONE_AFTER_S = 600.0
-"""An address asks alone if no other one has asked for so long."""
+"""An address counts as alone if no other has asked for this time."""
 TIMES_FREE = 8
 
 
 class AddressShares:
-    """Places held, by address. An empty address stands for requests that come from nobody."""
+    """Places held, by address. An empty address stands for requests without a client."""
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}  # none of them 0

@@ -27,7 +27,8 @@ _Stamp = tuple[int, int, int]
 
 @dataclass
 class _KeyFile:
-    """A file, the ring that it fills together with `plain` keys, and what was read last."""
+    """A file, the ring that holds its keys and the `plain` ones, and the state of the file at the
+    last reading."""
 
     path: str
     ring: KeyRing

@@ -15,7 +15,7 @@ class RecentCount:
         self._second = 0
 
     def add(self, now: float, count: int = 1) -> None:
-        """It happened `count` times more."""
+        """Note that it happened `count` times."""
         if int(now) != self._second:
             self._advance(now)
         self._counts[self._second % WINDOW_S] += count

@@ -39,7 +39,7 @@ class RequestTerms(msgspec.Struct, frozen=True):
     retention: RetentionHint | None = None
 
     def session_or(self, name: str | None) -> str:
-        """The session that a header names, else the one that the body calls by this name."""
+        """The session that a header names, otherwise the one that the body's `name` names."""
         return self.session or (session_of(self.tenant, name) if name else "")
 
     def count_sequences(self, num: int) -> None:
@@ -53,7 +53,7 @@ OPEN_TERMS = RequestTerms()
 
 
 def session_of(tenant: Tenant, name: str) -> str:
-    """The session that a tenant calls by this name; no other tenant has the same."""
+    """The session with a tenant's name for it; no other tenant has the same one."""
     digest = hashlib.blake2b(name.encode(), digest_size=_SESSION_BYTES, key=tenant.share.encode())
     return digest.hexdigest()
 

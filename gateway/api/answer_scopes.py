@@ -1,4 +1,5 @@
-"""Where answers of a request are remembered, and where those in its prompts are looked for."""
+"""Under which scope a request's answer is remembered, and remembered answers are found for its
+prompts."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ def scope_of(
     is_conversation: bool,
     may_be_kept: bool = True,
 ) -> AnswerScope:
-    """The scope of a request that generates. One that resumes a stream restores what its prompts
-    had in the stream's first life, and nothing if they had nothing."""
+    """The scope of a request that generates. A request that resumes a stream restores exactly those
+    answers that the stream's first life restored."""
     scope = _scope(identity.terms.tenant, cache_salt, is_conversation)
     return replace(
         scope,

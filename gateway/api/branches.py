@@ -86,8 +86,8 @@ def _note_kind(kind: str, info: ValidationInfo) -> str:
 
 
 class LeftOut(StrictModel):
-    """An entry of a list that is of a kind that Baton does not have. It is left out and named, but
-    refused if its kind looks like a slip of a `usual` one."""
+    """A list entry of a kind that Baton does not have. It is left out and named, or refused if its
+    kind looks like a slip of a `usual` one."""
 
     usual: ClassVar[tuple[str, ...]] = ()
 
@@ -105,6 +105,6 @@ class Refused(StrictModel):
     would answer something else than was asked."""
 
     text: ClassVar[str] = ""
-    """As other parts have it; there is never an instance."""
+    """For the type checker, as in other parts; never instantiated."""
 
     type: Annotated[str, Field(max_length=256), AfterValidator(_refuse_kind)]

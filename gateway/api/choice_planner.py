@@ -41,13 +41,14 @@ from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import PromptHashes
 
 MAX_REPORTED_VALUES = 1 << 20
-"""Log-probabilities in one answer: each takes some 70 bytes of JSON, and 300 of memory."""
+"""The most log-probabilities in one answer: each takes some 70 bytes of JSON, and 300 of memory."""
 MAX_REPEATED_VALUES = 1 << 17
-"""The same for answers whose streams repeat them at their end."""
+"""The same for streams that repeat them at their end."""
 MAX_STARTED_TOKENS = 1 << 22
-"""Prompt tokens times sequences of one request: each sequence's prompt goes to its workers."""
+"""The most prompt tokens of all sequences of a request together: workers get each sequence's
+prompt."""
 MIN_TEXT_BYTES = 1 << 20
-"""A text of this length is encoded even if the context is short."""
+"""Bytes up to which a text is encoded even if the context is short."""
 
 
 class EncodedPrompt(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class StreamOptions(StrictModel):
-    """What a stream carries besides text."""
+    """Options for what a stream carries besides text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -218,7 +218,7 @@ class SamplingFields(RequestBody):
             raise InvalidRequest(f"'{first}' and '{second}' differ; give one of them", first)
 
     def _structured(self) -> list[Constraint]:
-        """Those of `structured_outputs` and of older vLLM's names for its parts."""
+        """The constraints from `structured_outputs` and from older vLLM's names for its parts."""
         found: list[Constraint] = []
         if self.structured_outputs is not None:
             found += self.structured_outputs.constraints("structured_outputs.")
@@ -235,7 +235,8 @@ class SamplingFields(RequestBody):
         return found
 
     def _other_servers_constraints(self) -> list[Constraint]:
-        """Those of llama.cpp, SGLang, TGI and Ollama. An empty text asks for nothing."""
+        """The constraints from fields of llama.cpp, SGLang, TGI and Ollama. An empty text sets
+        none."""
         found: list[Constraint] = []
         if self.format == "json":
             found.append(Constraint("format", ConstraintKind.OBJECT))

@@ -1,9 +1,9 @@
 """Halves of surrogate pairs in the JSON of a body.
 
 JavaScript leaves a half where it cuts a text in the middle of an emoji, and escapes it
-(`"\\ud83d"`). No parser here accepts it, and a conversation that has one could not go on. The work
-of replacing halves is bounded, whatever the body is, and a long body is searched in slices, between
-which other threads can run.
+(`"\\ud83d"`). No parser here accepts it, so a conversation that contains a half could not continue.
+The cost is bounded for any body. A long body is searched in slices, between which other threads can
+run.
 """
 
 from __future__ import annotations

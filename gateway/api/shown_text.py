@@ -1,7 +1,6 @@
-"""The text in what services' own tools gave, which may be any JSON.
-
-Results come in many shapes, and new ones come along. What people would read of them stands under a
-few names; ids, and what is encrypted or encoded, stand under others.
+"""The text in results of services' own tools, which may be any JSON. Results have many shapes, and
+new ones appear. Text for people is found under a few names; ids and encrypted or encoded data are
+under others.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _UNREADABLE = frozenset(
         "base64", "file", "url",
     )
 )  # fmt: skip
-"""Types of objects that stand for something that is no text."""
+"""Types of objects that stand for something other than text."""
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -46,8 +45,8 @@ def text_in(value: Any) -> str:
 
 
 def has_unreadable(value: Any) -> bool:
-    """Whether a value has something besides text that a reader would want: a file, an image, or
-    something encrypted."""
+    """Whether a value contains something that text does not show: a file, an image, or encrypted
+    data."""
     if isinstance(value, list):
         return any(map(has_unreadable, value))
     if not isinstance(value, dict):

@@ -19,15 +19,15 @@ MAX_LIST_ITEMS = 16_384
 MAX_TOKEN_IDS = 1 << 20
 MAX_PARTS = 100_000
 MAX_VALUES = 1 << 17
-"""In a body whose fields hold no token ids."""
+"""The most values in a body without token ids."""
 MAX_VALUES_WITH_IDS = MAX_TOKEN_IDS + 1024
 MAX_BYTES_OUTSIDE = 1 << 24
-"""Outside strings: converting a number takes quadratic time in its length."""
+"""The most bytes outside strings: converting a number takes quadratic time in its length."""
 MAX_ESCAPES = 3_000_000
-"""Of characters in strings: a parser takes long for each, and others wait for it."""
+"""The most escaped characters in strings: they are slow to parse, and other requests wait."""
 SLICE_BYTES = 1 << 20
 PART_BYTES, VALUE_BYTES = 256, 48
-"""Memory of a string, list or object, and of any value, as a field of a request."""
+"""Bytes of memory of a string, list or object, and of any value, in a request's fields."""
 
 bounded = Field(max_length=MAX_LIST_ITEMS, fail_fast=True)
 """For lists that have no smaller limit of their own."""
@@ -60,8 +60,8 @@ def check_bounds(body: bytes, max_values: int = MAX_VALUES) -> int:
     """Bytes of memory that the body's fields will take, estimated. Raises InvalidRequest for JSON
     with too many values, before any of them becomes an object.
 
-    Counts by a few passes in C over one slice after the other, so that other threads can run in
-    between. Those of values are exact for valid JSON.
+    Counts in C, slice by slice, so that other threads can run in between. The number of values is
+    exact for valid JSON.
     """
     num_quotes = num_brackets = num_commas = num_outside = num_escapes = start = 0
     while start < len(body):
@@ -87,13 +87,13 @@ def check_bounds(body: bytes, max_values: int = MAX_VALUES) -> int:
 
 
 def rough_memory(body: bytes) -> int:
-    """The same estimate for a short body, quickly: it also counts what stands inside strings."""
+    """A quick estimate for a short body, which also counts characters inside strings."""
     num_parts = body.count(b'"') // 2 + body.count(b"[") + body.count(b"{")
     return num_parts * PART_BYTES + (num_parts + body.count(b",")) * VALUE_BYTES
 
 
 def _slice_of(body: bytes, start: int) -> bytes:
-    """The next slice, which separates no backslash from what it escapes."""
+    """The next slice; it does not end between a backslash and the escaped character."""
     part = body[start : start + SLICE_BYTES]
     num_backslashes = len(part) - len(part.rstrip(b"\\"))
     return body[start : start + SLICE_BYTES + 1] if num_backslashes % 2 else part

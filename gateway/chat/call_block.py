@@ -1,7 +1,6 @@
-"""The part of an answer's text that holds calls: one, or a list, with the markers around.
-
-Events of calls wait here until the block is complete, because its text is content if it turns out
-to be no call. The answer's parser owns and reads the block.
+"""The part of an answer's text that holds one call or a list of calls, with their markers. Events
+of calls wait here until the block is complete, because the text may turn out to be content. The
+answer's parser owns and reads the block.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class CallBlock:
 
     @property
     def text(self) -> str:
-        """All of the block's text that was read."""
+        """The block's text so far."""
         return "".join(self._texts)
 
     @property
@@ -61,8 +60,8 @@ class CallBlock:
         self._whole_chars = self.num_chars
 
     def drop_events(self, keeps_whole_calls: bool = False) -> int:
-        """Drop events that were not emitted, of incomplete calls or of all; returns the number of
-        their calls."""
+        """Drop events that were not emitted, those of incomplete calls or all. Returns the number
+        of dropped calls."""
         kept = self._whole_events if keeps_whole_calls else 0
         dropped = self.events[kept:]
         del self.events[kept:]

@@ -1,8 +1,8 @@
 """Fences in an answer's content, the lines between ``` and ```, which may hold its calls.
 
-Models put calls into fences, and examples of calls, too. A fence is a call only if it holds
-nothing else and nothing but such fences follows in the answer. The text of such fences is held
-back until that is known.
+Models put calls into fences, and examples of calls, too. A fence counts as calls only if it holds
+nothing but calls, and only such fences follow in the answer. The text of such fences is held back
+until that is known.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class FenceLines:
         self._is_line_start = True
 
     def take(self, text: str, is_last: bool) -> tuple[int, bool]:
-        """The number of characters of the text that are certain, one line at most, and whether they
-        close the fence. `is_last` says that no text will follow."""
+        """How many characters of the text can be read now, one line at most, and whether they close
+        the fence. `is_last` says that no text will follow."""
         newline = text.find("\n")
         if self._is_line_start:
             closing = self._closing.match(text)
@@ -49,9 +49,9 @@ class FenceLines:
 
 
 class CodeFences:
-    """The fences of one answer. `held` is text that becomes calls, not content, if only such
-    text follows it; `events` are these calls. `lines` are the lines of the open fence; None outside
-    a fence."""
+    """The fences of one answer. `held` is text that counts as calls if only such text follows,
+    otherwise as content; `events` are these calls. `lines` are the lines of the open fence; None
+    outside a fence."""
 
     def __init__(self) -> None:
         self.held = ""
@@ -84,7 +84,7 @@ class CodeFences:
 
     def close(self, closing: str, is_cut: bool = False) -> bool:
         """Close the fence at its closing line, or at the end of the answer. Returns whether it held
-        only calls; one that the token limit cut off may be missing."""
+        only calls; the token limit may have cut the last one off."""
         self.held += closing
         self.lines = None
         if self._parser is not None:

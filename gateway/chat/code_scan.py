@@ -1,6 +1,6 @@
 """Finds where calls may begin in an answer's content, and the code around them.
 
-A call between backticks or in quotation marks is an example, as is one without a marker that
+A call between backticks or in quotation marks is an example. So is a call without a marker that
 follows code or half a sentence. Fences are found here, too, because they may hold only calls. The
 result does not depend on where the text is split.
 """
@@ -49,7 +49,9 @@ class CodeScan:
 
     def __init__(self) -> None:
         self.line = ""
-        self._num_ticks = 0  # of the span that the line has opened, if another run closes it
+        self._num_ticks = (
+            0  # of the code span that the line has opened, if a run of backticks closes it
+        )
         self._depth = 0  # of brackets in code or data, up to the next blank line
 
     def pass_content(self, text: str) -> None:
@@ -146,8 +148,8 @@ class CodeScan:
         return token.end()
 
     def _may_begin(self, text: str, token: re.Match[str]) -> bool:
-        """Whether a call without a marker may begin here: at the beginning of a line, or of a list
-        item, or behind whole sentences."""
+        """Whether a call without a marker may begin here: at the beginning of a line or a list
+        item, or after a whole sentence."""
         line = self._line_before(text, token.start())
         if self._depth:
             return False
@@ -187,8 +189,8 @@ def _tokens(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _span_end(text: str, place: int, run: str, is_last: bool) -> tuple[bool, int | None]:
-    """Whether it is known if the same run of backticks follows in this line, not too far away, and
-    where it ends."""
+    """Whether the text shows if the same run of backticks follows in this line, not too far away;
+    and where that run ends."""
     window = text[place : place + _MAX_SPAN_CHARS]
     newline = window.find("\n")
     is_known = is_last or newline >= 0 or len(window) == _MAX_SPAN_CHARS

@@ -22,7 +22,7 @@ class TemplateInput:
 class ControlText:
     """Control tokens that must not come from text. The list `from_assistant`, for the assistant's
     texts, is shorter than `everywhere`: these texts may have the markup of earlier answers. The
-    assistant's calls have no such markup, because they were read from it."""
+    assistant's calls contain no such markup, because they were parsed from it."""
 
     everywhere: ControlTokens
     from_assistant: ControlTokens
@@ -42,7 +42,7 @@ class ControlText:
         return mark
 
     def _is_plain(self, given: TemplateInput) -> bool:
-        """Whether a quick check shows that there are none, as for most requests."""
+        """Whether a quick check finds no look-alikes, as in most requests."""
         if given.tools or given.documents or given.variables:
             return False
         starts = self.everywhere.starts

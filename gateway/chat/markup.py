@@ -43,9 +43,9 @@ from protocol.errors import ModelLoadError
 class ToolMarkup:
     """How a model family calls tools. `markers` are texts that may be single tokens.
 
-    A model whose vocabulary has the token `newer_marker` writes calls in the `newer_form`. If the
-    parser also reads calls of other forms, `lead` is what those of the family begin with. `sketch`
-    matches calls of templates that do not write values as the family's models do.
+    A model whose vocabulary has the token `newer_marker` writes calls in the `newer_form`. `lead`:
+    the beginning of the family's calls, if its parser reads calls of other forms, too. `sketch`
+    matches calls as templates write them, if their values differ from the models'.
     """
 
     parser: type[ToolParser] | type[harmony.HarmonyParser]
@@ -180,8 +180,8 @@ class ChatMarkup:
     def parser_behind(
         self, thoughts: ThoughtMarkers | None, conversation: Conversation, seed: str
     ) -> MessageParser:
-        """The same, given what `thoughts` returns; None for an answer that cannot begin with
-        reasoning."""
+        """The same, given the result of `thoughts`, which is None for an answer that cannot begin
+        with reasoning."""
         reasoning, tools = None, self._tool_parser(conversation, seed)
         has_headers = isinstance(tools, harmony.HarmonyParser)
         if self.reasoning is not None and thoughts is not None and not has_headers:

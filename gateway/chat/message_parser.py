@@ -42,8 +42,8 @@ class MessageParser:
         self._has_content = False
 
     def push_plain(self, delta: TextDelta) -> str | None:
-        """The text of a delta that is content alone, as most are; None if it has to be pushed by
-        `push`."""
+        """The text of a delta if it is only content, as in most deltas; None if `push` must parse
+        it."""
         if self._reasoning is None and self._tools is None and delta.finish is None:
             self._length += len(delta.text)
             return delta.text
@@ -102,7 +102,7 @@ class MessageParser:
         self, tools: CallParser, text: str, is_cut: bool
     ) -> Sequence[MessageEvent]:
         """The events of text at the end of reasoning that was never closed: calls at its very end,
-        or else more reasoning. A call that had hardly begun where the token limit came is
+        or else more reasoning. A call that had hardly begun when the token limit was reached is
         dropped."""
         tools.begin_at(self._length - len(text))
         found = [*tools.push(text), *tools.flush(is_cut)]

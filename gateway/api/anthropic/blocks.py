@@ -140,7 +140,7 @@ class ToolReferenceFields(_Block):
 
 
 class CompactionFields(_Block):
-    """A summary of the conversation before it, which the model sees too."""
+    """A summary of the earlier conversation; the model sees it."""
 
     type: Literal["compaction"]
     content: str | None = None
@@ -267,7 +267,7 @@ Block = Annotated[
 TextLike = (
     TextBlockFields, DocumentFields, SearchResultFields, ToolReferenceFields, CompactionFields
 )  # fmt: skip
-"""Blocks that the model sees as text, under their property of this name."""
+"""Blocks that the model sees as text; the name of the property that holds it."""
 
 
 def _joined(content: str | list[TextBlockFields | Refused]) -> str:

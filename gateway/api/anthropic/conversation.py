@@ -117,7 +117,7 @@ def _messages_of(message: MessageFields, param: str) -> list[Message]:
 
 
 def _check_blocks(blocks: Sequence[Block], allowed: tuple[type, ...], param: str, why: str) -> None:
-    """Raises InvalidRequest for the first block that is not `allowed`, nor left out."""
+    """Raises InvalidRequest for the first block that is neither `allowed` nor left out."""
     for place, each in enumerate(blocks):
         if not isinstance(each, (*allowed, OtherBlock)):
             raise InvalidRequest(f"'{param}[{place}]': {why}", f"{param}[{place}]")
@@ -190,7 +190,7 @@ def _texts_of(content: str | Iterable[Any] | None) -> list[str]:
 
 
 def _message_of(role: Role, texts: Sequence[str]) -> Message:
-    """A message of these texts. Several texts become parts of its content."""
+    """A message with these texts; several of them become parts of its content."""
     return Message(role, "\n".join(texts), parts=tuple(texts) if len(texts) > 1 else ())
 
 

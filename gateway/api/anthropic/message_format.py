@@ -171,12 +171,12 @@ def _blocks(message: MessageDelta) -> list[ContentBlock]:
 
 
 def _block_of(event: MessageEvent) -> object:
-    """What the events of one block have in common."""
+    """The fields that all events of one block share."""
     return type(event) if isinstance(event, ContentText | ReasoningText) else event.index
 
 
 def _tool_use_id(call_id: str) -> str:
-    """A call's id, with the beginning that ids have in Anthropic's API."""
+    """A call's id with the prefix of Anthropic's API."""
     return f"toolu_{call_id.removeprefix('call_')}"
 
 

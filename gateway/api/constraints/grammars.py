@@ -29,7 +29,7 @@ from gateway.text.tokenizer import Tokenizer
 from protocol.errors import InvalidRequest
 
 MAX_WEAKENINGS = 4
-"""How often a schema is tried again without what llguidance cannot enforce."""
+"""The most attempts to compile a schema, each without more of what llguidance cannot enforce."""
 
 
 async def wanted_grammar(

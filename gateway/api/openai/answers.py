@@ -180,8 +180,8 @@ class ChatChunk(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """An entry of the list of models, with what OpenAI's, vLLM's and Anthropic's clients read of
-    one. `max_model_len` and `max_input_tokens` are the context length in tokens."""
+    """An entry of the list of models, with the fields that OpenAI's, vLLM's and Anthropic's clients
+    read. `max_model_len` and `max_input_tokens` are the context length in tokens."""
 
     id: str
     created: int

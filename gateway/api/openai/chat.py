@@ -109,8 +109,8 @@ class ChatFormat(msgspec.Struct, frozen=True):
     frames: dict[int, TextFrame] = {}
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
-        """See AnswerFormat. The first chunk of a choice always names the role; later ones that
-        would say nothing are empty."""
+        """See AnswerFormat. The first chunk of a choice always names the role; a later one without
+        new content is ""."""
         is_text = not (is_first or self.fields.logprobs or self.fields.return_token_ids)
         text = self.parsers[choice.index].push_plain(delta) if is_text else None
         if text is None:
@@ -129,7 +129,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
         return frame.fill(text)
 
     def _reports(self, delta: TextDelta) -> bool:
-        """Whether a chunk carries more of the delta's tokens than their text."""
+        """Whether a chunk carries more than the text of its tokens."""
         return bool(self.fields.return_token_ids or (self.fields.logprobs and delta.tokens))
 
     def _parsed(self, choice: Choice, delta: TextDelta) -> MessageDelta:

@@ -72,8 +72,8 @@ def long_completion_logprobs(
     echoed_chars: int,
     echoed: EchoedLogprobs | None,
 ) -> CompletionLogprobs:
-    """The same for the tokens of a whole answer, behind those of an echoed prompt, if there are
-    any; the lists are holes."""
+    """The same for the tokens of a whole answer, after those of an echoed prompt; the lists are
+    holes."""
     width = 1 + max((len(token.logprobs.top) for token in tokens[:1]), default=0)
 
     def column(
@@ -165,7 +165,7 @@ def _place(
 def _prompt_entries(
     token_ids: list[int], logprobs: PromptLogprobs, width: int
 ) -> Iterator[tuple[list[int], list[PromptLogprob]]]:
-    """Slices of the prompt's tokens but the first, with their entries."""
+    """Slices of the prompt's tokens, except the first one, with their entries."""
     if logprobs.num_entries != len(token_ids) - 1:
         raise ValueError(f"{logprobs.num_entries} entries for {len(token_ids)} tokens")
     for part in slices(range(logprobs.num_entries), width):

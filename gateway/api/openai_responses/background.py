@@ -1,8 +1,8 @@
 """Responses in the background: they run without a client, as long as their router lives.
 
 The store knows them from the start, as `queued`, then `in_progress`. The router that runs them
-renews their leases, and learns from the renewal that one was cancelled or deleted through any
-router. If the router dies, the leases end, and the responses have failed.
+renews their leases; the renewal tells it if one was cancelled or deleted through any router. If the
+router dies, the leases end and the responses count as failed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class BackgroundRuns:
         await self._keep(name, response)
 
     async def _keep(self, name: ResponseName, response: api.Response) -> None:
-        """Keep the end; while the store is away, try as long as the lease may hold."""
+        """Write the final form; while the store is away, retry for as long as the lease may
+        hold."""
         answer = msgspec.json.encode(response)
         reason = StoreTrouble.reason
         for _ in range(round(LEASE_S / RENEW_S)):

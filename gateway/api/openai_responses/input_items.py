@@ -1,9 +1,9 @@
 """The items of a conversation, as requests have them and as they are kept.
 
-The model reads text. Calls of custom tools, shells and the like become calls as of functions, and
-so do calls that another service ran, if the item holds what came of them. Images and files are
-refused by name. What holds nothing to read (encrypted summaries, searches without their results) is
-left out and named.
+The model reads text. Calls of custom tools, shells and the like become calls of functions. So do
+calls that another service ran, if the item holds their result. Images and files are refused by
+name. Items without anything to read (encrypted summaries, searches without results) are left out
+and named.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class FunctionOutputItem(_Item):
 
 
 class BuiltInOutputItem(_Item):
-    """The result of a call of a tool that another service defines. Some have an id alone."""
+    """The result of a call of a tool that another service defines. Some have only an id."""
 
     type: Literal[
         "local_shell_call_output", "shell_call_output", "apply_patch_call_output", "program_output"
@@ -206,7 +206,7 @@ class ItemReference(StrictModel):
 
 
 class OtherItem(LeftOut):
-    """An item in which there is nothing to read."""
+    """An item without anything to read."""
 
     usual = _USUAL
 
@@ -240,8 +240,8 @@ _kind_of = type_branches(
 
 
 def _branch(value: Any) -> str | None:
-    """The branch of an item. An id without a type or a role refers to another item; a call of
-    another service says nothing without what came of it."""
+    """The branch of an item. An id without a type or a role refers to another item. A call that
+    another service ran is left out without its result."""
     if isinstance(value, dict):
         kind = value.get("type")
         if kind is None and "id" in value and value.get("role") is None:

@@ -92,7 +92,7 @@ def items_by_id(kept: bytes, response_id: str, wanted: Container[str]) -> dict[s
 
 
 class _Answer(msgspec.Struct):
-    """The part of an answer that the next prompt repeats."""
+    """The fields of an answer that the next prompt repeats."""
 
     output: list[dict[str, Any]]
 

@@ -87,7 +87,8 @@ class _Endpoints:
         return ResponseName(owner_of(request.scope), response_id), self._runs
 
     async def _shown(self, request: Request, data: bytes, make: Callable[[], bytes]) -> Response:
-        """The JSON that `make` makes of the data. Raises Overloaded if there is no room for it."""
+        """The JSON that `make` returns for the data. Raises Overloaded if there is no memory for
+        it."""
         record_of(request.scope).hold(2 * len(data))
         document = await self._tokenizer.off_loop(make, len(data))
         return Response(document, media_type="application/json")
@@ -114,7 +115,7 @@ class _Page:
         self._after = query.get("after")
 
     def of(self, record: ResponseRecord, response_id: str) -> api.InputItems:
-        """The page. Raises InvalidRequest if it is to begin after an unknown item."""
+        """The page. Raises InvalidRequest if `after` names an unknown item."""
         items = listed_items(record.input, response_id)
         if self._is_descending:
             items.reverse()

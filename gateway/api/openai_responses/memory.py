@@ -1,8 +1,8 @@
 """The router's memory of responses, in the store that all routers of a cluster share.
 
-A task of its own keeps a response after its end, so clients never wait for the store. Until that
-task is done, this router delays questions about the response. Records are compressed. Responses
-that cannot be kept are counted by reason.
+A task of its own writes a response after its end, so clients never wait for the store. Until that
+task is done, questions about the response wait here. Records are compressed. Responses that cannot
+be kept are counted by reason.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _T = TypeVar("_T")
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """The most bytes of one record before compression: an answer with all the items before it."""
 MAX_PENDING_BYTES = 64 * 1024 * 1024
-"""The most bytes of requests and answers that wait to be kept. No owner takes them all."""
+"""The most bytes of requests and answers that wait to be written; one owner cannot take all."""
 _RECORD_BYTES = 4096
-"""Counted for a record besides its input and its answer."""
+"""Bytes counted for a record in addition to its input and its answer."""
 LEASE_S = 30.0
 _LOOKS_S = (0.05, 0.1, 0.25)
-"""Pauses before further looks for a previous response: another router may be about to keep it."""
+"""Pauses between attempts to find a previous response, which another router may be writing."""
 _MOST_READS = 8
-"""The most records that are read and unpacked at once. Callers count the cost of what they make of
-the records."""
+"""The most records that are read and unpacked at once. Callers account for what they build from
+them."""
 _THREADS = 2
 _READ_S, _PACK_S_PER_BYTE = 0.01, 2e-8
-"""For predictions of how long a record takes."""
+"""Bytes per second, to predict how long a record takes."""
 _LOST = "the router that ran this response went away before it was finished; send it again"
 _LEVEL = 1
 _ID = re.compile(r"resp_[0-9a-f]{32}")
@@ -116,8 +116,8 @@ class ResponseMemory:
             self._not_kept.labels(reason)
 
     def why_not(self, num_bytes: int) -> str | None:
-        """Why a response to `num_bytes` of input will not be kept, as far as is known before;
-        counts it. None if it may be kept."""
+        """Why a response to `num_bytes` of input cannot be kept, if that is known in advance;
+        counted then. None if it may be kept."""
         if self.records.is_away:
             return self._skip("store_away")
         return self._skip("too_large") if num_bytes > MAX_RECORD_BYTES else None
@@ -153,8 +153,8 @@ class ResponseMemory:
         await self.records.put(name, record, LEASE_S)
 
     async def finish(self, name: ResponseName, status: str, answer: bytes) -> None:
-        """Keep the answer of a response that ran in the background, unless it is of no use any
-        more. Raises StoreTrouble."""
+        """Write the answer of a response that ran in the background, unless it was cancelled or
+        deleted. Raises StoreTrouble."""
         if len(answer) > MAX_RECORD_BYTES:
             self._skip("too_large")
             answer, status = _with_error(answer, "the answer is too large to be kept"), FAILED
@@ -210,7 +210,7 @@ class ResponseMemory:
         return await self._off_loop(len(whole), lambda: items_by_id(whole, name.id, wanted))
 
     async def _awaited(self, name: ResponseName) -> ResponseRecord | None:
-        """A response that another router may be about to keep. Raises StoreTrouble."""
+        """A response that another router may be writing at the moment. Raises StoreTrouble."""
         for pause_s in (0.0, *_LOOKS_S):
             await asyncio.sleep(pause_s)
             found = await self.find(name)
@@ -256,8 +256,8 @@ class ResponseMemory:
         return whole
 
     async def _whole(self, name: ResponseName, found: ResponseRecord) -> bytes | None:
-        """The JSON list of a response's items, its input and its output; None if nobody can read
-        it."""
+        """The JSON list of a response's items, its input and its output; None if it cannot be
+        read."""
         given, answer = found.input, found.answer
         try:
             return await self._off_loop(
@@ -300,7 +300,7 @@ class _KeptPart(msgspec.Struct):
 
 
 class _KeptItem(msgspec.Struct):
-    """The part of an item that its readers rely on."""
+    """The fields of an item that its readers rely on."""
 
     type: str
     id: str | None = None

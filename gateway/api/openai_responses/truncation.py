@@ -1,8 +1,8 @@
 """`truncation: auto`: drops a conversation's oldest turns until it fits into the context.
 
 A whole prompt takes long to render and encode, so the turns' texts are counted first, the newest
-first, and only as many as there is room for. What they do not show, such as calls and the
-template's own tokens, is found by encoding prompts around that place: two of them as a rule.
+first, and only as many as there is room for. Calls and the template's own tokens are not in these
+texts, so prompts around that place are then encoded: two of them as a rule.
 """
 
 from __future__ import annotations

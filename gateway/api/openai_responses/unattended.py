@@ -24,7 +24,7 @@ _TOKEN_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How a response is kept: under which name, after how many bytes of input, and what makes the
+    """How a response is kept: its name, the bytes of its input, and the function that makes the
     JSON of its input's items."""
 
     runs: BackgroundRuns
@@ -42,7 +42,7 @@ class Keeping:
 
 
 def _answer_bytes(response: api.Response) -> int:
-    """What an answer holds, estimated: its text, and its log-probabilities if it has any."""
+    """The estimated bytes of an answer: its text, and its log-probabilities if it has any."""
     num_tokens = response.usage.output_tokens if response.usage is not None else 0
     return _TOKEN_BYTES * num_tokens * (1 + response.top_logprobs)
 

@@ -193,8 +193,8 @@ class _Answer:
             self._uncounted_bytes = 0
 
     def release(self) -> None:
-        """Frees the memory bit by bit: all at once, it would hold up every thread. Call this from
-        a thread, after the last piece."""
+        """Frees the memory bit by bit, because freeing all at once would block every thread. Call
+        this from a thread, after the last piece."""
         for parts in self._parts:
             while parts:
                 del parts[-RELEASED_AT_ONCE:]

@@ -21,8 +21,8 @@ class OutputDetails(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Token counts of a whole HTTP request; every prompt counts once. The details of the output
-    are those of models that reason."""
+    """Token counts of a whole HTTP request; every prompt counts once. Only models that reason have
+    details of the output."""
 
     prompt_tokens: int
     completion_tokens: int

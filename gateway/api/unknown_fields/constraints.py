@@ -1,7 +1,7 @@
 """Whether an unknown field would constrain or limit the answer.
 
-Such a field is refused, since the answer without it would be another one. It is told by the words
-of its name, in snake case or camel case, because every server has names of its own.
+Such a field is refused, since the answer without it would be another one. It is recognized by the
+words of its name, in snake case or camel case, because every server has its own names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_DEPTH = 3
 MAX_INNER = 64
-"""Fields of one object that are looked at."""
+"""The most fields of one object that are examined."""
 MAX_NAME_CHARS = 100
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _TEXT = "'structured_outputs' or 'response_format'"
@@ -58,14 +58,14 @@ _CONTAINERS = frozenset(
     text vllm_xargs
     """.split()  # noqa: SIM905
 )
-"""Objects in which servers and clients of theirs put fields of a request."""
+"""Names of objects in which servers and their clients put fields of a request."""
 _HARMLESS = frozenset(
     """
     allowed_callers guided_decoding_backend guided_whitespace_pattern logit_bias_exp no_stop_trim
     return_logits stop_reason
     """.split()  # noqa: SIM905
 )
-"""Names with such words that change how the answer comes about, not what it may be."""
+"""Names that contain such words, but change only how the answer is made, not what it may be."""
 
 
 def replacement(name: str) -> str | None:
@@ -90,8 +90,8 @@ def replacement(name: str) -> str | None:
 
 
 def lost_constraint(name: str, value: Any, depth: int = 0) -> tuple[str, str] | None:
-    """The path of what an unknown field would constrain or limit, itself or in an object that it
-    holds, and the fields to use instead; None if there is no such thing."""
+    """The path of the unknown field, or of one in an object that it holds, which would constrain or
+    limit the answer, and the fields to use instead; None if there is none."""
     if len(name) > MAX_NAME_CHARS:
         return None
     if isinstance(value, dict) and _snake(name) in _CONTAINERS and depth < MAX_DEPTH:
@@ -109,7 +109,7 @@ def _snake(name: str) -> str:
 
 
 def _asks_for_nothing(value: Any) -> bool:
-    """Whether a value is one with which clients switch a field off."""
+    """Whether clients switch a field off with this value."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value <= 0
     return not value or value == {"type": "text"} or value == "text"

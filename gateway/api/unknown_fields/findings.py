@@ -1,7 +1,5 @@
-"""What validation notes about fields that will be ignored: that there are some.
-
-Which ones they are is found afterwards, by `gateway.api.unknown_fields.ignored`, and only if there
-are any. Unknown values are kept until then.
+"""Validation only notes that some fields will be ignored. `gateway.api.unknown_fields.ignored`
+finds their names afterwards, only if there are any. Unknown values are kept until then.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from pydantic import AfterValidator, ValidationInfo
 
 
 class Findings:
-    """The context of one validation: whether the body has anything that is to be ignored."""
+    """The context of one validation: whether anything in the body is ignored."""
 
     __slots__ = ("any",)
 
@@ -70,7 +68,7 @@ def ignorable_entries(*known: str) -> Ignorable:
 
 
 def ignorable_if(is_ignored: Callable[[Any], bool], described: str) -> Ignorable:
-    """A field of which something is ignored, and the field named, if `is_ignored` says so."""
+    """A field that is named as ignored in part if `is_ignored` returns True for its value."""
     return _ignorable(lambda value: [""] if is_ignored(value) else [], described)
 
 

@@ -19,7 +19,7 @@ from gateway.api.unknown_fields.slips import meant_field
 from protocol.errors import InvalidRequest
 
 MAX_CHECKED = 64
-"""Unknown names that are compared with the known ones."""
+"""The most unknown names that are compared with the known ones."""
 MAX_NAME_CHARS = 100
 MAX_NAMES = 1000
 
@@ -38,9 +38,8 @@ class _Found:
 
 
 def take_ignored(body: StrictModel, refuse: bool) -> list[str]:
-    """The names of the fields of a body that are ignored; it loses those that it does not know.
-
-    Raises InvalidRequest for what looks like a slip and, if `refuse`, for the first one of all.
+    """The names of a body's ignored fields; unknown fields are removed from the body. Raises
+    InvalidRequest for a slip or, with `refuse`, for any ignored field.
     """
     names: dict[str, None] = {}
     checked: set[tuple[str, type[StrictModel]]] = set()
@@ -59,7 +58,7 @@ def take_ignored(body: StrictModel, refuse: bool) -> list[str]:
 
 
 def _check_found(found: _Found, model: type[StrictModel]) -> None:
-    """Raises InvalidRequest for what is not to be ignored."""
+    """Raises InvalidRequest for a field that must not be ignored."""
     if issubclass(model, LeftOut):
         _check_kind(found, model.usual)
         return
@@ -86,7 +85,7 @@ def _check_kind(found: _Found, usual: tuple[str, ...]) -> None:
 
 
 def _check_constraint(found: _Found, model: type[StrictModel]) -> None:
-    """Raises InvalidRequest if the answer without this field would be another one."""
+    """Raises InvalidRequest if ignoring this field would change the answer."""
     if model.refuses_unknown:
         raise InvalidRequest(f"'{found.path}' is not a known field", found.path)
     lost = lost_constraint(found.unknown, found.value) if model.constrains else None

@@ -1,7 +1,6 @@
-"""Whether an unknown field is a slip of the pen: nearly a name that Baton knows.
-
-A slip is refused: to ignore it would drop something that the client asked for. A field that other
-servers know is not a slip, however close it is to one of Baton's names.
+"""Whether an unknown field is a slip of the pen: nearly a known name. A slip is refused, because
+ignoring it would drop something that the client wants. A field that other servers know is not a
+slip, however close it is to one of Baton's names.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _is_within(first: str, second: str, edits: int) -> bool:
         place += 1
     first, second = first[place:], second[place:]
     if not first or not second:
-        return True  # the rest is no longer than `edits`
+        return True  # what remains is at most `edits` long
     if not edits:
         return False
     return (

@@ -1,9 +1,9 @@
 """Answers in gpt-oss's format, Harmony: messages on channels, one after the other.
 
 `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`: a header
-up to `<|message|>`, then the body. The channel `analysis` is reasoning, `final` the answer, and
-`commentary` a call where the header says `to=functions.NAME`, else words to the user before one.
-The prompt ends within the first header, or, where an answer is continued, within its body.
+up to `<|message|>`, then the body. The channel `analysis` is reasoning, `final` the answer.
+`commentary` is a call if the header has `to=functions.NAME`, otherwise text for the user before a
+call. The prompt ends within the first header, or, where an answer is continued, within its body.
 Definition: https://github.com/openai/harmony (`docs/format.md`).
 """
 
@@ -123,7 +123,8 @@ class HarmonyParser:
             self._channel = "analysis"
 
     def _step_body(self) -> bool:
-        """Takes the body up to the marker that ends it, or as much as cannot be part of one."""
+        """Takes the body up to the marker that ends it, or all text that cannot be part of such a
+        marker."""
         ends = {each: self._pending.find(each) for each in _ENDS}
         first = min((at for at in ends.values() if at >= 0), default=None)
         if first is None:
@@ -143,7 +144,7 @@ class HarmonyParser:
         self._add(text)
 
     def _add(self, text: str) -> None:
-        """Adds text of the body, behind which only the pending text has come."""
+        """Adds text of the body; only the pending text has come after it."""
         if not text:
             return
         if self._call is not None:
