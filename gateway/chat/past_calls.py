@@ -1,8 +1,8 @@
 """Arguments and ids of calls in a conversation's history, as templates take them.
 
-What an answer gave as a call is accepted in the next request, also if the call was cut off or is
-no JSON: the rules by which answers are read mend it. At its end, brackets and quotes that are
-missing are added, and an argument without a value is left out.
+A call of an answer is accepted in the next request even if it was cut off or is not JSON: it is
+mended by the rules by which answers are read. Missing brackets and quotes are added at its end, and
+an argument without a value is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.text.json_text import decode_json
 
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 UNREADABLE = "arguments"
-"""The argument under which the model sees a text that is no object at all."""
+"""The name of the argument that holds a text which is not an object."""
 
 
 def arguments_object(text: str, param: str) -> dict[str, Any]:
@@ -43,12 +43,12 @@ def arguments_text(text: str, param: str) -> str:
 
 
 def with_literals(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with text as Python writes it, in quotes."""
+    """The arguments with texts as Python literals, in quotes."""
     return {key: repr(each) if isinstance(each, str) else each for key, each in arguments.items()}
 
 
 def short_call_id(call_id: str) -> str:
-    """An id of nine letters and digits: the same one if it is such an id."""
+    """An id of nine letters and digits: `call_id` itself if it has this form."""
     if _SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.blake2b(call_id.encode(), digest_size=5).hexdigest()[:9]

@@ -1,7 +1,7 @@
 """Finds the end of a message that the answer continues, in the prompt that a template renders.
 
-The message gets a tag at its end before the prompt is rendered. Its own text would not do: what is
-as short as `e` also stands in the tokens that end the message.
+The message gets a tag at its end before the prompt is rendered. Its own text could not be searched
+for: a text as short as `e` also occurs in the tokens that end the message.
 """
 
 from __future__ import annotations

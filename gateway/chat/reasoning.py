@@ -35,8 +35,8 @@ class ReasoningMarkers:
         return self.tokens or (self.begin, self.end)
 
     def is_open(self, prompt: str, prefill: str = "") -> bool:
-        """Whether the prompt opens the reasoning, so that the answer begins inside it. `prefill`
-        is the beginning of an answer that goes on."""
+        """Whether the prompt opens the reasoning, so that the answer begins inside it. `prefill` is
+        the beginning of an answer that is continued."""
         if self.begin in prefill:
             return prefill.rfind(self.begin) > prefill.rfind(self.end)
         return prompt.rstrip().endswith(self.begin)

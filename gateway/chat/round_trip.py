@@ -50,7 +50,7 @@ _SEAM = re.compile(r"[\s>\]]")
 
 
 class WrittenCall:
-    """A call as a template writes it: `text` after `prompt`."""
+    """A call as a template writes it: `text`, which follows `prompt`."""
 
     def __init__(self, prompt: str, text: str) -> None:
         self.prompt = prompt
@@ -120,8 +120,8 @@ def _after_question(prompt: str, whole: str) -> int | None:
 
 
 def _start_of_answer(prompt: str, whole: str, reasoning: ReasoningMarkers | None) -> int:
-    """Where the answer begins in the whole conversation, if the prompt begins it in another way:
-    with reasoning, which it may also close again, or with a marker that begins alike."""
+    """Where the answer begins in `whole` if the prompt opens it differently: with reasoning, which
+    it may close at once, or with a marker that begins like the answer's."""
     if reasoning is not None:
         prompt = prompt.rstrip().removesuffix(reasoning.end).rstrip().removesuffix(reasoning.begin)
     shared = _num_shared(prompt, whole)

@@ -27,7 +27,7 @@ class CallForm:
 
     Each is a sequence of texts, some of which may be single tokens. A call is a JSON object with
     the arguments under `arguments_key`. If `arguments_key` is None, a call is the name, `middle`
-    and the arguments. A family that writes calls in its own way has `call_rules`. If nothing
+    and the arguments. A family that writes calls in its own way has `call_rules`. Unless it
     `is_marked`, no text shows for certain where calls begin. If `separator` is None, there is at
     most one call. If it `is_whole`, a message is a call or an answer, each with a header.
     """

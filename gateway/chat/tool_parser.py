@@ -151,8 +151,8 @@ class ToolParser(ABC):
             self._emit_content(text)
 
     def _fence_parser(self) -> Self | None:
-        """A parser of calls in a fence; None where none can be: calls with markers need no fence,
-        so that such a fence counts only if it is the whole answer."""
+        """A parser for calls in a fence; None where a fence cannot hold calls. A format with
+        markers needs no fence, so a fence counts there only if it is the whole answer."""
         if not self.is_bare and (self._has_content or self._after_call):
             return None
         num_calls = self._num_calls + self._fences.num_calls

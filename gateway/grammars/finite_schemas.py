@@ -16,7 +16,7 @@ from urllib.parse import unquote
 MAX_VISITS = 100_000
 _SCALARS = frozenset(("string", "number", "integer", "boolean", "null"))
 _OLD_DIALECT = re.compile("draft-0[34]")
-"""In which `id` is an identifier; it is an ordinary word in the data of later ones."""
+"""Dialects in which `id` is an identifier; in later ones it is an ordinary name."""
 _ROOT = ""
 UNKNOWN = object()
 
@@ -72,8 +72,8 @@ def nesting(schema: Any) -> int:
 
 
 def _largest_nesting(schema: Any) -> int:
-    """The nesting if every reference led to all the others, for schemas with references whose
-    targets are unknown."""
+    """An upper bound of the nesting, for schemas with unknown targets: as if every reference led to
+    all others."""
     deepest = total = 0
     for part, level in _parts(schema):
         deepest = max(deepest, level)
@@ -107,8 +107,8 @@ def _longest_way(inner: dict[str, dict[str, int]], own: dict[str, int]) -> int:
 
 
 def _circles(inner: dict[str, dict[str, int]]) -> list[set[str]]:
-    """The sets of references that lead to each other, after those that they lead to: Kosaraju's
-    algorithm."""
+    """The sets of references that lead to each other, each after the sets that it leads to
+    (Kosaraju's algorithm)."""
     finished: dict[str, None] = {}
     entered = {_ROOT}
     way = [(_ROOT, iter(inner[_ROOT]))]
@@ -151,7 +151,7 @@ def _parts(schema: Any) -> Iterator[tuple[Any, int]]:
 
 
 class _Search:
-    """`ending` are the references known to end."""
+    """`ending`: the references that are known to end."""
 
     def __init__(self, ending: set[str]) -> None:
         self.ending = ending

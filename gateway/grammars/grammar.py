@@ -54,7 +54,7 @@ MAX_PATTERNS_TOGETHER = 12
 """Patterns that must all hold for one text, or operators `&` and `~` of a client's grammar: 16 take
 llguidance 0.1 s, and each one more doubles that."""
 MAX_OPTIONAL_PROPERTIES = 480
-"""In a row, in one object of a schema: llguidance fails beyond 498."""
+"""The most optional properties in a row in one object of a schema: llguidance fails beyond 498."""
 
 
 def with_integers(schema: Any) -> Any:

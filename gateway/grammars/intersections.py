@@ -44,8 +44,8 @@ def patterns_together(schema: Any) -> int:
 
 class _Counter:
     """Goes through a schema, and follows its references. A reference within a circle counts what
-    the former pass found there. One that leads back to the same place, or to an unknown place,
-    counts all patterns of the schema."""
+    the previous pass found at its target. One that leads back to its own place, or to an unknown
+    place, counts all patterns of the schema."""
 
     def __init__(self, root: Any) -> None:
         self.most = 0
@@ -60,7 +60,7 @@ class _Counter:
         self._former, self._by_reference = self._by_reference, {}
 
     def of(self, schema: Any, followed: frozenset[str]) -> _Place:
-        """What a schema says about a value, to which the references `followed` have led. Raises
+        """The count of a value under a schema that the references `followed` have led to. Raises
         _TooMuch and RecursionError."""
         self._step()
         if not isinstance(schema, dict):

@@ -2,8 +2,8 @@
 
 Annotations are removed. Keywords with an equal form are translated. Those that cannot be enforced
 are weakened or dropped, and reported by their place; a strict schema is refused instead. Every
-change accepts at least what the schema accepts, never less, so a dropped constraint costs only
-itself.
+change accepts at least what the schema accepts, never less, so dropping one constraint weakens
+nothing else.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Schema = dict[str, Any] | bool
 
 MAX_REPORTED = 64
 MAX_COMPARED = 32
-"""Lists of alternatives that are compiled to see whether they can be told apart."""
+"""The most lists of alternatives that are compiled to see whether they can be told apart."""
 MAX_DEPENDENCIES = 4
-"""Each doubles the alternatives of its object."""
+"""The most dependent properties of an object: each doubles its alternatives."""
 _IN_SCHEMA = frozenset(
     (
         "additionalProperties", "items", "additionalItems", "propertyNames", "unevaluatedItems",
@@ -109,7 +109,8 @@ class SchemaReader:
     # -- one schema -----------------------------------------------------------------------------
 
     def _adapted(self, schema: Any, path: str) -> Any:
-        """A subschema, adapted. What is no schema stays: llguidance says what is wrong with it."""
+        """A subschema, adapted. A value that is not a schema stays: llguidance explains what is
+        wrong with it."""
         if not isinstance(schema, dict):
             return schema
         made = {key: self._inner(key, value, path) for key, value in schema.items()}
@@ -255,7 +256,7 @@ class SchemaReader:
             self._drop("not", path)
 
     def _dependencies(self, schema: dict[str, Any], path: str) -> None:
-        """A property that needs others: it is absent, or they are there."""
+        """A property that needs others: either it is absent or they are present."""
         alternatives: list[Any] = []
         for key in ("dependentRequired", "dependentSchemas", "dependencies"):
             needs = schema.pop(key, None)

@@ -15,12 +15,13 @@ from typing import Any
 _LOOK = re.compile(r"\(\?(?:<?[=!])")
 _BACK = re.compile(r"\\[1-9]|\\k<|\(\?P=")
 _NOT_ONLY = re.compile(r"\(\?!\^?\[(?P<of>[^\]\\^]+)\]\*\$\)")
-"""Not these characters alone, as pydantic writes it of decimal numbers."""
+"""A look-ahead that excludes texts of only these characters, as pydantic writes it for decimal
+numbers."""
 
 BUILT_IN = frozenset(("duration", "ipv4", "ipv6", "uri", "uuid"))
-"""Those that llguidance itself enforces."""
+"""Formats that llguidance itself enforces."""
 NOT_ENFORCED = frozenset(("idn-email", "idn-hostname", "iri", "iri-reference", "regex"))
-"""Those that nothing here enforces. Names that the standard does not have are annotations."""
+"""Formats of the standard that are not enforced; unknown names are annotations."""
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DATE = (
@@ -72,14 +73,14 @@ ENFORCED = BUILT_IN | _SCHEMAS.keys()
 
 
 def format_schemas(name: str) -> list[dict[str, Any]]:
-    """Schemas that a text of this format, which is not built in, follows together; none for a
-    format that cannot be enforced."""
+    """Schemas that together define a format that llguidance lacks; none for a format that cannot be
+    enforced."""
     return _SCHEMAS.get(name, [])
 
 
 def enforceable_pattern(pattern: str) -> tuple[list[str], bool]:
-    """Patterns that must all be found in a text instead of `pattern`, and whether they are equal to
-    it; otherwise they accept more."""
+    """Patterns that replace `pattern`, all of which must be found in a text; and whether they are
+    equal to it or accept more."""
     if _BACK.search(pattern):
         return [], False
     if not _LOOK.search(pattern):
@@ -98,8 +99,8 @@ def enforceable_pattern(pattern: str) -> tuple[list[str], bool]:
 
 
 def _without_look_around(pattern: str) -> str | None:
-    """The pattern without its look-around; None if its groups do not match up, or if what follows
-    would repeat something else."""
+    """The pattern without its look-around; None if its brackets are not balanced, or if a
+    repetition would then apply to something else."""
     kept, place = "", 0
     while place < len(pattern):
         if pattern[place] == "\\":

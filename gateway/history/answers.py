@@ -2,8 +2,9 @@
 
 A model may write a text with other tokens than its tokenizer would. The next turn's prompt then
 repeats the text, but not the tokens, and no cached block of the answer serves it. So an answer
-whose ids the tokenizer would not choose is remembered, and takes the place of its text in prompts
-that begin with the same text as its own, up to its end. The text of a prompt never changes.
+whose ids the tokenizer would not choose is remembered. In prompts that begin with the same text as
+its own prompt and the answer, its ids replace those of its text. The text of a prompt never
+changes.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ from gateway.text.tokenizer import Tokenizer
 from protocol.errors import InvalidRequest
 
 MAX_INLINE_CHARS = 16_384
-"""Texts this long are looked through in half a millisecond; longer ones in a thread."""
+"""Texts up to this length are searched on the event loop, in half a millisecond; longer ones in a
+thread."""
 HEAD_TOKENS = 8
 """Tokens before an answer that are remembered with it, or fewer if a control token comes sooner:
 the end of a text may be encoded in another way once more text follows."""
 MAX_ANSWER_TOKENS = 1 << 16
 NEWEST_PLACES = 8
-"""Where the store knows no answer at these last places of a prompt, it is asked again in the next
-turn: the router that gave the newest answer may be about to keep it."""
+"""Last places of a prompt that are looked up in the store again in the next turn if it has no
+answer there: the router that gave the newest answer may still be writing it."""
 _ID_TYPE = "I"
 _SPACES = SPACES.decode()
 _T = TypeVar("_T")
 
 
 class AnswerScope(msgspec.Struct, frozen=True):
-    """Where the answers of a prompt count: `salt` is that of its cached blocks, `owner` the part of
-    it that stands for the tenant.
+    """The scope in which answers are remembered and found: `salt` is the salt of the prompt's
+    cached blocks, `owner` its part that stands for the tenant.
 
     - `is_conversation`: control tokens end the answers in the prompt.
     - `may_leave`: the answers may be remembered outside of this process, too.
@@ -56,7 +58,7 @@ class AnswerScope(msgspec.Struct, frozen=True):
 
 
 class PromptText(msgspec.Struct, frozen=True):
-    """A prompt's text as it was encoded. `is_restored`: some of its ids are those of answers."""
+    """A prompt's text as it was encoded. `is_restored`: some ids come from remembered answers."""
 
     text: str
     scope: AnswerScope = AnswerScope()
@@ -72,16 +74,16 @@ class AnswerStore(Protocol):
         ...
 
     async def find(self, scope: AnswerScope, names: Sequence[bytes]) -> list[bytes | None]:
-        """The packed ids of each answer; empty if there are none, None if that is not known."""
+        """The packed ids of each answer; empty if the store has none, None if it did not say."""
         ...
 
     def put(self, scope: AnswerScope, name: bytes, ids: bytes) -> None:
-        """Keep an answer, some time later."""
+        """Write an answer in the background."""
         ...
 
 
 class AnswerMetrics:
-    """What the memory of answers did."""
+    """Counters of the memory of answers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.remembered = Counter(
@@ -112,8 +114,8 @@ class AnswerMemory:
     # -- a prompt arrives -------------------------------------------------------------------------
 
     async def restored(self, prompt: PromptText, parts: Sequence[str], ids: list[int]) -> list[int]:
-        """The ids of a prompt in `parts`, with those of the answers in it that are known. The same
-        list if none is."""
+        """The ids of a prompt in `parts`, with the ids of remembered answers in it. Returns the
+        same list if there are none."""
         if not (prompt.scope.restores and self._may_know(prompt.scope, ids)):
             return ids
         answers = await self._known(prompt)
@@ -141,8 +143,8 @@ class AnswerMemory:
         return scope.is_conversation or not self.tokenizer.added_ids.isdisjoint(ids)
 
     async def _known(self, prompt: PromptText) -> list[tuple[int, Sequence[int]]]:
-        """The answers that are known, here or in the store: where each ends in the prompt, in
-        bytes, and its ids."""
+        """The remembered answers in the prompt, from here or the store: where each ends, in bytes,
+        and its ids."""
         text, scope = prompt.text, prompt.scope
         lengths = [] if scope.is_conversation else self.remembered.lengths(scope.owner)
 
@@ -178,7 +180,7 @@ class AnswerMemory:
         self, prompt: PromptText, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> None:
         """Remember an answer to a prompt, unless the tokenizer would choose the same ids.
-        `output_ids` are those whose text the client has."""
+        `output_ids`: ids of the text that the client has received."""
         if not output_ids or len(output_ids) > MAX_ANSWER_TOKENS:
             return
         ids = [*self._head(prompt_ids), *output_ids]
@@ -217,9 +219,9 @@ class AnswerMemory:
     def _named(
         self, prompt: PromptText, ids: Sequence[int], output_ids: Sequence[int]
     ) -> tuple[int, bytes] | None:
-        """Where the answer's text ends without white space, which some templates and clients trim,
-        and its name. None for one that is white space alone, or that follows a prompt that was
-        cut."""
+        """The name of an answer, and where its text ends without trailing white space, which some
+        templates and clients trim. None for an answer of white space alone, or one that follows a
+        truncated prompt."""
         pieces = self.tokenizer.pieces(ids)
         output = b"".join(pieces[len(ids) - len(output_ids) :]).decode(errors="replace")
         text = prompt.text + output

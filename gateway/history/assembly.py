@@ -21,7 +21,7 @@ from process.store.store_url import store_url
 
 SWEEP_S = 10.0
 MOST_RECORDS = 1 << 16
-"""Of one tenant in the store."""
+"""The most answers of one tenant in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class RouterAnswers:
     shared: SharedAnswers | None
 
     async def run(self) -> None:
-        """Drop what is too old until cancelled, then close the connections to the store."""
+        """Drop expired answers until cancelled, then close the connections to the store."""
         memory, shared = self.memory, self.shared
         try:
             if shared is not None:

@@ -1,9 +1,9 @@
 """A prompt's text with its token ids, in which ids of earlier answers can take their text's place.
 
 Pure. The text never changes: an answer's ids replace the ids of exactly the bytes that they stand
-for. They begin and end at boundaries of the tokens around them, and no token of theirs spans a cut,
-at which a text that only looks like a control token was taken apart. An answer for which that does
-not hold is left as the tokenizer encoded it.
+for. They must begin and end at boundaries of the tokens around them, and none of their tokens may
+span a cut, where a look-alike of a control token was taken apart. Otherwise the answer stays as the
+tokenizer encoded it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class EncodedText:
         self.ids = ids
         self.num_before = num_before
         self.starts = [0, *accumulate(sizes)]
-        """Where the tokens of the text begin, and at last its end."""
+        """Where the tokens of the text begin, followed by the text's end."""
 
 
 def try_make(text: str, ids: Sequence[int], pieces_of: Pieces) -> EncodedText | None:
-    """The encoded text; None if its ids do not decode to the text and nothing else, as those of
-    tokenizers that normalize, add spaces, or end each text with a token."""
+    """The encoded text; None if its ids do not decode to exactly the text, as with tokenizers that
+    normalize, add spaces, or end each text with a token."""
     data = text.encode()
     pieces = pieces_of(ids)
     sizes = list(map(len, pieces))
@@ -75,7 +75,7 @@ def spliced(
 
 
 def _kept_tokens(pieces: Sequence[bytes], size: int) -> Iterator[int]:
-    """How many tokens may count: all, or those whose text is `size` bytes long."""
+    """How many tokens count: all, or those that make up the first `size` bytes."""
     yield len(pieces)
     for kept, total in enumerate(accumulate(map(len, pieces)), 1):
         if total == size and kept < len(pieces):
@@ -84,7 +84,7 @@ def _kept_tokens(pieces: Sequence[bytes], size: int) -> Iterator[int]:
 
 
 class _Line:
-    """The ids so far: `done` ones with their starts, and then the text's own from a place on."""
+    """The ids so far: the ones that are `done`, with their starts, then the text's own ids."""
 
     def __init__(self, encoded: EncodedText) -> None:
         self._encoded = encoded
@@ -136,7 +136,7 @@ def _index(starts: Sequence[int], place: int) -> int | None:
 
 
 def _are_in(starts: Sequence[int], cuts: Collection[int]) -> bool:
-    """Whether those of the cuts that lie within the tokens are at their starts."""
+    """Whether each cut within the tokens lies at the start of a token."""
     inside = [cut for cut in cuts if starts[0] < cut < starts[-1]]
     return not inside or set(starts).issuperset(inside)
 

@@ -2,7 +2,7 @@
 
 Pure. An entry lies under a keyed digest of the whole text up to the answer's end, so a text that
 differs anywhere before does not find it. If there is no room, the oldest entries of the owner with
-the most bytes make room. An entry without ids says that there are none to look for.
+the most bytes make room. An entry without ids notes that there is no answer to look for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 ENTRY_BYTES = 256
-"""Counted for an entry besides its ids."""
+"""Bytes counted for an entry in addition to its ids."""
 MOST_LENGTHS = 64
 
 
@@ -39,16 +39,16 @@ class Remembered:
         self.num_bytes = 0
 
     def has(self, owner: str) -> bool:
-        """Whether there is anything of this owner."""
+        """Whether this owner has any entry."""
         return owner in self._owners
 
     def lengths(self, owner: str) -> list[int]:
-        """The newest lengths of texts at whose ends an answer has no mark."""
+        """The latest lengths of texts that end with an answer without a mark."""
         return list(self._lengths.get(owner, ()))
 
     def put(self, owner: str, name: bytes, ids: bytes, length: int | None = None) -> None:
-        """Remember an answer, or with no ids that there is none, in place of what was there.
-        `length` is that of the text up to its end, if nothing else marks this place."""
+        """Remember an answer, or with no ids that there is none, in place of an earlier entry.
+        `length`: of the text up to the answer's end, if no mark shows this place."""
         entry = _Entry(ids, self._clock() + self._ttl_s)
         if entry.num_bytes > self._max_bytes:
             return
@@ -74,7 +74,7 @@ class Remembered:
         return entry.ids
 
     def sweep(self) -> None:
-        """Drop all entries whose time is over."""
+        """Drop all expired entries."""
         for owner in list(self._owners):
             self._expire(owner)
 

@@ -25,7 +25,7 @@ class Seal:
     """The keys of one cluster and model."""
 
     def __init__(self, cluster_secret: str, model: str) -> None:
-        """`model` says which tokenizer and template texts and ids belong to."""
+        """`model`: fingerprint of the tokenizer and the template to which texts and ids belong."""
         secret = hashlib.blake2b(cluster_secret.encode(), digest_size=_KEY_BYTES).digest()
         model_key = model.encode()
         self._names_key = _derived(secret, b"answer names", model_key)

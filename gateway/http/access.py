@@ -157,7 +157,7 @@ class KeyCheck:
 
     def _admit(self, scope: Scope, door: Door) -> bool:
         """Whether a request may pass. Notes the sender in its scope, if the path depends on it.
-        Looks for each of its keys once, and only behind doors that the path has."""
+        Looks up each of its keys once, and only for the doors of the path."""
         rules, keys = self._rules, _keys(scope)
         if door is Door.OPEN and not keys:
             return True

@@ -4,8 +4,8 @@ A body's bytes count as they arrive, because a false `content-length` costs a cl
 made from a body count before they are made; an answer that is sent whole counts while it grows. All
 of it counts until the request's answer has ended.
 
-No caller takes it all: a caller may hold as much as is left for all others, so one that floods
-holds half, two hold a third each, and so on (dynamic thresholds: Choudhury and Hahne, 1998).
+No caller can take all of it: a caller may hold as much as is left for all others. So one that
+floods holds half, two hold a third each, and so on (dynamic thresholds: Choudhury and Hahne, 1998).
 """
 
 from __future__ import annotations

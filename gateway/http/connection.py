@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024
 MAX_PIPELINED = 32
-"""Requests read ahead of the one that is being answered."""
+"""The most requests that are read ahead of the one being answered."""
 PARSED_AT_ONCE = 8 * 1024
-"""Bytes; they hold some 300 requests, of which each takes 0.1 to 0.2 ms to read."""
+"""Most bytes parsed at once: some 300 requests, each of which takes 0.1 to 0.2 ms."""
 
 
 class BoundedProtocols:
@@ -141,7 +141,9 @@ class BoundedProtocol(RequestReader):
                     break  # nothing is read after a refused request
                 self._parse(data[start : start + PARSED_AT_ONCE])
         if self.flow.read_paused and self._owed() is not None:
-            self._peers.try_watch_end(self, self.transport)  # reading would notice it late
+            self._peers.try_watch_end(
+                self, self.transport
+            )  # otherwise only a read would notice it, late
 
     def eof_received(self) -> bool:
         """Handle the end of the client's data. True keeps the connection, for the answers to whole
@@ -157,7 +159,7 @@ class BoundedProtocol(RequestReader):
     def on_peer_ended(self) -> None:
         """Handle the end of the client's data while some of it is still unread."""
         if self._owed() is None or not self.flow.read_paused:
-            return  # reading will get there
+            return  # a later read will reach it
         if self._is_tls:
             self._end()
         elif self._peers.try_watch_reset(self, self.transport):
@@ -247,7 +249,7 @@ class BoundedProtocol(RequestReader):
         """Handle the end of the request."""
         super().on_message_complete()
         if not self._is_upgrade and self._exchange is self._running():
-            self.flow.resume_reading()  # the body is whole: from now on for the client's end
+            self.flow.resume_reading()  # the body is complete: read on, to notice the client's end
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer a malformed or oversized request, unless its answer has begun, and close the

@@ -10,7 +10,8 @@ from functools import cached_property
 from gateway.http.refusals import Refusal
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
-"""By default: four million tokens of plain text. Nothing else runs while a body is parsed."""
+"""The default: enough for four million tokens of plain text. Nothing else runs while a body is
+parsed."""
 BODY_WINDOW_S = 30.0
 LATE_S = 0.5
 
@@ -45,8 +46,8 @@ class ConnectionLimits:
 
     @property
     def body_window_s(self) -> float:
-        """The time over which the rate of a body is measured: long enough for a bad line to come
-        back and send again what it lost."""
+        """The time over which the rate of a body is measured: long enough for a bad line to recover
+        and resend lost packets."""
         return min(BODY_WINDOW_S, self.receive_timeout_s)
 
     @cached_property
@@ -72,7 +73,8 @@ class ConnectionLimits:
 
 class Countdown:
     """A timer that is started and stopped many times; it calls `on_end` when it runs out. If the
-    event loop is late, `on_end` is called a little later: what came meanwhile is still unread."""
+    event loop is late, `on_end` is called a little later, because data may have arrived that is
+    still unread."""
 
     __slots__ = ("_due", "_handle", "_loop", "_on_end", "_seconds")
 

@@ -22,9 +22,9 @@ from gateway.http.flow import Flow
 log = logging.getLogger(__name__)
 
 CLOSE_HEADER = (b"connection", b"close")
-"""Among the default headers, it closes each connection after the next answer."""
+"""As a default header, closes each connection after its next answer."""
 MAX_WAITING_BODY = 64 * 1024
-"""Bytes of a body that the application has not taken; with more, no more is read."""
+"""Bytes of a body not taken by the application, beyond which reading stops."""
 
 Headers = Iterable[tuple[bytes, bytes]]
 

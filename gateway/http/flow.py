@@ -20,13 +20,13 @@ class Flow:
         await self._may_write.wait()
 
     def pause_reading(self) -> None:
-        """Read nothing more for now."""
+        """Pause reading."""
         if not self.read_paused:
             self.read_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Resume reading."""
         if self.read_paused:
             self.read_paused = False
             self._transport.resume_reading()
@@ -37,6 +37,6 @@ class Flow:
         self._may_write.clear()
 
     def resume_writing(self) -> None:
-        """Let writers go on."""
+        """Release writers."""
         self.write_paused = False
         self._may_write.set()

@@ -2,10 +2,10 @@
 
 A client that closes its connection and one that closes only its own half (`nc -N`,
 `shutdown(SHUT_WR)`) look the same. But the host of a client that has left answers every byte with a
-reset. So the answer is begun at once, one byte at a time, with bytes that it begins with in any
-case: all status lines begin alike, and the size of a chunk may begin with zeros. A waiting client
-sees a slow answer. Interim responses (1xx) would do as well, but HTTP/1.0 has none, and clients
-that did not ask for one may take it for the answer.
+reset. So the answer is begun at once, one byte at a time, with bytes that every answer begins with:
+all status lines begin alike, and the size of a chunk may begin with zeros. A waiting client sees a
+slow answer. Interim responses (1xx) would do as well, but HTTP/1.0 has none, and clients that did
+not ask for one may take it for the answer.
 
 Over TLS the event loop treats the end of a client's data as the end of the connection. Knows
 nothing of requests except how much of an answer was written.
@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 STATUS_START = b"HTTP/1.1 "
 PROBE_DELAYS_S = (0.0, 0.25, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Between one byte and the next. The first is answered by a client, later ones by proxies that
-copy bytes: those notice with their second write to the client, and tell with our next one."""
+"""Seconds between two bytes. A client's host answers the first byte; a proxy that copies bytes
+notices with its second write to the client, and tells us with our next byte."""
 _CAN_WATCH = hasattr(select, "epoll")
 
 

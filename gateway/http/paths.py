@@ -39,7 +39,7 @@ NOT_SERVED = {
 API_PATHS = frozenset(("/tokenize", "/detokenize", *NOT_GENERATION))
 """Paths of the API outside `/v1/`."""
 RECEIPT = re.compile(r"/v1/requests/[^/]+/receipt")
-"""Of a request: for the key that sent it, and for operators."""
+"""The path of a request's receipt, for the key that sent the request and for operators."""
 PROBES = frozenset(("/health", "/ready", "/live", "/ping", "/version"))
 DOCUMENTS = frozenset(("/openapi.json", "/docs"))
 CONTROL_PREFIX = "/control/"

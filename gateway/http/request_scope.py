@@ -52,7 +52,7 @@ from process.trace_context import CURRENT_TRACE, TraceContext, read_traceparent
 MAX_CLIENT_ID_CHARS = 128
 MAX_IGNORED_BYTES = 1024
 MAX_UNGATED_BODY_BYTES = 128 * 1024
-"""Of a request that passes no gate: those of operators."""
+"""The most bytes of a body of a request that passes no gate, such as an operator's."""
 _KEY = "baton.request"
 _OTHER = "other"
 _ID_BYTES = 16
@@ -101,7 +101,7 @@ class RequestRecord:
         return None if value is None else value.decode("latin-1")
 
     def use_prefix(self, prefix: str) -> None:
-        """Begin the id as the endpoint's ids do; the unguessable digits stay."""
+        """Give the id the prefix of the endpoint's ids; the unguessable digits stay."""
         self.request_id = prefix + self.request_id[-2 * _ID_BYTES :]
 
     def terms(self) -> RequestTerms:
@@ -118,7 +118,7 @@ class RequestRecord:
         )
 
     def _target(self, name: str, usual: int | None) -> int | None:
-        """The target in this header, else the key's."""
+        """The target in this header, otherwise the key's."""
         value = self.header(name.encode())
         return usual if value is None else read_ms(name, value)
 
@@ -156,7 +156,8 @@ class RequestRecord:
         self.body_bytes += num_bytes
 
     def check_room(self, num_bytes: int) -> None:
-        """Raises TooManyRequests or Overloaded if there is no room for so much more memory now."""
+        """Raises TooManyRequests or Overloaded if the request may not hold this many more bytes
+        now."""
         self.budget.check(self.share, num_bytes, self.held_bytes)
 
     def hold(self, num_bytes: int) -> None:

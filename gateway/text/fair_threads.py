@@ -1,7 +1,7 @@
 """Threads for work on texts, in fair turns of the callers whose texts they are.
 
-Work that would hold up the event loop runs here: rendering, encoding, grammars, JSON. What takes
-long comes in steps, and others have their turns between slices of it. See `http_kit.turnstile`.
+Work that would hold up the event loop runs here: rendering, encoding, grammars, JSON. Long work
+comes in steps, and other callers get their turns between slices of it. See `http_kit.turnstile`.
 """
 
 from __future__ import annotations
@@ -120,4 +120,4 @@ def _advance(steps: Steps[_T]) -> _Ended[_T] | None:
 def _leave_late(turnstile: Turnstile, turn: Turn, running: asyncio.Future[Any]) -> None:
     turnstile.leave(turn)
     if not running.cancelled():
-        running.exception()  # was for somebody who is gone
+        running.exception()  # was for a client that is gone

@@ -2,10 +2,10 @@
 
 Jinja's sandbox keeps a template from reaching Python, but lets it loop over ranges within ranges,
 double a text forty times or compute 9**9**9. Here a rendering has a budget of steps (iterations,
-calls, and all that lists hold which become text or are compared) and of characters (every text
-that it reads, writes or joins on its way, counted before it is made), and no number or width may be
-huge. A template that knows which text to look for can still waste time inside single operations;
-`gateway.checkpoint_trial` finds those that do so with any conversation.
+calls, and all that lists hold which become text or are compared) and of characters (every text that
+it reads, writes or joins on its way, counted before it is made), and no number or width may be
+huge. A template can still waste time inside a single operation on a text that it was written for;
+`gateway.checkpoint_trial` finds templates that do so with any conversation.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SHALLOW = frozenset(
         "rejectattr", "items", "attr",
     )
 )  # fmt: skip
-"""Filters that look at no more than the first level of what they are given."""
+"""Filters that read only the first level of their input."""
 _REFUSED = frozenset(
     (
         "urlize", "pprint", "wordwrap", "xmlattr", "translate", "maketrans", "expandtabs",
@@ -228,7 +228,8 @@ def _num_chars(part: nodes.Node) -> int:
 
 
 def _deep_node(node: nodes.Expr) -> nodes.Expr:
-    """The node with what its value holds counted, as far down as text or a comparison goes."""
+    """The node with everything counted that becomes text or is compared in its value, on all
+    levels."""
     if isinstance(node, _PLAIN):
         return node
     return nodes.Filter(node, _DEEP, [], [], None, None, lineno=node.lineno)
@@ -277,7 +278,7 @@ def _check_work(
     kwargs: dict[str, Any],
     is_method: bool = False,
 ) -> None:
-    """Count what a filter or method reads and makes; it is applied to the value in `own`."""
+    """Count what a filter or method, applied to the value in `own`, reads and makes."""
     if name in _REFUSED:
         raise BudgetExceeded(f"the chat template uses '{name}', which is not offered")
     budget = CURRENT.get()

@@ -36,7 +36,7 @@ PROBE_TOOLS = (
     },
 )
 PROBE_DOCUMENTS = ({"doc_id": "1", "title": "probe", "text": "probe"},)
-"""Tools and documents of the probes that have them."""
+"""The tools and documents that some probes have."""
 
 
 @dataclass(frozen=True, slots=True)

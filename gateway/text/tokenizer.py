@@ -41,11 +41,11 @@ PIECE_CHARS = 1 << 16
 """Longer texts are encoded in pieces if the tokenizer's `WordTable` finds places to cut them."""
 DECODED_AT_ONCE = 1 << 14
 ENCODE_S_PER_CHAR, CHECK_S_PER_BYTE = 5e-7, 1e-8
-"""For predictions of how long jobs take."""
+"""Estimates of how long jobs take."""
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 CHARS_PER_TOKEN = 8
-"""More than almost any text has: `most` times this many characters show that a text has too many
-tokens."""
+"""More characters per token than almost any text has: the first `most` times this many characters
+show whether a text has more than `most` tokens."""
 
 
 class Tokenizer:

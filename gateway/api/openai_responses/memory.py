@@ -60,7 +60,7 @@ _MOST_READS = 8
 them."""
 _THREADS = 2
 _READ_S, _PACK_S_PER_BYTE = 0.01, 2e-8
-"""Bytes per second, to predict how long a record takes."""
+"""Estimates of how long it takes to read a record, and to pack a byte of one."""
 _LOST = "the router that ran this response went away before it was finished; send it again"
 _LEVEL = 1
 _ID = re.compile(r"resp_[0-9a-f]{32}")
