@@ -1,4 +1,4 @@
-"""Maps the bytes of a block between workers whose ranks hold other parts of it.
+"""Maps the bytes of a block between workers whose ranks hold different parts of it.
 
 Each rank of a worker has a part of every block: `[layers of its stage, planes, heads of the rank,
 block_size, head_dim]`, contiguous (`KvLayout`). The layers that two ranks share are one contiguous
@@ -97,8 +97,8 @@ def plan_shares(source: KvLayout, target: KvLayout) -> tuple[Share, ...]:
 
 
 def sends(source: KvLayout, target: KvLayout) -> bool:
-    """Whether of the ranks that have copies of rank `source`'s head, this one sends to `target`:
-    neighbours of the target get theirs from other copies."""
+    """Whether rank `source` is the one that sends to `target`, among the ranks with copies of its
+    head. Neighbours of the target get theirs from other copies."""
     return source.tp_rank % source.num_copies == target.tp_rank % source.num_copies
 
 
@@ -126,8 +126,8 @@ def _common(one: range, other: range) -> range:
 
 
 def _pieces(layout: KvLayout, layers: range, heads: range, is_joined: bool) -> Pieces:
-    """The pieces of a rank's block that hold these layers and heads: one, if it `is_joined` because
-    all heads of the rank are meant, else one per layer and plane."""
+    """The pieces of a rank's block that hold these layers and heads: one if it `is_joined`, that
+    is, has all heads of the rank, otherwise one per layer and plane."""
     head_bytes = layout.block_size * layout.head_dim * KV_DTYPE_BYTES[layout.dtype]
     plane_bytes = len(layout.heads) * head_bytes
     layer_bytes = layout.num_planes * plane_bytes

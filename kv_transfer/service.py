@@ -32,12 +32,12 @@ from protocol.errors import TransferError
 
 EAGER_PERIOD_S = 100e-6
 EXPECTING_PERIOD_S = 1e-3
-"""Not shorter, because each poll interrupts a thread that computes on the same core."""
+"""A shorter period would interrupt a thread that computes on the same core too often."""
 IDLE_PERIOD_S = 25e-3
-"""Commands, such as those to expect data, end it at once."""
+"""A command, such as one to expect data, ends the wait at once."""
 START_TIMEOUT_S = 60.0
 ALLOCATE_TIMEOUT_S = 600.0
-"""The kernel clears some gigabytes a second, and hosts have hundreds."""
+"""Long, because the kernel clears some gigabytes a second, and pools may have hundreds."""
 CLOSE_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
@@ -159,12 +159,12 @@ class TransferService:
         self._submit(_RemovePeer(agent))
 
     def renew(self, failed: str) -> None:
-        """Peers cannot write to our end of this name: TargetRenewed follows with another one, if
-        the transport has one."""
+        """Peers cannot write to our end of this name: TargetRenewed follows if the transport has
+        another end."""
         self._submit(_Renew(failed))
 
     def retire(self, agent: str) -> None:
-        """No peer writes to our former end of this name any more."""
+        """Release our former end of this name: no peer writes to it any more."""
         self._submit(_Retire(agent))
 
     def write(self, command: WriteCommand) -> None:
@@ -252,7 +252,7 @@ class TransferService:
         self._end(reason)
 
     def _work(self, loop: TransferLoop, events: list[TransferEvent]) -> None:
-        """Until the close command: carry out the queued commands, poll, publish."""
+        """Carry out queued commands, poll, and publish events, until the close command."""
         expecting = closing = False
         while not closing:
             period_s = EXPECTING_PERIOD_S if expecting else IDLE_PERIOD_S

@@ -37,7 +37,7 @@ class PeerAdded:
 
 @dataclass(frozen=True)
 class PeerFailed:
-    """The agent was not added, or was dropped after a failure. Add it again to go on, unless its
+    """The agent was not added, or was dropped after a failure. Add it again to continue, unless its
     pool does not fit ours (`is_mismatch`)."""
 
     agent: str
@@ -97,8 +97,8 @@ class WriteCommand:
 
     The write is posted before `post_before` (of the loop's clock) or not at all: the right to write
     may have ended while the command waited or while this process was suspended. With `computed`,
-    the write waits for that fence: before it, the blocks are not final. A write that `yields`, one
-    for a fetch, lets others pass: one is posted at each poll.
+    the write waits for that fence: before it, the blocks are not final. A write that `yields`, as
+    those of fetches do, lets others pass: one such write is posted at each poll.
     """
 
     key: Hashable
@@ -118,7 +118,7 @@ class _Outstanding:
     agent: str
     posted_us: int
     deadline: float
-    is_abandoned: bool = False  # its peer was removed; a peer added later has the same name
+    is_abandoned: bool = False  # its peer was removed; a new one may have the same name
 
 
 class TransferLoop:
@@ -271,8 +271,8 @@ class TransferLoop:
             self._drop(write.agent, done.error)
 
     def _forget(self, agent: str) -> None:
-        """Fail held-back writes and abandon posted ones: they are not those of a peer that is added
-        later by the same name."""
+        """Fail held-back writes and abandon posted ones, so that they do not count for a peer that
+        is added later under the same name."""
         self._peers.discard(agent)
         self._connecting.discard(agent)
         for command in (*self._held_back, *self._yielding):

@@ -26,7 +26,7 @@ class Admissions:
         self._are_complete = False
 
     def note(self, router: str) -> None:
-        """A router has admitted this worker."""
+        """Note that a router has admitted this worker."""
         self._routers |= {router}
 
     def start_over(self) -> None:

@@ -58,7 +58,7 @@ from worker.weights.server import WeightsServer
 log = logging.getLogger(__name__)
 
 IDLE_WAIT_MS = 50
-"""Between two looks at the clock. Messages, transfers and grammars wake the worker at once."""
+"""The longest wait for input. Messages, transfers and grammars wake the worker at once."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class WorkerHost:
         self.poller.register(self._wakeup.fileno(), zmq.POLLIN)
 
     def send_weights(self, server: WeightsServer) -> None:
-        """Let `server` answer workers that ask for our weights."""
+        """Let `server` answer workers that want our weights."""
         self._weights = server
 
     # -- the loop ---------------------------------------------------------------------------

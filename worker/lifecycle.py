@@ -56,7 +56,7 @@ class Lifecycle:
         self._membership: Membership | None = None
 
     def join(self, membership: Membership) -> None:
-        """Follow the state of our registration from now on; before this call there is none."""
+        """Follow the state of our registration, which exists from now on."""
         self._membership = membership
 
     def is_finished(self, num_jobs: int) -> bool:

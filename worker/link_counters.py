@@ -2,8 +2,8 @@
 
 RDMA: the ports' own counters in `/sys/class/infiniband` (words of 4 bytes), which other processes
 of the machine share. TCP: Linux counts the bytes that each socket sent; libraries' sockets are
-found in `/proc/self/fd`. What neither shows went through shared memory or CMA. Owns the thread that
-measures, which does so only while `activity` grows.
+found in `/proc/self/fd`. The remaining bytes went through shared memory or CMA. Owns the thread
+that measures, which does so only while `activity` grows.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class WorkerRole(Protocol[AnyTask]):
     # -- schedule and deliver
 
     def begin(self, batch: Batch) -> None:
-        """Prepare for a batch, which runs next."""
+        """Prepare for the batch that runs next."""
 
     def deliver(self, result: StepResult) -> None:
         """Pass on the blocks and tokens of a step that has run."""

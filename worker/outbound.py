@@ -100,10 +100,12 @@ class OutboundHandoffs:
         self.served = ServedFetches(host)
         self._block_bytes = bytes_by_group(host.engine.layout)
         self._agents: dict[Peer, str] = {}  # of sinks; one may have several connections
-        self._speakers: dict[HandoffKey, Peer] = {}  # last to mention an open one
+        self._speakers: dict[HandoffKey, Peer] = {}  # over which an open one was mentioned last
         self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a sink can get them
         self._fences: dict[HandoffKey, dict[int, Fence]] = {}  # of open ones, by chunk
-        self._failures: Counter[str] = Counter()  # of the way to a sink's agent, since a write
+        self._failures: Counter[str] = (
+            Counter()
+        )  # failures of the connection to a sink's agent since the last write
 
     @property
     def num_sinks(self) -> int:
@@ -221,8 +223,8 @@ class OutboundHandoffs:
         self._host.transfer_peers.remove(agent)
 
     def _count_failure(self, agent: str) -> None:
-        """The way to a sink's pool has failed. It is made anew with the next grant; if that does
-        not help, ask the sink for another one."""
+        """Count a failure of the connection to a sink's pool. The next grant restores it; if that
+        does not help, ask the sink for another end."""
         peer = self._connection_of(agent)
         if peer is None:
             return

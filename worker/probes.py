@@ -68,8 +68,8 @@ class WorkerProbes:
         self._running = (loop, lease)
 
     def add_check(self, check: ReadinessCheck) -> None:
-        """Be ready only while this check also returns None. The probes' threads call it, so it must
-        not block."""
+        """Add a check: the worker is ready only while it returns None. The probes' threads call it,
+        so it must not block."""
         self._checks.append(check)
 
     def by_path(self) -> dict[str, Probe]:

@@ -37,20 +37,20 @@ class HandoffLoad:
 
 
 class ReportedTiers(Protocol):
-    """What reports tell of the tiers below the pool."""
+    """The tiers below the pool, as reports describe them."""
 
     def sizes(self) -> dict[str, int]:
         """Sizes and speeds, by the report's field."""
 
     def take_changes(self) -> list[TierChange]:
-        """Changes of what they hold since the last call."""
+        """The blocks that they have gained and lost since the last call."""
 
     def hashes(self) -> dict[TierName, list[bytes]]:
         """The blocks that they hold."""
 
 
 class NoTiers:
-    """The tiers of a worker that has none."""
+    """Stands for the tiers of a worker without any."""
 
     def sizes(self) -> dict[str, int]:
         """None."""

@@ -1,7 +1,7 @@
 """The fetches of peers that this worker serves from its cache. Owns the pins around their blocks.
 
-Serving takes no memory and waits for nothing but its own writes: what the cache lacks when the
-message arrives, or may not be served, is left out.
+Serving takes no memory and waits for nothing but its own writes: blocks that the cache lacks when
+the message arrives, or that may not be served, are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SERVE_SHARE = 1 / 8
 @dataclass
 class _Served:
     blocks: GroupedBlocks
-    num_alone: float  # blocks that nobody else had pinned, counted as blocks of the first group
+    num_alone: float  # blocks pinned only for peers, counted as blocks of the first group
     spans: list[WriteSpan] = field(default_factory=list)
 
 
@@ -58,9 +58,9 @@ class ServedFetches:
         return sum(map(len, self.blocks))
 
     def pin(self, fetch: KvFetch) -> tuple[GroupedBlocks, FetchShortfall | None]:
-        """Pin the longest run of cached blocks for these hashes that may be served, and what the
-        slots get of the windows before its end. Returns the blocks by group, and the reason if some
-        hashes have none."""
+        """Pin the longest run of cached blocks for these hashes that may be served, and for the
+        slots the blocks of windows before its end. Returns the blocks by group, and the reason if
+        some hashes have none."""
         if self._host.lifecycle.has_lapsed:
             return [[] for _ in self._sizes], FetchShortfall.STOPPING
         managers = self._scheduler.pools.managers
@@ -91,7 +91,7 @@ class ServedFetches:
         return found, why
 
     def note_written(self, key: HandoffKey, span: WriteSpan) -> None:
-        """Blocks have arrived at the sink."""
+        """Note that blocks have arrived at the sink."""
         self._served[key].spans.append(span)
 
     def write_us(self, key: HandoffKey) -> int:

@@ -1,4 +1,5 @@
-"""Notices that a worker does nothing although waiting requests could be admitted. Only reports it.
+"""Notices when a worker makes no progress although waiting requests could be admitted. Only reports
+it.
 
 `StallWatch` is pure: its owner passes in progress and waiting requests.
 """

@@ -1,4 +1,4 @@
-"""Runs planned batches, and finds out which sequence is to blame when a step raises."""
+"""Runs planned batches, and finds the sequence that is at fault when a step raises."""
 
 from __future__ import annotations
 

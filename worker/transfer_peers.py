@@ -82,7 +82,7 @@ class TransferPeers:
         return found is not None and found[0].wants_digests
 
     def note_dropped(self, agent: str) -> None:
-        """The transport has dropped this peer after a failure; `restore` may follow."""
+        """Note that the transport has dropped this peer after a failure; `restore` may follow."""
         self._added.discard(agent)
 
     def remove(self, agent: str) -> None:

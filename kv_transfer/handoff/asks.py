@@ -1,4 +1,4 @@
-"""The asks of a sink: prompts that it waits for, of which nothing is granted yet."""
+"""The asks of a sink: prompts that it waits for, without a grant so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol.handoff_messages import KvAsk
 
 @dataclass
 class Ask:
-    """An ask at source `peer`, which is repeated until something is granted."""
+    """An ask to source `peer`, which is repeated until the grant."""
 
     peer: str
     next_send: float
@@ -33,7 +33,7 @@ class Asks:
         return key in self._asks
 
     def add(self, key: HandoffKey, peer: str, prompt: bytes, now: float) -> SendAsk:
-        """Ask from now on for the prompt with this digest."""
+        """Ask for the prompt with this digest, and repeat that."""
         ask = self._asks[key] = Ask(peer, now + self._interval_s, prompt)
         return self._send(key, ask)
 
@@ -42,7 +42,7 @@ class Asks:
         return self._asks.get(key)
 
     def pop(self, key: HandoffKey) -> Ask | None:
-        """Ask no more."""
+        """Stop asking."""
         return self._asks.pop(key, None)
 
     def of_peer(self, peer: str) -> list[HandoffKey]:

@@ -11,8 +11,8 @@ from protocol.handoff_messages import GroupBlocks, KvFetch, KvGrant, KvRenew
 
 @dataclass(frozen=True)
 class WantedBlocks:
-    """Blocks to fetch: each of the first group with the hash of what it is to hold, for the prompt
-    blocks from `first_block` on. The slots of `others` are as in `KvFetch`."""
+    """Blocks to fetch: blocks of the first group with the hashes of the contents that they get, for
+    the prompt blocks from `first_block` on. The slots of `others` are as in `KvFetch`."""
 
     first_block: int
     blocks: Sequence[tuple[bytes, int]]

@@ -14,7 +14,7 @@ from protocol.handoff_messages import KvWritten
 @dataclass(frozen=True)
 class FetchLimits:
     """How long a fetch may take: after `deadline_s` the source is asked to stop, and if it does not
-    answer within `stop_wait_s`, the sink goes on without the blocks."""
+    answer within `stop_wait_s`, the sink continues without the blocks."""
 
     deadline_s: float
     stop_wait_s: float
@@ -27,14 +27,14 @@ class IncomingGroup:
     first_block: int
     block_ids: tuple[int, ...]
     digests: dict[int, bytes] = field(default_factory=dict)
-    num_expected: int = -1  # of the granted blocks, the first ones: those that the peer writes
+    num_expected: int = -1  # how many of the granted blocks the peer writes: the first ones
 
     def __post_init__(self) -> None:
         self.num_expected = len(self.block_ids)
 
     @property
     def end_block(self) -> int:
-        """The index in the prompt behind the last block that the peer writes."""
+        """The prompt index after the last block that the peer writes."""
         return self.first_block + self.num_expected
 
     @property
@@ -72,7 +72,8 @@ class IncomingGroup:
 @dataclass
 class Incoming:
     """Changed by `HandoffSink` only. The first group of a fetch has blocks of the prompt, others
-    have slots, which count from 0 and are of use only if all that the peer writes has arrived."""
+    have slots, which count from 0 and are of use only if every block that the peer writes has
+    arrived."""
 
     state: SinkState
     peer: str
@@ -95,7 +96,7 @@ class Incoming:
 
     @property
     def is_whole_or_nothing(self) -> bool:
-        """Whether a part of the blocks is of no use."""
+        """Whether the blocks are of use only if all of them arrive."""
         return len(self.groups) > 1
 
     def expect(self, num_blocks: int) -> None:
@@ -115,8 +116,8 @@ class Incoming:
         return first.num_arrived_end <= num_blocks <= len(first.block_ids)
 
     def settle(self) -> None:
-        """No more blocks of a fetch arrive: be content with the run of leading ones, or with none
-        if the rest is needed."""
+        """Note that no more blocks of a fetch arrive: the leading run of arrived ones counts, or
+        none if a part is of no use."""
         if not self.is_whole_or_nothing:
             self.groups[0].num_expected = self.groups[0].num_leading
         elif not self.is_complete:

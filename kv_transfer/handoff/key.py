@@ -25,7 +25,7 @@ class HandoffKey(NamedTuple):
 
 
 class IllegalMove(Exception):
-    """A state machine was asked for a move that its state does not allow: our own bug."""
+    """A bug of ours: a state machine was asked for a move that its state does not allow."""
 
 
 class Named(Protocol):

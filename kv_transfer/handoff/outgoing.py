@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 class OutgoingGroup:
     """The blocks of one group that are ready, and those that the sink granted."""
 
-    source_first: int = 0  # the index in the prompt of the first of these
+    source_first: int = 0  # the prompt index of the first one
     source_blocks: list[int] = field(default_factory=list)  # prompt blocks ready so far
     chunks: list[int] = field(default_factory=list)  # the chunk that completed each of them
     first_block: int = 0
@@ -38,12 +38,12 @@ class OutgoingGroup:
 
     @property
     def source_end(self) -> int:
-        """The index in the prompt behind the last block that is ready."""
+        """The prompt index after the last ready block."""
         return self.source_first + len(self.source_blocks)
 
     @property
     def end_block(self) -> int:
-        """The index in the prompt behind the last granted block."""
+        """The prompt index after the last granted block."""
         return self.first_block + len(self.target_blocks)
 
     @property
@@ -86,14 +86,16 @@ class Outgoing:
 
     state: SourceState
     groups: list[OutgoingGroup]
-    deadline: float = 0.0  # for the prompt after an early ask, or for the grant after the prompt
+    deadline: float = (
+        0.0  # until when the prompt must come after an early ask, or the grant after the prompt
+    )
     # the prompt, once it is open
     num_blocks: int | None = None
     prompt: bytes = b""  # digest of its tokens; "" matches any
     has_begun: bool = False
     ask_by: float = float("inf")
     is_finished: bool = False
-    # the ask and then the grant, once there is one
+    # when the ask, or later the grant, expires
     agent: str | None = None
     asked_prompt: bytes = b""  # the digest that the sink expects
     expires: float = 0.0
@@ -106,7 +108,7 @@ class Outgoing:
     def of_fetch(
         cls, fetch: KvFetch, blocks: GroupedBlocks, why: FetchShortfall | None, now: float
     ) -> Outgoing:
-        """A fetch, for the first of whose hashes, and for whose slots, we have these blocks."""
+        """A fetch that gets these blocks, for the first of its hashes and for its slots."""
         grants = [(fetch.first_block, fetch.block_ids), *((0, g.block_ids) for g in fetch.others)]
         groups = []
         for (first, targets), ready in zip(grants, blocks, strict=True):
@@ -136,13 +138,13 @@ class Outgoing:
 
     @property
     def num_posted(self) -> int:
-        """Blocks of a fetch of which a write was posted, the first ones. With several groups they
-        are of use only if all were."""
+        """The number of first blocks of a fetch for which a write was posted; with several groups 0
+        unless all were."""
         is_useless = len(self.groups) > 1 and not self.is_posted
         return 0 if is_useless else self.groups[0].next_block - self.groups[0].first_block
 
     def late_for(self, now: float) -> str:
-        """What has not come in time; "" if nothing is late."""
+        """What is late, in words; "" if nothing is."""
         is_late, is_expired = now >= self.deadline, now >= self.expires
         match self.state:
             case SourceState.WAITING if is_late or now >= self.ask_by:
@@ -158,7 +160,8 @@ class Outgoing:
         return ""
 
     def take_grant(self, grant: KvGrant, now: float) -> str:
-        """The sink's blocks for each group. Returns what is wrong with them, "" if nothing is."""
+        """Take the sink's blocks for each group. Returns what is wrong with them, "" if nothing
+        is."""
         assert self.num_blocks is not None, "what is granted is open"
         self.expires = now + grant.ttl_ms / 1000
         granted = grant.groups

@@ -1,10 +1,10 @@
-"""A transport that heals: a peer to which the way has failed is added again by a new end.
+"""A transport that heals: a peer whose connection has failed is added again by a new end.
 
-An end is a transport of its own under a name of its own, so that what is broken inside one (a UCX
-worker that cannot connect any more) does not reach the next. Peers write to the ends that `agent`
-named when `descriptor` was read. Each of our peers belongs to one end. An end without peers and
-writes is closed, unless peers may write to it. A failed write is reported when its end says that it
-is over, so no fence falls earlier. Owns the ends.
+An end is a transport of its own under its own name, so that a fault inside one end (a UCX worker
+that cannot connect any more) does not affect the next. Peers write to the ends that `agent` named
+when `descriptor` was read. Each of our peers belongs to one end. An end without peers and writes is
+closed, unless peers may write to it. A failed write is reported only when its end says that it is
+over, so no fence is lifted earlier. Owns the ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import ConfigError, PoolMismatch, TransferError
 
 MAX_ENDS = 8
-"""Beyond these, the newest end is used again."""
+"""The most ends; beyond that, the newest end is used again."""
 _REMEMBERED = 1024
 
 _log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ class _End:
 
 
 class HealingTransport:
-    """Ends made by `open_end`, the newest last. `agent` and `descriptor` are those of the end that
-    peers who do not know us yet write to."""
+    """Ends made by `open_end`, the newest last. `agent` and `descriptor` name the end that new
+    peers write to."""
 
     def __init__(self, open_end: Callable[[], Transport]) -> None:
         """Open the first end. Raises ConfigError."""
@@ -55,7 +55,9 @@ class HealingTransport:
         self._ends = [self._target]
         self._pool: PoolMemory | None = None
         self._end_of: dict[str, _End] = {}  # by peer
-        self._failed: OrderedDict[str, _End] = OrderedDict()  # where a peer's way failed
+        self._failed: OrderedDict[str, _End] = (
+            OrderedDict()
+        )  # the end from which a peer could not be reached
         self._peer_of: dict[int, str] = {}  # by our handle of a write
         self._next_handle = 0
 
@@ -71,7 +73,7 @@ class HealingTransport:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Those of every end."""
+        """The paths of every end."""
         return self._target.transport.paths
 
     def allocate(self, num_bytes: int) -> SharedMemory | None:
@@ -84,7 +86,7 @@ class HealingTransport:
         self._pool = pool
 
     def descriptor(self) -> bytes:
-        """That of the end to write to."""
+        """The descriptor of the end to write to."""
         return self._target.transport.descriptor()
 
     def renew(self, failed: str) -> bool:
@@ -99,7 +101,7 @@ class HealingTransport:
         return True
 
     def retire(self, agent: str) -> None:
-        """No peer writes to the end of this name any more."""
+        """Note that no peer writes to the end of this name any more."""
         for end in self._ends:
             if end.transport.agent == agent and end is not self._target:
                 end.is_target = False

@@ -168,16 +168,16 @@ class Transport(Protocol):
 
     def disconnect(self, kept: Collection[str]) -> int:
         """Break the connections over which peers on other machines may write here, except those
-        with the addresses in `kept`: what a stopped peer has begun to write does not land when it
+        with the addresses in `kept`: a stopped peer's unfinished writes then do not land when it
         continues. Peers that are alive must add us again. Any thread may call this, before `close`.
         Returns the number of broken connections."""
 
     def renew(self, failed: str) -> bool:
-        """Peers cannot write to the end that was `agent` when they were given `failed`: let `agent`
-        and `descriptor` name another end from now on. False if there is none."""
+        """Peers cannot write to the end `failed`, an earlier value of `agent`: let `agent` and
+        `descriptor` name another end from now on. False if there is none."""
 
     def retire(self, agent: str) -> None:
-        """No peer writes to a former end any more."""
+        """Note that no peer writes to a former end any more."""
 
     def close(self) -> None:
         """Release all resources. Peers must have stopped writing. A second call does nothing."""

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 class _PeerGroup:
     blocks: Any  # prepared descriptor list of the peer's pool, as blocks of one group
     num_blocks: int
-    source: _Places  # what a write reads of each of our blocks
+    source: _Places  # the pieces that a write reads of each of our blocks
 
 
 _Places = tuple[tuple[int, Pieces], ...]
@@ -66,7 +66,7 @@ class NixlTransport:
 
     name = "nixl"
     heals_by_new_ends = True
-    """What is broken in a UCX worker stays broken."""
+    """A fault in a UCX worker stays until the worker is replaced."""
 
     def __init__(self, agent: str, device: str) -> None:
         """Create the agent. Raises ConfigError if NIXL or its UCX backend cannot start."""
@@ -245,8 +245,8 @@ class NixlTransport:
         return events
 
     def disconnect(self, kept: Collection[str]) -> int:
-        """Shut down UCX's TCP connections. Over RDMA, what a process has posted lands in time,
-        whether it is stopped or not."""
+        """Shut down UCX's TCP connections. Over RDMA, posted writes land in time even if their
+        process is stopped."""
         return shut_down(self._ports, set(self._peer_ports), kept)
 
     def renew(self, failed: str) -> bool:
@@ -307,7 +307,7 @@ class NixlTransport:
         return _PeerGroup(self._prepare(agent, theirs, target), theirs.num_blocks, source)
 
     def _prepare_own(self, group: int, pool: PoolMemory, shares: Sequence[Share]) -> _Places:
-        """See to the list of what these shares read of our blocks of one group."""
+        """Prepare the list of the pieces that these shares read of our blocks of one group."""
         source = _sources(shares)
         if (group, source) not in self._own_blocks:
             self._own_blocks[group, source] = self._prepare("NIXL_INIT_AGENT", pool, source)

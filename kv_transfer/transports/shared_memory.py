@@ -107,7 +107,7 @@ def _map_for_huge_pages(file: int, num_bytes: int) -> tuple[mmap.mmap, int]:
 
 def _use_huge_pages(memory: mmap.mmap) -> None:
     """Back the memory with pages of 2 MiB where the kernel can, even if its settings for shared
-    memory say no: these settings are for memory that did not ask. Elsewhere pages stay plain."""
+    memory forbid them: those apply to memory that did not ask. Elsewhere pages stay plain."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     start = -address_of(memory) % _HUGE

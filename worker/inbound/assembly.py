@@ -9,11 +9,11 @@ from worker.host import WorkerHost
 from worker.inbound.peers import SourcePeers
 
 FETCH_WRITE_BYTES = 4 << 20
-"""The most that one write of a fetch copies: a handoff waits for no more."""
+"""The most bytes that one write of a fetch copies, because a handoff may have to wait for it."""
 
 
 def make_source(host: WorkerHost) -> HandoffSource:
-    """What this worker sends."""
+    """The handoffs and fetches that this worker sends."""
     settings, layout = host.settings, host.engine.layout
     return HandoffSource(
         margin_s=settings.grant_margin_ms / 1e3,
@@ -24,7 +24,7 @@ def make_source(host: WorkerHost) -> HandoffSource:
 
 
 def make_sink(host: WorkerHost, agent: str) -> HandoffSink:
-    """What this worker receives."""
+    """The handoffs and fetches that this worker receives."""
     settings = host.settings
     return HandoffSink(
         agent,

@@ -16,7 +16,7 @@ WEIGHT = 0.3
 """The weight of a new measurement."""
 HALF_LIFE_S = 30.0
 MAX_PAIRS = 1024
-"""Of more, the oldest is forgotten: peers come and go."""
+"""The most pairs; beyond that the oldest is forgotten, since peers come and go."""
 _GB = 1e9
 _BYTES_PER_S = (("rdma", 10 * _GB), ("tcp", 1 * _GB))
 
@@ -61,12 +61,12 @@ class FetchPairs:
         )
 
     def note_found(self, peer: str, num_found: int, num_asked: int, now: float) -> None:
-        """The peer had `num_found` of `num_asked` blocks."""
+        """Note that the peer had `num_found` of `num_asked` blocks."""
         pair = self._pair(peer, now)
         pair.found_share = _mix(pair.found_share, num_found / num_asked, WEIGHT)
 
     def note_turn(self, peer: str, turn_s: float, now: float) -> None:
-        """It took the peer this long, writing apart. The first fetch of a pair also opens the
+        """Note how long the peer took, without writing. The first fetch of a pair also opens the
         connection between the pools, so it teaches nothing about the next ones."""
         pair = self._pair(peer, now)
         if pair.has_connected:
@@ -74,7 +74,7 @@ class FetchPairs:
         pair.has_connected = True
 
     def note_speed(self, peer: str, num_bytes: int, seconds: float, now: float) -> None:
-        """The peer has written these bytes in this time."""
+        """Note that the peer has written these bytes in this time."""
         pair = self._pair(peer, now)
         speed = num_bytes / max(seconds, 1e-6)
         mixed = _mix(math.log(pair.bytes_per_s), math.log(speed), WEIGHT)

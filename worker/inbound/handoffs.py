@@ -4,8 +4,8 @@ transfers.
 `kv_transfer.handoff.sink` decides what to grant and when to lift a fence. Asks, grants, renewals
 and aborts go to the sources over their control links; the transport reports landed blocks. The
 blocks belong to a `GrantOwner`, which learns when a source has begun and which blocks have arrived,
-and those of a fetch to a `FetchOwner`. Owns the blocks that nobody wants and a peer may still write
-to. The counterpart of `worker.outbound`.
+and those of a fetch to a `FetchOwner`. Owns the blocks that are no longer wanted, but that a peer
+may still write to. The counterpart of `worker.outbound`.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class InboundHandoffs:
         return lost
 
     def _stop_writes_of(self, incarnation: str) -> None:
-        """A peer on another machine counts as gone, but may only be stopped, in the middle of a
-        write. Its connection must not deliver the rest once the fence has fallen."""
+        """A peer on another machine that counts as gone may only be stopped, in the middle of a
+        write. Its connection must not deliver the rest after the fence is lifted."""
         neighbours = self._peers.neighbours_of_lapsed(incarnation)
         if neighbours is not None and self._sink.fenced_by([incarnation]):
             number = self._host.transfers.disconnect(neighbours)
@@ -188,8 +188,8 @@ class InboundHandoffs:
         return sum(map(len, self.stuck))
 
     def is_stranded(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence fits only once blocks return that a silent worker may still
-        write to: nobody knows when that will be."""
+        """Whether a waiting sequence can fit only after the return of blocks that a silent worker
+        may still write to, which has no known end."""
         is_waiting = sequence.state is SequenceState.WAITING
         return is_waiting and not self._scheduler.fits_beside(sequence, *self.stuck)
 

@@ -1,4 +1,4 @@
-"""What a sequence may fetch, and has fetched: the notes in `Sequence.holders`."""
+"""The notes in `Sequence.holders`: what a sequence may fetch, and what it has fetched."""
 
 from __future__ import annotations
 

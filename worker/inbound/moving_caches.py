@@ -33,7 +33,7 @@ class MovingCaches:
                 self._leaving.ask(peer, message)
 
     def lose(self, peer: Peer) -> None:
-        """A connection is gone."""
+        """Note that a connection is gone."""
         self._leaving.lose(peer)
 
     def sweep(self, is_busy: bool, is_serving: bool) -> None:

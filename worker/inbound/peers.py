@@ -156,7 +156,7 @@ class SourcePeers:
 
     @property
     def is_seen_to_drain(self) -> bool:
-        """Whether our view of the fleet is younger than the announcement that we drain."""
+        """Whether our view of the fleet is newer than the announcement that we drain."""
         us = self._around.hello.sender
         return any(
             info.worker_id == us and info.state is WorkerState.DRAINING
@@ -211,7 +211,7 @@ class SourcePeers:
 
     @property
     def agents(self) -> set[str]:
-        """The names under which peers know our pool, or will."""
+        """The names under which peers know our pool, or will know it."""
         return {self._descriptor.agent, *(e.descriptor.agent for e in self._links.values())}
 
     def agent_for(self, incarnation: str) -> str:
@@ -220,7 +220,7 @@ class SourcePeers:
         return (self._descriptor if link is None else link.descriptor).agent
 
     def introduce(self, incarnation: str, descriptor: PeerDescriptor) -> None:
-        """From now on, this peer and those that come know our pool by this descriptor."""
+        """Introduce our pool by this descriptor to this peer and to new ones."""
         self._descriptor = descriptor
         link = self._links.get(incarnation)
         if link is not None:

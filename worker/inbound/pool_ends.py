@@ -1,7 +1,7 @@
 """The ends of our transport that peers write to, and which peer writes to which.
 
-A peer that has connected to an end again and still cannot write to it is introduced to another end.
-Its grants under the old name fail. Their fences fall as always: when the peer says that it writes
+A peer that has reconnected to an end and still cannot write to it is introduced to another end. Its
+grants under the old name fail; their fences are lifted as usual, when the peer says that it writes
 no more. An end is retired when no peer writes to it.
 """
 
@@ -30,7 +30,7 @@ class PoolEnds:
         self._secret = host.settings.cluster_secret.encode()
         self._transfers = host.transfers
         self._peers = peers
-        self._waiting: dict[str, str] = {}  # peers, and the name that they could not write to
+        self._waiting: dict[str, str] = {}  # by peer, the name that it could not write to
         self._former: set[str] = set()
 
     def named(self, peer: str, message: Named) -> Named:
@@ -41,13 +41,13 @@ class PoolEnds:
         return msgspec.structs.replace(message, agent=agent)
 
     def on_unreachable(self, peer: str, message: PoolUnreachable) -> None:
-        """A peer cannot write to our pool."""
+        """Note that a peer cannot write to our pool."""
         if message.agent == self._peers.agent_for(peer):
             self._waiting[peer] = message.agent
             self._transfers.renew(message.agent)
 
     def on_renewed(self, event: TargetRenewed) -> None:
-        """There is another end: introduce it to the peers that wait for it."""
+        """Introduce a new end to the peers that wait for it."""
         waiting = [peer for peer, failed in self._waiting.items() if failed == event.failed]
         former = self._peers.descriptor
         digest = authenticate_descriptor(

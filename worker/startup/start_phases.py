@@ -32,7 +32,8 @@ _WORDS = {
 
 
 class PhaseTimes:
-    """The time of each phase: one begins where the former ends. Phases are those of `_WORDS`."""
+    """The time of each phase: one begins where the previous one ends. Phases are those of
+    `_WORDS`."""
 
     def __init__(
         self, phase: str, since: float, clock: Callable[[], float] = time.monotonic

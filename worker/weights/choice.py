@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _MOST_ASKED = 3
 FINGERPRINT_DIGITS = 32
-"""Of a worker's model fingerprint: what follows says how it holds the weights."""
+"""Separates a worker's model fingerprint from the form of its weights."""
 T = TypeVar("T")
 
 

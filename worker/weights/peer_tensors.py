@@ -46,12 +46,12 @@ log = logging.getLogger(__name__)
 BLOCK_BYTES = 2 << 20
 NUM_BLOCKS = 16
 MAX_SKIPPED_BYTES = 64 << 30
-"""Bytes that may lie between the tensors of our model."""
+"""The most bytes that may lie between the tensors of our model."""
 _GRANTS_PER_ROUND = 4
-"""Grants while the pool is filled once; the peer's loop reads a message for each."""
+"""Grants for each filling of the pool; the peer's loop reads a message for each."""
 _POLL_S = 200e-6
 _LOOK_S = 0.05
-"""Between two looks whether the worker's process has ended."""
+"""Seconds between two checks whether the worker's process has ended."""
 _LINGER_MS = 1000
 _PIECE_BYTES = 8
 T = TypeVar("T")
@@ -104,7 +104,9 @@ class PeerTensors:
         self._pool: StagingPool | None = None
         self._offer: WeightsOffer | None = None
         self._arrived: set[int] = set()  # pieces that have not been read
-        self._piece = self._offset = self._at = 0  # of the next byte: its piece, in it, in all
+        self._piece = self._offset = self._at = (
+            0  # of the next byte: its piece, and its offsets in the piece and in all
+        )
         self._end = 0
         self._num_skipped = 0
 

@@ -44,14 +44,14 @@ from worker.weights.tensor_stream import TensorStream
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 4
-"""Transfers; further askers are refused and go elsewhere."""
+"""The most transfers at once; further askers are refused and go elsewhere."""
 _MOST_BLOCK_BYTES = 16 << 20
 _MOST_BLOCKS = 64
 _POLL_S = 200e-6
 _CLOSE_S = 10.0
 _NICENESS = 10
-"""A tenth of a core's time where others want all of it. With less, a thread that is held up while
-it has the interpreter's lock would hold up the step loop, too."""
+"""The niceness of the threads: it leaves them a tenth of a busy core. With less, a thread that is
+suspended while it holds the interpreter's lock would delay the step loop."""
 
 
 @dataclass(frozen=True)
