@@ -6,17 +6,16 @@ Pure data, torch-free. The scheduler makes batches; the engine runs them and acc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 
 import msgspec
+from msgspec import field
 
 from protocol.messages import FinishReason
 from scheduling.sequence import Sequence
 from scheduling.step_model import StepCost, attended_pairs
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """`num_tokens` tokens of a sequence from `start`; `completes` marks a prompt's last chunk."""
 
     sequence: Sequence
@@ -25,8 +24,7 @@ class Chunk:
     completes: bool
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """One step. Sequences in `received` get their blocks from a peer, without compute here; those
     in `fetching` get leading blocks, and are computed after that. Those in `held` are running, but
     left out of steps from this one on until they have a mask."""
@@ -47,7 +45,7 @@ class Batch:
     @property
     def num_chunk_tokens(self) -> int:
         """Prompt tokens to compute."""
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        return sum([chunk.num_tokens for chunk in self.chunks])
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -64,7 +62,7 @@ class Batch:
         left_out = set(sequences)
         if not left_out:
             return self
-        return replace(
+        return msgspec.structs.replace(
             self,
             decodes=[sequence for sequence in self.decodes if sequence not in left_out],
             chunks=[chunk for chunk in self.chunks if chunk.sequence not in left_out],
@@ -90,8 +88,9 @@ class Batch:
     def cost(self) -> StepCost:
         """The step's cost, as input for the step model."""
         num_tokens = len(self.decodes) + self.num_chunk_tokens
-        attended = len(self.decodes) + sum([each.num_launched for each in self.decodes])
-        attended += sum(attended_pairs(chunk.num_tokens, chunk.start) for chunk in self.chunks)
+        attended = len(self.decodes)
+        attended += sum([each.num_computed + each.num_ahead for each in self.decodes])
+        attended += sum([attended_pairs(chunk.num_tokens, chunk.start) for chunk in self.chunks])
         return StepCost(num_tokens, attended)
 
 

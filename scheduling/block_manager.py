@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
+
+import msgspec
 
 from scheduling.retention import Retention
 
 
-@dataclass(frozen=True)
-class CacheDelta:
+class CacheDelta(msgspec.Struct, frozen=True):
     """Hashes that were added to the cache or removed from it since the last `drain_events`."""
 
     stored: list[bytes]
@@ -120,24 +120,27 @@ class BlockManager:
         self.num_moves += 1
         self.num_changes += count
         blocks = self.retention.take(self._free, count)
+        pins, uses, hash_of = self._pins, self._num_uses, self._hash_of
         for block in blocks:
-            self._forget(block)
-            self._pins[block] = 1
-            self._num_uses[block] += 1
+            if hash_of[block] is not None:
+                self._forget(block)
+            pins[block] = 1
+            uses[block] += 1
         self._on_allocate(blocks)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
         """Unpin blocks, given in chain order; the tail of the chain is evicted first."""
         self.num_moves += 1
+        pins, free, hash_of = self._pins, self._free, self._hash_of
         for block in reversed(blocks):
-            assert self._pins[block] > 0, f"block {block} released twice"
-            self._pins[block] -= 1
-            if self._pins[block] == 0:
+            assert pins[block] > 0, f"block {block} released twice"
+            pins[block] -= 1
+            if pins[block] == 0:
                 self.num_changes += 1
-                self._free[block] = None
-                if self._hash_of[block] is None:
-                    self._free.move_to_end(block, last=False)
+                free[block] = None
+                if hash_of[block] is None:
+                    free.move_to_end(block, last=False)
                 else:
                     self._num_cached_free += 1
 

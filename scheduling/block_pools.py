@@ -211,7 +211,7 @@ class BlockPools:
 
     def pages_for(self, counts: Iterable[int]) -> int:
         """Number of pages that hold `counts` blocks by group."""
-        return sum(rule.pages(count) for rule, count in zip(self.rules, counts, strict=True))
+        return sum([rule.pages(count) for rule, count in zip(self.rules, counts, strict=True)])
 
     def drain_events(self) -> CacheDelta:
         """The changes to the cache since the last call: blocks of the first group and, if there are

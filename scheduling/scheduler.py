@@ -98,8 +98,9 @@ class Scheduler:
         """
         self.blocks.retention.now = now
         expired = self._expire(now)
-        self._tables.slide(self._roster.prefilling.values())
-        self._tables.slide(self._roster.running.values())
+        if self.pools.has_windows:
+            self._tables.slide(self._roster.prefilling.values())
+            self._tables.slide(self._roster.running.values())
         ready, held = self._split_running(now)
         decodes, preempted = self._growth.grow(ready, self._preempt, bool(self._leaving))
         if decodes is None:
@@ -321,7 +322,7 @@ class Scheduler:
     def _expire(self, now: float) -> list[Sequence]:
         """Finish sequences past their deadline. A peer may still use the blocks of receiving,
         fetching and prefill-only sequences; their owner releases these blocks."""
-        expired = [sequence for sequence in self._roster if sequence.deadline <= now]
+        expired = self._roster.expired(now)
         for sequence in expired:
             held = sequence.state in _WRITTEN_TO or sequence.prefill_only
             self.finish(sequence, release=not held)
@@ -332,8 +333,8 @@ class Scheduler:
         because their grammar awaits a mask. Held ones count as served, so no step hurries for
         them."""
         ready, held = [], []
-        for sequence in sorted(self._roster.running.values(), key=self.turns.seniority):
-            if not sequence.awaits_mask:
+        for sequence in self.turns.by_seniority(self._roster.running.values()):
+            if sequence.grammar is None or not sequence.grammar.awaits_mask:
                 sequence.is_held = False
                 ready.append(sequence)
                 continue
@@ -344,7 +345,7 @@ class Scheduler:
         return ready, held
 
     def _continue_prefills(self, step: StepPlan) -> None:
-        for sequence in sorted(self._roster.prefilling.values(), key=self.turns.seniority):
+        for sequence in self.turns.by_seniority(self._roster.prefilling.values()):
             if sequence.num_launched == sequence.num_tokens or sequence.awaits_mask:
                 continue  # the step under way completes it, or it awaits a mask
             most = self._tables.most_chunk_tokens(sequence)
@@ -360,7 +361,7 @@ class Scheduler:
         target, and as long as even steps take. None: any."""
         limits = []
         if decodes:
-            latest = min(sequence.last_token_at for sequence in decodes)
+            latest = min([sequence.last_token_at for sequence in decodes])
             limits.append(max(0.0, latest + self.config.itl_target_s - now))
         if self.config.even_steps:
             limits.append(self.model.predict(StepCost().plus(self.config.chunk_max_tokens, 0)))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 # Inside the fit the features are scaled so that their magnitudes are comparable.
 _SCALE = (1.0, 1e-2, 1e-4)
 
@@ -24,8 +26,7 @@ def attended_pairs(num_tokens: int, context: int) -> int:
     return num_tokens * context + num_tokens * (num_tokens + 1) // 2
 
 
-@dataclass(frozen=True)
-class StepCost:
+class StepCost(msgspec.Struct, frozen=True, gc=False):
     """The features of a step that determine its time."""
 
     num_tokens: int = 0
@@ -58,10 +59,11 @@ class StepModel:
         per_attended_s: float = 1e-8,
         forgetting: float = 0.98,
     ) -> None:
-        self._theta = [
-            value / scale
-            for value, scale in zip((fixed_s, per_token_s, per_attended_s), _SCALE, strict=True)
-        ]
+        self._theta: _Vector = (
+            fixed_s / _SCALE[0],
+            per_token_s / _SCALE[1],
+            per_attended_s / _SCALE[2],
+        )
         self._information = (1.0, 0.0, 0.0, 1.0, 0.0, 1.0)
         """The upper triangle of the inverse covariance, row by row."""
         self._forgetting = forgetting
@@ -70,10 +72,12 @@ class StepModel:
     @property
     def coefficients(self) -> tuple[float, float, float]:
         """`(fixed_s, per_token_s, per_attended_s)`, never negative."""
-        fixed, token, attended = (
-            max(0.0, theta * scale) for theta, scale in zip(self._theta, _SCALE, strict=True)
+        fixed, token, attended = self._theta
+        return (
+            max(0.0, fixed * _SCALE[0]),
+            max(0.0, token * _SCALE[1]),
+            max(0.0, attended * _SCALE[2]),
         )
-        return fixed, token, attended
 
     def predict(self, cost: StepCost) -> float:
         """Expected duration of a step of this cost, in seconds."""
@@ -100,7 +104,8 @@ class StepModel:
     def observe(self, cost: StepCost, seconds: float) -> None:
         """Learn from a step that took `seconds`."""
         x = (_SCALE[0], cost.num_tokens * _SCALE[1], cost.attended * _SCALE[2])
-        predicted = sum(t * v for t, v in zip(self._theta, x, strict=True))
+        fixed, token, attended = self._theta
+        predicted = fixed * x[0] + token * x[1] + attended * x[2]
         error = seconds - predicted
         totals = self.totals
         totals.seconds += seconds
@@ -108,7 +113,7 @@ class StepModel:
         totals.error_s += abs(error)
         self._information = _informed(self._information, x, self._forgetting)
         gain = _solved(self._information, x)
-        self._theta = [t + g * error for t, g in zip(self._theta, gain, strict=True)]
+        self._theta = (fixed + gain[0] * error, token + gain[1] * error, attended + gain[2] * error)
 
 
 def _informed(known: _Symmetric, x: _Vector, forgetting: float) -> _Symmetric:

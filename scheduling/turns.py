@@ -11,7 +11,7 @@ Sequences of a priority below 0 cost their share more, so background work yields
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import count
 
 from scheduling.sequence import Sequence
@@ -38,7 +38,13 @@ class Turns:
         """Smaller is more senior: arrived earlier, or as much later as its priority is worth."""
         return (sequence.arrival - sequence.priority * self._aging_s, sequence.order)
 
-    def in_turn(self, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
+    def by_seniority(self, sequences: Collection[Sequence]) -> list[Sequence]:
+        """The most senior first."""
+        if len(sequences) < 2:
+            return list(sequences)
+        return sorted(sequences, key=self.seniority)
+
+    def in_turn(self, waiting: Collection[Sequence]) -> Iterator[Sequence]:
         """The waiting sequences in the order in which they may be admitted. The order follows the
         admissions that happen meanwhile."""
         ordered = sorted(waiting, key=self._rank_in_share)
@@ -66,7 +72,9 @@ class Turns:
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Charge the share of a sequence for `num_tokens`."""
-        cost = num_tokens << min(MOST_STEPS, max(0, -sequence.priority))
+        cost = num_tokens
+        if sequence.priority < 0:
+            cost <<= min(MOST_STEPS, -sequence.priority)
         self._accounts.charge(sequence.share, cost)
         self._sessions.charge(_session(sequence), num_tokens)
 
@@ -83,6 +91,8 @@ class Turns:
     def _join(self, shares: Iterable[str]) -> None:
         """A share that starts to wait is charged up to the virtual time."""
         backlogged = set(shares)
+        if not backlogged and not self._backlogged:
+            return
         for share in backlogged - self._backlogged:
             self._accounts.join(share)
         self._backlogged = backlogged

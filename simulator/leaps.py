@@ -18,7 +18,7 @@ MAX_STEPS = 4096
 def longest_leap(scheduler: Scheduler, decodes: Seq[SimulatedSequence]) -> int:
     """How many steps can follow each other from a planned one on, which decodes these sequences:
     at least 1. The planned step has its blocks."""
-    most = min([each.sampling.max_tokens - each.num_output for each in decodes])
+    most = min([each.sampling.max_tokens + each.num_prompt - len(each.tokens) for each in decodes])
     most = min(most, MAX_STEPS)
     free = scheduler.blocks.num_free
     if _new_blocks(decodes, most) <= free:
@@ -58,7 +58,7 @@ def _new_blocks(decodes: Seq[SimulatedSequence], num_steps: int) -> int:
     """Blocks that the sequences lack for this many steps."""
     return sum(
         [
-            each.blocks_for(len(each.tokens) + num_steps - 1) - len(each.block_table)
+            -(-(len(each.tokens) + num_steps - 1) // each.block_size) - len(each.tables[0].blocks)
             for each in decodes
         ]
     )
@@ -67,10 +67,12 @@ def _new_blocks(decodes: Seq[SimulatedSequence], num_steps: int) -> int:
 def _allocate(scheduler: Scheduler, decodes: Seq[SimulatedSequence], num_steps: int) -> None:
     """Allocate in bulk: where nothing is cached, the order does not matter."""
     for each in decodes:
-        lacking = each.blocks_for(len(each.tokens) + num_steps - 1) - len(each.block_table)
+        blocks = each.tables[0].blocks
+        lacking = each.blocks_for(len(each.tokens) + num_steps - 1) - len(blocks)
         if lacking > 0:
-            each.block_table += scheduler.blocks.allocate(lacking)
-        _publish(scheduler, each, each.num_computed + num_steps)
+            blocks += scheduler.blocks.allocate(lacking)
+        if each.content:
+            _publish(scheduler, each, each.num_computed + num_steps)
 
 
 def _move_blocks(scheduler: Scheduler, decodes: Seq[SimulatedSequence], num_steps: int) -> None:

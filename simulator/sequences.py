@@ -25,6 +25,8 @@ class SimulatedSequence(Sequence):
 
     def extend_hashes(self) -> None:
         """See `Sequence`."""
+        if not self.content:
+            return
         known = len(self.hashes)
         full = len(self.tokens) // self.block_size
         if known < full and known < len(self.content):
@@ -36,9 +38,12 @@ class SimulatedSequence(Sequence):
 
     def extend(self, count: int) -> FinishReason | None:
         """Add `count` output tokens, of which only the last may end the output."""
-        self.tokens = counted(len(self.tokens) + count)
-        self.extend_hashes()
-        return FinishReason.LENGTH if self.num_output >= self.sampling.max_tokens else None
+        num_tokens = len(self.tokens) + count
+        self.tokens = counted(num_tokens)
+        if self.content:
+            self.extend_hashes()
+        is_over = num_tokens - self.num_prompt >= self.sampling.max_tokens
+        return FinishReason.LENGTH if is_over else None
 
 
 def counted(count: int) -> list[int]:

@@ -7,14 +7,14 @@ Pure data. `kv_transfer.handoff.source` returns a `SourceAction` for each step a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kv_transfer.handoff.key import HandoffKey
 from protocol.handoff_messages import FetchShortfall, KvAsk, KvFetch, KvGrant, KvRenew, KvWritten
 
 
-@dataclass(frozen=True)
-class PostWrite:
+class PostWrite(msgspec.Struct, frozen=True):
     """Write these blocks of `group`; `write_finished(write_id, ...)` must follow.
 
     `chunk` is the prefill chunk that completed the last block (-1: it was cached before). Post the
@@ -44,23 +44,20 @@ class PostWrite:
         )
 
 
-@dataclass(frozen=True)
-class SendBegun:
+class SendBegun(msgspec.Struct, frozen=True):
     """Send KvBegun to the sink that owns `agent`. It may be a repetition."""
 
     key: HandoffKey
     agent: str
 
 
-@dataclass(frozen=True)
-class Lookup:
+class Lookup(msgspec.Struct, frozen=True):
     """Look up the hashes of a fetch, pin the blocks to serve, and answer with `found` at once."""
 
     fetch: KvFetch
 
 
-@dataclass(frozen=True)
-class Close:
+class Close(msgspec.Struct, frozen=True):
     """Send KvClosed with this error ("" for none) to the sink that owns `agent`. `num_blocks` and
     `why` are those of a fetch."""
 
@@ -71,8 +68,7 @@ class Close:
     why: FetchShortfall | None = None
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """The handoff no longer needs its source blocks: unpin them."""
 
     key: HandoffKey
@@ -81,55 +77,48 @@ class Release:
 SourceAction = PostWrite | SendBegun | Lookup | Close | Release
 
 
-@dataclass(frozen=True)
-class SendAsk:
+class SendAsk(msgspec.Struct, frozen=True):
     """Send this to the source `peer`."""
 
     peer: str
     ask: KvAsk
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(msgspec.Struct, frozen=True):
     """The source holds every block of the prompt: reserve and offer blocks."""
 
     key: HandoffKey
 
 
-@dataclass(frozen=True)
-class SendGrant:
+class SendGrant(msgspec.Struct, frozen=True):
     """Send this to the source `peer`."""
 
     peer: str
     grant: KvGrant
 
 
-@dataclass(frozen=True)
-class SendFetch:
+class SendFetch(msgspec.Struct, frozen=True):
     """Send this to the source `peer`."""
 
     peer: str
     fetch: KvFetch
 
 
-@dataclass(frozen=True)
-class SendRenew:
+class SendRenew(msgspec.Struct, frozen=True):
     """Send this to the source `peer`."""
 
     peer: str
     renew: KvRenew
 
 
-@dataclass(frozen=True)
-class SendAbort:
+class SendAbort(msgspec.Struct, frozen=True):
     """Ask the source `peer` to stop and to answer with KvClosed."""
 
     key: HandoffKey
     peer: str
 
 
-@dataclass(frozen=True)
-class Verify:
+class Verify(msgspec.Struct, frozen=True):
     """Every block has arrived: compare the digests of this group's and answer with `verified`."""
 
     key: HandoffKey
@@ -138,23 +127,20 @@ class Verify:
     group: int = 0
 
 
-@dataclass(frozen=True)
-class Complete:
+class Complete(msgspec.Struct, frozen=True):
     """Every granted block holds its data."""
 
     key: HandoffKey
 
 
-@dataclass(frozen=True)
-class Fetched:
+class Fetched(msgspec.Struct, frozen=True):
     """The fetch is over: the first `num_blocks` granted blocks hold their data."""
 
     key: HandoffKey
     num_blocks: int
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """The attempt, or the fetch, has failed. `arrived`: prompt indices of the first group's granted
     blocks that hold their data."""
 
@@ -163,8 +149,7 @@ class Failed:
     arrived: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Unfence:
+class Unfence(msgspec.Struct, frozen=True):
     """No peer can write to these blocks any more, by group: the handoff releases them."""
 
     key: HandoffKey

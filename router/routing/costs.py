@@ -44,6 +44,8 @@ class Costs:
         self, query: PlacementQuery, matches: Mapping[str, PrefixMatch], pairs: Pairs
     ) -> None:
         self._query = query
+        self._block_size = query.block_size
+        self._num_tokens = query.num_tokens
         self._matches = matches
         self._pairs = pairs
         self._num_blocks = blocks_of(query)
@@ -53,8 +55,8 @@ class Costs:
 
     def missing(self, held_blocks: int) -> int:
         """Prompt tokens that a worker with `held_blocks` leading blocks lacks."""
-        query, most = self._query, self._most_blocks
-        return query.num_tokens - query.block_size * (held_blocks if held_blocks < most else most)
+        most = self._most_blocks
+        return self._num_tokens - self._block_size * (held_blocks if held_blocks < most else most)
 
     def prefill(self, load: WorkerLoad) -> Candidate:
         """A prefill worker that computes the prompt."""
@@ -171,9 +173,10 @@ class Costs:
         )
 
     def _shortage(self, load: WorkerLoad, match: PrefixMatch) -> int:
-        shared = max(match.held, match.expected)
-        lacking = self._num_blocks - shared - load.blocks_total + load.blocks_claimed
-        return lacking * self._query.block_size if lacking > 0 else 0
+        lacking = self._num_blocks - load.blocks_total + load.blocks_claimed
+        if lacking > 0:
+            lacking -= max(match.held, match.expected)
+        return lacking * self._block_size if lacking > 0 else 0
 
     def _decode(self, load: WorkerLoad, match: PrefixMatch) -> _Decoding:
         pace, output = load.pace, self._query.output_tokens

@@ -64,8 +64,9 @@ class FleetView:
         worker is not dead. Prefill workers that do not answer are always left out, because decode
         workers can compute prompts, too; but if none answers, they may all be in a long step.
         """
-        usable = [each for each in self._workers.values() if each.role is role]
-        usable = [each for each in usable if each.takes_requests]
+        usable = [
+            each for each in self._workers.values() if each.role is role and each.takes_requests
+        ]
         answering = [each for each in usable if each.liveness is Liveness.ANSWERS]
         if answering or role is Role.DECODE:
             return answering or usable

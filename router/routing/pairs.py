@@ -7,6 +7,7 @@ placements are about to move. Pairs that were not measured count as the typical 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router.routing.worker_view import Reservation
@@ -44,12 +45,16 @@ class Pair:
         return (self.blocks_under_way + blocks) * ms_per_block
 
 
+_NONE: Mapping[str, Pair] = {}
+
+
 class Pairs:
     """The pairs of a fleet's workers, by the ids of source and sink."""
 
     def __init__(self, most: int = MOST_PAIRS) -> None:
         self._most = most
         self._pairs: OrderedDict[tuple[str, str], Pair] = OrderedDict()
+        self._of_sink: dict[str, dict[str, Pair]] = {}
         self.usual_ms_per_block: float | None = None
         """The average over all pairs; None before the first measurement."""
         self.changes = 0
@@ -61,14 +66,20 @@ class Pairs:
         """The pair; None if it was never noted."""
         return self._pairs.get((source, sink))
 
+    def of_sink(self, sink: str) -> Mapping[str, Pair]:
+        """The pairs with this sink of which anything is known, by source."""
+        return self._of_sink.get(sink, _NONE)
+
     def pair(self, source: str, sink: str) -> Pair:
         """The pair, which is added if it is new."""
         key = source, sink
         found = self._pairs.get(key)
         if found is None:
             found = self._pairs[key] = Pair()
+            self._of_sink.setdefault(sink, {})[source] = found
             if len(self._pairs) > self._most:
-                self._pairs.popitem(last=False)
+                oldest, _ = self._pairs.popitem(last=False)
+                self._drop(*oldest)
         return found
 
     def observe(self, source: str, sink: str, blocks: int, took_ms: float) -> None:
@@ -86,7 +97,14 @@ class Pairs:
         """Forget the pairs of a worker."""
         for key in [each for each in self._pairs if worker_id in each]:
             del self._pairs[key]
+            self._drop(*key)
         self.changes += 1
+
+    def _drop(self, source: str, sink: str) -> None:
+        sources = self._of_sink[sink]
+        del sources[source]
+        if not sources:
+            del self._of_sink[sink]
 
 
 def _mixed(old: float | None, new: float) -> float:

@@ -219,25 +219,27 @@ class _Picker:
         found = []
         sources = self._first(timely)
         for sink in self._first(quick):
-            name = sink.worker_id
             blocks = exposed_blocks(sink.recompute_tokens, query.block_size)
+            known = pairs.of_sink(sink.worker_id)
             for source in sources:
-                pair, extra_ms = pairs.find(source.worker_id, name), 0.0
+                pair, extra_ms = known.get(source.worker_id), 0.0
                 if pair is not None:
                     extra_ms = pair.transfer_ms(blocks, usual) + HANDOFF_MS - sink.handoff_ms
                 found.append((sink.cost_ms + source.cost_ms + extra_ms, sink, source, extra_ms))
         least_ms = min([each[0] for each in found])
         limit = least_ms + self.tie_ms(least_ms)
-        names = query.session_workers
         near = [
-            ((sink.worker_id in names) + (source.worker_id in names), sink, source, extra_ms)
+            (sink.worker_id, source.worker_id, sink, source, extra_ms)
             for cost_ms, sink, source, extra_ms in found
             if cost_ms <= limit
         ]
-        most = max([each[0] for each in near])
-        best = [each for each in near if each[0] == most]
-        best.sort(key=lambda each: (each[1].worker_id, each[2].worker_id))
-        _, sink, source, extra_ms = self._rng.choice(best)
+        names = query.session_workers
+        if names:
+            served = [(sink in names) + (source in names) for sink, source, *_ in near]
+            most = max(served)
+            near = [each for each, num in zip(near, served, strict=True) if num == most]
+        near.sort()  # by name, which differs
+        *_, sink, source, extra_ms = self._rng.choice(near)
         return Choice(query, sink, source, extra_ms)
 
     def cheapest(self, candidates: Sequence[Candidate]) -> Candidate:

@@ -52,6 +52,7 @@ class WorkerView:
 
     def __init__(self, info: WorkerInfo, liveness: Liveness = Liveness.UNCONNECTED) -> None:
         self.info = info
+        self.role: Role = info.role
         self.liveness = liveness
         self.stats: WorkerStats | None = None
         self.speed: WorkerSpeed | None = None
@@ -69,10 +70,6 @@ class WorkerView:
         return self.info.worker_id
 
     @property
-    def role(self) -> Role:
-        return self.info.role
-
-    @property
     def takes_requests(self) -> bool:
         """Whether new requests may go to this worker: its lease says READY and it is connected."""
         return self.info.state is WorkerState.READY and self.liveness is not Liveness.UNCONNECTED
@@ -80,7 +77,7 @@ class WorkerView:
     def renew(self, info: WorkerInfo) -> None:
         """Take the newest registration of the same process."""
         self.changes += info != self.info
-        self.info = info
+        self.info, self.role = info, info.role
 
     def note_liveness(self, liveness: Liveness) -> None:
         """Note what the connection shows now."""
@@ -125,8 +122,9 @@ class WorkerView:
         self.stats = stats
         self.speed = _speed(self.info, stats, stats.reported_us - self._stepped_us)
         self.changes += 1
-        for each in [e for e in self._reservations if e.is_counted(stats.received)]:
-            self.release(each)
+        if self._reservations:
+            for each in [e for e in self._reservations if e.is_counted(stats.received)]:
+                self.release(each)
 
     def reserve(self, tokens: int, blocks: int) -> Reservation:
         """Reserve load for a request: prompt tokens to compute, blocks to hold."""
@@ -160,18 +158,25 @@ class WorkerView:
         """The load for a placement: the last stats plus the reservations, and what `others` have
         probably sent meanwhile. `typical` is the speed of the fleet's workers, which counts as far
         as the worker's own is not trusted."""
-        key = self.changes, typical, others
-        if self._load is None or self._load_key != key:
-            self._load, self._load_key = self._new_load(typical, others), key
+        changes, *averages = self._load_key
+        if self._load is None or changes != self.changes or averages != [typical, others]:
+            self._load = self._new_load(typical, others)
+            self._load_key = self.changes, typical, others
         return self._load
 
     def _new_load(self, typical: WorkerSpeed | None, others: Unseen) -> WorkerLoad:
         stats, info = self.stats, self.info
-        num_reserved = len(self._reservations) + round(others.requests)
+        num_reserved, queued, claimed = (
+            len(self._reservations),
+            self.queued_tokens,
+            self._claimed_blocks,
+        )
+        if others is not NOTHING:
+            num_reserved += round(others.requests)
+            queued += round(others.tokens)
+            claimed += round(others.blocks)
         num_waiting = num_reserved + (stats.num_waiting if stats else 0)
         num_requests = num_waiting + (stats.num_running if stats else 0)
-        queued = self.queued_tokens + round(others.tokens)
-        claimed = self._claimed_blocks + round(others.blocks)
         is_prefill = info.role is Role.PREFILL
         num_prompts = num_requests if is_prefill else num_waiting
         num_decoding = 0 if is_prefill else num_requests

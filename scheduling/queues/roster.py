@@ -38,6 +38,15 @@ class Roster:
         """The sequence with this key; None if it is unknown or finished."""
         return next((each[key] for each in self._by_state.values() if key in each), None)
 
+    def expired(self, now: float) -> list[Sequence]:
+        """The sequences past their deadline."""
+        return [
+            sequence
+            for each in self._by_state.values()
+            for sequence in each.values()
+            if sequence.deadline <= now
+        ]
+
     def wait(self, sequence: Sequence) -> None:
         """Queue a sequence that is in the state WAITING."""
         self.waiting[sequence.key] = sequence
@@ -48,11 +57,12 @@ class Roster:
         """Change the state of a sequence. One that is to wait is not queued yet: see `wait`."""
         if sequence.state is SequenceState.WAITING:
             self._work.remove(sequence)
-        for each in self._by_state.values():
-            each.pop(sequence.key, None)
+        key, former = sequence.key, self._by_state.get(sequence.state)
+        if former is not None:
+            former.pop(key, None)
         sequence.transition(state)
-        if state in self._by_state and state is not SequenceState.WAITING:
-            self._by_state[state][sequence.key] = sequence
+        if state is not SequenceState.WAITING and state is not SequenceState.FINISHED:
+            self._by_state[state][key] = sequence
 
     @property
     def num_begun(self) -> int:
@@ -71,8 +81,8 @@ class Roster:
     @property
     def blocks_granted(self) -> int:
         """Blocks of sequences whose KV a peer is writing."""
-        received = sum(self._blocks.num_held(each) for each in self.receiving.values())
-        return received + sum(each.num_expected for each in self.fetching.values())
+        received = sum([self._blocks.num_held(each) for each in self.receiving.values()])
+        return received + sum([each.num_expected for each in self.fetching.values()])
 
     @property
     def blocks_waiting(self) -> int:
@@ -82,7 +92,7 @@ class Roster:
     @property
     def queued_tokens(self) -> int:
         """Tokens that this worker still has to prefill."""
-        begun = sum(sequence.num_remaining for sequence in self.prefilling.values())
+        begun = sum([sequence.num_remaining for sequence in self.prefilling.values()])
         for each in self.fetching.values():
             begun += each.num_remaining - each.num_expected * self._block_size
         return self._work.num_tokens + begun

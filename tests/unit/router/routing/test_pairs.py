@@ -15,3 +15,15 @@ def test_blocks_wait_for_those_that_are_under_way_between_the_same_workers() -> 
     for _ in range(2):
         pair.release(reservation)
         assert pair.transfer_ms(5, 100.0) == 10.0
+
+
+def test_the_sources_of_a_sink_are_those_that_are_known_and_not_forgotten() -> None:
+    pairs = Pairs(most=3)
+    for source in ("p1", "p2", "p3", "p4"):
+        pairs.observe(source, "d1", 1, 1.0)
+    assert set(pairs.of_sink("d1")) == {"p2", "p3", "p4"}, "the oldest made room"
+    assert pairs.of_sink("d1")["p2"] is pairs.find("p2", "d1")
+    pairs.forget("p3")
+    assert set(pairs.of_sink("d1")) == {"p2", "p4"}
+    pairs.forget("d1")
+    assert not pairs.of_sink("d1")
