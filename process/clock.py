@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 _NS_PER_US = 1000
 _anchor_ns = max(time.time_ns() - time.monotonic_ns() for _ in range(10))
-"""The largest difference: a wait for a core between the two readings makes it smaller."""
+"""The largest difference of several readings, because a wait for a core between two readings makes
+it smaller."""
 
 
 def wall_us() -> int:

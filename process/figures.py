@@ -1,7 +1,7 @@
 """Numbers for people: one way to write each kind, on the page, in findings, tables and logs; pure.
 
-`console/dashboard/page/numbers.js` has the same rules for the page's own numbers, and a test holds
-both to each other. None means "not known" and becomes a dash.
+`console/dashboard/page/numbers.js` has the same rules for the page's own numbers, and a test
+compares the two. None means "not known" and becomes a dash.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def tenths(value: float) -> str:
 
 @_or_dash
 def percent(share: float) -> str:
-    """A share of one: `71 %`, under a tenth `9.5 %`."""
+    """A share, from 0 to 1: `71 %`, below a tenth `9.5 %`."""
     return f"{share * 100:.{1 if 0 < share < 0.0995 else 0}f}{_NBSP}%"
 
 

@@ -14,7 +14,7 @@ from protocol.flight import FlightEvent, FlightKind
 
 CAPACITY = 65_536
 PAGE = 2_048
-"""Events looked at for one answer: about 2 ms of the recording thread."""
+"""Events examined for one answer: about 2 ms of the recording thread."""
 Attempt = tuple[str, int] | tuple[str, int, int]
 """A request's id and the attempt's number; a third member is not recorded."""
 NOBODY: Attempt = ("", 0)
@@ -23,8 +23,8 @@ _LONGEST_TEXT = 200
 
 _KINDS = {each.value: each for each in FlightKind}
 _Record = tuple[float, float, str, str, int, int, int, str]
-"""Of plain values only, so that the garbage collector stops tracking it; `_value_` is the quick
-way to a member's value."""
+"""The stored form of an event. It has plain values only, so that the garbage collector stops
+tracking it; `_value_` is the quick way to a member's value."""
 
 
 class FlightRecorder:

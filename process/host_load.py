@@ -3,8 +3,8 @@
 Of each thread, the kernel knows how long it ran and how long it was runnable and waited for a core
 (`schedstat`). Machine-wide are the time that all cores were busy (`/proc/stat`) and the time that
 some process waited for a core (pressure stall information). A control group with a CPU limit knows
-how long it was held up. All are totals in microseconds that only grow; what a system does not tell
-stays 0.
+how long it was throttled. All are totals in microseconds that only grow; those that a system does
+not report stay 0.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import IO
 
 _KEPT_LINES = 200
-_LONGEST_LINE = 1 << 16  # bytes; a longer one comes in parts
+_LONGEST_LINE = 1 << 16  # bytes; a longer line is passed in parts
 
 
 class LinePump:

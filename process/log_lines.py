@@ -20,7 +20,7 @@ _LEVELS = {
     ".": "debug", "-": "debug", "*": "info", "#": "warning",
     "I": "info", "W": "warning", "E": "error", "F": "error",
 }  # fmt: skip
-"""Ours, by the names and signs of the others; what is not here is "debug"."""
+"""Our levels, by the names and signs of other programs; any other is "debug"."""
 
 
 def json_line(line: str, who: str, now: float) -> str:

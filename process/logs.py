@@ -1,6 +1,6 @@
 """Logging of a process to stderr: lines for people, or one JSON object per line.
 
-A line that cannot be written, as on a full disk, is lost and counted; the process goes on.
+A line that cannot be written, as on a full disk, is lost and counted; the process continues.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def setup_logs(
     """Send every logger of this process to `stream` (stderr). Each `main` calls it once.
 
     `level` is a key of LEVELS, `format` "text" or "json", `who` the role or worker that each line
-    names. Another call replaces the former set-up.
+    names. Another call replaces the earlier set-up.
     """
     handler = CountingHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter(who) if format == "json" else TextFormatter(who))
@@ -54,7 +54,7 @@ def log_counts() -> LogCounts:
 
 
 class CountingHandler(logging.StreamHandler[TextIO | io.TextIOBase]):
-    """Writes lines to a stream and counts them; one that the stream refuses is lost."""
+    """Writes lines to a stream and counts them; a line that the stream refuses is lost."""
 
     def __init__(self, stream: TextIO | io.TextIOBase) -> None:
         super().__init__(stream)
@@ -68,7 +68,7 @@ class CountingHandler(logging.StreamHandler[TextIO | io.TextIOBase]):
             self.counts = self.counts._replace(written=self.counts.written + 1)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Count a line that could not be written; our own faults are shown as usual."""
+        """Count a line that could not be written; bugs in formatting are shown as usual."""
         if isinstance(sys.exception(), OSError):
             self.counts = self.counts._replace(lost=self.counts.lost + 1)
         else:

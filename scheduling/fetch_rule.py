@@ -16,7 +16,8 @@ ADVANTAGE = 1.25
 """Computing must take longer than fetching by this factor, and by `SLACK_S`."""
 SLACK_S = 0.002
 OTHERS_WAIT = 2.0
-"""If other requests wait here, steps that are saved serve them: computing counts this much more."""
+"""The factor by which computing counts more while other requests wait here, because they use the
+saved steps."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class FetchChoice:
 
     @property
     def deadline_s(self) -> float:
-        """How long the fetch may take before what has arrived must do."""
+        """How long the fetch may take before the sink is content with the blocks that have
+        arrived."""
         return min(3 * self.fetch_s + 0.05, self.compute_s + 0.5)
 
 

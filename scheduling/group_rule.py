@@ -25,8 +25,8 @@ class GroupRule:
     blocks_per_page: int = 1
 
     def covers_from(self, boundary: int) -> int:
-        """The first block that the group must hold to go on behind `boundary` blocks; it must also
-        hold those from there to the boundary."""
+        """The first block that the group must hold to continue after `boundary` blocks; it must
+        hold all blocks from there to the boundary."""
         return 0 if self.window is None else first_covering(boundary, self.block_size, self.window)
 
     def kept_from(self, num_tokens: int) -> int:

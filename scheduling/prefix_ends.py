@@ -26,14 +26,14 @@ class _Runs:
         self._children: dict[bytes, set[bytes]] = {}
 
     def store(self, digest: bytes, parent: bytes | None) -> None:
-        """A block is cached. Its parent is None if it is a prompt's first."""
+        """Note that a block is cached. Its parent is None if it is a prompt's first."""
         self._parent[digest] = parent
         if parent is not None:
             self._children.setdefault(parent, set()).add(digest)
         self._update([digest])
 
     def remove(self, digest: bytes) -> None:
-        """A block is no longer cached."""
+        """Note that a block is no longer cached."""
         parent = self._parent.pop(digest)
         if parent is not None:
             siblings = self._children[parent]
@@ -63,7 +63,7 @@ class _Runs:
 
 
 class PrefixEnds:
-    """The last blocks of the prefixes that all windowed groups can end, by hash."""
+    """The last blocks, by hash, of the prefixes at which all windowed groups can continue."""
 
     def __init__(self, covers: Sequence[int]) -> None:
         """`covers` are the blocks that the window of each group reaches back, at least 1 each."""

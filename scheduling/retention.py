@@ -1,9 +1,9 @@
-"""Which unpinned blocks are evicted last, because a client has said that it will be back.
+"""Which unpinned blocks are evicted last, because a client has announced another request.
 
 Pure; its owner sets the time. A hint protects blocks of one owner for a while: as long as there are
-others, these are evicted first. It is a weight and no pin: if only protected blocks are left, those
-of the lowest priority go. An owner may protect a part of the pool, and all owners together another;
-of what exceeds that, nothing is protected.
+others, these are evicted first. It is a weight, not a pin: if only protected blocks are left, those
+of the lowest priority are evicted. An owner may protect a part of the pool, and all owners together
+a larger part; blocks beyond that are not protected.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Retention:
         return len(blocks)
 
     def forget(self, block: int) -> None:
-        """The block holds something else now, or may be evicted as any."""
+        """End the protection of a block: its contents have changed, or it may be evicted like any
+        other."""
         protection = self._protected.pop(block, None)
         if protection is not None:
             self._of_owner[protection.owner] -= 1
@@ -89,8 +90,9 @@ class Retention:
         return taken + [free.popitem(last=False)[0] for _ in range(count - len(taken))]
 
     def _give_up_weakest(self, free: OrderedDict[int, None], lacking: int) -> None:
-        """Make the blocks of the lowest priority the first ones of `free`, unprotected, if all free
-        blocks are protected: as many as are lacking, or a part, so that few searches are needed."""
+        """If all free blocks are protected, unprotect those of the lowest priority and put them
+        first in `free`: at least as many as are lacking, and a larger part, so that few searches
+        are needed."""
         order = sorted(free, key=lambda block: self._protected[block].priority)
         for block in reversed(order[: max(lacking, len(order) // PARTS)]):
             self.forget(block)

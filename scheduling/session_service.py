@@ -10,7 +10,7 @@ without a request are forgotten. Pure.
 from __future__ import annotations
 
 FIRST_STEP_TOKENS = 8192
-"""A session that was served this many tokens falls behind by a step."""
+"""Tokens of work after which a session falls behind by a step."""
 MOST_STEPS = 4
 MOST_SESSIONS = 8192
 OwnedSession = tuple[str, str]
@@ -18,7 +18,7 @@ OwnedSession = tuple[str, str]
 
 
 class SessionService:
-    """The tokens that each session has had."""
+    """The tokens that were computed for each session."""
 
     def __init__(self) -> None:
         self._had: dict[OwnedSession, int] = {}  # by the last admission, the oldest first
@@ -34,7 +34,7 @@ class SessionService:
         return min(MOST_STEPS, (had // FIRST_STEP_TOKENS).bit_length())
 
     def admit(self, session: OwnedSession) -> None:
-        """A request of a session is admitted."""
+        """Note that a request of a session is admitted."""
         if not session[1]:
             return
         self._had[session] = self._had.pop(session, 0)
@@ -42,6 +42,6 @@ class SessionService:
             del self._had[next(iter(self._had))]
 
     def charge(self, session: OwnedSession, num_tokens: int) -> None:
-        """A session has had more tokens."""
+        """Add tokens that were computed for a session."""
         if session[1]:
             self._had[session] = self._had.get(session, 0) + num_tokens

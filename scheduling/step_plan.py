@@ -11,23 +11,23 @@ from scheduling.step_model import StepCost, StepModel
 
 
 class ChunkLimits(Protocol):
-    """The limits of a step's chunks, in tokens."""
+    """Limits of a step's chunks, in tokens."""
 
     @property
     def block_size(self) -> int:
-        """Chunks but a prompt's last are whole blocks."""
+        """All chunks except a prompt's last one are whole blocks."""
 
     @property
     def chunk_min_tokens(self) -> int:
-        """The first chunk of a step has as many, however little time there is."""
+        """The first chunk of a step has at least this many, however little time there is."""
 
     @property
     def chunk_max_tokens(self) -> int:
-        """All chunks of a step together have no more."""
+        """The most of all chunks of a step together."""
 
     @property
     def prompt_max_tokens(self) -> int | None:
-        """The chunk of one prompt has no more; None: no limit of its own."""
+        """The most of one prompt's chunk; None: no limit of its own."""
 
 
 @dataclass

@@ -55,9 +55,7 @@ class HealingTransport:
         self._ends = [self._target]
         self._pool: PoolMemory | None = None
         self._end_of: dict[str, _End] = {}  # by peer
-        self._failed: OrderedDict[str, _End] = (
-            OrderedDict()
-        )  # the end from which a peer could not be reached
+        self._failed: OrderedDict[str, _End] = OrderedDict()  # by peer, the end that failed
         self._peer_of: dict[int, str] = {}  # by our handle of a write
         self._next_handle = 0
 

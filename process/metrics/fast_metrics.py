@@ -18,11 +18,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 MAX_ASIDE = 1024
-"""Values that a histogram puts aside."""
+"""The most values that a histogram puts aside."""
 
 
 class TokenCounter(Collector):
-    """A counter; callers add to `value` directly. `more` is the count of another metric."""
+    """A counter; callers add to `value` directly. `more` returns an additional count."""
 
     def __init__(
         self,

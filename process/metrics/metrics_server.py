@@ -20,7 +20,7 @@ from process.sockets.hosts import unbracketed
 from protocol.errors import ConfigError
 
 Probe = Callable[[], str | None]
-"""Returns None for yes, else the reason why not. Called from the server's threads."""
+"""A probe returns None if it passes, otherwise the reason. Called from the server's threads."""
 
 MOST_CONNECTIONS = 32
 DEADLINE_S = 10.0
@@ -99,7 +99,7 @@ class MetricsServer:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            pass  # a client that went away, or was too slow, is no news
+            pass  # a client that went away or was too slow is not worth a line
         except asyncio.CancelledError:
             pass  # replaced by a later one, or the server ends
         finally:

@@ -165,7 +165,9 @@ class SettingSpec:
         if self.base is tuple and isinstance(value, list):
             value = tuple(value)
         if self.details.secret and isinstance(value, str):
-            value = value.rstrip("\r\n")  # what `echo` and editors put at the end of a file
+            value = value.rstrip(
+                "\r\n"
+            )  # line breaks that `echo` and editors put at the end of a file
         if type(value) is not self.base:
             raise self._wrong(value)
         if self.details.secret and value == ():
@@ -179,8 +181,8 @@ class SettingSpec:
         return value
 
     def _check_spaces(self, parts: tuple[Any, ...]) -> None:
-        """Raise ValueError for characters that a shell, an editor or a template left in a text:
-        in a message's head or an address they would fail far from here."""
+        """Raise ValueError for characters that a shell, an editor or a template left in a text: in
+        a header or an address they would cause an error far from here."""
         for text in parts:
             if isinstance(text, str) and (flaw := _stray_character(text)):
                 shown = self._shown(text)

@@ -40,9 +40,11 @@ log = logging.getLogger(__name__)
 
 MAX_DRAIN = 4096
 MAX_RECEIVE_S = 0.05
-"""After this time the remaining messages wait for the next turn, so that the worker can step."""
+"""Reading stops after this time; the remaining messages wait for the next turn, so that the worker
+can step."""
 MAX_UNREAD_BYTES = 512 * 1024 * 1024
-"""Of all peers of a server together. A worker reads nothing while it computes a long step."""
+"""The most unread bytes of all peers of a server together: a worker reads nothing while it computes
+a long step."""
 MAX_UNREAD_OF_LINK = 128 * 1024 * 1024
 _ADDRESS = "Peer-Address"
 """ZeroMQ's name for the IP address from which a message came."""
@@ -257,8 +259,8 @@ class ControlLink:
     """A DEALER to one worker's control server. Owns the socket.
 
     Sends Hello at once and holds messages back until Hello is accepted. `accepted` is the server's
-    acceptance, `refused` its refusal, after which no messages are sent. `resets` counts the times
-    that the server had forgotten us and so dropped its work for us.
+    acceptance, `refused` its refusal, after which no messages are sent. `resets` counts how often
+    the server had forgotten us, and so dropped its work for us.
     """
 
     def __init__(

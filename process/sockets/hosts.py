@@ -6,7 +6,7 @@ import ipaddress
 from functools import lru_cache
 
 _MAX_ADDRESS_CHARS = 64
-"""More than any address has, with its zone."""
+"""The most characters of an address with its zone."""
 
 
 def is_loopback(host: str) -> bool:

@@ -1,9 +1,10 @@
-"""What the peers of one ZeroMQ socket have sent and nobody has read; ends the one that sent most.
+"""Bytes that the peers of one ZeroMQ socket have sent and that were not read; ends the connection
+with the most.
 
 ZeroMQ bounds how many messages wait, not how many bytes, and a message counts only when its last
 frame has come. So the kernel's count of the bytes that came over each connection is compared with
-the bytes that the reader took. Any thread may call any method. On systems whose kernel does not
-count (other than Linux), no connection is ended.
+the bytes that the reader took. Any thread may call any method. On systems other than Linux, whose
+kernels do not count, no connection is ended.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 0.25
 DESCRIPTOR = "__fd"
-"""The name under which a received frame tells its connection's file descriptor."""
+"""The property of a received frame that holds its connection's file descriptor."""
 OPENED = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
 CONNECTION_EVENTS = OPENED | zmq.EVENT_DISCONNECTED
 """The events of a monitor that `Inflow.note` takes."""
 _RECEIVED_AT = 128
-"""Where `struct tcp_info` has `tcpi_bytes_received`, a 64-bit number."""
+"""The offset of `tcpi_bytes_received`, a 64-bit number, in `struct tcp_info`."""
 _HANDSHAKE_BYTES = 1024
 _HEARTBEAT_BYTES_PER_S = 128
-"""A ping and a pong in a second have 82 bytes on the wire."""
+"""Bytes a second that ZeroMQ itself may read: a ping and a pong have 82 on the wire."""
 _CURVE_BYTES = 33
 _SHORT_FRAME = 255
 _Name = tuple[str, int]
@@ -51,9 +52,8 @@ class _Connection:
 
 
 class Inflow:
-    """The connections of one socket, by file descriptor. All together they may have `max_bytes`
-    (None: any number) that nobody has read; `num_ended` counts the connections that were ended for
-    that."""
+    """The connections of one socket, by file descriptor. Together they may have at most `max_bytes`
+    unread bytes (None: any number); `num_ended` counts the connections that were ended for more."""
 
     def __init__(
         self, max_bytes: int | None = None, clock: Callable[[], float] = time.monotonic
@@ -99,8 +99,8 @@ class Inflow:
         self._total_taken = num_bytes
 
     def check(self) -> bool:
-        """End the connections with the most unread bytes until the others have few enough. Returns
-        whether one was ended. Call it every `CHECK_S`."""
+        """End the connections with the most unread bytes until the rest is within the limit.
+        Returns whether one was ended. Call it every `CHECK_S`."""
         if self._max_bytes is None:
             return False
         unread = self.unread()
@@ -147,7 +147,8 @@ def _name_of(descriptor: int) -> _Name | None:
 
 
 def _received(descriptor: int, name: _Name) -> int | None:
-    """The bytes that came over a connection; None if the descriptor is another one's by now."""
+    """The bytes that came over a connection; None if the descriptor belongs to another one by
+    now."""
     if _name_of(descriptor) != name:
         return None
     if sys.platform != "linux":

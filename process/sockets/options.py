@@ -16,7 +16,7 @@ QUEUE_FRAMES = 100_000
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 5000
 HANDSHAKE_MS = 3000
-"""A peer that has not proved the secret by then is disconnected."""
+"""Milliseconds after which a peer that has not proved the secret is disconnected."""
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 

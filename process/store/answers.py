@@ -2,7 +2,7 @@
 
 For a write to a connection that was reset, uvloop raises RuntimeError, and the client passes it on.
 And before Python 3.12 `asyncio.wait_for`, which the client uses, may swallow a cancellation: a task
-that goes on after an answer first asks whether it was cancelled meanwhile.
+that continues after an answer must first ask whether it was cancelled meanwhile.
 """
 
 from __future__ import annotations

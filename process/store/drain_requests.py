@@ -1,4 +1,4 @@
-"""Asking a worker to drain, through the store; taking that back."""
+"""Asks a worker to drain, through the store, and takes such a request back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protocol.errors import ServiceError
 from protocol.registration import WorkerInfo
 
 RESUME = b"resume:"
-"""Before the incarnation of a worker that is not to drain any more."""
+"""Prefix of the incarnation of a worker whose drain is taken back."""
 _DRAIN_REQUEST_S = 60
 
 
@@ -33,8 +33,8 @@ def request_resume(
 ) -> WorkerInfo | None:
     """Take a request to drain back; returns the worker's registration, or None if it has left.
 
-    A worker that was told to stop by a signal, or that has nothing left to do, ends all the same.
-    Raises as `request_drain`.
+    A worker that was stopped by a signal, or that has nothing left to do, ends nevertheless. Raises
+    as `request_drain`.
     """
     return _ask_worker(redis_url, cluster, worker_id, RESUME, timeout_s)
 

@@ -1,4 +1,4 @@
-"""When a certificate expires, and when to say so."""
+"""When a certificate expires, and when to warn about it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 log = logging.getLogger(__name__)
 
 WARN_S = 14 * 86400.0
-"""Warnings begin so long before the end."""
+"""Seconds before the end at which warnings begin."""
 _PAUSE_S = 86400.0
-"""Between two warnings in a log."""
+"""Seconds between two warnings in a log."""
 
 
 class Expiry:
@@ -22,12 +22,12 @@ class Expiry:
         self._warned_at = -_PAUSE_S
 
     def note(self, at: float, now: float) -> None:
-        """The certificate now expires at another time."""
+        """Set a new time of expiry."""
         if at != self.at:
             self.at, self._warned_at = at, now - _PAUSE_S
 
     def warning(self, now: float) -> str | None:
-        """That it expires soon, or has expired; None if neither."""
+        """A line that it expires soon, or has expired; None if neither."""
         if self.at is None or self.at - now > WARN_S:
             return None
         date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.at))
@@ -38,7 +38,7 @@ class Expiry:
         return f"expires in {left} ({date}): renew it"
 
     def log_warning(self, whose: str, now: float) -> None:
-        """Log the same, at most once a day. `whose`: the server or file with the certificate."""
+        """Log that line, at most once a day. `whose`: the server or file with the certificate."""
         if now - self._warned_at < _PAUSE_S:
             return
         if text := self.warning(now):

@@ -1,6 +1,5 @@
-"""The first question to the store, before anything slow: is it the store that the operator means?
-
-A store that is away is waited for later. One that answers and refuses us will not change its mind.
+"""Checks, before anything slow, that the store is the one that the operator means. A store that is
+unreachable is waited for later. One that answers and refuses us will not change its mind.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ log = logging.getLogger(__name__)
 _REFUSALS = ("DB index", "DENIED")
 """No such database; protected mode."""
 _HUNG_UP = re.compile("closed by server|reset by peer|Broken pipe|Protocol Error|_ALERT_CERT")
-"""How a port that speaks TLS answers a client that does not, or that has no certificate. With TLS
-1.3 that comes after the handshake."""
+"""Errors with which a TLS port answers a client without TLS or without a certificate; with TLS 1.3
+they come after the handshake."""
 
 
 def check_store(redis_url: str, cluster: str, timeout_s: float = 2.0) -> None:
@@ -42,8 +41,8 @@ def check_store(redis_url: str, cluster: str, timeout_s: float = 2.0) -> None:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the store answers, and asking again does not help: it will not serve us, or we do not
-    trust it."""
+    """Whether asking again cannot help: the store answers, but refuses us, or we do not trust
+    it."""
     if isinstance(error, (AuthenticationError, NoPermissionError)):
         return True
     if isinstance(error.__context__, CertificateError):
@@ -58,7 +57,8 @@ def refused(where: str, error: Exception) -> ConfigError:
 
 
 def advised(redis_url: str, error: Exception) -> str:
-    """An error of a store that has never served us, with what may be wrong with the URL."""
+    """An error of a store that has never served us, with a hint at what may be wrong with the
+    URL."""
     text = str(error)
     if not _HUNG_UP.search(text):
         return text

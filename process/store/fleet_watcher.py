@@ -76,7 +76,7 @@ class FleetWatcher:
 
     @property
     def notice(self) -> str | None:
-        """That the store's certificate expires soon, if it does."""
+        """A line that the store's certificate expires soon; None if it does not."""
         text = self._expiry.warning(time.time())
         return text and f"the certificate of {self._where} {text}"
 
@@ -136,7 +136,7 @@ class FleetWatcher:
 
 
 def _trouble(where: str, error: Exception) -> str:
-    """What is wrong with the store, in one line."""
+    """The trouble with the store, in one line."""
     if isinstance(error, (AuthenticationError, NoPermissionError)):
         return f"{where} refuses our password: {error}"
     return f"{where} cannot be reached: {error}"

@@ -1,8 +1,8 @@
 """Carries connections of clients to a Valkey that listens on a Unix socket only and has no TLS.
 
-Clients speak TLS. Clients of earlier releases may use a port without TLS, which is closed once none
-has used it for a while. The bytes of a connection pass unread; Valkey asks for the password. A
-client that sends nothing costs Valkey no connection.
+Clients speak TLS. Clients of earlier releases may use a port without TLS, which is closed once no
+client has used it for a while. The bytes of a connection pass unread; Valkey asks for the password.
+A client that sends nothing costs Valkey no connection.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ async def _guarded(connection: Coroutine[Any, Any, None]) -> None:
 async def _first_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
     """What a client sends first; empty if it has gone or stays silent, and then it is closed."""
     first = b""
-    with suppress(OSError):  # also of the time that is over
+    with suppress(OSError):  # also when the time is over
         async with asyncio.timeout(_FIRST_BYTES_S):
             first = await reader.read(_PIECE_BYTES)
     if not first:

@@ -1,9 +1,9 @@
 """Decides whether a worker may take its id while another registration holds it.
 
 A restarted worker meets the registration of its former process, and so does a second worker that
-was given the same id. The former takes the id over, the latter is refused: a holder that goes on
-renewing its lease is alive. The id is free when the holder's lease has ended, or at once when the
-holder's process ran on our machine and has ended. Pure except for looking at processes.
+was given the same id. The restarted worker takes the id over, the second one is refused: a holder
+that keeps renewing its lease is alive. The id is free when the holder's lease has ended, or at once
+when the holder's process ran on our machine and has ended. Pure except for looking at processes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class IdClaim:
     """One worker's attempts to register under its id, until one succeeds or `refusal` is set.
 
     `replaces` is the incarnation that the next attempt may replace, or the SHA-1 of an entry that
-    is no registration and so holds no id; "" if there is none. `refusal` is one line that says who
-    holds the id. A claim to restore takes the id back from any holder: the store
-    forgot our registration, so the holder could not know of it.
+    is not a registration and so holds no id; "" if there is none. `refusal` is one line that says
+    who holds the id. A claim to restore takes the id back from any holder: the store forgot our
+    registration, so the holder could not know of it.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class IdClaim:
 
 
 class _Holder(msgspec.Struct):
-    """The part of a registration that every version of it has."""
+    """The fields of a registration that all versions have."""
 
     worker_id: str
     incarnation: str
 
 
 def names_holder(worker_id: str, registration: bytes) -> bool:
-    """Whether some worker holds this id by these bytes, perhaps one of a later version."""
+    """Whether these bytes are a registration of this id, perhaps by a worker of a later version."""
     try:
         return msgspec.json.decode(registration, type=_Holder).worker_id == worker_id
     except DECODE_ERRORS:

@@ -55,7 +55,7 @@ class IgnoredEntries(Collector):
         yield family
 
     def note(self, kind: str, name: str, value: object, reason: object) -> bool:
-        """This entry is ignored; whether that is news."""
+        """Note an ignored entry. Returns whether it is a new one."""
         key, digest = (kind, name), hash(value)
         if self._known.get(key) == digest:
             return False
@@ -70,4 +70,4 @@ class IgnoredEntries(Collector):
 
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what they should be."""
+"""The errors that msgspec raises for malformed bytes."""

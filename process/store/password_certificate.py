@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 SERVER_NAME = "password.baton-store"
-"""What clients ask for that check the certificate by the password: a server may have others."""
+"""The server name that clients ask for if they check the certificate by the password, since a
+server may have several certificates."""
 _PURPOSE = b"baton store certificate 1"
 _COST, _BLOCK_SIZE = 1 << 14, 8
 _MEMORY_BYTES = 64 << 20

@@ -45,14 +45,14 @@ local function claim_kind(key, kind)
   return true
 end
 """
-"""A function of scripts: whatever of another type holds one of the fleet's own keys is deleted.
-Returns whether anything was."""
+"""A function of scripts: deletes one of the fleet's own keys if its value has another type. Returns
+whether it did."""
 
 # KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, channel, "1" if it may be
 # written where there is none, what it may replace: an incarnation, or the SHA-1 of an entry that is
 # no registration. Answers the former registration, 1 if ours is in place, and the time in ms that
-# another's in our place has left. What is not even an object with an incarnation holds no id; what
-# is no short string is deleted, and the former registration was '' then.
+# another one's lease has left. What is not even an object with an incarnation holds no id; what is
+# no short string is deleted, and the former registration was '' then.
 REGISTER = f"""
 {CLAIM_KIND}
 local was_overwritten = claim_kind(KEYS[1], 'string')
@@ -202,7 +202,7 @@ class FleetView:
         self._is_interrupted = False
 
     def interrupted(self) -> None:
-        """The store was unreachable: leases may have ended for this reason alone."""
+        """Note that the store was unreachable: leases may have ended for this reason alone."""
         self._is_interrupted = True
 
     def is_settled(self, now: float) -> bool:
@@ -270,14 +270,14 @@ def client_from_url(factory: Any, redis_url: str, timeout_s: float) -> Any:
 
 
 def expiry_of(client: Any) -> Expiry:
-    """When the certificate expires that the store has shown this client, if it has one."""
+    """When the store's certificate, as last shown to this client, expires."""
     tls = client.connection_pool.connection_kwargs.get("tls")
     return Expiry() if tls is None else tls.expiry
 
 
 def check_url(redis_url: str) -> None:
-    """Raises ConfigError for a URL without host, or with a port or database that is none: the
-    client would take its defaults for them."""
+    """Raises ConfigError for a URL without a host, or with an invalid port or database, for which
+    the client would silently use its defaults."""
     parts = parsed_address(redis_url)
     if parts is None or (parts.scheme != "unix" and parts.port == 0):
         raise ConfigError(

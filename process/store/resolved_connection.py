@@ -2,8 +2,8 @@
 
 The client's limit for connecting includes the resolution, so with a slow name server it would never
 connect, and blame the store. Here the name has a limit of its own, with an error that says so. A
-lookup that exceeds it goes on, and the next attempt takes its outcome: a name that takes longer
-than any attempt is found all the same.
+lookup that exceeds the limit continues, and the next attempt uses its result, so that even a name
+that takes longer than any attempt is found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from process.store.store_tls import StoreTls, TlsError
 RESOLVE_S = 5.0
 """How long one attempt to connect waits for addresses."""
 _HANDSHAKE_PART = 0.8
-"""Of the limit of connecting."""
+"""The share of the limit of connecting that resolving may take."""
 
 LookUp: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 """Addresses of a host, for connections to a port. Raises OSError."""
@@ -58,7 +58,7 @@ class NameResolver:
         return outcome
 
     async def _outcome(self, host: str, port: int) -> list[str] | OSError:
-        """Addresses or error, as a value: perhaps nobody waits for it any more."""
+        """Addresses or an error, as a value, because no one may be waiting for them any more."""
         try:
             return await self._look_up(host, port)
         except OSError as error:
@@ -66,7 +66,7 @@ class NameResolver:
 
 
 class ResolvedConnection(Connection):
-    """A connection to the first address of its host that takes it."""
+    """A connection to the first address of its host that accepts it."""
 
     def __init__(self, *, resolver: NameResolver, **options: Any) -> None:
         super().__init__(**options)

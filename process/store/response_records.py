@@ -1,14 +1,14 @@
 """The responses of the API that are kept in the store: for whom, how long, and how many.
 
 Remembered answers are kept in the same way, on another shelf (`baton:CLUSTER:answers:`). Under
-`baton:CLUSTER:responses:` there are `record:OWNER:ID` (a hash: `status`, `background`,
-`answer`, `input`; expires), `lease:OWNER:ID` (held by the router that runs the response),
-`all` (OWNER:ID by age), `of:OWNER` (ids by age), `sizes` (bytes by OWNER:ID), `owners` (owners by
-their bytes) and `total` (bytes). The store carries bytes; their meaning is the caller's.
+`baton:CLUSTER:responses:` there are `record:OWNER:ID` (a hash: `status`, `background`, `answer`,
+`input`; expires), `lease:OWNER:ID` (held by the router that runs the response), `all` (OWNER:ID by
+age), `of:OWNER` (ids by age), `sizes` (bytes by OWNER:ID), `owners` (owners by their bytes) and
+`total` (bytes). The store carries bytes; their meaning is the caller's.
 
 An owner has at most `MOST_RECORDS`; its oldest make room. If all records together exceed
-`max_bytes`, the oldest of the owner with the most bytes make room. A response that runs and has no
-lease any more counts as failed from the first look at it, for good.
+`max_bytes`, the oldest of the owner with the most bytes make room. A running response whose lease
+has ended is marked as failed when it is read next.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ TTL_S = 24 * 3600
 MOST_RECORDS = 1000
 TIMEOUT_S = 2.0
 _OVERHEAD_BYTES = 512
-"""Counted for a record besides its answer and its input."""
+"""Bytes counted for a record in addition to its answer and its input."""
 _MOST_TRIES = 5
 _IS_FULL = "OOM command not allowed"
 _MOST_AT_ONCE = 32
-"""Commands in flight."""
+"""The most commands in flight."""
 QUEUED, IN_PROGRESS, FAILED, CANCELLED = "queued", "in_progress", "failed", "cancelled"
 
 # KEYS: the prefix of all keys. Each script's first ARGV is OWNER:ID.
@@ -239,7 +239,7 @@ class ResponseRecord:
 
     @property
     def runs(self) -> bool:
-        """Whether a router is at work on it."""
+        """Whether a router is running it."""
         return self.status in (QUEUED, IN_PROGRESS)
 
 
@@ -303,15 +303,15 @@ class ResponseRecords:
 
     async def finish(self, name: ResponseName, status: str, answer: bytes) -> bool:
         """Keep the answer of a response that ran; False if it was cancelled, given up or deleted
-        before."""
+        before that."""
         found = await self._keep(
             _FINISH, name, len(answer), status, answer, self._max_bytes, _OVERHEAD_BYTES
         )
         return bool(found)
 
     async def cancel(self, name: ResponseName) -> ResponseRecord | None:
-        """Cancel a response in the background that runs, on whichever router. Returns its record;
-        one that does not run, or in the foreground, stays as it is."""
+        """Cancel a response in the background that runs, on whichever router. Returns its record. A
+        response that does not run, or runs in the foreground, stays as it is."""
         return _record_of(await self._call(_CANCEL, name))
 
     async def delete(self, name: ResponseName) -> bool:
@@ -344,7 +344,7 @@ class ResponseRecords:
         )
 
     async def _asked(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """What the store answers. Its errors become those of the class."""
+        """The store's answer; its errors become those that the class names."""
         if self.is_away:
             raise StoreAway
         try:

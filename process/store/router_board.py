@@ -1,4 +1,4 @@
-"""What routers tell each other through the store: summaries that expire, and questions.
+"""The messages that routers exchange through the store: summaries that expire, and questions.
 
 Under `baton:CLUSTER:` there are `router:ID` (a router's summary, expires), `routers` (ids by the
 time of their expiry) and the channels `ask` and `answer:ID`. The store carries bytes; their meaning
@@ -62,7 +62,7 @@ class _Question:
         self.found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
     def take(self, body: bytes) -> None:
-        """One router answered; empty if it knows nothing."""
+        """Take a router's answer; empty if it knows nothing."""
         self.waits_for -= 1
         if not self.found.done() and (body or self.waits_for <= 0):
             self.found.set_result(body or None)
@@ -141,7 +141,7 @@ class RouterBoard:
             await asyncio.sleep(PERIOD_S)
 
     async def _leave(self) -> None:
-        """Take our summary away, so that nobody takes this router for lost."""
+        """Remove our summary, so that this router does not count as lost."""
         try:
             async with self._client.pipeline(transaction=False) as pipe:
                 pipe.delete(f"{self._prefix}router:{self.router_id}")
@@ -173,9 +173,9 @@ class RouterBoard:
         return [each for each in others if each != self.router_id]
 
     async def _summaries(self, others: list[str]) -> dict[str, bytes]:
-        """What the other routers have published, by their ids."""
+        """The summaries of the other routers, by their ids."""
         async with self._client.pipeline(transaction=False) as pipe:
-            for each in others:  # of one that is too long, a part, which cannot be read
+            for each in others:  # of one that is too long only a part, which cannot be decoded
                 pipe.getrange(f"{self._prefix}router:{each}", 0, MAX_BYTES)
             bodies = await pipe.execute(raise_on_error=False)
         peers: dict[str, bytes] = {}

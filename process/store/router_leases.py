@@ -37,8 +37,8 @@ redis.call('DEL', KEYS[1])
 redis.call('SREM', KEYS[2], ARGV[1])
 """
 
-# KEYS: names. ARGV: prefix of leases. Answers the names whose leases hold; forgets the others.
-# A lease ends some time: what does not is none.
+# KEYS: names. ARGV: prefix of leases. Answers the names whose leases hold; forgets the others. A
+# key without an expiry is not a lease.
 _READ = f"""
 {CLAIM_KIND}
 claim_kind(KEYS[1], 'set')

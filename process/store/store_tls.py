@@ -1,10 +1,8 @@
-"""TLS of the store's clients: whom they trust, and what is wrong when a handshake fails.
-
-What a client trusts stands in the store's URL, so that all of a process's clients share it:
-redis-py's `ssl_...` parameters, and `trust=password` for a `baton store`, whose certificate comes
-from its password. An authority that is named is the only one that counts. Files that have changed
-are read again for the next connection, so that a certificate may be replaced while the process
-runs.
+"""TLS of the store's clients: whom they trust, and why a handshake fails. The URL of the store says
+whom to trust, so that all clients of a process share it: redis-py's `ssl_...` parameters, and
+`trust=password` for a `baton store`, whose certificate comes from its password. A named authority
+is the only one that counts. Files that have changed are read again for the next connection, so that
+a certificate may be replaced while the process runs.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ class StoreTls:
             raise ConfigError(f"redis_url {where}: cannot use {named}: {error}") from error
 
     def explained(self, error: OSError) -> OSError:
-        """An error of a handshake as one that says what to do; others as they are."""
+        """An error of a handshake, with advice in its text; other errors unchanged."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return CertificateError(self._of_certificate(error))
         if isinstance(error, ssl.SSLError):
@@ -125,14 +123,15 @@ class StoreTls:
         return bool(self.ssl_ca_certs or self.ssl_ca_path or self.ssl_ca_data)
 
     def note_certificate(self, certificate: Mapping[str, Any] | None) -> None:
-        """Take what a handshake has shown; None and an empty one tell nothing."""
+        """Take the certificate that a handshake has shown; None or an empty one changes nothing."""
         if certificate and "notAfter" in certificate:
             self.expiry.note(ssl.cert_time_to_seconds(certificate["notAfter"]), time.time())
 
 
 @functools.lru_cache(maxsize=8)
 def _context(tls: StoreTls, stamps: tuple[object, ...]) -> ssl.SSLContext:
-    """Made once as long as the files stay the same: to read a host's authorities takes 20 ms."""
+    """The context, made again only when files have changed: reading a host's authorities takes 20
+    ms."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     is_checked = tls.ssl_cert_reqs != "none"
@@ -157,8 +156,8 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def split_tls(redis_url: str) -> tuple[str, StoreTls | None]:
-    """The URL without its parameters of TLS, and what they say; None for a store without TLS.
-    Raises ConfigError for parameters that nobody would heed."""
+    """The URL without its TLS parameters, and the TLS that they describe; None for a store without
+    TLS. Raises ConfigError for parameters that would have no effect."""
     parts = urlsplit(redis_url)
     where = f"redis_url {shown_address(redis_url)}"
     query = parse_qsl(parts.query, keep_blank_values=True)

@@ -41,15 +41,16 @@ _CLAIM_POLL_S = 0.05
 class WorkerLease:
     """Keeps a worker registered from its own thread, however long the worker's steps are.
 
-    Registration waits for the store, and while another registration under our id may still be of
-    a live process. `refusal` is set, and all attempts end, when another live process holds our id,
+    Registration waits for the store, and while another registration under our id may still be of a
+    live process. `refusal` is set, and all attempts end, when another live process holds our id,
     from the start or since our lease ended: one line that says which process.
 
     `lapses` counts how often our registration had disappeared. If the store lost its memory, we
     register again. Otherwise our lease ended because this process stood still, and others may have
-    taken us for dead: `has_lapsed` is set, and we stay unregistered until the owner has dropped
-    all work for others and calls `register_again`. `is_asked_to_drain` is set when an operator asks
-    us to drain. `ignored` has what could not be read in the store. Owns its connection and thread.
+    taken us for dead: `has_lapsed` is set, and we stay unregistered until the owner has dropped all
+    work for others and calls `register_again`. `is_asked_to_drain` is set when an operator asks us
+    to drain. `ignored` has the entries of the store that could not be decoded. Owns its connection
+    and thread.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class WorkerLease:
         self.ignored = IgnoredEntries()
         self._view = FleetView(ignored=self.ignored)
         self._routers: frozenset[str] = frozenset()
-        self._epoch = b""  # the store's memory that held our registration last
+        self._epoch = b""  # the epoch of the store that last held our registration
         self._is_reachable: bool | None = None
         self._asked_at = self._renewed_at = -math.inf
         self._is_stopping = False

@@ -14,15 +14,15 @@ class ExpectedBlocks:
         self._hashes: set[bytes] = set()
 
     def expect(self, sequence: Sequence, num_blocks: int) -> None:
-        """The next `num_blocks` blocks of a sequence are being fetched, and no others of it."""
+        """Note that the next `num_blocks` blocks of a sequence are being fetched, and no others."""
         self.forget(sequence)
         sequence.num_expected = num_blocks
         first = sequence.num_computed // self._block_size
         self._hashes.update(sequence.hashes[first : first + num_blocks])
 
     def forget(self, sequence: Sequence) -> None:
-        """No block of a sequence is being fetched any more; call it before its tokens count as
-        computed."""
+        """Note that no block of a sequence is being fetched any more. Call it before its tokens
+        count as computed."""
         if not sequence.num_expected:
             return
         first = sequence.num_computed // self._block_size

@@ -12,8 +12,8 @@ from scheduling.turns import Turns
 
 
 class Growth:
-    """Lets the running sequences of `roster` grow. A sequence that was preempted `immune` times is
-    preempted only if no other can be."""
+    """Allocates blocks for the running sequences of `roster`. A sequence that was preempted
+    `immune` times is preempted only if no other can be."""
 
     def __init__(self, roster: Roster, blocks: SequenceBlocks, turns: Turns, immune: int) -> None:
         self._roster = roster
@@ -27,9 +27,9 @@ class Growth:
         """Allocate blocks for each running sequence whose next token needs some, oldest first. If
         none are free, preempt the youngest sequence.
 
-        Returns the sequences that decode and those that were preempted. The former is None if the
-        victim is in the step under way, or if blocks become free when that step has landed, which
-        `frees_soon` tells.
+        Returns the sequences that decode and those that were preempted. The first is None if the
+        victim is in the step under way, or if blocks become free when that step has landed
+        (`frees_soon`).
         """
         preempted: list[Sequence] = []
         for sequence in running:

@@ -1,9 +1,8 @@
-"""Which sequences may be admitted past those that do not fit.
-
-A large prompt must not hold up small ones for which there is room, and they must not starve it. So
-all sequences that pass a waiting one may take together at most as much memory as it needs itself.
-After that none may pass, and memory that becomes free is kept for it.
-`tests/specification/handoff_model.py` checks that every request still ends. Pure.
+"""Which sequences may be admitted past those that do not fit. A large prompt must not hold up small
+ones for which there is room, nor be starved by them. So all sequences that pass a waiting one may
+take together at most as much memory as it needs itself. After that none may pass, and memory that
+becomes free is kept for it. `tests/specification/handoff_model.py` checks that every request still
+ends. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from scheduling.sequence import Sequence
 
 MAX_TRIES = 64
-"""Sequences that are looked at in one step behind the first that does not fit."""
+"""The most sequences that are examined in one step after the first that does not fit."""
 
 
 class Overtaking:

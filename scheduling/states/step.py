@@ -1,4 +1,5 @@
-"""What one step reads and writes of a sequence's states, in models whose layers keep some. Pure."""
+"""The slots of a sequence's states that one step reads and writes, in models whose layers keep
+states. Pure."""
 
 from __future__ import annotations
 
