@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.handoff_messages import CacheAsk, CachedPrefix, CacheOffer, KvFetch
+from tests.layouts import windowed_layout
 from tests.unit.fake_model import BLOCK
 from tests.unit.test_fetches import until
 from tests.unit.worker_fleet import Request, WorkerFleet, peer_of
@@ -25,6 +26,20 @@ def fleet() -> Iterator[WorkerFleet]:
     for bench in made.workers.values():
         assert bench.scheduler.blocks.num_pinned == 0, bench.name
         assert bench.sink.num_open == 0
+    made.close()
+
+
+@pytest.fixture
+def windowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFleet]:
+    """Workers whose layers keep windows that reach back two and four blocks."""
+    monkeypatch.setattr("worker.served_fetches.SERVE_SHARE", 1.0)
+    made = WorkerFleet((1, 3, 1), (POOL, POOL), layout=windowed_layout(BLOCK, 9, 17))
+    yield made
+    for bench in made.workers.values():
+        assert bench.scheduler.pools.num_used == 0, bench.name
+        assert not bench.model.strays
+        assert bench.sink.num_open == 0
+        bench.scheduler.pools.check()
     made.close()
 
 
@@ -347,3 +362,64 @@ def test_a_taker_whose_view_of_the_fleet_is_older_than_the_offer_looks_again(
     taker.peers.others = known
     run_until_ended(fleet, leaver)
     assert taker.counter(Count.TAKEN_BLOCKS) == 5
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3, 5, 12, 30])
+def test_what_windows_see_from_the_end_of_a_conversation_moves_with_it(
+    windowed: WorkerFleet, num_blocks: int
+) -> None:
+    """A part has at most sixteen blocks."""
+    prompt = prompt_of(1, num_blocks)
+    talk(windowed, "one", prompt)
+    sent = windowed.workers["d2"].counter(Count.BLOCKS_SENT)
+    leaver = drain(windowed, "d2", "d3")
+    run_until_ended(windowed, leaver)
+    moved = num_blocks + min(2, num_blocks) + min(4, num_blocks)
+    assert leaver.counter(Count.BLOCKS_SENT) - sent == moved
+    assert computes(windowed, "d3", [*prompt, 7]) == 2
+
+
+def test_a_taker_that_has_all_but_the_windows_gets_them(windowed: WorkerFleet) -> None:
+    prompt = prompt_of(1, 12)
+    for name in ("d2", "d3"):
+        talk(windowed, f"on {name}", prompt, name)
+    for manager in windowed.workers["d3"].scheduler.pools.managers[1:]:
+        manager.clear_cache()
+    run_until_ended(windowed, drain(windowed, "d2", "d3"))
+    assert windowed.workers["d3"].counter(Count.TAKEN_BLOCKS) == 4
+    assert computes(windowed, "d3", [*prompt, 7]) == 2
+
+
+def test_what_no_window_can_end_stays_behind(windowed: WorkerFleet) -> None:
+    prompt = prompt_of(1, 12)
+    talk(windowed, "one", prompt)
+    windowed.workers["d2"].scheduler.pools.managers[2].clear_cache()
+    leaver = drain(windowed, "d2", "d3")
+    run_until_ended(windowed, leaver)
+    assert leaver.counter(Count.SERVED_BLOCKS) == 0
+
+
+@pytest.mark.parametrize("how", ["dies", "gets no room", "is busy for ever"])
+def test_a_conversation_with_windows_that_cannot_move_holds_nothing_up(
+    windowed: WorkerFleet, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk(windowed, "one", prompt_of(1, 12))
+    taker = windowed.workers["d3"]
+    if how == "is busy for ever":
+        monkeypatch.setattr("worker.served_fetches.SERVE_SHARE", 0.0)
+        monkeypatch.setattr("worker.inbound.taken_caches.MOST_BUSY", 5)
+    running = taker.scheduler.blocks.allocate(2 * POOL - 8) if how == "gets no room" else []
+    leaver = drain(windowed, "d2", "d3")
+    if how == "dies":
+        until(windowed, "d3", KvFetch)
+        windowed.kill("d2")
+        windowed.round()
+        windowed.check_blocks()
+        windowed.clock.now += LANDING_S
+        windowed.round()
+    for _ in range(60):
+        windowed.clock.now += 0.03
+        windowed.round()
+    assert how == "dies" or has_ended(leaver)
+    taker.scheduler.blocks.release(running)
+    assert taker.scheduler.pools.num_used == 0

@@ -319,9 +319,9 @@ def pinned_for_peers(bench: Bench, group: int = 0) -> list[int]:
     manager = bench.scheduler.pools.managers[group]
     fenced, served = role._inbound.fenced.blocks[group], role.outbound.served.blocks[group]
     abandoned = bench.host.tiers.blocks_abandoned(group)
-    if group:
-        return [*fenced, *served, *abandoned, *getattr(manager, "_aside", ())]
-    return [*fenced, *served, *role.caches.taken.blocks, *abandoned]
+    taken = role.caches.taken.blocks(group)
+    aside = getattr(manager, "_aside", ()) if group else ()
+    return [*fenced, *served, *taken, *abandoned, *aside]
 
 
 def land(write: Write, source: Bench, target: Bench) -> None:

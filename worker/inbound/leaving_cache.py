@@ -30,7 +30,9 @@ class LeavingCache:
         self._host = host
         self._peers = peers
         self._blocks = host.engine.scheduler.blocks
-        self._can_offer = not host.engine.layout.grouping
+        self._pools = host.engine.scheduler.pools
+        layout = host.engine.layout
+        self._can_offer = layout.groups[0].window is None and not layout.has_states
         self._begun = False
         self._has_settled = False  # the fleet knows of the drain, and we know who could take
         self._offered: set[str] = set()  # incarnations
@@ -103,8 +105,15 @@ class LeavingCache:
                 log.info("the cached blocks are offered to %s", taker.worker_id)
 
     def _answer(self, peer: Peer, num_blocks: int, is_busy: bool) -> None:
-        """Name the next prefix, or as much of it as the taker has room for."""
+        """Name the next prefix, or as much of it as the taker has room for, up to an end at which
+        all groups of layers can go on."""
         prefix = self._next_prefix(is_busy)
+        while prefix is not None and self._pools.has_windows:
+            end = self._pools.match(prefix[:num_blocks]).num_blocks
+            if end:
+                prefix = prefix[:end]
+                break
+            prefix = self._next_prefix(is_busy)
         if prefix is not None:
             del self._asking[peer]
             stays = self._blocks.stay_here(prefix)

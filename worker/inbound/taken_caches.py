@@ -4,24 +4,34 @@ One prefix at a time, in parts, and only while no request waits here. The blocks
 our pool. They are pinned while the holder writes a part, then cached, as blocks that a request has
 left behind; a fetch that fails leaves them fenced, as any other. Nothing is pinned between two
 parts, and a part waits for nothing but writes, so this adds no wait of memory for memory.
+
+If layers keep windows, the last part of a prefix brings what all windows see from its end, and is
+at least as long, so that nothing before it is needed. The other parts bring no window's blocks.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.handoff.grants import WantedBlocks
 from kv_transfer.handoff.incoming import FetchLimits
 from kv_transfer.handoff.key import HandoffKey
-from protocol.handoff_messages import CacheAsk, CachedPrefix, FetchShortfall, KvClosed
+from kv_transfer.handoff.outgoing import GroupedBlocks
+from protocol.handoff_messages import (
+    CacheAsk,
+    CachedPrefix,
+    FetchShortfall,
+    GroupBlocks,
+    KvClosed,
+)
 from protocol.messages import KvPeer
 from worker.counters import Count
 from worker.host import WorkerHost
 from worker.inbound.handoffs import InboundHandoffs
 from worker.inbound.peers import SourcePeers
+from worker.moved_blocks import bytes_by_group
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +42,8 @@ PART_SHARE = 1 / 8
 """A part has at most this many bytes, and takes at most this part of the pool."""
 PART_LIMITS = FetchLimits(deadline_s=2.0, stop_wait_s=0.5)
 BUSY_PAUSE_S = 0.02
+MOST_BUSY = 100
+"""A holder that serves nothing this many times in a row may never serve this part."""
 LOOK_S = 5.0
 """A worker that offers its cache, and that the fleet does not list, is looked for that long."""
 
@@ -40,8 +52,9 @@ LOOK_S = 5.0
 class _Offer:
     """A worker that drains, and what we have taken from it.
 
-    While a part is fetched, `held` are the pinned blocks of `prefix` from its first one on, and
-    `granted` those behind them that the holder writes. `num_left` blocks may still be taken.
+    While a part is fetched, `held` are the pinned blocks of `prefix` from its first one on, of the
+    first group, and `granted` by group those that the holder writes: of the first group the blocks
+    behind them, of the others slots (see `KvFetch`). `num_left` blocks may still be taken.
     """
 
     peer: KvPeer
@@ -51,8 +64,9 @@ class _Offer:
     prefix: list[bytes] = field(default_factory=list)
     stays_in_pool: bool = False
     held: list[int] = field(default_factory=list)
-    granted: list[int] = field(default_factory=list)
+    granted: list[list[int]] = field(default_factory=list)
     num_parts: int = 0
+    num_busy: int = 0
     why: FetchShortfall | None = None
     next_part_at: float = 0.0
     num_taken: int = 0
@@ -71,7 +85,10 @@ class TakenCaches:
         self._clock = host.clock
         self._scheduler = host.engine.scheduler
         self._blocks = host.engine.scheduler.blocks
-        self._block_bytes = host.engine.layout.worker_block_bytes
+        self._pools = host.engine.scheduler.pools
+        self._block_bytes = bytes_by_group(host.engine.layout)[0]
+        windows = [rule for rule in self._pools.rules if rule.window is not None]
+        self._reach = max((rule.cover for rule in windows), default=0)
         self._inbound = inbound
         self._peers = peers
         self._offers: dict[str, _Offer] = {}  # by incarnation
@@ -79,10 +96,12 @@ class TakenCaches:
         self._unknown: dict[str, float] = {}  # offers of workers not seen yet: until when to look
         inbound.fetch_owners.append(self)
 
-    @property
-    def blocks(self) -> list[int]:
-        """The blocks that are pinned now; fenced ones are not among them."""
-        return [block for each in self._offers.values() for block in (*each.held, *each.granted)]
+    def blocks(self, group: int = 0) -> list[int]:
+        """The blocks of a group that are pinned now; fenced ones are not among them."""
+        found = [] if group else [block for each in self._offers.values() for block in each.held]
+        for each in self._offers.values():
+            found += each.granted[group] if each.granted else []
+        return found
 
     def offer(self, worker_id: str) -> None:
         """A worker drains and offers its cache. Our view of the fleet may not list it yet."""
@@ -139,11 +158,13 @@ class TakenCaches:
         if offer is None:
             return
         granted, offer.granted = offer.granted, []
-        self._cache(offer, granted[:num_blocks])
-        num_here, num_missing = len(offer.held) + num_blocks, len(granted) - num_blocks
+        self._cache(offer, granted[0][:num_blocks])
+        self._cache_windows(offer, granted, num_blocks)
+        num_here, num_missing = len(offer.held) + num_blocks, len(granted[0]) - num_blocks
         self._release(offer, granted)
         offer.num_left = (offer.num_left or 0) + num_missing
-        if num_missing and offer.why is FetchShortfall.BUSY:
+        offer.num_busy = 0 if num_blocks else offer.num_busy + 1
+        if num_missing and offer.why is FetchShortfall.BUSY and offer.num_busy < MOST_BUSY:
             offer.next_part_at = self._clock.now() + BUSY_PAUSE_S
         elif num_missing or num_here == len(offer.prefix):
             self._leave_prefix(offer)
@@ -156,8 +177,8 @@ class TakenCaches:
         num_leading = 0
         while len(offer.held) + num_leading in arrived:
             num_leading += 1
-        self._cache(offer, offer.granted[:num_leading])
-        self._inbound.fenced.keep(key, [offer.granted])
+        self._cache(offer, offer.granted[0][:num_leading])
+        self._inbound.fenced.keep(key, offer.granted)
         offer.granted = []
         log.info("no more is taken from %s: %s", offer.peer.worker_id, reason)
         self._finish(offer)
@@ -179,26 +200,42 @@ class TakenCaches:
 
     def _fetch_part(self, offer: _Offer) -> None:
         self._current = offer
-        offer.held = self._blocks.match(offer.prefix)
+        first, counts = self._next_part(offer)
+        offer.held = self._blocks.match(offer.prefix[:first])
         self._blocks.pin(offer.held)
-        first = len(offer.held)
-        most = min(
-            max(1, PART_BYTES // self._block_bytes),
-            max(1, int(PART_SHARE * self._blocks.num_blocks)),
-            offer.num_left or 0,
-            self._num_spare(),
-        )
-        hashes = offer.prefix[first : first + most]
-        if not hashes:
+        if not counts[0] or not self._pools.fits(self._pools.nothing, counts, self._num_claimed):
             self._leave_prefix(offer)
             return
-        offer.granted = self._blocks.allocate(len(hashes))
+        offer.granted = self._pools.take(self._pools.nothing, counts)
         offer.num_parts += 1
-        offer.num_left = (offer.num_left or 0) - len(hashes)
+        offer.num_left = (offer.num_left or 0) - counts[0]
         offer.why = None
-        pairs = list(zip(hashes, offer.granted, strict=True))
-        wanted = WantedBlocks(first, pairs)
+        hashes = offer.prefix[first : first + counts[0]]
+        pairs = list(zip(hashes, offer.granted[0], strict=True))
+        others = [
+            GroupBlocks(group=group, first_block=0, block_ids=slots)
+            for group, slots in enumerate(offer.granted[1:], 1)
+        ]
+        wanted = WantedBlocks(first, pairs, others)
         self._inbound.fetch(offer.key, offer.peer.incarnation, wanted, PART_LIMITS)
+
+    def _next_part(self, offer: _Offer) -> tuple[int, list[int]]:
+        """The first block of the next part of a prefix, and by group how many blocks it has: none
+        if the prefix is all here, or there is no room for the rest."""
+        rules, end = self._pools.rules[1:], len(offer.prefix)
+        first, tail = len(self._blocks.match(offer.prefix)), max(0, end - self._reach)
+        room = min(offer.num_left or 0, self._num_spare())
+        if first < tail or not rules:
+            most = min(
+                max(1, PART_BYTES // self._block_bytes),
+                max(1, int(PART_SHARE * self._blocks.num_blocks)),
+                room,
+                tail - first,
+            )
+            return first, [most, *(0 for _ in rules)]
+        if self._pools.match(offer.prefix).num_blocks == end or end - tail > room:
+            return first, [0, *(0 for _ in rules)]
+        return tail, [end - tail, *(min(rule.cover, end - tail) for rule in rules)]
 
     def _cache(self, offer: _Offer, blocks: list[int]) -> None:
         """Cache blocks that have arrived, behind those that are held."""
@@ -208,9 +245,19 @@ class TakenCaches:
         offer.num_taken += len(blocks)
         self._host.counters.add(Count.TAKEN_BLOCKS, len(blocks))
 
-    def _release(self, offer: _Offer, granted: Sequence[int] = ()) -> None:
+    def _cache_windows(self, offer: _Offer, granted: GroupedBlocks, num_blocks: int) -> None:
+        """Cache what windows see from the end of the `num_blocks` blocks that have arrived."""
+        for manager, slots in zip(self._pools.managers[1:], granted[1:], strict=True):
+            filled = slots[:num_blocks]
+            for index, block in enumerate(filled, len(offer.held) + num_blocks - len(filled)):
+                parent = offer.prefix[index - 1] if index else None
+                manager.publish(block, offer.prefix[index], parent, offer.stays_in_pool)
+
+    def _release(self, offer: _Offer, granted: GroupedBlocks = ()) -> None:
         """A part is over: requests may have its blocks, and those before it."""
-        self._blocks.release([*offer.held, *granted])
+        self._blocks.release([*offer.held, *(granted[0] if granted else ())])
+        for manager, slots in zip(self._pools.managers[1:], granted[1:], strict=False):
+            manager.release(slots)
         offer.held = []
 
     def _leave_prefix(self, offer: _Offer) -> None:
@@ -223,7 +270,7 @@ class TakenCaches:
         del self._offers[offer.peer.incarnation]
         self._leave_prefix(offer)
         if offer.granted:
-            self._inbound.fenced.keep(offer.key, [offer.granted])
+            self._inbound.fenced.keep(offer.key, offer.granted)
             self._inbound.abort(offer.key)
         if offer.num_taken:
             log.info("%d cached blocks of %s are kept", offer.num_taken, offer.peer.worker_id)
@@ -242,11 +289,16 @@ class TakenCaches:
 
     def _num_spare(self) -> int:
         """Free blocks that neither waiting nor running requests will need soon."""
+        return max(0, self._blocks.num_free - self._num_claimed)
+
+    @property
+    def _num_claimed(self) -> int:
+        """Free blocks that waiting and running requests will need."""
         scheduler = self._scheduler
         headroom = scheduler.config.headroom_per_sequence * scheduler.num_running
-        return max(0, self._blocks.num_free - scheduler.blocks_waiting - headroom)
+        return scheduler.blocks_waiting + headroom
 
     def _room(self) -> int:
         """Blocks that may be taken: empty ones, and some that hold the prefixes used least."""
-        kept = int((1 - EVICTED_SHARE) * self._blocks.num_cached_free)
+        kept = int((1 - EVICTED_SHARE) * self._pools.num_cached_free)
         return max(0, self._num_spare() - kept)

@@ -36,6 +36,9 @@ def open_tiers(
     if not settings.host_tier_bytes:
         return None
     pool = loaded.pool
+    if pool.layout.has_states:
+        log.warning("host_tier_bytes has no effect: states of layers are not kept below the pool")
+        return None
     units = Units.of(pool.layout)
     copies = _copies(pool, units, settings.host_tier_bytes)
     thread = IoThread("kv-host-tier", wake, lambda: bind_thread(pool.device))
