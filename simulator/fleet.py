@@ -39,8 +39,8 @@ class FleetSpec:
 
 @dataclass
 class Outcome:
-    """What happened: the requests in the order of their arrival, the workers, the time of the last
-    event, and whether the simulation came to its end."""
+    """The result: the requests in the order of their arrival, the workers, the time of the last
+    event, and whether the simulation was completed."""
 
     requests: list[Request] = field(default_factory=list)
     workers: list[SimulatedWorker] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Fleet:
             router.submit(request)
 
     def _on_end(self, request: Request) -> None:
-        """A turn is over: the sessions that it starts begin, and its next turn after a pause."""
+        """End a turn: start the sessions that it starts, and its next turn after a pause."""
         request.content = ()
         self._num_ended += 1
         if not self._goes_on(request):

@@ -1,4 +1,4 @@
-"""One simulated request: what it asks for, and what became of it."""
+"""One simulated request and its course."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Request:
     - `prefill`: the worker that computed the prompt for `decode`; None if that did itself.
     - `sent_blocks` blocks with `sent_bytes` were moved to `decode`; for `write_s` a write was under
       way, the last one until `write_ended`.
-    - `exposed_s`: how long the first token was known before the request could go on.
+    - `exposed_s`: how long the first token was known before the request could continue.
     - `failure`: why the router or a worker refused it; "" if it did not.
     """
 

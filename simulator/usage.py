@@ -27,4 +27,4 @@ class Usage:
 
 
 GAP_BUCKETS = 50
-"""Of a factor of e: the gaps of one bucket differ by 2 %."""
+"""Buckets in a factor of e: gaps in one bucket differ by 2 %."""

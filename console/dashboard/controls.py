@@ -46,7 +46,7 @@ class SettingBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PreviewBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A change to predict: that of a worker, or of a setting."""
+    """A change to predict: the drain of a worker, or a setting."""
 
     worker_id: str | None = None
     name: str | None = None

@@ -23,7 +23,7 @@ out are shown."""
 MAX_PAIRS = 40
 MAX_KEYS = 5
 OLD_AFTER_US = 3_500_000
-"""Three idle reports and a half."""
+"""The time of three and a half idle reports."""
 _DIGITS = 4  # the page shows three
 _UNUSED = frozenset(
     (
@@ -77,9 +77,9 @@ def _whole_hour(history: Mapping[str, Any], now_us: int) -> dict[str, Any]:
 
 
 def _door(keys: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
-    """What became of requests, by key: the keys with the most trouble, and the sum of the others.
-    A row is the key, its name for people, and the numbers of requests that were accepted, invalid
-    (4xx), answered 429 and 5xx, whose clients left, that missed a target, and that wait for their
+    """Outcomes of requests by key: the keys with the most trouble, and the sum of the others. A row
+    has the key, its name for people, and the numbers of requests that were accepted, invalid (4xx),
+    answered 429, answered 5xx, abandoned by their clients, late for a target, and waiting for their
     first token."""
     rows = [
         [
@@ -98,7 +98,7 @@ def _door(keys: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 def _outages(report: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """What the fleet runs without: for each a title, a sentence, and since when."""
+    """Parts that the fleet is missing: for each a title, a sentence, and since when."""
     store = report.get("store") or {}
     found = []
     if store.get("trouble"):

@@ -30,7 +30,7 @@ class Versions:
         self._parts: _Versioned = {}
         self._lists: dict[str, dict[str, _Versioned]] = {}
         self._fields: dict[str, dict[str, None]] = {name: {} for name in LISTS}
-        """Of all entries so far, in order."""
+        """The fields of all entries so far, in order."""
 
     def update(self, number: int, summary: Mapping[str, Any]) -> None:
         """Take summary `number`; numbers grow. A removed part or field becomes None.

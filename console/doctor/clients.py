@@ -1,8 +1,6 @@
-"""What clients get, from the facts of the last minute. Pure.
-
-Goodput here counts what a percentile of finished requests does not see: requests that were refused,
-and those that wait for longer than the target already. A key that floods counts for nothing: what
-it misses, it misses by its own doing.
+"""What clients get, from the facts of the last minute. Pure. Goodput here also counts requests that
+percentiles of finished requests leave out: those that were refused, and those that already wait for
+longer than the target. Keys that flood are left out, because they miss targets by their own doing.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ from dataclasses import dataclass
 from console.doctor.facts import Facts, KeyFacts
 
 FLOOD = 60
-"""Requests of a key that are refused for their number within a minute, from which it floods."""
+"""Requests refused with 429 within a minute, from which a key counts as flooding."""
 MANY_INVALID = 20
-"""Invalid requests of a key within a minute, from which its client is set up wrongly."""
+"""Invalid requests within a minute, from which a key's client counts as set up wrongly."""
 MIN_BAD = 3
-"""Fewer requests that missed a target are chance."""
+"""Requests that missed a target, below which it may be chance."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Clients:
 
 
 def clients_of(facts: Facts) -> Clients:
-    """What the clients get that do not flood."""
+    """The requests of clients that do not flood."""
     keys = [each for each in facts.keys if not floods(each)]
     return Clients(
         ended=sum(each.ended for each in keys),
@@ -61,10 +59,10 @@ def clients_of(facts: Facts) -> Clients:
 
 
 def floods(key: KeyFacts) -> bool:
-    """Whether a key sends far more than it may: most of its requests are refused for that."""
+    """Whether a key sends far more than it may, so that most of its requests are refused."""
     return key.limited >= FLOOD and key.limited >= key.accepted
 
 
 def is_mostly_invalid(key: KeyFacts) -> bool:
-    """Whether most requests of a key are ones that no router could serve."""
+    """Whether most requests of a key are invalid."""
     return key.invalid >= MANY_INVALID and key.invalid > key.accepted + key.refused

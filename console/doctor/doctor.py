@@ -39,10 +39,10 @@ from console.doctor.rules.workers import check_faults, check_slow_link, check_sl
 VANISH_S = 30.0
 FACT_VANISHES_S = 3.0
 UNEXPLAINED_S = 10.0
-"""How long rules have to explain what clients miss, before a finding says that none does."""
+"""How long clients must miss targets without an explanation by a rule before a finding says so."""
 
 _LACKS = ("pools", "workers", "hosts", "router")
-"""What makes everything late, whatever the settings are."""
+"""Rules whose findings make everything late, whatever the settings are."""
 _SLOW = (*_LACKS, "few_blocks", "pool_balance")
 
 RULES = (
@@ -130,8 +130,8 @@ class Examination:
 
 def examine(seen: Observation, judged: Examination | None = None) -> Examination:
     """Apply the rules. Pure; the findings have no `since_us` yet. Urgent ones come first, and
-    causes before what they cause. Too few requests allow no judgement, but facts. With `judged`,
-    facts are checked again, and judgements are taken from that examination."""
+    causes before what they cause. With too few requests there are no judgements, only facts. With
+    `judged`, facts are checked again, and judgements are taken from that examination."""
     others = without_floods(seen)
     former = {} if judged is None else judged.by_rule()
     found: dict[str, Finding] = {}
@@ -163,8 +163,7 @@ def _applied(rule: Rule, seen: Observation) -> Finding | Passed | None:
 
 
 def without_floods(seen: Observation) -> Observation:
-    """The observation without the requests of keys that flood: what they wait for is their own
-    doing."""
+    """The observation without the requests of keys that flood, which wait by their own doing."""
     flooding = {each.name for each in seen.facts.keys if floods(each)}
     if not flooding:
         return seen
@@ -187,13 +186,14 @@ _YIELDS_TO = {each.name: each.yields_to for each in RULES} | {MISSED: tuple(e.na
 
 
 def _is_explained(rule: str, examination: Examination) -> bool:
-    """Whether a finding that still stands would contradict its cause, which was found since."""
+    """Whether a finding that still stands contradicts its cause, which was found later."""
     return any(each.rule in _YIELDS_TO[rule] for each in examination.findings)
 
 
 class Doctor:
     """Examines repeatedly; owns the last judgement, and the time since which each finding stands.
-    Call it with observations in order. What clients miss has `unexplained_s` to be explained."""
+    Call it with observations in order. `unexplained_s`: how long clients must miss targets before a
+    finding says that no rule explains it."""
 
     def __init__(self, unexplained_s: float = UNEXPLAINED_S) -> None:
         self._unexplained_us = unexplained_s * 1e6

@@ -11,10 +11,10 @@ import msgspec
 from protocol.messages import Role
 
 TAKEN = 0.7
-"""Share of a worker's places or blocks from which requests wait for one of them: large ones do not
-fit into what is left."""
+"""Share of a worker's places or blocks in use from which requests count as waiting for them: large
+ones do not fit into the rest."""
 UNUSABLE = ("stalled", "silent", "not connected", "refused", "lost")
-"""Conditions of workers that nobody wants (`router.fleet.conditions`)."""
+"""Conditions of workers that are faults (`router.fleet.conditions`)."""
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,7 +41,7 @@ class WorkerStanding(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more requests are there than its batch has places."""
+        """Whether it has more requests than places in its batch."""
         return lacks_places(self.num_running, self.num_waiting, self.max_batch_size)
 
     @property
@@ -51,7 +51,7 @@ class WorkerStanding(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_missed(self) -> bool:
-        """Whether the fleet lacks it, and nobody meant it to."""
+        """Whether the fleet lacks it by a fault."""
         return self.condition in UNUSABLE and not self.is_replaced
 
 
@@ -77,14 +77,14 @@ class KeyFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StoreFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
-    """What is wrong with the store, in words."""
+    """The trouble with the store, in words."""
 
     trouble: str
     since_us: int = 0
 
 
 class RouterFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
-    """Another router that does not tell of itself any more."""
+    """Another router that has fallen silent."""
 
     name: str
     since_us: int = 0
@@ -126,8 +126,8 @@ class TierFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LoopFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
-    """How late this router's event loop ran timers in the last seconds: the median, and the most.
-    Whatever a request needs of the router waits as long, several times."""
+    """How late this router's event loop ran timers in the last seconds: the median, and the most. A
+    request waits as long several times."""
 
     lag_ms: float
     worst_ms: float

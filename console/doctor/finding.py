@@ -57,7 +57,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The finding of one rule. `since_us` is when it was first found, 0 until `Doctor` knows.
+    """The finding of one rule. `since_us` is when it was first found, 0 until `Doctor` sets it.
     `stages` are the stages of requests whose time the finding explains."""
 
     rule: str
@@ -89,7 +89,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     - `stages`: those (`router.requests.stages`) whose time a finding explains.
     - `yields_to`: rules whose findings are the cause of what this one would find.
-    - `is_fact`: it needs no number of requests, and what it finds ends when the fact does.
+    - `is_fact`: it needs no number of requests, and its finding ends when the fact does.
     - `min_requests`: finished requests that it needs unless it is a fact.
     """
 

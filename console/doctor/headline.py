@@ -1,4 +1,5 @@
-"""The one sentence at the top of the page: what clients get, and why, before what pools could take.
+"""The one sentence at the top of the page: first what clients get, and why; then what the pools
+could take.
 
 It is the first of the doctor's findings, so that the two agree. Without findings it never says that
 pools have room while a target is missed. Pure.
@@ -19,7 +20,7 @@ from protocol.messages import Role
 
 
 class Tone(StrEnum):
-    """How bad the news is."""
+    """How bad the state is."""
 
     BAD = "bad"
     WARN = "warn"
@@ -43,7 +44,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Sides:
-    """What the pressures say: a sentence, its explanation, and whether a side is short or tight.
+    """The pressures in words: a sentence, its explanation, and whether a side is short or tight.
     `is_known` is False while no request gives a pressure."""
 
     text: str
@@ -81,7 +82,7 @@ def headline(findings: Sequence[Finding], facts: Facts, goodput: float, sides: S
 
 
 def _of(finding: Finding, sides: Sides) -> Headline:
-    """A finding as the headline; a short side that it says nothing of is told after it."""
+    """A finding as the headline, followed by a short side that the finding does not mention."""
     is_bad = finding.urgency is Urgency.URGENT or sides.is_short
     is_told = finding.urgency is Urgency.URGENT or finding.title == sides.text
     rest = (f"{sides.text}.", sides.cause or "") if sides.is_short and not is_told else ()

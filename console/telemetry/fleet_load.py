@@ -29,9 +29,9 @@ _SHORTEST_QUEUES = 4
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
     """Current predictions; None where there is no data. `waits_ms` is how long requests have waited
-    for their first token so far, `waits_for` the pool before which they wait. `blocks_wanted` and
-    `places_wanted` are what the requests on decode workers need, those that wait included, as a
-    share of the KV blocks and of the places in batches: over 1 if they do not fit."""
+    for their first token so far, `waits_for` the pool that they wait for. `blocks_wanted` and
+    `places_wanted` are the needs of requests on decode workers, waiting ones included, as a share
+    of the KV blocks and of the places in batches: over 1 if they do not fit."""
 
     predicted_ttft_ms: float | None
     predicted_step_ms: float | None
@@ -43,8 +43,8 @@ class FleetLoad:
     waits_for: Role | None = None
 
     def prefill_pressure(self, ttft_target_ms: float) -> float | None:
-        """The time to the first token as a share of its target: the longer of the predicted one,
-        and of what requests have waited so far."""
+        """The time to the first token as a share of its target: the predicted time, or the time
+        that requests have waited so far, if that is longer."""
         times = [self.predicted_ttft_ms, self._waits_for(Role.PREFILL)]
         return max((each / ttft_target_ms for each in times if each is not None), default=None)
 
@@ -64,7 +64,7 @@ class FleetLoad:
 
 
 class SteadyLoad:
-    """Medians of the last predictions, which one unlucky moment does not move."""
+    """Medians of the last predictions, so that a single outlier does not count."""
 
     def __init__(self) -> None:
         self._ttft_ms: deque[float] = deque(maxlen=STEADY_SAMPLES)
@@ -110,7 +110,7 @@ def fleet_load(fleet: Fleet, traces: TraceStore) -> FleetLoad:
 
 
 def _decode_words(decode: Sequence[Worker], num_running: int) -> str:
-    """What decode workers do now."""
+    """The load of decode workers now."""
     reports = [each.stats for each in decode if each.stats is not None]
     total = sum(each.info.num_blocks for each in decode)
     used = sum(each.blocks_used for each in reports) / total if total else 0.0
@@ -123,8 +123,8 @@ def _decode_words(decode: Sequence[Worker], num_running: int) -> str:
 
 
 def _places_wanted(decode: Sequence[Worker]) -> float | None:
-    """The requests for each place in the batches; None where a worker does not tell its places.
-    Those that wait count where they wait for a place."""
+    """Requests per place in the batches; None if a worker does not report its places. Waiting
+    requests count where they wait for a place."""
     places = [each.info.max_batch_size for each in decode]
     if not places or not all(places):
         return None
@@ -134,8 +134,8 @@ def _places_wanted(decode: Sequence[Worker]) -> float | None:
 
 
 def _blocks_wanted(decode: Sequence[Worker]) -> float | None:
-    """The blocks wanted for each block of the pool: those in use, and where most are, as many for
-    each request that waits as a running one has."""
+    """Wanted blocks per block of the pool: those in use and, where most are in use, as many for
+    each waiting request as a running one has."""
     total, wanted = sum(each.info.num_blocks for each in decode), 0.0
     for worker in decode:
         stats = worker.stats
@@ -148,8 +148,8 @@ def _blocks_wanted(decode: Sequence[Worker]) -> float | None:
 
 
 def _waits_for(prefill: Sequence[Worker], decode: Sequence[Worker]) -> Role | None:
-    """The pool before which requests wait: decode, if most of its workers have full batches and a
-    queue; prefill, if prompts wait there; None if none wait."""
+    """The pool that requests wait for: decode if most of its workers have full batches and a queue,
+    prefill if prompts wait there, None if none wait."""
     crowded = sum(_is_crowded(each) for each in decode)
     if decode and 2 * crowded > len(decode):
         return Role.DECODE

@@ -65,7 +65,7 @@ class PathWatch:
         if not grown.get(target.worker_id):
             return UNKNOWN
         only = allowed_paths(source, target)
-        if len(only) == 1:  # no counter is needed, and those of neighbours say nothing of it
+        if len(only) == 1:  # the only path: no counter is needed
             return only[0]
         near = [known[name] for name in grown if name in known]
         near = [each for each in near if _shares_link(source, target, each)]

@@ -23,7 +23,7 @@ LEAST_RATES = {"CUDA IPC": 5e9, RDMA: 1e9}
 took another path."""
 _LARGE_WRITE = 4 << 20
 MIN_BYTES = 64 * 1024
-"""With fewer, messages of the control plane would count as KV."""
+"""Bytes below which messages of the control plane would count as KV."""
 
 
 def measured_path(
@@ -59,7 +59,7 @@ def allowed_paths(source: WorkerInfo, target: WorkerInfo) -> tuple[str, ...]:
 
 
 def narrowed(source: WorkerInfo, target: WorkerInfo) -> tuple[str, ...]:
-    """Those of the two workers whose `UCX_TLS` forbids the best path of their machines."""
+    """Which of the two workers forbids, by `UCX_TLS`, the best path of their machines."""
     best = expected_path(source, target)
     if best is None or source.transport == "shm":
         return ()
@@ -68,7 +68,7 @@ def narrowed(source: WorkerInfo, target: WorkerInfo) -> tuple[str, ...]:
 
 
 def _machine_paths(info: WorkerInfo) -> tuple[str, ...]:
-    """Those without `UCX_TLS`; a worker of an earlier release reports only what is left."""
+    """The paths without `UCX_TLS`; a worker of an earlier release reports only the allowed ones."""
     return info.machine_paths or info.transport_paths
 
 

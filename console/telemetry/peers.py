@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class SlotData(msgspec.Struct, frozen=True, array_like=True):
-    """A slot of a window on its way between routers."""
+    """A slot of a window, as routers send it to each other."""
 
     start_us: Count
     num_ended: Count
@@ -127,7 +127,7 @@ class RequestQuestion(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def caller(self) -> Caller:
-        """Who wants the receipt."""
+        """The caller that wants the receipt."""
         return Caller(self.digest, self.is_admin)
 
 

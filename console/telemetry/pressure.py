@@ -63,7 +63,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """At most five words."""
+        """The sentence, of at most five words."""
         prefill, decode = self.prefill.state, self.decode.state
         if prefill is None and decode is None:
             return "No request in the last minute"

@@ -12,7 +12,7 @@ from math import ceil, log
 GAMMA = 1.02
 _PER_LOG = 1 / log(GAMMA)
 MOST_BUCKET = 2000
-"""No value of a sketch is in a bucket beyond: it has 10^17."""
+"""The last bucket, which holds 10^17; larger values count there."""
 _SMALLEST = 1e-3
 _SMALLEST_BUCKET = ceil(log(_SMALLEST) * _PER_LOG)
 

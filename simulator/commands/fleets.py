@@ -75,7 +75,7 @@ class Devices:
         return self._card.name
 
     def fewest_fitting(self) -> int:
-        """The fewest cards, a power of two, on which there is room for KV of some long prompts."""
+        """The fewest cards, a power of two, with room for the KV of some long prompts."""
         count, share = 1, 0.75
         weights = self._shape.num_params * self._precision.weight_bytes
         while weights > self._card.memory_bytes * count * share and count < _MOST_CARDS:

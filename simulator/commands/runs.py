@@ -37,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave."""
+    """The result of a run."""
 
     summary: Summary
     requests: list[Request]
@@ -70,7 +70,7 @@ def simulate_all(
     jobs: int,
     usd_per_gpu_hour: float | None = None,
 ) -> list[Result]:
-    """Every run's result, in their order. A terminal shows how far they are."""
+    """Every run's result, in order. A terminal shows the progress."""
     num_turns = trace_of(settings).num_turns
     columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -90,7 +90,8 @@ def simulate_all(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No looking for circles of references: a simulation makes none, but millions of objects."""
+    """A context without garbage collection: a simulation makes millions of objects, but no
+    reference cycles."""
     gc.disable()
     try:
         yield

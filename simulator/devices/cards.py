@@ -1,4 +1,4 @@
-"""What is known of the cards that a simulated worker may run on: their makers' data sheets.
+"""The cards that a simulated worker may run on, by their makers' data sheets.
 
 The efficiencies are the shares of the peaks that good kernels reach. A file that `--gpu` names
 replaces any number with a measured one, or the whole roofline with measured steps.

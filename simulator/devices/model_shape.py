@@ -78,7 +78,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
         "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
     },
 }  # fmt: skip
-"""Configurations of models that published results speak of, by name."""
+"""Configurations of models in published results, by name."""
 
 
 def model_shape(name: str) -> ModelShape:

@@ -49,7 +49,7 @@ def fleets(num_gpus: int, tps: Iterable[int], chunk_tokens: int) -> list[Candida
 
 
 def _spread(most: int) -> Sequence[int]:
-    """Numbers from 0 to `most`, not too many."""
+    """A few numbers from 0 to `most`."""
     if most <= _MOST_SPLITS:
         return range(most + 1)
     return sorted({round(most * n / _MOST_SPLITS) for n in range(_MOST_SPLITS + 1)})

@@ -1,4 +1,4 @@
-"""Results that are done, in a file: a search that was stopped goes on where it was.
+"""Finished results, in a file, so that a search that was stopped continues there.
 
 One JSON object a line. A line that was cut off by the end of a process is skipped.
 """

@@ -1,6 +1,6 @@
 """Baton's placement without one of its parts, to show what that part is worth.
 
-Each policy decides on the router's own view, of which it does not see a part.
+Each policy decides on the router's own view, with a part of it hidden.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ Policy = Callable[[FleetView, Query, float, random.Random], Decision]
 
 
 def by_rule(rule: Rule) -> Policy:
-    """A rule chooses who computes the prompt: a prefill worker, and then the decode worker with the
-    fewest requests goes on; or, without prefill workers, the decode worker that also goes on."""
+    """A rule chooses the worker that computes the prompt: a prefill worker, after which the decode
+    worker with the fewest requests continues; or, without prefill workers, a decode worker, which
+    also continues."""
 
     def chosen(view: FleetView, query: Query, now: float, rng: random.Random) -> Decision:
         asked, matches = _asked(view, query), view.matches(query.hashes, now)
@@ -30,7 +31,7 @@ def by_rule(rule: Rule) -> Policy:
         decode = _able(query, loads[Role.DECODE], matches, query.max_tokens)
         prefill = _able(query, loads[Role.PREFILL], matches, query.num_tokens)
         if not decode:
-            return decide(view, query, now, rng)  # which raises the error
+            return decide(view, query, now, rng)  # it raises the error
         source = rule(asked, prefill, rng) if prefill else None
         target = rule(asked, decode, rng) if source is None else least_loaded(asked, decode, rng)
         placement = Placement(

@@ -16,7 +16,7 @@ from simulator.worker import SimulatedWorker
 
 @dataclass(frozen=True)
 class Targets:
-    """What a request must meet to count as good."""
+    """The targets that a request must meet to count as good."""
 
     ttft_ms: float
     tpot_ms: float

@@ -2,7 +2,7 @@
 
 A turn starts after the former one's end and its recorded pause. Entries without tokens start a
 sub-agent, a session of its own beside the one that started it. The blocks of an output are those
-that the next turn's prompt has behind this one's.
+that follow this turn's prompt in the next turn's prompt.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 
 
 def is_generated(text: str) -> bool:
-    """Whether a name of a trace speaks of made-up traffic."""
+    """Whether the name of a trace stands for made-up traffic."""
     return text.partition(":")[0] in KINDS
 
 

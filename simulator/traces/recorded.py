@@ -109,7 +109,8 @@ class _Chains:
 
 
 def _courses(requests: Iterable[_Request]) -> list[_Course]:
-    """The requests of each session one after the other; those that overlap are courses apart."""
+    """The requests of each session one after the other; overlapping requests form courses of their
+    own."""
     courses: list[_Course] = []
     of_session: dict[str, list[_Course]] = {}
     for request in requests:

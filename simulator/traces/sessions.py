@@ -85,7 +85,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Trace:
-    """Traffic by the time of its start, and how it is to be called."""
+    """Traffic in the order of its starts, with a name for people."""
 
     name: str
     sessions: Sequence[Session]

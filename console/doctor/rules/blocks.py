@@ -12,7 +12,7 @@ from process.figures import count, integer
 from protocol.messages import Role
 
 FEW = 0.25
-"""Of the blocks that the others of its pool have, below which a worker has too few."""
+"""The share of the other workers' blocks below which a worker has too few."""
 
 
 def check_few_blocks(seen: Observation) -> Finding | str | None:

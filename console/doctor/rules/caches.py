@@ -10,13 +10,13 @@ from process.figures import ms, percent, significant
 from protocol.messages import Role
 
 BELOW = 0.15
-"""A hit rate this far below its pool's is another one."""
+"""A hit rate counts as different if it is this far below its pool's."""
 GAIN = 0.10
-"""What twice the cache must add to the hit rate to be worth a finding."""
+"""The gain in hit rate by twice the cache that is worth a finding."""
 MIN_PROMPT_TOKENS = 10_000
 """Prompt tokens of a worker below which its hit rate says nothing."""
 MISSED_HINTS = 0.05
-"""Share of all prompt tokens that placements counted on and that were not there."""
+"""Share of all prompt tokens that placements expected in a cache and that were not there."""
 _EVICTIONS = 3.0
 
 
@@ -141,7 +141,7 @@ def _cold(seen: Observation, pool: list[WorkerFacts], worker: WorkerFacts) -> Fi
 
 
 def check_stale_hints(seen: Observation) -> Finding | str:
-    """Whether placements count on cached prefixes that are gone."""
+    """Whether placements expect cached prefixes that are gone."""
     prompt = sum(each.num_prompt_tokens for each in seen.requests)
     missed: dict[str, int] = {}
     for each in seen.requests:

@@ -1,4 +1,4 @@
-"""What goes wrong at the door: keys that flood, invalid requests, a router that is too slow.
+"""Faults at the door: keys that flood, invalid requests, a router that is too slow.
 
 Facts: no number of requests needed.
 """
@@ -54,7 +54,7 @@ def check_flood(seen: Observation) -> Finding | str:
 
 
 def check_invalid(seen: Observation) -> Finding | str:
-    """Whether most requests of a key are ones that no router could serve."""
+    """Whether most requests of a key are invalid."""
     wrong = [each for each in seen.facts.keys if is_mostly_invalid(each)]
     invalid = sum(each.invalid for each in seen.facts.keys)
     if not wrong:

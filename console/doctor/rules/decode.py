@@ -36,7 +36,7 @@ _FASTER = Change(
     text="Faster devices, or a smaller model: KV and weights have few bits already.",
 )
 NEARLY_LATE = 0.8
-"""Of the target for a token, up to which the median step is not what makes tokens late."""
+"""Share of a token's target up to which the median step does not make tokens late."""
 SLOW = 1.3
 """A worker's step over its pool's, from which it counts as slow."""
 
@@ -55,7 +55,7 @@ def check_decode_slow(seen: Observation) -> Finding | str | None:
     step_ms = median_or_none(each.step_ms for each in decode)
     is_fast = step_ms is not None and step_ms <= NEARLY_LATE * seen.targets.tpot_ms
     if _step_share(seen) < 0.5 or is_fast:
-        return None  # late by waiting, or by single steps: weights and batches do not help
+        return None  # late by waiting, or by single steps
     causes = [_largest_term(each) for each in decode]
     cause = max(set(causes), key=causes.count) if causes else "fixed"
     words, change = {
@@ -98,7 +98,7 @@ def check_decode_slow(seen: Observation) -> Finding | str | None:
 
 
 def _smaller_weights(seen: Observation) -> Change:
-    """The change to weights of fewer bits, if there are fewer."""
+    """The change to weights of fewer bits, if possible."""
     old = seen.settings.get("weights")
     new = "int4" if old in ("int8", "fp8") else "int8"
     if old == "int4":
@@ -191,8 +191,8 @@ def grows_with_output(seen: Observation) -> bool:
 
 
 def check_stalls(seen: Observation) -> Finding | str | None:
-    """Whether streams stutter because prompts are computed between their tokens. That they are is
-    no cause while prefill is short: there is no room elsewhere."""
+    """Whether streams stutter because prompts are computed between their tokens. This is no finding
+    while prefill is short, because no other worker has room for the prompts."""
     if Role.PREFILL in seen.short:
         return None
     steps = sum(each.num_steps for each in seen.requests)

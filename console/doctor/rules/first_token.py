@@ -23,11 +23,12 @@ from process.figures import count, ms, percent, significant, times
 from protocol.messages import Role
 
 QUEUE_SHARE = 0.4
-"""Of late first tokens' time: above, requests wait for a worker; below, the work takes long."""
+"""Share of the time of late first tokens: above it, requests wait for a worker; below it, the work
+takes long."""
 HAS_ROOM = 0.7
 """Pressure below which a pool could give a worker away."""
 FEW_PLACES = 32
-"""Places in a batch, below which more of them may be the cure."""
+"""Places in a batch below which more places may be the remedy."""
 
 
 def check_pool_balance(seen: Observation) -> Finding | str | None:

@@ -1,4 +1,4 @@
-"""Workers that the fleet lacks: a whole pool, or single ones. Facts, which need no requests."""
+"""Workers that the fleet lacks: a whole pool, or single workers. Facts, which need no requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_pools(seen: Observation) -> Finding | str | None:
 def _decode_gone(seen: Observation) -> Finding | None:
     missed, refused = _missed(seen, Role.DECODE), clients_of(seen.facts).refused
     if not missed and not refused:
-        return None  # the first ones start, or the last ones drain, and nobody asks
+        return None  # the first workers start, or the last ones drain, and no request waits
     is_lost = any(each.condition in ("lost", "silent") for each in missed)
     title = "No decode worker is left" if is_lost else "No decode worker is usable"
     return Finding(
@@ -145,8 +145,8 @@ def check_workers(seen: Observation) -> Finding | str | None:
 
 
 def _missed(seen: Observation, role: Role) -> list[WorkerStanding]:
-    """The workers of a role that the fleet lacks for longer than a moment, and those that start
-    without an end."""
+    """The workers of a role that the fleet has lacked for longer than a moment, and those whose
+    start does not end."""
     return [
         each
         for each in seen.facts.pool(role)

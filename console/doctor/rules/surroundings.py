@@ -20,7 +20,7 @@ STARVED = 0.3
 again as long."""
 THROTTLED = 0.2
 BUSY_CORES = 0.1
-"""A process that uses less says nothing about its machine."""
+"""Below this use of a core, a process says nothing about its machine."""
 OTHERS = 0.3
 """Share of the busy cores, from which processes that are not the fleet's are to blame."""
 
@@ -49,7 +49,7 @@ def check_store(seen: Observation) -> Finding | str:
 
 
 def check_routers(seen: Observation) -> Finding | str:
-    """Whether the other routers tell of themselves."""
+    """Whether other routers have fallen silent."""
     silent = seen.facts.routers
     if not silent:
         return "none has fallen silent"
@@ -162,13 +162,13 @@ def _is_out_of_reach(seen: Observation, host: HostFacts) -> bool:
 
 
 def _slowdown(host: HostFacts) -> float:
-    """How many times as long everything takes there."""
+    """The factor by which the lack of CPU makes everything slower there."""
     return 1 / max(0.05, 1 - max(host.waiting_share, host.throttled_share))
 
 
 def _overload(seen: Observation) -> float:
-    """How many times the work that the pools can hold at once is there: sequences for the places of
-    decode batches, and prompts for prefill workers, of which each has one in work and one ready."""
+    """The work as a multiple of what the pools can hold at once: sequences over the places in
+    decode batches, and prompts over two for each prefill worker, one in work and one ready."""
     decode, prefill = seen.facts.usable(Role.DECODE), seen.facts.usable(Role.PREFILL)
     places = sum(each.max_batch_size or 0 for each in decode)
     sequences = sum(each.num_running + each.num_waiting for each in decode)

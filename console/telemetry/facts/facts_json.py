@@ -14,8 +14,7 @@ from protocol.messages import Role
 
 def facts_json(facts: Facts, serving: Sequence[str], store_notice: str | None) -> dict[str, Any]:
     """The parts `pools`, `keys`, `store`, `routers`, `hosts`, `logs` and `tiers`; `serving` names
-    the other routers that tell of themselves, `store_notice` is what operators should know of the
-    store."""
+    the other routers that are alive, `store_notice` is a notice about the store for operators."""
     store = facts.store
     routers: list[dict[str, Any]] = [
         {"name": each, "state": "serving", "since_us": None} for each in serving

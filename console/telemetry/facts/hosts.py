@@ -47,7 +47,7 @@ class HostWatch:
             del self._samples[gone]
 
     def facts(self) -> tuple[HostFacts, ...]:
-        """Every machine of which something is known."""
+        """Every machine with known totals."""
         by_machine: dict[str, list[str]] = {}
         for process, (machine, host) in self._machines.items():
             by_machine.setdefault(machine or host, []).append(process)

@@ -25,7 +25,7 @@ class KeyWindow:
         self._slots: deque[tuple[int, Counter[str], Counter[str]]] = deque()
 
     def add(self, key: str, is_good: bool) -> None:
-        """Count an ended request."""
+        """Count a request that has ended."""
         now_us = self._wall_us()
         if not self._slots or now_us >= self._slots[-1][0] + SLOT_US:
             self._slots.append((now_us, Counter(), Counter()))

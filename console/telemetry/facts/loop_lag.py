@@ -1,4 +1,4 @@
-"""How late this router's event loop runs: the lags of the last seconds. Owns them."""
+"""How late this router's event loop runs. Owns the lags of the last seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LoopLag:
         self._lags_ms: deque[float] = deque(maxlen=round(SECONDS / interval_s))
 
     def add(self, lag_s: float) -> None:
-        """A timer ran so late."""
+        """Note how late a timer ran."""
         self._lags_ms.append(lag_s * 1000)
 
     def facts(self) -> LoopFacts | None:

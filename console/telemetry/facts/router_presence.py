@@ -1,8 +1,7 @@
-"""Which other routers tell of themselves, and since when one does not any more.
-
-A router that lives changes its summary every few seconds, one that leaves in order takes it away. A
-summary that stays the same for `SILENT_AFTER_S` is of a router that was killed or hangs. It is
-missed for an hour, until it speaks again, or until a router that came later takes its place.
+"""Which other routers are alive, and which have fallen silent since when. A live router changes its
+summary every few seconds; one that leaves in order removes it. A summary that stays the same for
+`SILENT_AFTER_S` belongs to a router that was killed or hangs. It counts as silent for an hour,
+until it changes its summary again, or until a router that came later takes its place.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class RouterPresence:
         self.names = {k: name for k, name in self.names.items() if k in known}
 
     def missed(self) -> tuple[RouterFacts, ...]:
-        """The routers that fell silent and whose place no later one has taken."""
+        """The silent routers whose place no later one has taken."""
         newcomers = sorted(e.first_us for k, e in self._peers.items() if k not in self._silent)
         found = []
         for router_id, since_us in sorted(self._silent.items(), key=lambda each: each[1]):
@@ -62,6 +61,6 @@ class RouterPresence:
         return tuple(found)
 
     def serving(self) -> list[str]:
-        """The names of the other routers that tell of themselves."""
+        """The names of the other routers that are alive."""
         ids = self._peers.keys() - self._silent.keys()
         return sorted(self.names.get(each) or f"router {each}" for each in ids)
