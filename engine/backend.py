@@ -19,7 +19,7 @@ import torch
 from engine.attention.base import AttentionBackend, Segment
 from engine.checkpoint.blocks import BlockMatrix, Matrix
 from engine.checkpoint.shard import Shard
-from engine.kv_pool import KvPool
+from engine.kv_pool import LEAST_STATES, KvPool
 from engine.layers.embedding import Embedding
 from engine.layers.experts import LayerFactory
 from engine.layers.linear import LinearLayer
@@ -47,8 +47,12 @@ class Sizes:
     sharing: int = 1  # engines and ranks that share the device's memory equally
 
     def most_blocks(self, layout: KvLayout) -> int:
-        """The blocks of a full batch at full context: no more can be used."""
-        return self.max_sequences * -(-self.context // layout.block_size)
+        """The blocks of a full batch at full context: no more can be used. With states, there is
+        room for as many again as the batch holds, for prompts that go on behind them."""
+        num_blocks = self.max_sequences * -(-self.context // layout.block_size)
+        if not layout.has_states:
+            return num_blocks
+        return num_blocks + 2 * LEAST_STATES * self.max_sequences * layout.blocks_per_page(0)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from protocol.layout import SPLIT, KvLayout
 
 _DIGEST_BYTES = 16
 _QUAD = 128  # numbers that share a span
+LEAST_STATES = 4  # slots that one prompt holds
 _UNKNOWN = 255  # as kUnknown in native/split.h
 
 
@@ -127,16 +128,17 @@ class KvPool:
 
 def pages_of(layout: KvLayout, num_blocks: int) -> int:
     """Number of large pages in the memory of `num_blocks` blocks over all layers. Raises
-    ConfigError if it is too small for a page of each group."""
+    ConfigError if it is too small for a page of each group, or the states of a sequence."""
     if not layout.grouping:
         return num_blocks
-    page_bytes, num_groups = layout.page_bytes, len(layout.groups)
+    page_bytes = layout.page_bytes
+    least = sum(1 if each.state_numbers is None else LEAST_STATES for each in layout.groups)
     num_pages = num_blocks * layout.block_bytes // page_bytes
-    if num_pages < num_groups:
-        needed = -(-num_groups * page_bytes // layout.block_bytes)
+    if num_pages < least:
+        needed = -(-least * page_bytes // layout.block_bytes)
         raise ConfigError(
-            f"the KV pool needs at least {needed} blocks, not {num_blocks}: a large page for each "
-            "of the model's groups of layers"
+            f"the KV pool needs at least {needed} blocks, not {num_blocks}: {least} large pages "
+            "for the groups of layers"
         )
     return num_pages
 

@@ -130,11 +130,14 @@ def _load(
 def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None) -> Backend:
     """The backend for the settings' device, and for a rank if there are several; `model` is the
     rank's share. Raises ConfigError for settings that the backend does not support."""
-    if model.delta is not None:
-        raise ConfigError("models with layers that keep states are not served yet")
     if model.latent is not None:
         _check_latent(config)
     device = pick_device(config.device)
+    if model.delta is not None and (device.type != "cpu" or ranks is not None):
+        raise ConfigError(
+            "layers of this model keep states, which workers of one rank on a CPU serve: set "
+            "device to cpu, tensor_parallel and pipeline_parallel to 1"
+        )
     dtype = _dtype(config, model, device)
     backend: Backend
     if device.type == "cuda":
@@ -192,7 +195,7 @@ def _layout(
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, backend.kv_dtype)
     order = order_of(config.kv_order, backend.orders(layout))
     shard = backend.shard
-    grouping = whole.kv_grouping() if config.kv_windows == WINDOW else ()
+    grouping = whole.kv_grouping() if config.kv_windows == WINDOW else layout.grouping
     if grouping and (backend.device.type != "cpu" or shard.size * shard.num_stages > 1):
         raise ConfigError("kv_windows window is for workers of one rank on a CPU: set it to all")
     layout = msgspec.structs.replace(layout, order=order, grouping=grouping)

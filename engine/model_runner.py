@@ -280,7 +280,9 @@ def _segment(sequence: Sequence, context_len: int, size: int, wanted: int) -> Se
     if not others:
         return Segment(size, context_len, first.blocks, wanted, first.first)
     tables = tuple((table.first, table.blocks) for table in others)
-    return Segment(size, context_len, first.blocks, wanted, first.first, tables)
+    states = sequence.state_step
+    assert states is None or states.end == context_len, "the step was staged for other tokens"
+    return Segment(size, context_len, first.blocks, wanted, first.first, tables, states)
 
 
 def _numbers(numbers: list[int]) -> npt.NDArray[np.int64]:

@@ -103,6 +103,10 @@ class BlockManager:
         """Whether the block is in use."""
         return self._pins[block] > 0
 
+    def is_hashed(self, block: int) -> bool:
+        """Whether the block is cached under a hash."""
+        return self._hash_of[block] is not None
+
     def pin(self, blocks: Iterable[int]) -> None:
         """Pin blocks found by `match` (once more, if they are pinned already)."""
         self.num_moves += 1

@@ -15,6 +15,7 @@ from scheduling.block_manager import BlockManager, CacheDelta
 from scheduling.group_rule import GroupRule
 from scheduling.large_pages import GroupBlocks, LargePages
 from scheduling.prefix_ends import PrefixEnds
+from scheduling.states.rule import StateRule
 
 CHECKPOINT_SHARE = 8
 """The covers of the checkpoints in the middle of a prompt take about this fraction of what all
@@ -23,10 +24,12 @@ layers without a window keep."""
 
 class Prefix(NamedTuple):
     """A cached prefix of `num_blocks` blocks: by group, its blocks from the first one on that the
-    group needs to go on behind it (see `GroupRule.covers_from`)."""
+    group needs to go on behind it (see `GroupRule.covers_from`). The groups without a window hold
+    `num_full` blocks, perhaps more."""
 
     num_blocks: int
     blocks: tuple[list[int], ...]
+    num_full: int = 0
 
 
 OnAllocate = Callable[[list[int]], None]
@@ -89,6 +92,8 @@ class BlockPools:
         counts = [layout.blocks_per_page(index) for index in range(len(groups))]
         rules = [
             GroupRule(layout.block_size, group.window, count)
+            if group.state_numbers is None
+            else StateRule(layout.block_size)
             for group, count in zip(groups, counts, strict=True)
         ]
         managers = [
@@ -144,13 +149,14 @@ class BlockPools:
         end = len(hashes)
         for manager in self._full:
             end = len(manager.match(hashes[:end]))
-        end = self._last_end(hashes, 0, end, self._is_cached)
+        num_full, end = end, self._last_end(hashes, 0, end, self._is_cached)
         return Prefix(
             end,
             tuple(
                 manager.match(hashes[rule.covers_from(end) : end])
                 for manager, rule in zip(self.managers, self.rules, strict=True)
             ),
+            num_full,
         )
 
     def reach(self, hashes: Sequence[bytes], first: int, has: Has) -> int:

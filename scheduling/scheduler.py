@@ -109,7 +109,9 @@ class Scheduler:
         step = StepPlan(cost, budget_s, self.config, self.model)
         self._continue_prefills(step)
         self._admission.admit(step, self.choose_fetch)
-        return Batch(decodes, step.chunks, step.received, expired, preempted, held, step.fetching)
+        batch = Batch(decodes, step.chunks, step.received, expired, preempted, held, step.fetching)
+        self._tables.stage(batch)
+        return batch
 
     def commit(self, batch: Batch, token_ids: Seq[int], now: float) -> list[Produced]:
         """Record a step that ran; `token_ids` belong to `batch.sampled`, in that order."""

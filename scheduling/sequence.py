@@ -15,6 +15,7 @@ from protocol.messages import FinishReason
 from protocol.retention import RetentionHint
 from protocol.sampling import PromptLogprobs, SamplingParams
 from scheduling.prompt_record import PromptRecord
+from scheduling.states.step import StateStep
 
 Key = tuple[str, int]
 
@@ -123,6 +124,8 @@ class Sequence:
     - `session`: the conversation or agent that the sequence is a turn of, "" if it is not known.
     - `hashes`: those of full blocks. The first `num_shared` are given and shared by everybody;
       `root_hash` is the parent of the next one.
+    - `state_step`: what the planned step does to its states, if layers keep some. Of the prompt,
+      `fork_block` blocks were cached in the layers that keep all tokens when it was admitted.
     - `prompt_record`: collects the prompt's log-probabilities, if the request wants them.
     - `trace_id`: the trace that the request is part of, "" if there is none.
     """
@@ -167,6 +170,8 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)
     num_shared: int = 0
     num_published: int = 0
+    state_step: StateStep | None = None
+    fork_block: int = 0
     order: int = 0
 
     def __post_init__(self) -> None:

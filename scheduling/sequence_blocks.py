@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from scheduling.batch import Batch
 from scheduling.block_pools import BlockPools, Prefix
 from scheduling.group_rule import GroupRule
 from scheduling.large_pages import GroupBlocks
 from scheduling.sequence import BlockTable, Sequence, SequenceState
+from scheduling.states.rule import StateRule
+from scheduling.states.sequence_states import SequenceStates
 
 
 class SequenceBlocks:
@@ -34,6 +37,12 @@ class SequenceBlocks:
             for index, manager, rule in self._groups
             if rule.window is not None and isinstance(manager, GroupBlocks)
         ]
+        self._sliding = [each for each in self._windowed if not isinstance(each[2], StateRule)]
+        self._states = {
+            index: SequenceStates(index, manager, rule, pools.checkpoint_blocks)
+            for index, manager, rule in self._windowed
+            if isinstance(rule, StateRule)
+        }
 
     def pages_for(self, sequence: Sequence, num_tokens: int) -> int:
         """Number of pages that the sequence holds while it computes up to `num_tokens` tokens, if
@@ -140,15 +149,26 @@ class SequenceBlocks:
 
     def most_chunk_tokens(self, sequence: Sequence) -> int:
         """How many tokens the sequence has blocks for, behind those that are launched."""
-        end = min(table.end for table in sequence.tables)
+        tables = enumerate(sequence.tables)
+        end = min(table.end for index, table in tables if index not in self._states)
         return end * sequence.block_size - sequence.num_launched
 
     def slide(self, sequences: Iterable[Sequence]) -> None:
         """Give back the blocks that have left the window of these sequences' groups, and take later
         ones for them, as far as the sequences will need them."""
         for sequence in sequences if self._windowed else ():
-            for index, manager, rule in self._windowed:
+            for index, manager, rule in self._sliding:
                 self._slide(sequence, sequence.tables[index], manager, rule)
+            for states in self._states.values():
+                states.trim(sequence, self._step_tokens(sequence))
+
+    def stage(self, batch: Batch) -> None:
+        """Choose the slots of states that a planned step reads and writes."""
+        for states in self._states.values():
+            for sequence in batch.decodes:
+                states.stage(sequence, sequence.num_launched, 1, completes=False)
+            for chunk in batch.chunks:
+                states.stage(chunk.sequence, chunk.start, chunk.num_tokens, chunk.completes)
 
     def slots(self, sequence: Sequence, num_blocks: int) -> list[list[int]] | None:
         """By group, the blocks that are to hold what it needs to go on behind the next `num_blocks`
@@ -174,6 +194,10 @@ class SequenceBlocks:
             first = start + num_blocks - min(rule.cover, num_blocks)
             if first == start:
                 continue
+            if index in self._states:
+                slot = table.blocks[start - table.first]
+                self._states[index].jump(sequence, first, slot)
+                continue
             num_out = start - table.first
             out, table.blocks = table.blocks[:num_out], table.blocks[num_out:]
             table.first = first
@@ -183,6 +207,8 @@ class SequenceBlocks:
 
     def publish(self, sequence: Sequence) -> None:
         """Cache the sequence's blocks that are full and computed."""
+        for states in self._states.values():
+            states.advance(sequence)
         complete = min(sequence.num_computed // sequence.block_size, len(sequence.hashes))
         if complete <= sequence.num_published:
             return
@@ -216,6 +242,7 @@ class SequenceBlocks:
         if self._windowed:
             self._touch_checkpoints(sequence)
         self.open_tables(sequence)
+        sequence.state_step = None
 
     def _try_prefix(
         self, sequence: Sequence, prefix: Prefix, headroom: int, may_fetch: bool = False
@@ -244,7 +271,7 @@ class SequenceBlocks:
             for cached, more, first in zip(used, taken, firsts, strict=True)
         ]
         sequence.num_computed = sequence.num_cached = prefix.num_blocks * sequence.block_size
-        sequence.num_fetched = 0
+        sequence.num_fetched, sequence.fork_block = 0, prefix.num_full
         sequence.num_published = prefix.num_blocks
         return True
 
@@ -285,11 +312,8 @@ class SequenceBlocks:
 
     def _is_checkpoint(self, sequence: Sequence, rule: GroupRule, block: int) -> bool:
         """Whether a windowed group needs this block to go on behind a checkpoint."""
-        every = self.pools.checkpoint_blocks
-        if block >= rule.covers_from(-(-(block + 1) // every) * every):
-            return True
-        end = sequence.num_prompt // sequence.block_size
-        return rule.covers_from(max(0, end - 1)) <= block < end
+        prompt_blocks = sequence.num_prompt // sequence.block_size
+        return rule.is_checkpoint(block, self.pools.checkpoint_blocks, prompt_blocks)
 
     def _touch_checkpoints(self, sequence: Sequence) -> None:
         """Let the checkpoints behind a sequence's window be evicted as late as its own blocks."""

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StateStep:
-    """`read` is the slot of the state behind the tokens before the step's; None if there are none:
-    the step begins with an empty state. `writes` are slots for the states behind the first so many
-    of its tokens, ascending; the last one is behind all of them. No slot is both read and written,
-    so a step that is computed again gives the same."""
+    """A step that computes a sequence's tokens from position `start` on. `read` is the slot of the
+    state before them; None if there is none: the step begins with an empty state. `writes` are
+    slots for the states behind the first so many of its tokens, ascending; the last one is behind
+    all of them. No slot is both read and written, so a step that is computed again gives the
+    same."""
 
+    start: int
     read: int | None
     writes: tuple[tuple[int, int], ...]
+
+    @property
+    def end(self) -> int:
+        """The position behind the step's last token."""
+        return self.start + self.writes[-1][0]

@@ -198,7 +198,7 @@ class _Slots:
         writes = tuple((end, self._free.pop()) for end in [*ends, length])
         self._held[text] = writes[-1][1]
         self.left += ([] if read is None else [read]) + [slot for _, slot in writes[:-1]]
-        return StateStep(read, writes)
+        return StateStep(start, read, writes)
 
     def begin(self) -> None:
         """A batch begins."""

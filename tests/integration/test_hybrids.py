@@ -1,0 +1,120 @@
+"""Hybrids served by prefill and decode apart: transformers' tokens, whatever is cached, and one or
+two states on the way besides the blocks."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from cli.fleet import Fleet
+from tests.effort import some
+from tests.hybrid_models import HYBRIDS
+from tests.integration.fleets import (
+    all_counters,
+    assert_as_expected,
+    complete_all,
+    counters,
+    running_fleet,
+)
+from tests.integration.reference import (
+    BLOCK,
+    MIN_MARGIN,
+    NUM_TOKENS,
+    GreedyGeneration,
+    Reference,
+)
+from tests.paths import DEMO_MODEL
+
+LENGTHS = (1, 17, 64, 150)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint of Qwen3.5, and the demo's tokenizer."""
+    to = tmp_path_factory.mktemp("model") / DEMO_MODEL.name
+    shutil.copytree(DEMO_MODEL, to)
+    for weights in to.glob("*.safetensors*"):
+        weights.unlink()
+    sizes = {
+        "vocab_size": 2048,
+        "hidden_size": 48,
+        "intermediate_size": 72,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+        "eos_token_id": None,
+    }
+    torch.manual_seed(5)
+    config = transformers.Qwen3_5TextConfig(**HYBRIDS["qwen3.5"][1] | sizes)
+    transformers.Qwen3_5ForCausalLM(config).save_pretrained(to)
+    return to
+
+
+class Expected:
+    """Random prompts, with what transformers makes of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._generate, self._chance = GreedyGeneration(folder), random.Random(3)
+
+    def after(self, known: tuple[int, ...], length: int) -> Reference:
+        """A prompt that begins with `known` and has so many more tokens."""
+        while True:
+            prompt = (*known, *(self._chance.randrange(3, 1800) for _ in range(length)))
+            output, margin = self._generate(prompt)
+            if margin >= MIN_MARGIN / 10:
+                return Reference(prompt, tuple(output))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Expected:
+    return Expected(folder)
+
+
+def fleet_of(folder: Path, **settings: object):
+    return running_fleet(
+        model=str(folder),
+        local_prefill_threshold_tokens=0,
+        chunk_max_tokens=32,
+        dtype="float32",
+        **settings,
+    )
+
+
+def run(fleet: Fleet, references: list[Reference]) -> None:
+    assert_as_expected(references, complete_all(fleet, references, NUM_TOKENS, 2))
+
+
+@pytest.mark.parametrize("transport", ["nixl", "shm"])
+def test_apart_they_give_the_tokens_of_transformers(
+    folder: Path, expected: Expected, transport: str
+) -> None:
+    prompts = [expected.after((), length) for length in LENGTHS]
+    with fleet_of(folder, prefill=1, decode=1, transport=transport) as fleet:
+        run(fleet, prompts)
+        assert counters(fleet, "decode-1")["handoffs"] == len(prompts)
+        blocks = sum(-(-length // BLOCK) for length in LENGTHS)
+        states = sum(1 + (length > BLOCK and length % BLOCK > 0) for length in LENGTHS)
+        assert counters(fleet, "prefill-1")["blocks_sent"] == blocks + states
+
+
+def test_a_conversation_that_moves_among_workers_stays_right(
+    folder: Path, expected: Expected
+) -> None:
+    """Blocks and states come from the worker's own cache, from a peer's, or are computed."""
+    first = expected.after((), 200)
+    conversation = (*first.prompt, *first.output)
+    with fleet_of(folder, prefill=2, decode=2) as fleet:
+        run(fleet, [first])
+        for back in some((0, 1, 20), 2):
+            turn = expected.after(conversation[: len(conversation) - back], 9)
+            run(fleet, [turn] * 4)
+        used = [
+            each["cached_tokens"] + each["fetched_tokens"] for each in all_counters(fleet).values()
+        ]
+        assert sum(used) >= 100, "else every turn was computed whole"
