@@ -1,5 +1,5 @@
 """Torch devices and dtypes by their names in configuration and on the wire, and fences to wait for
-a device. A card runs its work asynchronously, in order; a CPU is done when the call returns.
+a device. A card runs its work asynchronously, in order; a CPU has finished when the call returns.
 """
 
 from __future__ import annotations

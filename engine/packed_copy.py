@@ -1,8 +1,7 @@
 """Copies the small arrays of a step to a device by one copy.
 
-A copy to a card costs its host several microseconds, however small it is. No memory is filled
-twice: each call takes its own from torch's allocator of pinned memory, which hands it out again
-only when the card has read it.
+A copy to a card costs its host several microseconds, however small it is. Each call takes fresh
+memory from torch's allocator of pinned memory, which reuses memory only after the card has read it.
 """
 
 from __future__ import annotations

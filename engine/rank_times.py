@@ -24,7 +24,7 @@ class Waits(Protocol):
 
     @property
     def waited_ns(self) -> int:
-        """So far."""
+        """The time waited so far."""
 
 
 class RankTimes:
@@ -37,7 +37,7 @@ class RankTimes:
 
     @contextmanager
     def timed(self, *waits: Waits | None) -> Iterator[None]:
-        """Count the time of a pass; what `waits` grow by was not computing."""
+        """Count the time of a pass; the growth of `waits` counts as waiting, not computing."""
         parts = [each for each in waits if each is not None]
         waited, started = sum(each.waited_ns for each in parts), perf_counter_ns()
         yield

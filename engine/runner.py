@@ -1,4 +1,4 @@
-"""What the engine's loop asks of a runner, and what a step gives each sequence that it samples.
+"""The interface of a runner, and the results of a step for the sequences that it samples.
 
 Imports no torch, so that the loop runs with any runner: a model (`engine.model_runner`), a fake one
 in tests, or a simulated one that only advances a clock.
@@ -50,7 +50,7 @@ TOO_SLOW = RowFailure(
 )
 
 Row = SampledToken | RowFailure | RowLate
-"""What a step gave a sequence that it samples."""
+"""The result of a step for one sequence."""
 
 
 class StepAhead(Protocol):
@@ -74,7 +74,7 @@ class Runner(Protocol[LaunchedT, StepT]):
 
     def launch(self, batch: Batch) -> tuple[LaunchedT, Fence]:
         """Compute the batch's tokens. Returns the input of `sample` for `batch.sampled`, and the
-        fence behind it; the device may still be at work."""
+        fence behind it; the device may still be computing."""
 
     def sample(self, batch: Batch, launched: LaunchedT, /) -> list[Row]:
         """A token for each of `batch.sampled`, in order; waits for the device. A row from which no

@@ -33,7 +33,7 @@ class StepResult:
     is under way.
 
     `failed` lists the sequences that got no token, with the reason. They are not part of `batch`,
-    nothing of theirs was committed, and their owner has to end them. The blocks of sequences whose
+    nothing was committed for them, and their owner must end them. The blocks of sequences whose
     logits were not finite are not cached.
     """
 

@@ -90,12 +90,12 @@ class StepsAhead:
         return replace(result, stored=stored)
 
     def observe_alone(self, cost: StepCost, seconds: float) -> None:
-        """Learn from a step that ran when no other was under way."""
+        """Teach the step model by a step that ran alone."""
         self._observe(cost, seconds, is_alone=True)
 
     def _observe(self, cost: StepCost, seconds: float, is_alone: bool) -> None:
-        """Learn how long a step keeps others from starting. In a pipeline that is the time between
-        the ends of two steps; a step alone passes all stages in turn."""
+        """Teach the step model how long a step keeps others from starting. In a pipeline that is
+        the time between the ends of two steps; a step alone passes all stages in turn."""
         self.under_way_s += seconds
         self._scheduler.model.observe(cost, seconds / self.num_stages if is_alone else seconds)
 

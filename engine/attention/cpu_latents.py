@@ -1,8 +1,8 @@
 """Paged latent attention on a CPU, by our own C++ kernel where queries attend to latents.
 
 To the kernel, latents are keys and values of one head that all query heads share: it reads each row
-once for all of them. What it sums of the rotated part, which no value has, is left out. Where keys
-and values are computed from latents, torch computes.
+once for all of them. Its sums of the rotated part, which belongs to no value, are dropped. Where
+keys and values are computed from latents, torch computes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.checkpoint.latent_config import LatentConfig
 from engine.kv_pool import KvPool
 
 _SPLIT_KEYS = 256
-"""Tokens of a piece of a context: there is one head, so pieces alone keep threads busy."""
+"""Tokens of a piece of a context. With only one KV head, pieces are what keeps the threads busy."""
 
 
 class KernelLatentAttention(TorchLatentAttention):

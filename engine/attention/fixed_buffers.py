@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-_ALIGNMENT = 512  # bytes, as of an allocation of its own
+_ALIGNMENT = 512  # bytes, as for a separate allocation
 
 
 class FixedBuffers:

@@ -31,7 +31,7 @@ from engine.packed_copy import on_device
 
 @dataclass(frozen=True)
 class TileCall:
-    """The attention of one layer: what the kernel reads and writes.
+    """The tensors that the kernel reads and writes for the attention of one layer.
 
     `q` is [N, num_heads, head_dim], of which a token's heads are contiguous; `out` the same,
     contiguous; `keys` and `values` as in KvTarget; `window` in tokens, or None.

@@ -16,7 +16,7 @@ from engine.attention.base import AttentionBackend
 
 @dataclass(frozen=True)
 class UpProjection:
-    """One layer's way from latents to each head's keys and values.
+    """One layer's projection from latents to each head's keys and values.
 
     `weight` is [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank], keys' rows first;
     `product` multiplies latents by all of its rows, at once.

@@ -61,7 +61,7 @@ class PoolLayers:
 
 
 class PoolAttention:
-    """What attention backends over a pool on a card have in common: where a step's tokens are
+    """The common part of attention backends over a pool on a card: where a step's tokens are
     stored. Subclasses set `_slots` when they plan, and compute `attend`."""
 
     def __init__(self, layers: PoolLayers) -> None:

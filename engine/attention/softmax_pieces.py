@@ -1,7 +1,7 @@
 """Softmax over keys that come in pieces: means of values for each piece, and their sum.
 
-A piece's means are weighted by the total of its exponentials, whose logarithm goes with them, as in
-Flash-Decoding. All shapes begin with A, one entry for each head or sequence.
+A piece's means are weighted by the total of its exponentials, whose logarithm is kept with them, as
+in Flash-Decoding. All shapes begin with A, one entry for each head or sequence.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def flash(
     scores in memory, and the logarithms of their totals, [A, n], fp32. `is_causal`: query i sees
     keys 0 to i."""
     value_dim, size = values.shape[2], max(q.shape[2], values.shape[2])
-    # which have to be of one size
+    # the kernel needs one size
     q, keys, values = (pad(each, (0, size - each.shape[2])) for each in (q, keys, values))
     shape = (len(q), -1, -1)
     means, totals = _flash_attention(

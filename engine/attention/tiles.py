@@ -129,7 +129,8 @@ def most_items(num_decodes: int, max_context: int) -> int:
 
 
 def _divided(num_parts: np.ndarray) -> np.ndarray:
-    """Which segments are divided: those with the most parts first, as long as the partials last."""
+    """Which segments are divided: those with the most parts first, while there is room for partial
+    results."""
     order = np.argsort(-num_parts, kind="stable")
     taken = np.cumsum(num_parts[order])
     is_divided = np.zeros(len(num_parts), dtype=bool)

@@ -1,5 +1,4 @@
-"""What attention computes besides products: windows, and how scores are scaled and capped; imports
-no torch.
+"""The settings of attention: windows, and how scores are scaled and capped; imports no torch.
 
 `engine.models.architectures` says which keys of a config.json an architecture has.
 """

@@ -15,7 +15,7 @@ from protocol.errors import ConfigError
 MAX_EXPERTS = 1024
 MAX_PER_TOKEN = 64
 _MAX_IN_ALL_LAYERS = 1 << 16
-"""Experts; the tensors of each are listed before the files are compared with them."""
+"""The most experts: the tensors of each are listed before they are compared with the files."""
 _MAX_INNER = 1 << 22
 
 
@@ -26,10 +26,10 @@ class ExpertsConfig:
     A token's scores are the softmax of the router's logits, or their sigmoids. `per_token` experts
     with the largest scores are chosen, where `has_choice_bias` with a bias added for the choice
     alone. If there are several `groups` of experts, only those of `chosen_groups` groups may be
-    chosen; a group's score is its largest, or where `sums_two` the sum of its two largest. What
-    the experts give is weighted by their scores times `scale`, which are first divided by their
-    sum where `normalizes`. A shared expert of `shared_inner` numbers (0: none) is added for every
-    token, where `gates_shared` times a sigmoid of its own.
+    chosen; a group's score is its largest, or where `sums_two` the sum of its two largest. The
+    experts' results are weighted by their scores, divided by their sum if `normalizes`, times
+    `scale`. A shared expert of `shared_inner` numbers (0: none) is added for every token, where
+    `gates_shared` times a sigmoid of its own.
     """
 
     count: int

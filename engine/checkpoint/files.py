@@ -32,7 +32,7 @@ _MAX_HEADER_BYTES = (
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
 _SHARD_NAME = re.compile(r"[^/\0]+\.safetensors")
 _MAX_ENTRIES, _MAX_ALL_ENTRIES = 1 << 18, 1 << 20
-"""Of a file and of all, those of experts counted one by one."""
+"""The most tensors of a file, and of all files, with each expert's counted."""
 _SAMPLE_BYTES = 256
 _MAX_KEPT_HEADERS = 32
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
@@ -162,7 +162,8 @@ def _gguf_header(file: Path) -> tuple[int, dict[str, TensorEntry]]:
 
 @functools.lru_cache(maxsize=_MAX_KEPT_HEADERS)
 def _read_gguf(file: Path, version: tuple[int, int] | None) -> tuple[int, dict[str, TensorEntry]]:
-    """A start reads the same header several times, and its vocabulary takes a while."""
+    """Cached, because a start reads the same header several times, and a header with a vocabulary
+    takes a while."""
     header = read_header(file)
     entries = {}
     for tensor in header.tensors:

@@ -21,7 +21,7 @@ from engine.layers.linear import LinearLayer
 from engine.layers.ops import LayerOps
 
 _MOST_GAPS = 15
-"""Rows between those of two experts, at most."""
+"""The most rows of padding between two experts' rows."""
 
 Pack = Callable[[torch.Tensor | BlockMatrix, torch.Tensor | None], NativeLinear]
 
@@ -142,7 +142,7 @@ class NativeExperts:
         self.config = config
         self.memory = memory
         self._run = kernels.baton_experts
-        self._fp32 = [  # keeps alive what the structure points to
+        self._fp32 = [  # keeps the tensors alive that the structure points to
             None if each is None else each.float().contiguous()
             for each in (
                 weights.router,

@@ -1,4 +1,4 @@
-"""Chooses the backend of a model on a card, as the settings ask and the machine allows."""
+"""Chooses the backend of a model on a card, by the settings and the machine."""
 
 from __future__ import annotations
 

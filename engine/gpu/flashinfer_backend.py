@@ -1,8 +1,8 @@
 """The backend of a model on a CUDA card by FlashInfer's attention and our Triton kernels.
 
 Owns the workspace that all attention objects share; they take turns on one stream. The backend is
-created before the weights are loaded, and builds its kernels then: what is missing on the machine
-shows first, and a kernel that cannot be built leads to the one that can.
+created before the weights are loaded, and builds its kernels then. So a missing part of the machine
+shows early, and a kernel that cannot be built is replaced by one that can.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FlashInferLibrary:
     flashinfer: ModuleType
     is_hopper: bool
     num_multiprocessors: int
-    why_no_build: str = ""  # what a kernel that has not been built before would lack
+    why_no_build: str = ""  # what is missing to build further kernels
 
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype, head_dim: int) -> FlashInferLibrary:

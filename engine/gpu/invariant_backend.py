@@ -33,14 +33,14 @@ from protocol.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _KERNELS_VERSION = 1
-"""Raise this with every change that changes a bit of the kernels' results."""
+"""Increase this with every change of the kernels that changes a bit of their results."""
 _MIN_CAPABILITY = (8, 0)  # the first cards that multiply bf16
 _HEAD_DIMS = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class InvariantKernels:
-    """The kernels' launches, and a name for all that decides their bits."""
+    """The kernels' launches, and a name for everything that determines their bits."""
 
     attend_tiles: Attend
     multiply: Multiply

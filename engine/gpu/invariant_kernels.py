@@ -94,7 +94,9 @@ def attend_tiles(  # noqa: PLR0913, PLR0915 - a kernel
             end_key = tl.minimum((number + 1) * PART, end)
             for at in range(first_key, end_key, KEYS):
                 places = at + tl.arange(0, KEYS)
-                is_key = (places >= start) & (places < end)  # what lies beyond may be anything
+                is_key = (places >= start) & (
+                    places < end
+                )  # values beyond the context are arbitrary
                 block = tl.load(table + places // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
                 where = block * block_stride + kv_head * head_stride
                 where += places % BLOCK_SIZE * token_stride

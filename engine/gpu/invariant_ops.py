@@ -1,7 +1,7 @@
 """Launches the kernels of `engine.gpu.invariant_kernels`, with fixed tiles, warps and stages.
 
 Nothing here is tuned while it runs, and no choice that could change a bit depends on the batch.
-What does depend on it is how many programs share a sum's parts. Needs Triton.
+Only the number of programs that share a sum's parts depends on it. Needs Triton.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 FlashInfer looks for all of them in one folder, CUDA_HOME, as NVIDIA's installers lay it out. Python
 packages (nvidia-cuda-nvcc, nvidia-cuda-runtime, nvidia-curand) lay them out differently: headers
 may be in another folder, libraries lack the names that a linker looks for, and a machine without a
-card has no library of the driver. `find_toolchain` gives the variables that lead the compilers to
-what is installed, `compile_sample` proves them. Knows no kernel and never imports torch.
+card has no library of the driver. `find_toolchain` gives the variables by which compilers find the
+installed parts, `compile_sample` tests them. Knows no kernel and never imports torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a card's backends with kernels for attention share: Triton's operations, and graphs."""
+"""The common part of a card's backends with attention kernels: Triton's operations, and graphs."""
 
 from __future__ import annotations
 
@@ -94,5 +94,5 @@ class TritonBackend(CardBackend, ABC):
         return has_product and self._dtype == torch.bfloat16
 
     def capture(self) -> Capture:
-        """How a pass becomes a graph."""
+        """The function that captures a pass as a graph."""
         return CudaCapture()

@@ -1,4 +1,4 @@
-"""The products of a layer's experts: what a backend makes of them, and torch's form.
+"""The products of a layer's experts: the protocol for backends, and torch's form.
 
 Owns the experts' weights. A token's rows of the products depend on its own experts only.
 """
@@ -58,7 +58,7 @@ class Experts(Protocol):
 
 
 class LayerFactory(LinearFactory, Protocol):
-    """Makes what multiplies by weights in a model's layers; every backend is one."""
+    """Makes the parts of a model's layers that multiply by weights; every backend is one."""
 
     def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
         """The experts of one layer. Consumes the matrices of `weights`. Raises ConfigError for what

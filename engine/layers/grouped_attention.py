@@ -1,7 +1,7 @@
 """Attention of grouped queries: several query heads for each head of keys and values.
 
 Biases, norms on q and k, and sinks are optional. The attention backend knows whether a layer
-attends to all earlier tokens or to a window of them; the layer computes the same either way.
+attends to all earlier tokens or to a window of them; the layer's computation is the same.
 """
 
 from __future__ import annotations

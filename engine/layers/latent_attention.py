@@ -21,7 +21,7 @@ from engine.layers.attention_pass import AttentionPass
 from engine.layers.linear import LinearFactory, LinearLayer
 
 _NORM_EPS = 1e-6
-"""Of the norms of latents, whatever the model's other norms have."""
+"""The eps of the norms of latents, whatever the model's other norms have."""
 
 
 class LatentAttention:
@@ -100,7 +100,7 @@ def _latent(config: ModelConfig) -> LatentConfig:
 
 
 def _up_tensors(latent: LatentConfig, num_heads: int) -> list[LayerTensor]:
-    """The way from latents to heads, as the files hold it."""
+    """The projection from latents to heads, as the files hold it."""
     rank, key_dim, value_dim = latent.kv_lora_rank, latent.qk_nope_head_dim, latent.v_head_dim
     if not latent.kv_b_in_parts:
         rows = [Rows("kv_b_proj.weight", num_heads * (key_dim + value_dim))]
@@ -113,8 +113,9 @@ def _up_tensors(latent: LatentConfig, num_heads: int) -> list[LayerTensor]:
 
 
 def _up_weight(config: LatentConfig, num_heads: int, weights: KindWeights) -> torch.Tensor:
-    """The way from latents to heads, [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank].
-    Dequantized: absorbed into queries it is multiplied from either side."""
+    """The projection from latents to heads, [num_heads, qk_nope_head_dim + v_head_dim,
+    kv_lora_rank]. Dequantized, because it is multiplied from either side once it is absorbed into
+    queries."""
     device = weights.vectors["kv_a_norm"].device
 
     def heads(name: str) -> torch.Tensor:
@@ -126,7 +127,7 @@ def _up_weight(config: LatentConfig, num_heads: int, weights: KindWeights) -> to
 
 
 def _biases(config: ModelConfig, latent: LatentConfig) -> list[LayerTensor]:
-    """Of the products that have the hidden state on one side; `q_proj` never has one."""
+    """The biases of products with the hidden state; `q_proj` never has one."""
     found = []
     if config.qkv_bias:
         if latent.q_lora_rank is not None:

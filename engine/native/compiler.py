@@ -56,8 +56,8 @@ def compile_objects(command: list[str], sources: Sequence[Path], folder: Path) -
 
 
 def _use(cores: range) -> None:
-    """Pin this thread and its children to those of `cores` that the process may use, even if it is
-    pinned to fewer so far: nothing else computes before the kernels are built."""
+    """Pin this thread and its children to those of `cores` that the process may use, even if it was
+    pinned to fewer: nothing else computes until the kernels are built."""
     if hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cores)

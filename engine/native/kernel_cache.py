@@ -1,10 +1,9 @@
-"""The folder of built kernels, which nobody else may change: a process loads what lies there.
-
-A library is code that runs with the user's rights. So a folder is used only if this user or root
-owns it and every folder above it, and nobody else may write there (in one with the sticky bit, such
-as /tmp, others cannot replace what is not theirs). If the cache is no such folder, the kernels lie
-in one of this user's in the folder for temporary files; if another user has squatted its name, in
-one that ends with the process. Where others may rename even that, no kernels are built.
+"""The folder of built kernels, which nobody else may change: a library in it is code that runs with
+the user's rights. So a folder is used only if this user or root owns it and every folder above it,
+and nobody else may write there (in one with the sticky bit, such as /tmp, others cannot replace
+what is not theirs). If the cache is not such a folder, the kernels go into one of this user's among
+the temporary files; if another user has taken its name, into one that is deleted with the process.
+If others could rename even that, no kernels are built.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ def _why_not_made(folder: Path) -> str:
 
 
 def why_not(path: Path) -> str:
-    """Why others could change a file or folder, or one above it; "" if they cannot. What does not
-    exist yet is of no concern."""
+    """Why others could change a file or folder, or one above it; "" if they cannot. Files that do
+    not exist yet are ignored."""
     real = Path(os.path.realpath(path))
     for each in (real, *real.parents):
         try:

@@ -1,10 +1,10 @@
 """Lets grammars follow their sequences' outputs: consumes tokens, computes the next masks.
 
-Threads of a pool do this while the step goes on, without the interpreter's lock; a step waits for
-them for a short time. Handing work to a thread costs more than an ordinary grammar itself,
-above all on a busy host. Therefore the engine's thread does the work for grammars that have been
-quick several times in a row. A grammar that betrays this trust holds up one step, by one token;
-after that no grammar is trusted for a while. Imports no torch.
+Threads of a pool do this while the step continues, without the interpreter's lock; a step waits for
+them for a short time. Handing work to a thread costs more than an ordinary grammar itself, above
+all on a busy host. Therefore the engine's thread does the work for grammars that have been quick
+several times in a row. If a trusted grammar becomes slow, it delays one step by one token; after
+that no grammar is trusted for a while. Imports no torch.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _QUICK_S = 0.001
 _TRUSTED_AFTER = 8  # quick tokens in a row
 _DISTRUST_S = 60.0
 _MOST_TO_CONSUME = 8
-"""llguidance consumes tokens in a thread of its own, where waiting for a core counts as time; hence
-no more than this many times the mask's own time is believed."""
+"""llguidance consumes tokens in its own thread, whose measured time includes waiting for a core;
+hence at most this many times the mask's own time is counted."""
 _NO_GRAMMAR = "start: <|nothing|>"
 
 
 class _Watch:
-    """Measures this thread's work, from now on. Reading the time that a thread had a core is a
-    system call; a stop-watch is enough while the work is quick."""
+    """Measures this thread's work from now on. Reading a thread's CPU time is a system call; wall
+    time is enough while the work is quick."""
 
     def __init__(self) -> None:
         self._lap_began = time.monotonic()
@@ -58,7 +58,7 @@ class _Watch:
 
 class GrammarFollower:
     """Follows the grammars of one worker, until `close`. `wake` is called in another thread when a
-    mask is there that a step did without."""
+    mask has come that a step did not wait for."""
 
     def __init__(
         self,
@@ -129,7 +129,8 @@ class GrammarFollower:
         return matcher.is_pending
 
     def close(self) -> None:
-        """End the threads after what they do now; then `wake` is no longer called."""
+        """End the threads once their current work is done; `wake` is no longer called after
+        that."""
         self.pool.close()
 
     # -- any thread ---------------------------------------------------------------------------

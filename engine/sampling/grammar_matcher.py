@@ -23,7 +23,7 @@ TokenMask = npt.NDArray[np.int32]
 @dataclass(frozen=True)
 class GrammarLimits:
     """How long a step waits for masks, and how long the masks of one request may take on a worker,
-    over all its sequences. What a token takes up to `free_s` does not count."""
+    over all its sequences. The first `free_s` of each token do not count."""
 
     step_s: float = 0.05
     request_s: float = 10.0
@@ -99,8 +99,8 @@ class GrammarMatcher:
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether the next token's mask is neither there nor expected in time for a step; if so,
-        `Grammars.wake` is called when it is there."""
+        """Whether the next token's mask is missing and not expected in time for a step; if so,
+        `Grammars.wake` is called when it has come."""
         return self.is_pending and not self.time.is_spent and self.follower.expects_late(self)
 
     @property

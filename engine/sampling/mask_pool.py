@@ -1,10 +1,10 @@
 """Threads that follow grammars and compute their masks, beside the thread that runs the steps.
 
 A lane is the work on copies of one compiled grammar, which share a lock: one thread at a time takes
-it. A lane whose work is not done within the budget of a step is slow, and has a thread of low
-priority of its own kind: slow grammars share that thread, and wait for nobody but themselves. A
-quick thread takes the work of all quick lanes at once, so that a step wakes one thread. Knows no
-grammars: `compute` does the work. Invariant: a piece of work is in one queue or one thread.
+it. A lane whose work is not done within the budget of a step is slow. Slow lanes share a thread of
+low priority, and wait only for each other. A quick thread takes the work of all quick lanes at
+once, so that a step wakes one thread. Knows no grammars: `compute` does the work. Invariant: a
+piece of work is in one queue or one thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 _NUM_QUICK = 2
-"""If a grammar that was quick becomes slow, the other thread serves the other grammars."""
+"""Two threads, so that the other one serves the other grammars if a quick grammar becomes slow."""
 _SLOW_NICE = 10
 
 
@@ -85,7 +85,7 @@ class MaskPool(Generic[W]):
                 self._enqueue(lane)
 
     def note(self, work: W) -> None:
-        """Tell `wait_for` that work has progressed, so that it checks again."""
+        """Wake `wait_for` after progress, so that it checks again."""
         with self._lock:
             if work in self._awaited and self._is_done(work):
                 self._awaited.discard(work)
@@ -106,7 +106,7 @@ class MaskPool(Generic[W]):
             self._awaited = set()
 
     def close(self) -> None:
-        """End the threads after their current work; what is queued is never done."""
+        """End the threads after their current work; queued work is dropped."""
         with self._lock:
             self._is_closed = True
             for condition in (self._has_quick, self._has_slow):

@@ -58,7 +58,8 @@ class Adjustments:
 
 @dataclass(frozen=True)
 class Draws:
-    """What the D rows that are not greedy draw with. Filters that no row uses are None."""
+    """The numbers with which the D rows that are not greedy draw. Filters that no row uses are
+    None."""
 
     rows: torch.Tensor  # [D] int64
     temperatures: torch.Tensor  # [D] fp32

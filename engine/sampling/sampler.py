@@ -1,16 +1,16 @@
 """Choosing the next token of every sequence in a batch.
 
 A choice is a function of (seed, index, logits) and the sequence's own parameters and tokens, bit
-for bit. No other row, no padding and no thread count changes it, so any worker and any attempt
-that computes the same logits continues a text identically. Whether logits are the same is the
-model's part: our kernels on CPUs give the same bits whatever else is in a batch, a card does so in
-batch-invariant mode only (docs/gpu.md). Hence sums over the vocabulary are sums of integers (exact
-in any order), and filters cut at a value, never at a rank (tokens with equal logits stay together).
+for bit. No other row, no padding and no thread count changes it, so any worker and any attempt that
+computes the same logits continues a text identically. Equal logits are the model's part: our
+kernels on CPUs give the same bits whatever else is in a batch, a card only in batch-invariant mode
+(docs/gpu.md). Hence sums over the vocabulary are sums of integers (exact in any order), and filters
+cut at a value, never at a rank (tokens with equal logits stay together).
 
 The order follows OpenAI, vLLM and Hugging Face: the mask of allowed tokens, repetition penalty,
 frequency and presence penalties, logit bias, forbidden words, `min_tokens` mask. Greedy sampling
-ends here; otherwise follow temperature, top-k, top-p, min-p, and the choice by inverse CDF with
-one uniform number per row. Log-probabilities are those of the raw logits, before all of these steps
+ends here; otherwise follow temperature, top-k, top-p, min-p, and the choice by inverse CDF with one
+uniform number per row. Log-probabilities are those of the raw logits, before all of these steps
 (vLLM's default).
 """
 
@@ -30,7 +30,7 @@ from engine.sampling.top_p import FindCut, lowest_kept
 from protocol.errors import GenerationFailed
 from protocol.sampling import MAX_LOGPROBS
 
-_FIRST_CANDIDATES = 256  # how many of the most likely tokens top-p looks at first
+_FIRST_CANDIDATES = 256  # how many of the most likely tokens top-p examines first
 
 
 class InvalidLogits(GenerationFailed):

@@ -16,7 +16,7 @@ from engine.checkpoint.formats.quantization import Quantization, WeightGroup
 
 _CODES, _ZEROS, _SCALES, _GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
 _AWQ_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
-"""Where each of eight outputs lies in its word."""
+"""The place of each of eight outputs in its word."""
 
 
 def gptq_matrix(stored: ModuleTensors, quantization: Quantization) -> QuantizedMatrix:
@@ -47,8 +47,8 @@ def gptq_matrix(stored: ModuleTensors, quantization: Quantization) -> QuantizedM
 def _like(
     stored: ModuleTensors, quantization: Quantization, num_words: int, num_groups: int
 ) -> tuple[WeightGroup, int]:
-    """The group that the stored shapes are like, and the matrix's inputs; the first group if they
-    are like none."""
+    """The group that matches the stored shapes, and the number of the matrix's inputs; the first
+    group if none matches."""
     found = []
     for group in quantization.groups:
         inputs = num_words * WORD_BITS // group.bits

@@ -61,7 +61,7 @@ class ModuleTensors:
     def need_scales(
         self, suffix: str, groups: Sequence[WeightGroup], shape: tuple[int, int]
     ) -> WeightGroup:
-        """The first of `groups` that the stored scales of a weight of `shape` are like. Raises
+        """The first of `groups` that matches the stored scales of a weight of `shape`. Raises
         ModelLoadError."""
         entry = self.need(suffix, (*SCALE_DTYPES, *EXPONENTS))
         for group in groups:
@@ -104,7 +104,7 @@ def as_float(stored: torch.Tensor) -> torch.Tensor:
 
 
 def of_rows(shared: torch.Tensor, rows: slice, sharing: Sharing) -> torch.Tensor:
-    """Of what outputs and inputs share, the part of some rows, [rows, groups]."""
+    """The part for some rows of values that outputs and inputs share, [rows, groups]."""
     if sharing.outputs is None:
         return shared.reshape(1, -1).expand(rows.stop - rows.start, -1)
     places = torch.arange(rows.start, rows.stop) // sharing.outputs

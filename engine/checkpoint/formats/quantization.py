@@ -63,7 +63,7 @@ class WeightGroup:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a checkpoint's weights may be quantized: each matrix is like one of `groups`.
+    """How a checkpoint's weights may be quantized: each matrix matches one of `groups`.
 
     `zero_offset` is added to stored zero points. Without `has_order`, groups are neighbours,
     whatever GPTQ's `g_idx` says. `activations` describes how the checkpoint's authors quantize
@@ -91,7 +91,7 @@ class Quantization:
 
 
 def parse_quantization(keys: JsonKeys) -> Quantization | None:
-    """What the keys of a config.json say; None if they speak of no quantized weights. Raises
+    """The quantization that the keys of a config.json describe; None if they describe none. Raises
     ModelLoadError."""
     name = next((each for each in _KEYS if each in keys), None)
     table = None if name is None else keys.table(name)
@@ -105,8 +105,8 @@ def parse_quantization(keys: JsonKeys) -> Quantization | None:
 
 
 def parse_model_optimizer(keys: JsonKeys) -> Quantization:
-    """What the keys of ModelOpt's own file say, `hf_quant_config.json`; older checkpoints have no
-    other. Raises ModelLoadError."""
+    """The quantization that ModelOpt's own file, `hf_quant_config.json`, describes; older
+    checkpoints have only this file. Raises ModelLoadError."""
     return _modelopt(keys)
 
 
@@ -229,7 +229,7 @@ def _compressed_group(weights: JsonKeys) -> WeightGroup:
 
 
 def _strategy(weights: JsonKeys) -> Sharing:
-    """What shares a scale; without a `strategy`, what the group's size implies."""
+    """Which weights share a scale; without a `strategy`, as the group's size implies."""
     size = weights.integer("group_size", None, minimum=-1)
     implied = "tensor" if size is None else "channel" if size == -1 else "group"
     strategy: str = weights.text("strategy", implied)

@@ -1,6 +1,6 @@
 """A quantized checkpoint's tensors by the names of plain weights.
 
-What is stored decides how a weight is read: a weight in bf16 is taken as it is, whatever the
+The stored tensors decide how a weight is read: a weight in bf16 is taken as it is, whatever the
 configuration's lists of modules say. Weights are checked by the headers before any is read.
 """
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _Reader = Callable[[ModuleTensors, Quantization], QuantizedMatrix]
 _SUFFIX = ".weight"
 _BY_WORDS: dict[str, _Reader] = {"awq": awq_matrix, "gptq": gptq_matrix}
-"""What reads `qweight`, by the method."""
+"""The readers of `qweight`, by method."""
 _OF_ACTIVATIONS = re.compile(r"\.(in|out)put_(global_)?(scale(_ub)?|zero_point)$")
 _OF_KV = re.compile(r"\.(q|k|v|kv|prob)_(scale|zero_point)$")
 _HALF = re.compile(r"(.+)\.(gate|up)_proj")
@@ -42,7 +42,7 @@ _ORPHANS = {
     ".weight_packed": (".weight_shape", ".weight_global_scale"),
     ".weight": (".weight_scale", ".weight_scale_inv"),
 }
-"""Tensors that make no sense without the key's."""
+"""Tensors that are useless without the tensor named by the key."""
 
 
 class QuantizedTensors:
@@ -115,7 +115,7 @@ class QuantizedTensors:
 
 
 def _reader(tensors: StoredTensors, name: str, quantization: Quantization) -> _Reader | None:
-    """What reads the weight `name`; None if it is not quantized. Raises ModelLoadError."""
+    """The reader of the weight `name`; None if it is not quantized. Raises ModelLoadError."""
     entries, module = tensors.entries, name.removesuffix(_SUFFIX)
     plain = entries.get(name)
     if plain is not None:
