@@ -35,11 +35,6 @@ class Pieces:
         if min(self.size, self.count) < 1 or self.start < 0 or end > self.block_bytes:
             raise ValueError(f"{self} leaves its block")
 
-    @staticmethod
-    def whole(block_bytes: int) -> Pieces:
-        """A block as one piece."""
-        return Pieces(block_bytes, block_bytes)
-
     def offsets(self) -> range:
         """Offset of each piece within a block."""
         return range(self.start, self.start + self.count * (self.stride or 1), self.stride or 1)
@@ -76,9 +71,10 @@ class Share:
         return pieces.size == pieces.block_bytes == self.slices.target.block_bytes
 
 
-def whole_shares(block_bytes: Sequence[int]) -> tuple[Share, ...]:
-    """The shares of two workers with the same ranks. `block_bytes`: of a block, by rank."""
-    wholes = [Pieces.whole(each) for each in block_bytes]
+def whole_shares(block_bytes: Sequence[int], used: Sequence[int] = ()) -> tuple[Share, ...]:
+    """The shares of two workers with the same ranks. `block_bytes`: of a block, by rank; of which
+    the first `used` are copied, empty: all."""
+    wholes = [Pieces(*each) for each in zip(block_bytes, used or block_bytes, strict=True)]
     return tuple(Share(rank, rank, HeadSlices(each, each)) for rank, each in enumerate(wholes))
 
 

@@ -32,7 +32,8 @@ class PoolMemory:
     If several ranks share the pool, this is rank 0's part of each block; `others` are the other
     ranks' parts, in the order of ranks. If blocks of several groups of layers lie in the pool of
     one rank, `views` are the bytes of a block and the number of blocks of each group, over the same
-    memory; the first group's are repeated.
+    memory; the first group's are repeated. `used` are the bytes at the beginning of a block of each
+    group that hold something, and are written; empty: all.
     """
 
     address: int
@@ -41,15 +42,17 @@ class PoolMemory:
     device: str  # "cpu", or "cuda:N"
     others: tuple[PoolPart, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
+    used: tuple[int, ...] = ()
 
     @property
     def groups(self) -> tuple[PoolMemory, ...]:
         """The pool as blocks of each group."""
         if not self.views:
             return (self,)
+        used = self.used or tuple(block_bytes for block_bytes, _ in self.views)
         return tuple(
-            replace(self, block_bytes=block_bytes, num_blocks=num_blocks, views=())
-            for block_bytes, num_blocks in self.views
+            replace(self, block_bytes=size, num_blocks=num_blocks, views=(), used=(part,))
+            for (size, num_blocks), part in zip(self.views, used, strict=True)
         )
 
     @property
@@ -231,12 +234,13 @@ def fit_groups(
 def fit_shares(
     agent: str, found: PoolShape, num_blocks: int, own: PoolMemory, shares: Sequence[Share]
 ) -> tuple[Share, ...]:
-    """The shares to copy to a peer whose pool is `found`: `shares`, or whole blocks without any.
+    """The shares to copy to a peer whose pool is `found`: `shares`, or without any whole blocks, as
+    far as they are used.
 
     Raises PoolMismatch if `found` or our pool does not match `num_blocks` and the shares.
     """
     ours = own.shape.block_bytes
-    fitting = tuple(shares) or whole_shares(ours)
+    fitting = tuple(shares) or whole_shares(ours, own.used)
     for share in fitting:
         size = share.slices.source.block_bytes
         if share.source >= len(ours) or size != ours[share.source]:

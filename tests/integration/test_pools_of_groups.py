@@ -21,6 +21,8 @@ from tests.integration.pool_ends import PoolEnd, poll_until
 
 VIEWS = ((48, 8), (32, 12), (96, 4))
 """Bytes of a block, and blocks, of each group: four pages of 96 bytes."""
+USED = (48, 32, 80)
+"""Bytes of a block that are written."""
 NUM_BYTES = 384
 
 
@@ -34,8 +36,8 @@ class End(PoolEnd):
             memory = SharedMemory(NUM_BYTES)
         self.bytes = np.frombuffer(memory.view, np.uint8, NUM_BYTES)
         size, number = views[0]
-        views = views if len(views) > 1 else ()
-        pool = PoolMemory(self.bytes.ctypes.data, size, number, "cpu", views=views)
+        views, used = (views, USED if views == VIEWS else ()) if len(views) > 1 else ((), ())
+        pool = PoolMemory(self.bytes.ctypes.data, size, number, "cpu", views=views, used=used)
         self.transport.register(pool)
 
     def blocks(self, group: int) -> np.ndarray:
@@ -67,7 +69,7 @@ def test_a_write_copies_blocks_of_one_group(ends: list[End], transport: str) -> 
         assert [each.error for each in one.events if isinstance(each, WriteDone)] == [None]
         poll_until(Notification, other, one)
         expected = before.reshape(VIEWS[group][::-1])
-        expected[target] = one.blocks(group)[source]
+        expected[target, : USED[group]] = one.blocks(group)[source, : USED[group]]
         assert (other.blocks(group) == expected).all()
 
 

@@ -52,7 +52,8 @@ def register_pool(
     views = tuple((each.block_bytes, each.num_blocks) for each in pool.groups)
     block_bytes, num_blocks = views[0]
     views = views if len(views) > 1 else ()
-    memory = PoolMemory(pool.base_address, block_bytes, num_blocks, device, others, views)
+    used = tuple(each.layout.block_bytes for each in pool.groups) if views else ()
+    memory = PoolMemory(pool.base_address, block_bytes, num_blocks, device, others, views, used)
     descriptor = transfers.register(memory)
     secret, agent = settings.cluster_secret.encode(), transfers.agent
     return PeerDescriptor(
