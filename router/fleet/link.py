@@ -160,14 +160,15 @@ class WorkerLink:
             self._pings.sent(ping)
         return ping.nonce
 
-    def has_answered(self, number: int) -> bool:
-        """Whether the worker has answered this ping or a later one."""
-        return self._pings.has_answered(number)
+    @property
+    def last_pong(self) -> int:
+        """The number of the latest ping that the worker has answered; 0 before the first."""
+        return self._pings.last_answered
 
     async def wait_for_pong(self, number: int, timeout_s: float) -> None:
         """Wait until the worker has answered this ping or a later one, the connection is lost, or
         the timeout has passed."""
-        if self._is_ready and not self.has_answered(number):
+        if self._is_ready and self.last_pong < number:
             await self._pings.wait(number, timeout_s)
 
     def close(self) -> None:

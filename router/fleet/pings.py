@@ -20,7 +20,7 @@ class Pings:
     def __init__(self) -> None:
         self.clock = ClockOffset()
         self.num_sent = 0
-        self._last_answered = 0
+        self.last_answered = 0
         self._sent_us: dict[int, int] = {}  # by number of ping, until it is answered
         self._waiters: dict[asyncio.Future[None], int] = {}  # with their ping's number
 
@@ -39,12 +39,8 @@ class Pings:
         sent_us = self._sent_us.pop(pong.nonce, 0)
         if sent_us and pong.wall_us:
             self.clock.observe(sent_us, pong.wall_us, wall_us())
-        self._last_answered = max(self._last_answered, pong.nonce)
-        self._release(self._last_answered)
-
-    def has_answered(self, number: int) -> bool:
-        """Whether this ping or a later one was answered."""
-        return self._last_answered >= number
+        self.last_answered = max(self.last_answered, pong.nonce)
+        self._release(self.last_answered)
 
     async def wait(self, number: int, timeout_s: float) -> None:
         """Wait until this ping or a later one is answered, `release_all`, or the timeout."""

@@ -19,8 +19,8 @@ from typing import Protocol
 import msgspec
 
 from router.recording.known_blocks import KnownBlocks, recorded_tokens
-from router.requests.generation import Generation
 from router.requests.interface import TEST_PREFIX
+from router.requests.served import ServedGeneration
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ ResultListener = Callable[[str, int], None]
 class _Ended(msgspec.Struct, frozen=True, gc=False):
     """The recorded facts of a request, before its digests are made."""
 
-    generation: Generation
+    generation: ServedGeneration
     hashes: Sequence[bytes]
 
 
@@ -87,7 +87,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="baton-recorder", daemon=True)
         self._thread.start()
 
-    def take(self, generation: Generation) -> None:
+    def take(self, generation: ServedGeneration) -> None:
         """Record a request that has ended; operators' test prompts are left out."""
         request = generation.request
         if request.request_id.startswith(TEST_PREFIX):
@@ -161,7 +161,9 @@ class Recorder:
             after, blocks = self._blocks.note(ended.hashes, block_size)
         return head + msgspec.json.encode(self._recorded(ended.generation, after, blocks)) + b"\n"
 
-    def _recorded(self, generation: Generation, after: str, blocks: list[str]) -> RecordedRequest:
+    def _recorded(
+        self, generation: ServedGeneration, after: str, blocks: list[str]
+    ) -> RecordedRequest:
         request, trace = generation.request, generation.trace
         return RecordedRequest(
             at_us=trace.received_us,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
+from collections.abc import Callable
 from itertools import count
 from types import TracebackType
 
@@ -49,9 +49,10 @@ class Deadline:
 
 
 class Deadlines:
-    """All deadlines of an event loop's tasks, by `time.monotonic`."""
+    """All deadlines of an event loop's tasks, by the clock `now`."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._waiting: list[tuple[float, int, Deadline]] = []
         self._numbers = count()
         self._num_ended = 0
@@ -81,14 +82,14 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._next = deadline
-        wait_s = max(0.0, deadline - time.monotonic())
+        wait_s = max(0.0, deadline - self._now())
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
         """Cancel the tasks whose deadline has passed and set the timer for the next one."""
         self._timer = None
         self._next = float("inf")
-        now = time.monotonic()
+        now = self._now()
         while self._waiting:
             deadline, _, first = self._waiting[0]
             if first.task is not None and deadline > now:

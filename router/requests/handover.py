@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from protocol.messages import HandOver
 from router.fleet.worker import Worker
-from router.requests.generation import Generation
+from router.requests.machine.generation import Generation
 
 
 def orders(generations: Iterable[Generation], targets: Sequence[Worker]) -> list[HandOver]:

@@ -7,7 +7,6 @@ Joins the fleet's snapshot with the placement policy. Sends nothing and keeps no
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,10 +20,11 @@ from router.fleet.election import FleetIdentity
 from router.fleet.fetch_hints import MAX_ATTEMPT, holders_for, peer_of
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
-from router.requests.attempt import Attempt
 from router.requests.experience import Experience
-from router.requests.generation import Generation
+from router.requests.hash_thread import hash_in_thread
 from router.requests.interface import GenerationRequest
+from router.requests.machine.attempt import Attempt
+from router.requests.machine.generation import Generation
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
 from router.requests.waiting_ahead import check_deadline, check_targets
 from router.routing.decision import Charge, Decision, Query, apply, decide
@@ -74,7 +74,8 @@ class Launcher:
         identity, request = self._fleet.identity, generation.request
         if identity is not None:
             start = self._start(generation, identity)
-            await request.hashes.prepare(request.token_ids, start, identity.block_size)
+            block_size = identity.block_size
+            await hash_in_thread(request.hashes, request.token_ids, start, block_size)
 
     def open(
         self,
@@ -103,7 +104,7 @@ class Launcher:
             raise
         placement = decision.placement
         if source is None and generation.num_attempts == 1:
-            check_deadline(generation, placement, decision.loads, running)
+            check_deadline(generation, placement, decision.loads, running, now)
             check_targets(generation, placement, decision.loads, running)
         attempt = self._attempt(generation, first_index, decision, apply(view, decision, now))
         generation.session = decision.session
@@ -221,7 +222,9 @@ def _sampling(generation: Generation, attempt: Attempt) -> SamplingParams:
     return msgspec.structs.replace(sampling, max_tokens=room)
 
 
-def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generate | Prefill]]:
+def legs(
+    generation: Generation, attempt: Attempt, trace_id: str | None, now: float
+) -> list[tuple[Worker, Generate | Prefill]]:
     """The messages that start an attempt, each with its worker."""
     request, token_ids = generation.request, generation.request.token_ids
     if attempt.first_index:
@@ -233,14 +236,14 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
         "num_output": attempt.first_index,
         "sampling": _sampling(generation, attempt),
         "priority": request.priority,
-        "deadline_ms": max(1, round((generation.deadline - time.monotonic()) * 1000)),
+        "deadline_ms": max(1, round((generation.deadline - now) * 1000)),
         "cache_salt": request.cache_salt,
         "shared_tokens": request.shared_tokens,
         "share": request.share,
         "session": attempt.session,
         "stays_in_pool": request.stays_in_pool,
         "is_resumable": request.is_resumable,
-        "trace_id": generation.trace.trace_id or "",
+        "trace_id": trace_id or "",
     }
     cached = generation.cached_tokens if generation.stream.token_ids else 0
     output: dict[str, Any] = {"cached_tokens": cached, "retention": request.retention, **common}

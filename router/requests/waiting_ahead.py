@@ -10,11 +10,10 @@ of `MARGIN`. Targets refuse what is predicted: see `router.routing.shedding`.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator
 
 from protocol.errors import DeadlineUnreachable, TargetUnreachable
-from router.requests.generation import Generation
+from router.requests.machine.generation import Generation
 from router.routing.prediction import least_wait_ms
 from router.routing.shedding import Asker, WaitingPrompt, shed
 from router.routing.view import NO_TARGETS, Mode, Placement, Targets, WorkerLoad
@@ -29,6 +28,7 @@ def check_deadline(
     placement: Placement,
     loads: Iterable[WorkerLoad],
     running: Iterable[Generation],
+    now: float,
 ) -> None:
     """Raises DeadlineUnreachable if the prompts of `running` on the same worker take too long.
     `loads` are those from which the placement was made."""
@@ -40,7 +40,7 @@ def check_deadline(
         return
     if load.speed is None:
         return
-    left_ms = (generation.deadline - time.monotonic()) * 1000
+    left_ms = (generation.deadline - now) * 1000
     if least_wait_ms(load.speed, load.queued_tokens) <= MARGIN * left_ms:
         return
     ahead = sum(_waiting_tokens(each, worker_id) for each in running if _precedes(each, generation))

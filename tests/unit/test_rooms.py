@@ -19,6 +19,7 @@ MOST_FILES = 22
 PURE = [
     "scheduling.scheduler",
     "router.routing.policy",
+    "router.requests.machine.generation",
     "kv_transfer.handoff.sink",
     "kv_transfer.handoff.source",
 ]

@@ -18,6 +18,7 @@ from gateway.admission.shared_prefixes import SharedPrefixes
 from http_kit.tenant import EVERYBODY, KeyTerms, tenant_of
 from protocol.hashing import ChainStart, chain_start, more_hashes
 from protocol.messages import Generate
+from router.requests.hash_thread import hash_in_thread
 from router.requests.prompt_hashes import PromptHashes
 from scheduling.block_manager import BlockManager
 from scheduling.sequence import Sequence
@@ -161,11 +162,11 @@ def test_a_long_prompts_hashes_are_the_same(texts: list[list[int]]) -> None:
         for prompt in prompts:
             asked = Asked(prompt, [], "salt", SharedPrefixes([prefix]).num_shared(prompt))
             long = PromptHashes()
-            await long.prepare(prompt, asked.start, BLOCK)
+            await hash_in_thread(long, prompt, asked.start, BLOCK)
             assert long.of(prompt, asked.start, BLOCK) == asked.sequence().hashes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("router.requests.prompt_hashes.HASHED_AT_ONCE", 2 * BLOCK)
+        patch.setattr("router.requests.hash_thread.HASHED_AT_ONCE", 2 * BLOCK)
         asyncio.run(check())
 
 

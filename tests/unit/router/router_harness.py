@@ -17,7 +17,15 @@ from console.telemetry.targets import Targets
 from http_kit.door import Door
 from process.sockets.network import Network
 from protocol.events import WorkerStats
-from protocol.messages import PROTOCOL_VERSION, AttemptFailed, FinishReason, Generate, Hello, Role
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    AttemptFailed,
+    FinishReason,
+    Generate,
+    Hello,
+    Ping,
+    Role,
+)
 from protocol.registration import WorkerInfo
 from protocol.sampling import PromptLogprobs, SamplingParams
 from router.fleet.fleet import Fleet
@@ -211,6 +219,18 @@ async def finish_on(worker, consumer: Consumer, index: int = 0) -> list[int]:
 
 
 WHOLE = [1000, 1001, 1002, 1003, 1004, 1005]
+
+
+OWN_NONCE = 1 << 40
+
+
+async def all_sent(harness: Harness, worker: FakeWorker) -> None:
+    """Wait until what the router has sent to a worker is there."""
+    known = harness.fleet.worker(worker.info.worker_id)
+    assert known is not None
+    known.link.send(Ping(nonce=OWN_NONCE))
+    while (await worker.received.next(Ping)).nonce != OWN_NONCE:
+        pass
 
 
 TOLD = PromptLogprobs(0, bytes(4 * 99), bytes(4 * 99), b"", b"")

@@ -192,12 +192,12 @@ async def test_an_answer_is_waited_for_as_long_as_one_can_come(harness: Harness)
     worker.answers_pings = False
     asked = link.ping()
     await link.wait_for_pong(asked, 0.01)
-    assert not link.has_answered(asked)
+    assert link.last_pong < asked
     waiting = asyncio.create_task(link.wait_for_pong(asked, 60))
     await asyncio.sleep(0)
     await harness.kill("d1")
     await asyncio.wait_for(waiting, WAIT_S)
-    assert not link.has_answered(asked)
+    assert link.last_pong < asked
 
 
 async def test_a_worker_that_forgot_us_is_greeted_again(harness: Harness) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import stat
 from collections import Counter
 from pathlib import Path
@@ -20,8 +21,9 @@ from router.recording import trace_file
 from router.recording.known_blocks import KnownBlocks
 from router.recording.recorder import Recorder
 from router.recording.trace_file import TraceFile
-from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
+from router.requests.machine.retries import Retries
+from router.requests.served import ServedGeneration
 from router.requests.trace import AttemptTrace, RequestTrace
 from router.routing.reasons import Rule
 from router.routing.view import Candidate, Mode, Placement
@@ -57,7 +59,7 @@ def ended(
     output: int = 5,
     took_us: int = 1_000_000,
     **changes: Any,
-) -> Generation:
+) -> ServedGeneration:
     """A request that has finished on a worker."""
     whole = GenerationRequest(**{**msgspec.structs.asdict(request(len(blocks) * BLOCK)), **changes})
     whole.hashes._hashes = blocks
@@ -66,12 +68,14 @@ def ended(
         Mode.LOCAL, Candidate("d1", 0.0, 0, 0), None, "", (), (), (), rule=Rule.NO_PREFILL
     )
     trace.attempts = [AttemptTrace(1, local, at_us, block_size=BLOCK)]
-    generation = Generation(whole, Sink(), 0.0, trace, outcome="finished")
+    retries = Retries(1, 0.0, 0.0, random.Random(0))
+    generation = ServedGeneration(whole, 0.0, retries, Sink(), trace)
+    generation.end("finished")
     generation.stream.token_ids = [7] * output
     return generation
 
 
-def record(path: Path, *generations: Generation, max_bytes: int = ROOM) -> Counter[str]:
+def record(path: Path, *generations: ServedGeneration, max_bytes: int = ROOM) -> Counter[str]:
     """Record requests; returns what became of them."""
     results: Counter[str] = Counter()
 

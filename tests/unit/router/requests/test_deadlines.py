@@ -22,14 +22,11 @@ async def wait_until(deadlines: Deadlines, wait_s: float, since: float | None = 
     return "never"
 
 
-async def test_each_ends_by_its_own_however_they_are_ordered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_each_ends_by_its_own_however_they_are_ordered() -> None:
     """The clock stands still until all of them wait: who comes first is not up to the machine."""
     began = time.monotonic()
-    clock = SimpleNamespace(monotonic=lambda: began)
-    monkeypatch.setattr("router.requests.deadlines.time", clock)
-    deadlines = Deadlines()
+    clock = SimpleNamespace(now=lambda: began)
+    deadlines = Deadlines(lambda: clock.now())
     ended: list[float] = []
 
     async def run(wait_s: float) -> None:
@@ -42,7 +39,7 @@ async def test_each_ends_by_its_own_however_they_are_ordered(
     while len(ended) < 2:
         await asyncio.sleep(0)
     assert sorted(ended) == [-1.0, 0.0]
-    clock.monotonic = time.monotonic
+    clock.now = time.monotonic
     await asyncio.gather(*running)
     assert ended[2:] == [0.02, 0.05, 0.08]
     assert len(deadlines) == 1
@@ -54,7 +51,7 @@ async def test_each_ends_by_its_own_however_they_are_ordered(
 
 
 async def test_what_ends_in_time_is_forgotten() -> None:
-    deadlines = Deadlines()
+    deadlines = Deadlines(time.monotonic)
     patient = asyncio.create_task(wait_until(deadlines, LONG_S))
     await asyncio.sleep(0)
     for _ in range(10 * MIN_ENDED):
@@ -67,7 +64,7 @@ async def test_what_ends_in_time_is_forgotten() -> None:
 
 
 async def test_one_that_ended_does_not_hold_up_the_next() -> None:
-    deadlines = Deadlines()
+    deadlines = Deadlines(time.monotonic)
     with deadlines.until(time.monotonic() + 0.01):
         pass
     assert await wait_until(deadlines, 0.03) == "over"
@@ -75,7 +72,7 @@ async def test_one_that_ended_does_not_hold_up_the_next() -> None:
 
 
 async def test_other_errors_and_cancellations_pass() -> None:
-    deadlines = Deadlines()
+    deadlines = Deadlines(time.monotonic)
     with pytest.raises(ValueError, match="mine"), deadlines.until(time.monotonic() + LONG_S):
         raise ValueError("mine")
     with pytest.raises(asyncio.CancelledError), deadlines.until(time.monotonic() + LONG_S):
@@ -84,7 +81,7 @@ async def test_other_errors_and_cancellations_pass() -> None:
 
 
 async def test_a_timeout_within_ends_that_alone() -> None:
-    deadlines = Deadlines()
+    deadlines = Deadlines(time.monotonic)
     with deadlines.until(time.monotonic() + LONG_S):
         assert await wait_until(deadlines, 0.0) == "over"
         await asyncio.sleep(0)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,8 +25,7 @@ from protocol.hashing import (
 from protocol.messages import Abort, AttemptFailed, FinishReason, Generate, Prefill
 from protocol.sampling import TokenLogprobs
 from router.fleet.worker import Worker
-from router.requests.attempt import Attempt
-from router.requests.generation import Generation
+from router.requests.hash_thread import hash_in_thread
 from router.requests.launch import legs
 from router.requests.prompt_hashes import PromptHashes
 from tests.unit.router.fake_worker import SECRET
@@ -193,7 +193,7 @@ async def test_hashes_of_one_root_are_not_taken_for_those_of_another() -> None:
     """Two sequences of a prompt wait while the fleet's model, and so the root, changes."""
     shared, tokens = PromptHashes(), list(range(64))
     starts = [ChainStart(chain_root(each)) for each in "ab"]
-    await asyncio.gather(*(shared.prepare(tokens, each, 4) for each in starts))
+    await asyncio.gather(*(hash_in_thread(shared, tokens, each, 4) for each in starts))
     for each in reversed(starts):  # the last one that was prepared first
         assert shared.of(tokens, each, 4) == block_hashes(each.own, tokens, 4)
 
@@ -203,7 +203,7 @@ async def test_a_long_prompt_is_hashed_once_and_off_the_loop(
 ) -> None:
     """Three choices of it, and a second attempt that hashes only what was generated since."""
     monkeypatch.setattr("router.requests.launch.LONG_PROMPT_TOKENS", 64)
-    monkeypatch.setattr("router.requests.prompt_hashes.HASHED_AT_ONCE", 32)
+    monkeypatch.setattr("router.requests.hash_thread.HASHED_AT_ONCE", 32)
     (worker,) = await harness.join("d1")
     loop_thread = threading.get_ident()
     on_loop: list[int] = []
@@ -214,7 +214,7 @@ async def test_a_long_prompt_is_hashed_once_and_off_the_loop(
         here.append(len(tokens))
         return block_hashes(root, tokens, block_size)
 
-    monkeypatch.setattr("router.requests.prompt_hashes.block_hashes", counted)
+    monkeypatch.setattr("router.requests.hash_thread.block_hashes", counted)
     monkeypatch.setattr("protocol.hashing.block_hashes", counted)
     shared, num_tokens = PromptHashes(), 400
     asked = [
@@ -244,9 +244,9 @@ async def test_long_prompts_that_wait_for_their_hashes_start_one_in_a_turn(
     await harness.join("d1")
     turn, started = 0, Counter[int]()
 
-    def noted(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generate | Prefill]]:
+    def noted(*args: Any) -> list[tuple[Worker, Generate | Prefill]]:
         started[turn] += 1
-        return legs(generation, attempt)
+        return legs(*args)
 
     monkeypatch.setattr("router.requests.dispatcher.legs", noted)
     shared = PromptHashes()

@@ -44,6 +44,21 @@ async def test_wanting_no_more_aborts_both_legs(harness: Harness) -> None:
     assert harness.metric("generations_total", outcome="closed") == 1
 
 
+async def test_a_client_that_wants_no_more_gets_no_more_of_what_came_together(
+    harness: Harness,
+) -> None:
+    """The decode worker's token has overtaken the first one."""
+    decode, prefill = await harness.join("d1", "p1")
+    consumer = Consumer(harness.dispatcher, request())
+    consumer.wants_more = False
+    decode.tokens(await decode.received.next(Generate), 1, [1001])
+    leg = await prefill.received.next(Prefill)
+    await until(lambda: harness.dispatcher._generations["r"].stream.held)
+    prefill.first_token(leg, 1000)
+    await consumer.end()
+    assert consumer.tokens == [1000]
+
+
 async def test_cancelling_the_reader_aborts_at_once(harness: Harness) -> None:
     (decode,) = await harness.join("d1")
     consumer = Consumer(harness.dispatcher, request())

@@ -17,7 +17,6 @@ from protocol.messages import (
     Generate,
     HandedOver,
     HandOver,
-    Ping,
     Prefill,
     PrefillDone,
 )
@@ -25,7 +24,7 @@ from protocol.registration import WorkerState
 from protocol.traces import DecodeTrace
 from router.requests.trace_json import trace_json
 from tests.unit.router.fake_worker import FakeWorker, prefill_trace
-from tests.unit.router.router_harness import Consumer, Harness, request, until
+from tests.unit.router.router_harness import Consumer, Harness, all_sent, request, until
 
 PROMPT = list(range(100))
 
@@ -125,6 +124,22 @@ async def test_the_next_attempt_takes_over_from_the_draining_worker(harness: Har
     assert [each.failed for each in trace.attempts] == [None, None]
     assert trace.attempts[0].decode.worker_id == source.info.worker_id
     assert "drains" in trace_json(trace, 0)["placement"]["reason"]
+
+
+async def test_a_handover_that_is_told_twice_ends_nothing(harness: Harness) -> None:
+    await harness.join("d1", "d2")
+    consumer, source, _ = await start(harness)
+    drain(harness, source)
+    order = await source.received.next(HandOver)
+    target = harness.workers["d2" if source is harness.workers["d1"] else "d1"]
+    hand_over(source, order, num_output=3)
+    leg = await target.received.next(Generate)
+    hand_over(source, order, num_output=3)
+    await until(lambda: harness.metric("stale_messages_total") == 1)
+    target.tokens(leg, 2, [1002])
+    await end(consumer, target, leg, 3)
+    await all_sent(harness, source)
+    assert source.received.count(Abort) == 0
 
 
 async def test_a_source_that_has_moved_everything_may_go(harness: Harness) -> None:
@@ -253,16 +268,6 @@ async def test_room_for_one_is_not_given_to_two(harness: Harness) -> None:
     assert source.received.count(HandOver) == 1
     for consumer, leg in zip(consumers, legs, strict=True):
         await end(consumer, source, leg, 1)
-
-
-OWN_NONCE = 1 << 40
-
-
-async def all_sent(harness: Harness, worker: FakeWorker) -> None:
-    """Wait until what the router has sent to a worker is there."""
-    harness.fleet.worker(worker.info.worker_id).link.send(Ping(nonce=OWN_NONCE))
-    while (await worker.received.next(Ping)).nonce != OWN_NONCE:
-        pass
 
 
 async def test_room_that_became_free_is_found(harness: Harness) -> None:

@@ -7,7 +7,9 @@ import pytest
 from protocol.errors import Overloaded
 from protocol.events import CacheEvents
 from protocol.hashing import block_hashes, chain_root, seed_of
+from protocol.message import Message
 from protocol.messages import Abort, FinishReason, Generate, Prefill
+from router.fleet.worker import Link
 from router.routing.policy import RETRY_STUCK_S
 from tests.unit.router.fake_worker import SECRET, FakeWorker
 from tests.unit.router.router_harness import (
@@ -160,6 +162,37 @@ async def test_a_prompt_to_be_told_of_is_placed_as_if_nothing_of_it_were_cached(
         decode.tokens(leg, 0, WHOLE, finish=FinishReason.STOP, prompt_logprobs=TOLD)
         assert await consumer.end() == WHOLE
     assert is_remote == [False, True]
+
+
+async def test_a_decode_worker_that_cannot_be_reached_is_to_blame_itself(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the prefill worker, which has done nothing."""
+    await harness.join("d1", "d2", "p1")
+    unreachable: list[str] = []
+
+    def cut(link: Link, name: str) -> None:
+        send = link.send
+
+        def first_fails(message: Message) -> bool:
+            if isinstance(message, Generate) and not unreachable:
+                unreachable.append(name)
+                return False
+            return send(message)
+
+        monkeypatch.setattr(link, "send", first_fails)
+
+    for name in ("d1", "d2"):
+        known = harness.fleet.worker(name)
+        assert known is not None
+        cut(known.link, name)
+    consumer = Consumer(harness.dispatcher, request())
+    await until(lambda: bool(unreachable))
+    other = harness.workers["d2" if unreachable == ["d1"] else "d1"]
+    leg = await other.received.next(Generate)
+    assert leg.prefill is not None
+    other.tokens(leg, 0, WHOLE, finish=FinishReason.STOP)
+    assert await consumer.end() == WHOLE
 
 
 async def test_the_only_worker_is_tried_again(harness: Harness) -> None:

@@ -1,4 +1,4 @@
-"""Whether a failed attempt is retried, after which pause, and avoiding which workers.
+"""Whether a failed attempt is retried, after which pause, and avoiding which workers. Pure.
 
 Failures and deaths since the last new token are bounded. A request that makes progress may outlive
 any number of workers, but a request that kills two workers is not given to a third. The pause grows
@@ -7,17 +7,12 @@ with every failure and is jittered.
 
 from __future__ import annotations
 
-import logging
 import random
 from dataclasses import dataclass, field
 
-from process.logs import about
 from protocol.errors import GenerationFailed, Overloaded
 from router.fleet.worker import Loss, Worker
-from router.requests.attempt import Attempt
-from router.settings import RoutingSettings
-
-log = logging.getLogger(__name__)
+from router.requests.machine.attempt import Attempt
 
 MAX_DEATHS = 2
 """A request that lost this many workers in a row without a new token may be killing them."""
@@ -36,7 +31,7 @@ class FailureHistory:
     counts as another death only if that leg outlived the first; it proves so by answering the ping
     with the number in `suspects` (None: the leg is dead). A decode worker may report a failed
     handoff before the router knows that the other end, `lost_peer`, has died. `failed` holds the
-    incarnations to avoid.
+    incarnations to avoid, and `keeper` is the decode worker that already holds some blocks.
     """
 
     num_failures: int = 0
@@ -45,7 +40,18 @@ class FailureHistory:
     lost_peer: Worker | None = None
     failed: set[str] = field(default_factory=set)
     failed_handoffs: set[str] = field(default_factory=set)
-    prefer_decode: str | None = None
+    keeper: Worker | None = None
+
+    @property
+    def prefer_decode(self) -> str | None:
+        """The id of the decode worker that the next attempt prefers."""
+        return None if self.keeper is None else self.keeper.worker_id
+
+    @property
+    def pinged_keeper(self) -> tuple[Worker, int] | None:
+        """The worker that is to keep the request, if it is a suspect, and the ping to answer."""
+        ping = None if self.keeper is None else self.suspects.get(self.keeper.info.incarnation)
+        return None if self.keeper is None or ping is None else (self.keeper, ping)
 
     def on_progress(self, attempt: Attempt, num_new: int) -> None:
         """A new token has come, number `num_new` of this attempt: reset the count of failures.
@@ -59,31 +65,51 @@ class FailureHistory:
             self.suspects.clear()
             self.lost_peer = None
 
-    def blame(self, attempt: Attempt, worker: Worker, loss: Loss | None) -> None:
-        """Note the worker that the next attempt avoids and the one that it prefers.
+    def blame(self, attempt: Attempt, worker: Worker) -> None:
+        """Avoid this worker, because of what it did or did not do; if it is the prefill worker, the
+        request stays on the decode worker, with the blocks that arrived."""
+        self.keeper = attempt.decode if worker is attempt.prefill else None
+        self.failed.add(worker.info.incarnation)
+
+    def on_report(self, attempt: Attempt, worker: Worker) -> None:
+        """A worker has reported that the attempt failed there.
 
         The decode worker reports a failed handoff, but usually the other end or the network between
         them is at fault. So the first time, the request stays on the decode worker, with the blocks
         that arrived, and avoids only the prefill worker.
         """
-        if loss is Loss.BROKEN:
-            self._count_death(attempt, worker)
-        self.prefer_decode = None
-        incarnation = worker.info.incarnation
-        in_handoff = not attempt.decode_runs and loss is None
-        if worker is attempt.prefill:
-            self.prefer_decode = attempt.decode.worker_id
-        elif attempt.prefill and in_handoff and incarnation not in self.failed_handoffs:
-            self.failed_handoffs.add(incarnation)
-            self.lost_peer = attempt.prefill
-            self.prefer_decode = worker.worker_id
-            incarnation = attempt.prefill.info.incarnation
-        self.failed.add(incarnation)
+        incarnation, source = worker.info.incarnation, attempt.prefill
+        is_handoff = source is not None and worker is attempt.decode and not attempt.decode_runs
+        if source is None or not is_handoff or incarnation in self.failed_handoffs:
+            self.blame(attempt, worker)
+            return
+        self.failed_handoffs.add(incarnation)
+        self.lost_peer = source
+        self.blame(attempt, source)
 
     def avoid(self, worker: Worker) -> None:
         """Let the next attempt avoid this worker, which has no room for the request."""
-        self.prefer_decode = None
+        self.keeper = None
         self.failed.add(worker.info.incarnation)
+
+    def on_loss(self, attempt: Attempt, worker: Worker, loss: Loss) -> list[Worker]:
+        """A worker of the attempt was lost. Count each death once, and both legs of an attempt once
+        if they died together. Returns the workers to probe."""
+        self.blame(attempt, worker)
+        if loss is not Loss.BROKEN:
+            return []
+        others: list[Worker] = []
+        if not self._fell_before(worker):
+            self.num_deaths += 1
+            legs = [each for each in (attempt.decode, attempt.prefill) if each is not None]
+            others = [each for each in legs if each is not worker]
+        probed = [each for each in others if each.info.incarnation not in self.suspects]
+        self.suspects[worker.info.incarnation] = None
+        return probed
+
+    def on_probe(self, worker: Worker, ping: int) -> None:
+        """A suspect was pinged."""
+        self.suspects[worker.info.incarnation] = ping
 
     def count_late_death(self, worker: Worker) -> None:
         """Count the death of a failed handoff's other end, which the router saw only after the
@@ -94,36 +120,24 @@ class FailureHistory:
                 self.num_deaths += 1
                 self.suspects[worker.info.incarnation] = None
 
-    async def wait_for_pong(self, keeper: Worker | None, timeout_s: float) -> None:
-        """If the other leg died, wait until `keeper`, the worker that is to keep the request,
-        answers a ping. Its death after that counts as another one."""
-        asked = self.suspects.get(keeper.info.incarnation) if keeper is not None else None
-        if keeper is not None and asked is not None:
-            await keeper.link.wait_for_pong(asked, timeout_s)
-
-    def _count_death(self, attempt: Attempt, worker: Worker) -> None:
-        """Count each worker once, and both legs of the attempt once if they died together."""
-        if not self._fell_before(worker):
-            self.num_deaths += 1
-            for each in (attempt.decode, attempt.prefill):
-                if each is not None and each is not worker:
-                    self.suspects.setdefault(each.info.incarnation, each.link.ping())
-        self.suspects[worker.info.incarnation] = None
-
     def _fell_before(self, worker: Worker) -> bool:
         """Whether this death is already counted, alone or with another leg's."""
         incarnation = worker.info.incarnation
         if incarnation not in self.suspects:
             return False
         asked = self.suspects[incarnation]
-        return asked is None or not worker.link.has_answered(asked)
+        return asked is None or worker.link.last_pong < asked
 
 
 class Retries:
     """The retry policy for all requests of a router."""
 
-    def __init__(self, settings: RoutingSettings, rng: random.Random) -> None:
-        self._settings = settings
+    def __init__(
+        self, max_attempts: int, backoff_ms: float, backoff_max_ms: float, rng: random.Random
+    ) -> None:
+        self._max_attempts = max_attempts
+        self._backoff_ms = backoff_ms
+        self._backoff_max_ms = backoff_max_ms
         self._rng = rng
 
     def pause_s(
@@ -145,12 +159,11 @@ class Retries:
                 f"it; the last: {reason}"
             )
         failures.num_failures += 1
-        if failures.num_failures >= self._settings.max_attempts:
+        if failures.num_failures >= self._max_attempts:
             error = Overloaded if lacks_room else GenerationFailed
             raise error(
                 f"request {request_id} failed after {num_attempts} attempts; the last: {reason}"
             )
-        log.info("request %s is tried again: %s", request_id, reason, extra=about(request_id))
-        backoff_ms: float = self._settings.retry_backoff_ms * 2 ** (failures.num_failures - 1)
-        backoff_ms = min(backoff_ms, self._settings.retry_backoff_max_ms)
+        backoff_ms: float = self._backoff_ms * 2 ** (failures.num_failures - 1)
+        backoff_ms = min(backoff_ms, self._backoff_max_ms)
         return backoff_ms / 1000 * self._rng.uniform(0.5, 1.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolError
 from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, TokenLogprobs
-from router.requests.token_stream import Piece, TokenPiece, TokenStream
+from router.requests.machine.token_stream import Piece, TokenPiece, TokenStream
 from tests.effort import times
 
 

@@ -1,11 +1,11 @@
-"""One attempt at a request: its workers and the load reserved on them."""
+"""One attempt at a request: its workers and the load reserved on them. Pure."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
-from protocol.messages import Abort, KvHolder
+from protocol.message import Message
+from protocol.messages import KvHolder
 from protocol.registration import WorkerState
 from router.fleet.worker import Worker
 from router.routing.decision import Charge
@@ -13,17 +13,27 @@ from router.routing.pairs import Pair
 from router.routing.view import Placement
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class Send:
+    """An action: send a message to a worker, if it can be reached."""
+
+    worker: Worker
+    message: Message
+
+
+@dataclass(eq=False)
 class Attempt:
-    """One attempt: its workers and the load reserved on them.
+    """The state of a generation that runs on workers.
 
     - `first_index`: the output index of the first token that this attempt produces.
     - `prefill`: the other worker that sends the KV, if any: a prefill worker, or the decode worker
       that hands the request over.
     - `holders`: workers from which the one that computes the prompt may fetch leading blocks.
     - `session`: the one that its prompt belongs to, as far as it is known.
-    - `is_leaving`: the attempt's own decode worker was asked to hand the request over.
+    - `decode_runs`: the decode worker has all KV, because it has sent a token of its own.
     - `is_moved`: all KV has arrived at the decode worker.
+    - `is_leaving`: the attempt's own decode worker was asked to hand the request over.
+    - `is_watched`: tokens have overtaken the first one, which must come soon.
     """
 
     number: int
@@ -37,8 +47,12 @@ class Attempt:
     decode_runs: bool = False
     is_moved: bool = False
     is_leaving: bool = False
+    is_watched: bool = False
     block_size: int = 0
-    gap_timer: asyncio.TimerHandle | None = None
+
+    def awaits(self, worker: Worker, number: int) -> bool:
+        """Whether a message of this worker about attempt `number` is one of this attempt."""
+        return number == self.number and (worker is self.decode or self.involves(worker))
 
     def involves(self, worker: Worker) -> bool:
         """Whether the attempt still depends on a worker.
@@ -62,8 +76,6 @@ class Attempt:
 
     def release(self, worker: Worker) -> None:
         """Release the load reserved on a worker."""
-        if not self.reservations:
-            return
         for owner, reservation in self.reservations:
             if owner is worker:
                 owner.release(reservation)
@@ -76,14 +88,6 @@ class Attempt:
                 owner.release(reservation)
 
     def close(self) -> None:
-        """Release every reservation and stop the timer."""
+        """Release every reservation."""
         for owner, reservation in self.reservations:
             owner.release(reservation)
-        if self.gap_timer is not None:
-            self.gap_timer.cancel()
-
-    def abort(self, request_id: str, reason: str, failed: Worker | None = None) -> None:
-        """Tell both legs, except a failed one, to drop the attempt."""
-        for worker in (self.decode, self.prefill):
-            if worker is not None and worker is not failed:
-                worker.link.send(Abort(request_id=request_id, attempt=self.number, reason=reason))

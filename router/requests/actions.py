@@ -1,0 +1,112 @@
+"""Carries out the actions of generations: messages to workers, tokens to clients, notes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from protocol.messages import FirstToken, HandedOver, PrefillDone, Resumed, SequenceTokens
+from protocol.traces import DecodeTrace, PrefillTrace
+from router.fleet.worker import Worker
+from router.metrics import FleetMetrics
+from router.requests.interface import TokenDelta
+from router.requests.machine import states
+from router.requests.machine.attempt import Attempt, Send
+from router.requests.served import ServedGeneration
+from router.requests.trace import TraceStore
+from router.settings import RoutingSettings
+
+TracedMessage = FirstToken | PrefillDone | SequenceTokens | Resumed | HandedOver
+
+
+class ActionRunner:
+    """The hands of a dispatcher; keeps nothing."""
+
+    def __init__(
+        self, settings: RoutingSettings, traces: TraceStore, metrics: FleetMetrics
+    ) -> None:
+        self._first_token_wait_s = settings.first_token_wait_s
+        self._max_unread = settings.max_unread_deltas
+        self._traces = traces
+        self._metrics = metrics
+
+    def carry_out(
+        self, generation: ServedGeneration, actions: Sequence[states.Action], now_us: int = 0
+    ) -> None:
+        """Do what an event at `now_us` asks for, in this order; let the task act on the state."""
+        for action in actions:
+            match action:
+                case TokenDelta():
+                    self.deliver(generation, action, now_us)
+                case Send(worker, message):
+                    worker.link.send(message)
+                case states.AttemptEnded(attempt, failure, kind):
+                    generation.note_failure(attempt, failure, self._traces.wall_us())
+                    if kind:
+                        self._metrics.failures.add(kind)
+                case states.Probe(worker):
+                    generation.failures.on_probe(worker, worker.link.ping())
+                case states.AwaitFirstToken(attempt):
+                    loop, wait_s = asyncio.get_running_loop(), self._first_token_wait_s
+                    loop.call_later(wait_s, self._on_overdue, generation, attempt)
+                case states.CountStale():
+                    self._metrics.stale.inc()
+        if not isinstance(generation.state, Attempt):
+            generation.wake()
+
+    def deliver(self, generation: ServedGeneration, delta: TokenDelta, now_us: int) -> None:
+        """Give a delta that came at `now_us` to the client, after those that wait. The first one is
+        timed when it is delivered."""
+        trace, sink = generation.trace, generation.sink
+        is_first = not trace.first_token_received_us
+        if is_first:
+            trace.first_token_received_us = now_us
+            trace.first_attempt = generation.attempt_number
+            trace.num_cached_tokens = generation.cached_tokens
+        if generation.backlog or sink.is_full:
+            self._queue(generation, delta)
+        elif type(generation.state) is states.Over:
+            return  # the delta before it was the last that the client wanted
+        elif not sink.take(delta) or delta.finish is not None:
+            self._end(generation, delta)
+        if is_first:
+            trace.first_token_us = now_us = self._traces.wall_us()
+        trace.last_token_us = now_us
+        trace.num_output_tokens = len(generation.stream.token_ids)
+
+    async def catch_up(self, generation: ServedGeneration) -> None:
+        """Give the oldest delta that waits to the sink as soon as it has room."""
+        while generation.sink.is_full:
+            await generation.sink.wait_room()
+        delta = generation.backlog.popleft()
+        if not generation.sink.take(delta) or delta.finish is not None:
+            self._end(generation, delta)
+
+    def attach(
+        self, worker: Worker, message: TracedMessage, trace: PrefillTrace | DecodeTrace
+    ) -> None:
+        """Keep the trace of a message; a worker reports its own time only."""
+        if trace.worker_id != worker.worker_id:
+            return
+        name, number, clock = message.request_id, message.attempt, worker.link.clock
+        if isinstance(trace, DecodeTrace):
+            self._traces.attach_decode(name, number, trace, clock)
+        else:
+            is_final = isinstance(message, PrefillDone)
+            self._traces.attach_prefill(name, number, trace, is_final, clock)
+
+    def _on_overdue(self, generation: ServedGeneration, attempt: Attempt) -> None:
+        self.carry_out(generation, generation.on_overdue(attempt))
+
+    def _queue(self, generation: ServedGeneration, delta: TokenDelta) -> None:
+        """Let a delta wait until the client has room, unless too many wait."""
+        generation.backlog.append(delta)
+        generation.wake()
+        if len(generation.backlog) > self._max_unread:
+            self.carry_out(generation, generation.on_unread())
+
+    def _end(self, generation: ServedGeneration, last: TokenDelta) -> None:
+        """The client has its last token, or wants no more."""
+        generation.backlog.clear()
+        outcome = "closed" if last.finish is None else "finished"
+        self.carry_out(generation, generation.end(outcome))

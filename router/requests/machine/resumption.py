@@ -1,0 +1,49 @@
+"""The search for the decode worker that keeps a stream which its client resumes. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.fleet.worker import Worker
+from router.routing.view import Candidate, Mode, Placement, Rule
+
+
+@dataclass(eq=False)
+class Searching:
+    """The state of a generation that some worker may keep. Every decode worker that was known when
+    the search began is asked, with this attempt number, as soon as it is connected.
+
+    `waiting` are the workers that may have the stream; `asked` of these were asked.
+    """
+
+    number: int
+    waiting: set[Worker]
+    asked: set[Worker] = field(default_factory=set)
+
+    @property
+    def unasked(self) -> set[Worker]:
+        """Workers that could not be reached before."""
+        return self.waiting - self.asked
+
+    def is_answer(self, worker: Worker, number: int) -> bool:
+        """Whether a message answers the question."""
+        return number == self.number and worker in self.asked
+
+    def rule_out(self, worker: Worker) -> None:
+        """Note that this worker does not have the stream."""
+        self.waiting.discard(worker)
+        self.asked.discard(worker)
+
+
+def placement_of(worker: Worker) -> Placement:
+    """A placement on the worker where a stream was found."""
+    return Placement(
+        mode=Mode.RESUME,
+        decode=Candidate(worker.worker_id, 0, 0, 0),
+        prefill=None,
+        rule=Rule.KEPT,
+        reason=f"resume: {worker.worker_id} kept the stream",
+        decode_candidates=(),
+        prefill_candidates=(),
+        excluded=(),
+    )
