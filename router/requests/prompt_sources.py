@@ -3,31 +3,46 @@ caches, computing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from protocol.traces import DecodeTrace, PrefillTrace
+from protocol.traces import ChunkSpan, DecodeTrace, PrefillTrace
 
 
-def prompt_sources(trace: PrefillTrace | DecodeTrace | None) -> list[dict[str, Any]]:
-    """The parts of the prompt, by the place where they were found, with their tokens and
-    milliseconds. `trace` is that of the worker that computed the prompt, if it has reported."""
+def prompt_sources(
+    trace: PrefillTrace | DecodeTrace | None, num_tokens: int, num_cached: int
+) -> list[dict[str, Any]]:
+    """The parts of a prompt of `num_tokens` tokens, by the place where they were found, with their
+    tokens and milliseconds. Those that were not computed sum up to `num_cached`. `trace` is that of the
+    worker that computed the prompt, if it has reported. A preempted sequence computes tokens again:
+    they count once, with the time of all chunks before the first token."""
     if trace is None:
         return []
-    parts: list[dict[str, Any]] = []
-    if trace.cached_tokens:
-        parts.append(_part("own cache", trace.worker_id, trace.cached_tokens, 0.0))
-    missing = trace.fetched_tokens
-    per_block = missing // max(1, sum(each.found for each in trace.fetches))
+    fetched = _fetched(trace, num_cached)
+    own = num_cached - sum(each["num_tokens"] for each in fetched)
+    parts = [_part("own cache", trace.worker_id, own, 0.0)] if own else []
+    ms = sum(each.end_us - each.start_us for each in _prompt_chunks(trace)) / 1000
+    return [*parts, *fetched, _part("computed", trace.worker_id, num_tokens - num_cached, ms)]
+
+
+def _fetched(trace: PrefillTrace | DecodeTrace, most: int) -> list[dict[str, Any]]:
+    """What came from tiers and from other workers, and was not computed again after that."""
+    per_block = trace.fetched_tokens // max(1, sum(each.found for each in trace.fetches))
+    parts = []
     for each in trace.fetches:
-        if each.found:
+        if num_tokens := min(each.found * per_block, most):
+            most -= num_tokens
             ms = (each.done_us - each.sent_us) / 1000
-            source, owner = each.tier or "peer", each.holder or trace.worker_id
-            parts.append(_part(source, owner, each.found * per_block, ms))
-    computed = sum(each.num_tokens for each in trace.chunks)
-    if computed:
-        ms = sum(each.end_us - each.start_us for each in trace.chunks) / 1000
-        parts.append(_part("computed", trace.worker_id, computed, ms))
+            owner = each.holder or trace.worker_id
+            parts.append(_part(each.tier or "peer", owner, num_tokens, ms))
     return parts
+
+
+def _prompt_chunks(trace: PrefillTrace | DecodeTrace) -> Iterable[ChunkSpan]:
+    """The chunks before the first token. Later ones, of a sequence that was preempted when it had
+    begun to decode, compute its prompt again."""
+    first_us = trace.first_token_us if isinstance(trace, DecodeTrace) else 0
+    return [each for each in trace.chunks if not first_us or each.start_us < first_us]
 
 
 def _part(source: str, worker_id: str, num_tokens: int, ms: float) -> dict[str, Any]:

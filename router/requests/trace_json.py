@@ -59,7 +59,9 @@ def trace_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
         "num_prompt_tokens": trace.num_prompt_tokens,
         "num_cached_tokens": trace.num_cached_tokens,
         "num_computed_before": trace.num_computed_before,
-        "prompt_sources": prompt_sources(_computing(trace)),
+        "prompt_sources": prompt_sources(
+            _computing(trace), trace.num_prompt_tokens, trace.num_cached_tokens
+        ),
         "num_output_tokens": trace.num_output_tokens,
         "num_chunks": len(prefill.chunks if prefill else local),
         "blocks_moved": prefill.blocks_moved if prefill else 0,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.traces import ChunkSpan, FetchSpan, PrefillTrace
+import msgspec
+
+from protocol.traces import ChunkSpan, DecodeTrace, FetchSpan, PrefillTrace
 from router.requests.prompt_sources import prompt_sources
 
 
@@ -22,8 +24,7 @@ def test_each_part_is_named_with_its_tokens_and_its_time() -> None:
         ),
         chunks=(ChunkSpan(10_000, 30_000, 20), ChunkSpan(30_000, 31_500, 4)),
     )
-    parts = [(e["source"], e["worker_id"], e["num_tokens"], e["ms"]) for e in prompt_sources(trace)]
-    assert parts == [
+    assert sources(trace, 312, 288) == [
         ("own cache", "p1", 32, 0.0),
         ("disk", "p1", 32, 3.0),
         ("host memory", "p1", 64, 1.0),
@@ -31,4 +32,35 @@ def test_each_part_is_named_with_its_tokens_and_its_time() -> None:
         ("peer", "d2", 32, 1.5),
         ("computed", "p1", 24, 21.5),
     ]
-    assert prompt_sources(None) == []
+    assert prompt_sources(None, 312, 288) == []
+
+
+def test_tokens_that_are_computed_again_after_a_preemption_count_once() -> None:
+    """One before the first token, and another one behind it."""
+    trace = DecodeTrace(
+        worker_id="d1",
+        received_us=0,
+        cached_tokens=32,
+        chunks=(
+            ChunkSpan(0, 1_000, 16),
+            ChunkSpan(5_000, 9_000, 64),
+            ChunkSpan(30_000, 40_000, 99),
+        ),
+        first_token_us=9_500,
+    )
+    assert sources(trace, 96, 96 - 80) == [
+        ("own cache", "d1", 16, 0.0),
+        ("computed", "d1", 80, 5.0),
+    ]
+    lost_all = msgspec.structs.replace(trace, chunks=(*trace.chunks, ChunkSpan(9_000, 9_100, 90)))
+    assert sources(lost_all, 96, 0) == [("computed", "d1", 96, 5.1)]
+    fetch = FetchSpan("d2", 0, 4, 4, 0, 2_000, "", 500, 9_000)
+    fetched = msgspec.structs.replace(trace, cached_tokens=0, fetched_tokens=64, fetches=(fetch,))
+    assert sources(fetched, 96, 16) == [("peer", "d2", 16, 2.0), ("computed", "d1", 80, 5.0)]
+
+
+def sources(
+    trace: PrefillTrace | DecodeTrace, num_tokens: int, num_cached: int
+) -> list[tuple[str, str, int, float]]:
+    found = prompt_sources(trace, num_tokens, num_cached)
+    return [(each["source"], each["worker_id"], each["num_tokens"], each["ms"]) for each in found]
