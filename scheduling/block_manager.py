@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -187,10 +186,11 @@ class BlockManager:
             self._stored[digest] = None
 
     def coldest(self, count: int) -> list[ColdBlock]:
-        """The cached ones of the `count` blocks that `allocate` hands out next, in this order."""
+        """The cached ones of the `count` blocks that `allocate` hands out next, in this order; of
+        fewer, if many are protected."""
         return [
             ColdBlock(block, digest, self._num_uses[block])
-            for block in islice(self._free, count)
+            for block in self.retention.next(self._free, count)
             if (digest := self._hash_of[block]) is not None and block not in self._stays_here
         ]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from protocol.retention import RetentionHint
 
@@ -88,6 +89,22 @@ class Retention:
         if len(taken) < count:
             self._give_up_weakest(free, count - len(taken))
         return taken + [free.popitem(last=False)[0] for _ in range(count - len(taken))]
+
+    def next(self, free: OrderedDict[int, None], count: int) -> list[int]:
+        """At most `count` of the free blocks that `take` takes next, and in this order. It looks at
+        twice as many; protected ones among them go to the end as there."""
+        first = list(islice(free, 2 * count if self._protected else count))
+        unprotected = [each for each in first if not self._is_protected(each)]
+        if len(unprotected) >= count:
+            return unprotected[:count]
+        if len(first) == len(free):
+            protected = [each for each in first if each in self._protected]
+            order = sorted(protected, key=lambda block: self._protected[block].priority)
+            return (unprotected + order)[:count]
+        for block in first:
+            if block in self._protected:
+                free.move_to_end(block)
+        return unprotected
 
     def _give_up_weakest(self, free: OrderedDict[int, None], lacking: int) -> None:
         """If all free blocks are protected, unprotect those of the lowest priority and put them

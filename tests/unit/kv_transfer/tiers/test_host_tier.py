@@ -13,6 +13,7 @@ from kv_transfer.tiers.host_tier import MAX_SAVING, UNITS_PER_JOB, HostTier
 from kv_transfer.tiers.kv_tiers import KvTiers, WantedBlock
 from kv_transfer.tiers.units import Units
 from kv_transfer.transports.interface import PoolMemory
+from protocol.retention import RetentionHint
 from scheduling.block_manager import BlockManager
 from scheduling.block_pools import BlockPools
 from tests.unit.held_thread import HeldThread
@@ -121,6 +122,19 @@ def test_blocks_that_may_not_leave_the_pool_stay(pool: Pool) -> None:
     pool.fill(chain("a", 8), stays_here=True)
     pool.turn()
     assert len(pool.host.index) == 0
+
+
+def test_protected_blocks_are_saved_when_no_others_are_left() -> None:
+    pool = Pool(8, 4)  # saves two blocks ahead
+    hinted = pool.fill(chain("a", 2))
+    pool.blocks.retention.protect(hinted, "owner", RetentionHint(60, 50))
+    pool.fill(chain("b", 6))
+    pool.turn()
+    assert set(pool.host.index.hashes()) == {b"b4", b"b5"}
+    pool.blocks.allocate(6)
+    pool.turn()
+    assert {b"a0", b"a1"} <= set(pool.host.index.hashes())
+    pool.tiers.close()
 
 
 @pytest.mark.parametrize("is_copying", [False, True])
