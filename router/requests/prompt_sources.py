@@ -13,9 +13,9 @@ def prompt_sources(
     trace: PrefillTrace | DecodeTrace | None, num_tokens: int, num_cached: int
 ) -> list[dict[str, Any]]:
     """The parts of a prompt of `num_tokens` tokens, by the place where they were found, with their
-    tokens and milliseconds. Those that were not computed sum up to `num_cached`. `trace` is that of the
-    worker that computed the prompt, if it has reported. A preempted sequence computes tokens again:
-    they count once, with the time of all chunks before the first token."""
+    tokens and milliseconds. Those that were not computed sum up to `num_cached`. `trace` is that of
+    the worker that computed the prompt, if it has reported. A preempted sequence computes tokens
+    again: they count once, with the time of all chunks before the first token."""
     if trace is None:
         return []
     fetched = _fetched(trace, num_cached)
