@@ -9,7 +9,6 @@ implements it for a rank of several, over the backend of the rank's own device.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,7 +24,7 @@ from engine.layers.experts import LayerFactory
 from engine.layers.linear import LinearLayer
 from engine.layers.ops import LayerOps
 from engine.models.parts import ModelParts
-from engine.models.runnable import RunnableModel
+from engine.models.runnable import RunnableModel, WholeStep
 from engine.sampling.chosen_tokens import LateTokens
 from engine.sampling.sampler import Sampler
 from protocol.layout import KvLayout
@@ -53,30 +52,6 @@ class Sizes:
         if not layout.has_states:
             return num_blocks
         return num_blocks + 2 * LEAST_STATES * self.max_sequences * layout.blocks_per_page(0)
-
-
-@dataclass(frozen=True)
-class Likeliest:
-    """The largest logit in each of R rows, NaN if the row has one, and its first token."""
-
-    logits: Sequence[float]
-    ids: Sequence[int]
-
-    def finite_ids(self) -> list[int | None]:
-        """The tokens; None for rows whose largest logit is not finite."""
-        pairs = zip(self.logits, self.ids, strict=True)
-        return [token_id if math.isfinite(logit) else None for logit, token_id in pairs]
-
-
-class WholeStep(Protocol):
-    """A step in one call, from tokens to the likeliest next tokens."""
-
-    def __call__(
-        self, token_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int] | None
-    ) -> Likeliest:
-        """The likeliest next tokens at `rows`, the planned segments' wanted rows (None: all rows).
-        `token_ids` and `positions` are in the segments' order. Raises IndexError for a token
-        outside the vocabulary."""
 
 
 class CapturedDecodes(Protocol):

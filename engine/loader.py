@@ -87,7 +87,9 @@ def load_follower(
     """
     loaded = _load(config, progress, ranks)
     pool = loaded.pool(allocate)
-    return Follower(loaded.model, loaded.backend.attention(pool), ranks), pool
+    attention = loaded.backend.attention(pool)
+    step = loaded.model.whole_step(attention)
+    return Follower(loaded.model, attention, ranks, step), pool
 
 
 def _load(
@@ -145,7 +147,7 @@ def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None
         backend = card_backend(config, model, device, dtype)
     else:
         backend = cpu_backend(config, model, device, dtype)
-    return backend if ranks is None else RankBackend(backend, ranks)
+    return backend if ranks is None else RankBackend(backend, ranks, model)
 
 
 def _check_latent(config: EngineConfig) -> None:
@@ -253,8 +255,8 @@ class _Loaded:
         enter("graphs")
         graphs = backend.graphs(model, pool, replace(self.sizes, context=context))
         attention, sampler = backend.tuned_attention(pool, self.sizes), backend.sampler()
-        step = model.whole_step(attention)
         runnable = backend.runnable(model)
+        step = runnable.whole_step(attention)
         own = ModelRunner(runnable, attention, sampler, grammars, graphs, step)
         runner: AnyRunner = own
         if isinstance(runnable, LeadingModel) and backend.shard.num_stages > 1:

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 
 from engine.attention.base import AttentionBackend, Segment, wanted_rows
-from engine.backend import CapturedDecodes, Likeliest, WholeStep
+from engine.backend import CapturedDecodes
 from engine.device import fence_of, wait_for
 from engine.fences import PASSED, Fence
-from engine.models.runnable import RunnableModel
+from engine.models.runnable import Likeliest, RunnableModel, WholeStep
 from engine.packed_copy import on_device
 from engine.runner import (
     LATE,

@@ -69,6 +69,10 @@ class PanelRows(Protocol):
     def pieces(self) -> Iterator[BlockRows]:
         """All rows in order; all pieces but the last are whole panels."""
 
+    def part(self, rows: slice, inputs: slice) -> PanelRows | None:
+        """Some rows and inputs of the matrix; None if they are not whole blocks. Of rows that lie
+        in rotated pairs those of whole heads."""
+
     def dequantized(self) -> torch.Tensor:
         """The values, [outputs, inputs], fp32."""
 
@@ -105,6 +109,20 @@ class BlockRows:
         """See PanelRows."""
         yield self
 
+    def part(self, rows: slice, inputs: slice) -> BlockRows | CutRows | None:
+        """See PanelRows."""
+        kind, heads = _TYPES_BY_NAME[self.kind], self.pairs_of_heads
+        first, end, _ = inputs.indices(self.inputs)
+        if first % kind.size or end % kind.size:
+            return None
+        kept = self.rows[rows]
+        if heads is not None:
+            heads = len(kept) * heads // len(self.rows)
+        if end - first == self.inputs:
+            return BlockRows(kept, self.kind, heads)
+        of_row = slice(*(each // kind.size * kind.num_bytes for each in (first, end)))
+        return CutRows(kept[:, of_row], self.kind) if heads is None else None
+
     def order(self) -> torch.Tensor:
         """The row of each output, [outputs] int64."""
         places = torch.arange(len(self.rows))
@@ -117,6 +135,44 @@ class BlockRows:
         values = torch.empty(len(self.rows), self.inputs)
         copy_dequantized(self.rows, self.kind, values)
         return values if self.pairs_of_heads is None else in_halves(values, self.pairs_of_heads)
+
+
+@dataclass(frozen=True)
+class CutRows:
+    """A part of each row of blocks: `rows` [outputs, bytes], uint8, which need not be contiguous.
+    They are copied when they are packed, some at a time."""
+
+    rows: torch.Tensor
+    kind: str
+
+    @property
+    def num_rows(self) -> int:
+        """See PanelRows."""
+        return len(self.rows)
+
+    @property
+    def inputs(self) -> int:
+        """See PanelRows."""
+        return BlockRows(self.rows, self.kind).inputs
+
+    @property
+    def num_bytes(self) -> int:
+        """See PanelRows."""
+        return self.rows.nbytes
+
+    def pieces(self) -> Iterator[BlockRows]:
+        """See PanelRows."""
+        step = max(_NUMBERS_AT_A_TIME // self.inputs // PANEL_OUTPUTS, 1) * PANEL_OUTPUTS
+        for some in self.rows.split(step):
+            yield BlockRows(some.contiguous(), self.kind)
+
+    def part(self, rows: slice, inputs: slice) -> PanelRows | None:
+        """See PanelRows."""
+        return BlockRows(self.rows.contiguous(), self.kind).part(rows, inputs)
+
+    def dequantized(self) -> torch.Tensor:
+        """See PanelRows."""
+        return torch.cat([piece.dequantized() for piece in self.pieces()])
 
 
 @dataclass(frozen=True)
@@ -188,6 +244,18 @@ def copy_dequantized(rows: torch.Tensor, kind: str, to: torch.Tensor) -> None:
     for part in _parts(to):
         values = dequantize(rows[part].numpy(), GGMLQuantizationType[kind])
         to[part] = torch.from_numpy(np.ascontiguousarray(values)).view(to[part].shape)
+
+
+def dequantized(rows: torch.Tensor, kind: str, columns: slice) -> torch.Tensor:
+    """The values of `rows` [outputs, bytes] in some columns, fp32; see `copy_dequantized`."""
+    whole = BlockRows(rows, kind)
+    first, end, _ = columns.indices(whole.inputs)
+    values = torch.empty(len(rows), end - first)
+    for part in _parts(torch.empty(len(rows), whole.inputs, device="meta")):
+        some = torch.empty(len(rows[part]), whole.inputs)
+        copy_dequantized(rows[part], kind, some)
+        values[part] = some[:, first:end]
+    return values
 
 
 def _parts(matrix: torch.Tensor) -> Iterator[slice]:

@@ -106,6 +106,8 @@ class ModelConfig:
     """The number of the first of these layers in the checkpoint: of later stages not 0."""
     gives_logits: bool = True
     """Whether these are the last layers."""
+    vocab_share: tuple[int, int] = (0, 1)
+    """Which of how many parts of the vocabulary has its rows of embedding and logits here."""
 
     def kv_layout(self, model_fingerprint: str, block_size: int, dtype: str) -> KvLayout:
         """The layout of this model's KV blocks, unsharded; `dtype` as in `KV_DTYPE_BYTES`. Layers
@@ -177,9 +179,24 @@ class ModelConfig:
             gives_logits=own.stop == self.num_layers,
         )
 
+    @property
+    def own_tokens(self) -> range:
+        """The tokens whose rows of embedding and logits are here."""
+        rank, size = self.vocab_share
+        return range(*vocab_bounds(self.vocab_size, size)[rank : rank + 2])
+
     def part_of(self, shard: Shard) -> ModelConfig:
         """The configuration of one rank's part. Raises ConfigError."""
-        return self.sharded(shard.size).staged(shard.stage, shard.num_stages)
+        part = self.sharded(shard.size).staged(shard.stage, shard.num_stages)
+        rank, size = shard.rank, shard.size
+        if size > self.vocab_size:
+            raise ConfigError(f"vocab_size {self.vocab_size} cannot be split over {size} ranks")
+        return replace(part, vocab_share=(rank, size))
+
+
+def vocab_bounds(vocab_size: int, size: int) -> list[int]:
+    """The first token of each of `size` ranks, and the end of the vocabulary."""
+    return [rank * vocab_size // size for rank in range(size + 1)]
 
 
 def load_model_config(folder: Path) -> ModelConfig:

@@ -21,6 +21,7 @@ class Split(Enum):
     NONE = "every rank has the whole"
     OUTPUTS = "each has some rows of each tensor"
     INPUTS = "each has some columns"
+    TOKENS = "each has the rows of some tokens"
     FIRST = "the first rank has the whole, the others zeros: their sums are added"
 
 

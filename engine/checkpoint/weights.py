@@ -25,8 +25,6 @@ from engine.checkpoint.blocks import (
     BlockRows,
     Matrix,
     PanelRows,
-    copy_dequantized,
-    in_halves,
     together,
 )
 from engine.checkpoint.config import ModelConfig
@@ -34,6 +32,7 @@ from engine.checkpoint.files import read_tensor_entries, weight_files
 from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Split
 from engine.checkpoint.paired_experts import PairedExperts
+from engine.checkpoint.places import Place, cut, heads_in_file, part_of, stored_part
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.staging import copies_to
 from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
@@ -114,8 +113,8 @@ def load_block_weights(
     device: torch.device | str = "cpu",
     shard: Shard | None = None,
 ) -> Weights:
-    """Like `load_weights`, but quantized weights stay in their files, as blocks. A `shard` may be a
-    stage, but no part of its layers."""
+    """Like `load_weights`, but quantized weights stay in their files, as blocks. Those whose parts
+    on a `shard` are no whole blocks are dequantized."""
     target = _Target(torch.device(device), dtype, shard, keeps_blocks=True)
     return _load(FileTensors(folder), config, target, progress)
 
@@ -143,7 +142,7 @@ def _load(
     _check(tensors, expected, config.num_layers)
     part = config if shard is None else config.part_of(shard)
     own = _places(part, empty_weights(part, torch.device("meta"), dtype))
-    blocks = _kept_blocks(own, tensors) if target.keeps_blocks else {}
+    blocks = _kept_blocks(own, tensors, shard) if target.keeps_blocks else {}
     _check_memory(tensors.where, part, target, blocks)
     weights = empty_weights(part, device, dtype, blocks.keys())
     places = _places(part, weights)
@@ -151,12 +150,11 @@ def _load(
     copies = copies_to(device)
     done, total = 0, sum(entries[name].num_bytes for name in places)
     for name in sorted(places, key=lambda name: (entries[name].file, entries[name].begin)):
+        place = places[name]
         if name == _EMBED and map_embed:
-            weights.embed = tensors.read(name)
+            weights.embed = part_of(tensors.read(name), place, shard)
         elif name not in blocks or (name == _EMBED and not _is_looked_up(blocks[name])):
-            place = places[name]
-            stored = _stored(name, tensors, expected[name])
-            copies.copy(place.tensor, stored if shard is None else _part(stored, place, shard))
+            copies.copy(place.tensor, stored_part(name, tensors, place, shard))
         done += entries[name].num_bytes
         if progress is not None:
             progress(done, total)
@@ -178,13 +176,17 @@ def has_blocks(folder: Path, config: ModelConfig) -> bool:
     )
 
 
-def _kept_blocks(places: Places, tensors: StoredTensors) -> dict[str, PanelRows]:
+def _kept_blocks(
+    places: Places, tensors: StoredTensors, shard: Shard | None
+) -> dict[str, PanelRows]:
     """The model's quantized matrices by name, as mappings of their files. Quantized norms and
     biases are not among them: they are dequantized like any other vector."""
     found = {}
     for name, place in places.items():
         if place.tensor.dim() == 2 and not place.is_wide:
-            rows = tensors.panel_rows(name, place.heads_in_pairs)
+            rows = tensors.panel_rows(name, heads_in_file(place, tensors.entries[name].shape))
+            if rows is not None and shard is not None:
+                rows = rows.part(*cut(tensors.entries[name].shape, place, shard))
             if rows is not None:
                 found[name] = rows
     return found
@@ -213,32 +215,6 @@ def _put_blocks(weights: Weights, config: ModelConfig, blocks: dict[str, PanelRo
 def _is_looked_up(rows: PanelRows | None) -> bool:
     """Whether an embedding can be read from these rows; others are dequantized for it."""
     return isinstance(rows, BlockRows)
-
-
-def _part(stored: torch.Tensor, place: _Place, shard: Shard) -> torch.Tensor:
-    """A rank's part of a tensor. If there are fewer parts than ranks, neighbours have the same."""
-    split = place.split
-    if split is Split.OUTPUTS:
-        num_rows = len(place.tensor)
-        first = shard.rank * (len(stored) // num_rows) // shard.size * num_rows
-        return stored[first : first + num_rows]
-    if split is Split.INPUTS:
-        return stored.chunk(shard.size, dim=1)[shard.rank]
-    if split is Split.FIRST and shard.rank:
-        return torch.zeros_like(stored)
-    return stored
-
-
-def _stored(name: str, tensors: StoredTensors, place: _Place) -> torch.Tensor:
-    """The whole tensor in the order of Hugging Face's rows, quantized ones as fp32."""
-    stored, entry, heads_in_pairs = tensors.read(name), tensors.entries[name], place.heads_in_pairs
-    if place.middle:
-        stored = stored.reshape(place.tensor.shape)
-    if entry.dtype in QUANTIZED_TYPES:
-        values = torch.empty(entry.shape)
-        copy_dequantized(torch.atleast_2d(stored), entry.dtype, torch.atleast_2d(values))
-        stored = values
-    return stored if heads_in_pairs is None else in_halves(stored, heads_in_pairs)
 
 
 def _check(tensors: StoredTensors, places: Places, num_layers: int) -> None:
@@ -339,36 +315,17 @@ def empty_weights(
                 *(empty(hidden, is_wide=True) if each else None for each in outs),
             )
         )
-    embed = empty(config.vocab_size if _needs_embed(config) else 0, hidden)
+    num_tokens = len(config.own_tokens)
+    embed = empty(num_tokens if _needs_embed(config) else 0, hidden)
     lm_head = embed
     if not config.tie_word_embeddings:
-        num_rows = config.vocab_size if config.gives_logits else 0
+        num_rows = num_tokens if config.gives_logits else 0
         lm_head = empty(num_rows, hidden, names=[_LM_HEAD])
     final_norm = empty(hidden, is_wide=True)
     return Weights(embed=embed, layers=layers, final_norm=final_norm, lm_head=lm_head)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a tensor of the checkpoint goes. `heads_in_pairs`: how many heads of q or k lie in
-    rotated pairs in the file. `is_wide` and `offset` as in `LayerTensor`, `middle` as in
-    `Rows`."""
-
-    tensor: torch.Tensor
-    split: Split = Split.NONE
-    heads_in_pairs: int | None = None
-    is_wide: bool = False
-    offset: float = 0.0
-    middle: tuple[int, ...] = ()
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """The shape in the file."""
-        rows, *inputs = self.tensor.shape
-        return (rows, *self.middle, *inputs)
-
-
-Places = dict[str, _Place]
+Places = dict[str, Place]
 """The destination of each tensor of the checkpoint, by its name there."""
 
 
@@ -376,9 +333,9 @@ def _places(config: ModelConfig, weights: Weights) -> Places:
     """Views into `weights`."""
     places = {_FINAL_NORM: _norm_place(weights.final_norm, config)}
     if _needs_embed(config):
-        places[_EMBED] = _Place(_plain(weights.embed))
+        places[_EMBED] = Place(_plain(weights.embed), Split.TOKENS)
     if config.gives_logits and not config.tie_word_embeddings:
-        places[_LM_HEAD] = _Place(_plain(weights.lm_head))
+        places[_LM_HEAD] = Place(_plain(weights.lm_head), Split.TOKENS)
     for name, kinds, layer in _layers(config, weights):
         for norm_name, norm in (
             (kinds.input_norm_name, layer.input_norm),
@@ -394,14 +351,14 @@ def _places(config: ModelConfig, weights: Weights) -> Places:
             whole = _plain(half.matrices[each.name]) if whole is None else whole
             for rows, part in zip(each.rows, _rows_of(each, whole), strict=True):
                 heads = rows.num_heads if config.qk_rows_in_pairs else None
-                places[f"{name}.{rows.name}"] = _Place(
+                places[f"{name}.{rows.name}"] = Place(
                     part, each.split, heads, each.is_wide, each.offset, rows.middle
                 )
     return places
 
 
-def _norm_place(norm: torch.Tensor, config: ModelConfig) -> _Place:
-    return _Place(norm, is_wide=True, offset=config.norm_offset)
+def _norm_place(norm: torch.Tensor, config: ModelConfig) -> Place:
+    return Place(norm, is_wide=True, offset=config.norm_offset)
 
 
 def _halves(

@@ -17,6 +17,7 @@ from engine.attention.groups import FusedAttention
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.native_experts import MemoryAddresses, NativeExperts
 from engine.cpu.native_linear import NativeLinear, Weight
+from engine.layers.summed import Sums
 
 
 class _Layer(ctypes.Structure):
@@ -47,6 +48,7 @@ class Forward(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_layers", "layer_bytes")),
         *((name, ctypes.c_int32) for name in ("num_threads", "gate")),
         ("eps", ctypes.c_float),
+        ("ranks", ctypes.c_void_p),
     )
 
 
@@ -81,7 +83,10 @@ class FusedLayers:
         eps: float,
         kernels: ctypes.CDLL,
         gate: int = 0,
+        sums: Sums | None = None,
     ) -> None:
+        """`sums` are of the ranks that have the other parts of each layer, if there are any."""
+        self._sums = sums
         self._layers = tuple(layers)  # keeps the tensors alive that `_structs` points to
         self._structs = (_Layer * len(layers))(*(_struct(layer) for layer in layers))
         self._placed_in: FusedAttention | None = None
@@ -127,6 +132,7 @@ class FusedLayers:
         at = positions.data_ptr()
         call = self.prepare(len(x), at, wanted, tables, attention, x.data_ptr())
         self._run(ctypes.byref(call))
+        self.check()
         return x[: call.num_wanted]
 
     def prepare(
@@ -178,9 +184,15 @@ class FusedLayers:
             torch.get_num_threads(),
             self._gate,
             self._eps,
+            None if self._sums is None else self._sums.address,
         )
         call.plans = plans  # the address alone would not keep the array alive
         return call
+
+    def check(self) -> None:
+        """Raise RuntimeError if the ranks' parts could not be added up."""
+        if self._sums is not None:
+            self._sums.check()
 
     def _place_in(self, attention: FusedAttention) -> None:
         """Note where the layers' plans and parts of the pool are."""

@@ -19,6 +19,7 @@ from engine.layers.experts_feed_forward import ExpertsFeedForward
 from engine.layers.gated_feed_forward import GatedFeedForward
 from engine.layers.grouped_attention import GroupedAttention
 from engine.layers.kinds import FeedForwardLayer
+from engine.layers.summed import part_of
 from engine.models.parts import Layer, ModelParts
 
 
@@ -30,6 +31,7 @@ class KernelPass:
     ) -> None:
         local = parts.local_rope
         self._ropes = [parts.rope] if local is None else [parts.rope, local]
+        self._vocab_size = parts.config.vocab_size
         self._ends = ends
         self._layers = layers
         self._kernels = kernels
@@ -55,7 +57,9 @@ class KernelPass:
         assert isinstance(attention, FusedAttention)
         if self._ends is None:
             return None
-        return FusedStep(self._ends, self._layers, self._ropes, attention, self._kernels)
+        return FusedStep(
+            self._ends, self._layers, self._ropes, attention, self._kernels, self._vocab_size
+        )
 
 
 def fused(parts: ModelParts, kernels: ctypes.CDLL) -> KernelPass | None:
@@ -71,7 +75,7 @@ def fused(parts: ModelParts, kernels: ctypes.CDLL) -> KernelPass | None:
         if fused_layer is None:
             return None
         layers.append(fused_layer)
-    in_one_call = FusedLayers(layers, config.rms_norm_eps, kernels, gate)
+    in_one_call = FusedLayers(layers, config.rms_norm_eps, kernels, gate, parts.sums)
     return KernelPass(parts, _ends(parts), in_one_call, kernels)
 
 
@@ -81,11 +85,11 @@ def _ends(parts: ModelParts) -> Ends | None:
         return None
     assert isinstance(parts.lm_head, NativeLinear)
     scaled = parts.embed if isinstance(parts.embed, ScaledEmbedding) else None
-    look_up = parts.embed if scaled is None else scaled.plain
+    look_up = part_of(parts.embed if scaled is None else scaled.plain)
     assert isinstance(look_up, TorchEmbedding | BlockEmbedding)
     embed = look_up.weight if isinstance(look_up, TorchEmbedding) else look_up
     scale = 1.0 if scaled is None else scaled.scale
-    return Ends(embed, parts.final_norm, parts.lm_head, scale)
+    return Ends(embed, parts.final_norm, parts.lm_head, parts.config.own_tokens.start, scale)
 
 
 def _fused_layer(layer: Layer, rope: int) -> FusedLayer | None:
@@ -94,7 +98,7 @@ def _fused_layer(layer: Layer, rope: int) -> FusedLayer | None:
     if not isinstance(attention, GroupedAttention):
         return None
     feed_forward = _fused_feed_forward(layer.feed_forward)
-    qkv, o = attention.qkv, attention.o
+    qkv, o = attention.qkv, part_of(attention.o)
     if feed_forward is None or not isinstance(qkv, NativeLinear):
         return None
     if not isinstance(o, NativeLinear):
@@ -110,10 +114,11 @@ def _fused_feed_forward(
     half: FeedForwardLayer,
 ) -> tuple[NativeLinear, NativeLinear] | NativeExperts | None:
     if isinstance(half, ExpertsFeedForward):
-        return half.experts if isinstance(half.experts, NativeExperts) else None
+        experts = part_of(half.experts)
+        return experts if isinstance(experts, NativeExperts) else None
     if not isinstance(half, GatedFeedForward):
         return None
-    gate_up, down = half.gate_up, half.down
+    gate_up, down = half.gate_up, part_of(half.down)
     if isinstance(gate_up, NativeLinear) and isinstance(down, NativeLinear):
         return gate_up, down
     return None

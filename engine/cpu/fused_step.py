@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.groups import FusedAttention
-from engine.backend import Likeliest
 from engine.checkpoint.blocks import PANEL_OUTPUTS
 from engine.cpu.block_panels import BlockEmbedding, FileRows
 from engine.cpu.fused_layers import Forward, FusedLayers
 from engine.cpu.native_linear import NativeLinear, Weight
 from engine.layers.rope import Rope
+from engine.models.runnable import Likeliest
 
 
 class _Step(ctypes.Structure):
@@ -33,6 +33,7 @@ class _Step(ctypes.Structure):
         ("lm_head", Weight),
         *((name, ctypes.c_void_p) for name in ("embed", "token_ids", "final_norm")),
         *((name, ctypes.c_void_p) for name in ("largest", "values", "places")),
+        *((name, ctypes.c_int64) for name in ("first_token", "num_tokens")),
         ("embed_blocks", FileRows),
         ("embedding_scale", ctypes.c_float),
     )
@@ -43,13 +44,14 @@ _LARGEST_BYTES = 8
 
 @dataclass(frozen=True)
 class Ends:
-    """The weights before and after the layers. `embed` [vocab, hidden] is bf16 or blocks,
+    """The weights before and after the layers. `embed` [own tokens, hidden] is bf16 or blocks,
     `final_norm` [hidden] is fp32. Embeddings are multiplied by `embedding_scale` and rounded to
-    bf16."""
+    bf16. A rank's own tokens begin with `first_token`; of one rank they are the vocabulary."""
 
     embed: torch.Tensor | BlockEmbedding
     final_norm: torch.Tensor
     lm_head: NativeLinear
+    first_token: int = 0
     embedding_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -69,6 +71,7 @@ class FusedStep:
         ropes: Sequence[Rope],
         attention: FusedAttention,
         kernels: ctypes.CDLL,
+        vocab_size: int,
     ) -> None:
         self._ends = ends  # keeps the tensors alive that calls point to
         embed = ends.embed
@@ -78,15 +81,16 @@ class FusedStep:
         self._ropes = ropes
         self._attention = attention
         self._run = kernels.baton_step
-        self._vocab_size = embed.num_tokens if isinstance(embed, BlockEmbedding) else len(embed)
+        self._num_own = embed.num_tokens if isinstance(embed, BlockEmbedding) else len(embed)
+        self._vocab_size = vocab_size
         self._num_panels = -(-ends.lm_head.weight.outputs // PANEL_OUTPUTS)
         self._largest = array("q")
 
     def __call__(
         self, token_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int] | None
     ) -> Likeliest:
-        """The likeliest next tokens at `rows`, the planned segments' wanted rows (None: all rows).
-        `token_ids` and `positions` are in the segments' order.
+        """The likeliest of the own next tokens at `rows`, the planned segments' wanted rows (None:
+        all rows). `token_ids` and `positions` are in the segments' order.
 
         Raises IndexError for a token outside the vocabulary.
         """
@@ -114,10 +118,15 @@ class FusedStep:
             _address(self._largest),
             _address(values),
             _address(places),
+            self._ends.first_token,
+            self._num_own,
             self._blocks,
             self._ends.embedding_scale,
         )
         self._run(ctypes.byref(call))
+        self._layers.check()
+        if self._ends.first_token:
+            places = array("q", (self._ends.first_token + place for place in places))
         return Likeliest(values, places)
 
 

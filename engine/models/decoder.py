@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.backend import Backend, WholeStep
+from engine.backend import Backend
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.weights import LayerWeights, Weights
 from engine.device import torch_dtype
@@ -26,6 +26,7 @@ from engine.layers.linear import LinearLayer
 from engine.layers.rope import Rope, query_scale
 from engine.models.architectures import LayerKinds
 from engine.models.parts import Layer, ModelParts
+from engine.models.runnable import WholeStep
 
 
 class DecoderModel:

@@ -12,6 +12,7 @@ from engine.layers.embedding import Embedding
 from engine.layers.kinds import AttentionLayer, FeedForwardLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.rope import Rope
+from engine.layers.summed import Sums
 
 
 @dataclass(frozen=True)
@@ -38,3 +39,4 @@ class ModelParts:
     layers: Sequence[Layer]
     final_norm: torch.Tensor  # [hidden], fp32
     lm_head: LinearLayer
+    sums: Sums | None = None  # of the ranks that have the other parts of each layer

@@ -11,6 +11,7 @@
 #include "elementwise.h"
 #include "experts.h"
 #include "linear.h"
+#include "rank_sums.h"
 
 #if defined(BATON_PAIRS)
 
@@ -57,7 +58,20 @@ struct ForwardCall {
   int32_t num_threads;
   int32_t gate;
   float eps;
+  RankSums* ranks;                        // that have the other parts of each layer; null: none
 };
+
+// What a product is added to: of several ranks the first one's.
+inline const Bf16* residual(const ForwardCall& call) {
+  return call.ranks == nullptr || call.ranks->rank == 0 ? call.x : nullptr;
+}
+
+// A rank's parts of the first `rows` rows become the sums of all ranks' parts.
+inline void sum_parts(const ForwardCall& call, Bf16* parts, int hidden, int64_t rows) {
+  if (call.ranks == nullptr) return;
+#pragma omp single
+  add_up(*call.ranks, parts, rows * hidden);
+}
 
 inline void normalize(const ForwardCall& call, const float* weight, int hidden, int64_t rows) {
 #pragma omp for schedule(static)
@@ -123,9 +137,12 @@ inline RotationCall rotation_of(const ForwardCall& call, const LayerWeights& lay
 // The residual plus a product, normed if there is a norm.
 inline void add_product(const ForwardCall& call, const LinearWeight& weight, const Bf16* x,
                         const float* norm, int64_t rows) {
-  if (norm == nullptr)
-    return linear({weight, x, call.x, call.x, nullptr, rows, call.num_threads});
+  if (norm == nullptr) {
+    linear({weight, x, residual(call), call.x, nullptr, rows, call.num_threads});
+    return sum_parts(call, call.x, weight.outputs, rows);
+  }
   linear({weight, x, nullptr, call.normed, nullptr, rows, call.num_threads});
+  sum_parts(call, call.normed, weight.outputs, rows);
   add_normalized(call, norm, weight.outputs, rows);
 }
 
@@ -134,8 +151,10 @@ inline void finish_layer(const ForwardCall& call, const LayerWeights& layer, int
   const int hidden = layer.qkv.inputs, threads = call.num_threads;
   add_product(call, layer.o, call.heads, layer.attention_out_norm, rows);
   normalize(call, layer.post_norm, hidden, rows);
-  if (layer.experts != nullptr)
-    return run_experts({layer.experts, call.experts, call.normed, call.x, call.x, rows, threads});
+  if (layer.experts != nullptr) {
+    run_experts({layer.experts, call.experts, call.normed, residual(call), call.x, rows, threads});
+    return sum_parts(call, call.x, hidden, rows);
+  }
   linear({layer.gate_up, call.normed, nullptr, call.gate_up, nullptr, rows, threads});
   gate_rows(call.gate, call.gate_up, rows, layer.down.inputs, call.gated);
   add_product(call, layer.down, call.gated, layer.feed_forward_out_norm, rows);

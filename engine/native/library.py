@@ -166,8 +166,12 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = (ctypes.c_void_p,)
         function.restype = None
-    library.baton_rank_sum.argtypes = (ctypes.c_void_p,)
-    library.baton_rank_sum.restype = ctypes.c_int32
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.baton_rank_sum.argtypes = (pointer, pointer, number, ctypes.c_int32)
+    library.baton_rank_share.argtypes = (pointer, pointer, number)
+    library.baton_rank_gather.argtypes = (pointer, pointer, pointer, number, pointer)
+    for function in (library.baton_rank_sum, library.baton_rank_share, library.baton_rank_gather):
+        function.restype = ctypes.c_int64
     library.baton_stop_ranks.argtypes = (ctypes.c_void_p,)
     library.baton_stop_ranks.restype = None
     for function in (library.baton_stage_send, library.baton_stage_receive):

@@ -15,12 +15,14 @@ namespace baton {
 struct StepCall {
   ForwardCall forward;       // its `x` is working memory
   LinearWeight lm_head;
-  const Bf16* embed;         // [vocabulary, hidden]; null: `embed_blocks`
+  const Bf16* embed;         // [own tokens, hidden]; null: `embed_blocks`
   const int64_t* token_ids;  // [tokens], all of them in the vocabulary
   const float* final_norm;   // [hidden]
   Largest* largest;          // [wanted, panels of the vocabulary], working memory
   float* values;             // [wanted]: the largest logit, NaN where there is one
-  int64_t* places;           // [wanted]: the first token that has it
+  int64_t* places;           // [wanted]: the first own token that has it
+  int64_t first_token;       // of the rank's own tokens
+  int64_t num_tokens;        // of them; of one rank all of the vocabulary
   FileRows embed_blocks;
   float embedding_scale;
 };
@@ -29,10 +31,13 @@ inline void look_up(const StepCall& call, int hidden) {
 #pragma omp for schedule(static)
   for (int64_t token = 0; token < call.forward.tokens; ++token) {
     Bf16* row = call.forward.x + token * hidden;
-    if (call.embed == nullptr)
-      row_values(call.embed_blocks, call.token_ids[token], row);
+    const int64_t place = call.token_ids[token] - call.first_token;
+    if (place < 0 || place >= call.num_tokens)
+      std::memset(row, 0, hidden * sizeof(Bf16));
+    else if (call.embed == nullptr)
+      row_values(call.embed_blocks, place, row);
     else
-      std::memcpy(row, call.embed + call.token_ids[token] * hidden, hidden * sizeof(Bf16));
+      std::memcpy(row, call.embed + place * hidden, hidden * sizeof(Bf16));
     if (call.embedding_scale != 1.0f) scale_row(row, call.embedding_scale, hidden, row);
   }
 }
@@ -54,6 +59,7 @@ inline void run_step(const StepCall& call) {
 #pragma omp parallel num_threads(threads)
   {
     look_up(call, call.lm_head.inputs);
+    sum_parts(forward, forward.x, call.lm_head.inputs, forward.tokens);
     run_layers(forward);
     normalize(forward, call.final_norm, call.lm_head.inputs, forward.num_wanted);
     linear({call.lm_head, forward.normed, nullptr, nullptr, nullptr, forward.num_wanted, threads,

@@ -10,6 +10,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.backend import Backend, FusedPass, Sizes
 from engine.checkpoint.blocks import BlockMatrix, Matrix
+from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.experts_config import ExpertsConfig
 from engine.device import torch_dtype
 from engine.kv_pool import KvPool
@@ -17,6 +18,7 @@ from engine.layers.embedding import Embedding
 from engine.layers.experts import Experts, ExpertWeights
 from engine.layers.linear import LinearLayer, TorchLinear
 from engine.layers.ops import LayerOps
+from engine.layers.summed import SummedEmbedding, SummedExperts, SummedLinear
 from engine.models.parts import ModelParts
 from engine.models.runnable import RunnableModel
 from engine.parallel.leading import LeadingAttention, LeadingModel
@@ -30,14 +32,16 @@ class RankBackend:
     """A `Backend` over `own`, that of the rank's device. `tuned_attention` and `runnable` are for
     the leader: passes by them are announced. Passes by `attention` and the model itself are not."""
 
-    def __init__(self, own: Backend, ranks: Ranks) -> None:
+    def __init__(self, own: Backend, ranks: Ranks, config: ModelConfig) -> None:
+        """`config` is that of the rank's part of the model."""
         self._own = own
+        self._config = config
         self._ranks = ranks
         self.device, self.dtype, self.kv_dtype = own.device, own.dtype, own.kv_dtype
         self.rounds_weights, self.numerics = own.rounds_weights, own.numerics
         self.shard = ranks.shard
         self._is_split = ranks.shard.size > 1  # each layer
-        self.keeps_blocks = own.keeps_blocks and not self._is_split
+        self.keeps_blocks = own.keeps_blocks
 
     def orders(self, layout: KvLayout) -> Sequence[str]:
         """See Backend; blocks in the split order have no shards."""
@@ -50,12 +54,12 @@ class RankBackend:
     def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """See Backend."""
         own = self._own.output_linear(weight, bias)
-        return SummedLinear(own, self._ranks) if self._is_split else own
+        return SummedLinear(own, self._ranks.sums) if self._is_split else own
 
     def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
         """See LayerFactory; each rank has a part of every expert."""
         own = self._own.experts(config, weights)
-        return SummedExperts(own, self._ranks) if self._is_split else own
+        return SummedExperts(own, self._ranks.sums) if self._is_split else own
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
         """See Backend; only the last stage computes logits."""
@@ -66,7 +70,10 @@ class RankBackend:
     def embedding(self, weight: torch.Tensor | BlockMatrix) -> Embedding:
         """See Backend; later stages receive hidden states."""
         if self._ranks.before is None:
-            return self._own.embedding(weight)
+            own = self._own.embedding(weight)
+            if not self._is_split:
+                return own
+            return SummedEmbedding(own, self._config.own_tokens, self._ranks.sums)
         return ReceivedStates(self._ranks.before, weight.shape[1], torch_dtype(self.dtype))
 
     def ops(self) -> LayerOps:
@@ -74,9 +81,11 @@ class RankBackend:
         return self._own.ops()
 
     def fuse(self, parts: ModelParts) -> FusedPass | None:
-        """See Backend; None for layers that are split, because fused ones would not be summed over
-        the ranks."""
-        return None if self._is_split else self._own.fuse(parts)
+        """See Backend; None for layers that are split if the kernels do not add up themselves."""
+        if not self._is_split:
+            return self._own.fuse(parts)
+        sums = self._ranks.sums
+        return None if sums.address is None else self._own.fuse(replace(parts, sums=sums))
 
     def attention(self, pool: KvPool) -> AttentionBackend:
         """See Backend."""
@@ -124,45 +133,3 @@ class ReceivedStates:
         states = torch.empty(len(token_ids), self._hidden_size, dtype=self._dtype)
         self._link.receive(states)
         return states
-
-
-class SummedLinear:
-    """A linear layer whose inputs are split over the ranks: sums the ranks' partial products."""
-
-    def __init__(self, part: LinearLayer, ranks: Ranks) -> None:
-        self._part = part
-        self._ranks = ranks
-
-    def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
-        """`x` [N, the rank's inputs] to [N, outputs], plus `add`, which is equal on all ranks."""
-        return _summed(self._part(x, add if self._ranks.shard.rank == 0 else None), self._ranks)
-
-    def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The same in fp32, without `add`; written to `out` where given."""
-        return _summed(self._part.in_float32(x, out), self._ranks)
-
-
-class SummedExperts:
-    """Experts whose inner numbers are split over the ranks: all choose the same ones, and their
-    partial results are added."""
-
-    def __init__(self, part: Experts, ranks: Ranks) -> None:
-        self._part = part
-        self._ranks = ranks
-        self.tally = part.tally
-
-    @property
-    def products(self) -> Sequence[LinearLayer]:
-        """See Experts."""
-        return self._part.products
-
-    def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None) -> torch.Tensor:
-        """See Experts; `add` is equal on all ranks."""
-        return _summed(
-            self._part(x, ops, add if self._ranks.shard.rank == 0 else None), self._ranks
-        )
-
-
-def _summed(y: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    ranks.sums.add_up(y)
-    return y

@@ -8,30 +8,42 @@ import torch
 
 from engine.attention.base import AttentionBackend, wanted_rows
 from engine.device import to_device
-from engine.models.runnable import RunnableModel
-from engine.parallel.ranks import Ranks, Step
+from engine.models.runnable import RunnableModel, WholeStep
+from engine.parallel.ranks import Logits, Ranks, Step
+from engine.parallel.vocabulary import gather_likeliest, gather_logits
 
 
 class Follower:
-    """A rank that runs the steps that rank 0 announces."""
+    """A rank that runs the steps that rank 0 announces; `step` runs those that choose."""
 
-    def __init__(self, model: RunnableModel, attention: AttentionBackend, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        model: RunnableModel,
+        attention: AttentionBackend,
+        ranks: Ranks,
+        step: WholeStep | None = None,
+    ) -> None:
         self._model = model
         self._attention = attention
         self._ranks = ranks
+        self._step = step
 
     def run(self) -> None:
         """Run until the leader announces the end. Raises RuntimeError when a rank is lost."""
-        while (step := self._ranks.next_step()) is not None:
-            segments = step.planned()
-            wanted = wanted_rows(segments) if self._ranks.shard.is_last_stage else None
+        while (message := self._ranks.next_message()) is not None:
             with self._ranks.timed():
-                self._attention.plan(segments)
-                self._run(step, wanted)
+                if isinstance(message, Logits):
+                    self._give_logits(message.num_rows)
+                elif message.chooses:
+                    self._choose(message)
+                else:
+                    self._run(message)
 
-    def _run(self, step: Step, wanted: list[int] | None) -> None:
-        """Run a planned step; the next stage wants all rows."""
-        ranks = self._ranks
+    def _run(self, step: Step) -> None:
+        """Run a step; the next stage wants all rows."""
+        ranks, segments = self._ranks, step.planned()
+        wanted = wanted_rows(segments) if ranks.shard.is_last_stage else None
+        self._attention.plan(segments)
         tokens, positions = self._on_device(step.tokens), self._on_device(step.positions)
         rows = None if wanted is None else self._on_device(wanted)
         hidden = self._model.hidden(tokens, positions, self._attention, rows)
@@ -39,6 +51,20 @@ class Follower:
             ranks.sums.meet()
         if ranks.after is not None:
             ranks.after.send(hidden)
+
+    def _choose(self, step: Step) -> None:
+        """Run a step, and give the likeliest of this rank's tokens."""
+        assert self._step is not None
+        segments = step.planned()
+        self._attention.plan(segments)
+        own = self._step(step.tokens, step.positions, wanted_rows(segments))
+        gather_likeliest(own, self._ranks.sums, self._ranks.shard.size)
+
+    def _give_logits(self, num_rows: int) -> None:
+        model, ranks = self._model, self._ranks
+        shape = (num_rows, model.config.hidden_size)
+        x = torch.empty(shape, dtype=model.dtype, device=model.device)
+        gather_logits(model, x, ranks.sums, ranks.shard.size)
 
     def _on_device(self, numbers: Sequence[int]) -> torch.Tensor:
         return to_device(torch.tensor(numbers, dtype=torch.int64), self._model.device)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
-from engine.models.runnable import RunnableModel
-from engine.parallel.ranks import Ranks, Step
+from engine.models.runnable import Likeliest, RunnableModel, WholeStep
+from engine.parallel.ranks import Logits, Ranks, Step
 from engine.parallel.sums import RankLost
+from engine.parallel.vocabulary import gather_likeliest, gather_logits
 from engine.rank_times import RankTime
 
 
@@ -28,10 +31,11 @@ class LeadingAttention:
 
 class LeadingModel:
     """Rank 0's shard of a model for the runner; announces each pass before running it, unless it
-    is announced already."""
+    is announced already. After errors of this rank others are in the midst of the pass and would
+    mix parts of different ones, so methods raise RankLost for them, too."""
 
     def __init__(self, model: RunnableModel, ranks: Ranks) -> None:
-        self._num_announced = 0
+        self._ahead: deque[Step] = deque()
         self.config = model.config
         self.device = model.device
         self.dtype = model.dtype
@@ -40,8 +44,9 @@ class LeadingModel:
 
     def announce_ahead(self, segments: Sequence[Segment], tokens: list[int]) -> None:
         """Announce a pass whose `hidden` follows, after those of passes announced before."""
-        self._ranks.announce(Step.of(segments, tokens))
-        self._num_announced += 1
+        step = Step.of(segments, tokens)
+        self._ranks.announce_ahead(step)
+        self._ahead.append(step)
 
     def hidden(
         self,
@@ -53,29 +58,63 @@ class LeadingModel:
         """See RunnableModel; `attention` is a LeadingAttention.
 
         After it all ranks have stored the keys and values: they came before the last layer's sums,
-        and where no row is wanted, the last layer has none. Raises RankLost, also for errors of
-        this rank: others are in the midst of the pass, and would add up parts of different ones.
+        and where no row is wanted, the last layer has none.
         """
         assert isinstance(attention, LeadingAttention)
-        if self._num_announced:
-            self._num_announced -= 1
+        if self._ahead:
+            self._ranks.announce_here(self._ahead.popleft())
         else:
             self._ranks.announce(Step.of(attention.segments, token_ids.tolist()))
-        try:
-            with self._ranks.timed():
-                hidden = self._model.hidden(token_ids, positions, attention.backend, rows)
-                if rows is not None and not len(rows):
-                    self._ranks.sums.meet()
-        except RankLost:
-            raise
-        except Exception as error:
-            raise RankLost(f"rank 0 cannot compute a step: {error!r}") from error
+        with self._together():
+            hidden = self._model.hidden(token_ids, positions, attention.backend, rows)
+            if rows is not None and not len(rows):
+                self._ranks.sums.meet()
         return hidden
+
+    @torch.inference_mode()
+    def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See RunnableModel."""
+        sums, size = self._ranks.sums, self._ranks.shard.size
+        if size == 1:
+            return self._model.logits(x, out)
+        if not len(x):
+            return torch.empty((0, self.config.vocab_size), device=x.device)
+        self._ranks.announce_here(Logits(len(x)))
+        with self._together():
+            found = gather_logits(self._model, x.contiguous(), sums, size, out)
+        assert found is not None
+        return found
+
+    def whole_step(self, attention: AttentionBackend) -> WholeStep | None:
+        """See RunnableModel; None for a stage."""
+        assert isinstance(attention, LeadingAttention)
+        own = self._model.whole_step(attention.backend)
+        if own is None:
+            return None
+
+        def step(
+            token_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int] | None
+        ) -> Likeliest:
+            self._ranks.announce(Step.of(attention.segments, list(token_ids), chooses=True))
+            with self._together():
+                own_tokens = own(token_ids, positions, rows)
+                found = gather_likeliest(own_tokens, self._ranks.sums, self._ranks.shard.size)
+            assert found is not None
+            return found
+
+        return step
 
     def rank_times(self) -> list[RankTime]:
         """Those of all ranks so far."""
         return self._ranks.times.totals()
 
-    def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See RunnableModel; needs no other rank."""
-        return self._model.logits(x, out)
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Time a pass of all ranks. Raises RankLost."""
+        try:
+            with self._ranks.timed():
+                yield
+        except RankLost:
+            raise
+        except Exception as error:
+            raise RankLost(f"rank 0 cannot compute a step: {error!r}") from error

@@ -12,28 +12,31 @@ import msgspec
 
 from engine.attention.base import Segment
 from engine.checkpoint.shard import Shard
+from engine.layers.summed import Sums
 from engine.parallel.stages import StageLink
-from engine.parallel.sums import RankLost, Sums
+from engine.parallel.sums import RankLost
 from engine.rank_times import LINE_NUMBERS, RankTimes
 
 _SIZE = struct.Struct("<I")
 _NUMBER = struct.Struct("<q")
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """The next step of all ranks: N tokens, and for each segment how many of them it has, the
     length of its context, how many rows it wants, and its block tables by group, each after its
-    first block."""
+    first block. `chooses`: each rank gives the likeliest of its tokens, not hidden states."""
 
     tokens: list[int]
     segments: list[tuple[int, int, int, list[tuple[int, list[int]]]]]
+    chooses: bool = False
 
     @staticmethod
-    def of(segments: Sequence[Segment], tokens: list[int]) -> Step:
+    def of(segments: Sequence[Segment], tokens: list[int], chooses: bool = False) -> Step:
         """The step that computes these segments."""
         return Step(
             tokens,
             [(s.query_len, s.context_len, s.wanted_len, _tables(s)) for s in segments],
+            chooses,
         )
 
     def planned(self) -> list[Segment]:
@@ -50,12 +53,23 @@ class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return [position for start, end in spans for position in range(start, end)]
 
 
+class Logits(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Logits of so many hidden states, by all ranks of the last stage."""
+
+    num_rows: int
+
+
+Message = Step | Logits
+
+
 def _tables(segment: Segment) -> list[tuple[int, list[int]]]:
     tables = ((segment.first_block, segment.block_table), *segment.others)
     return [(first, list(table)) for first, table in tables]
 
 
 _END = b""
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Message)
 
 
 def _own_times() -> RankTimes:
@@ -88,22 +102,24 @@ class Ranks:
         """Whether this rank announces the steps that the others wait for."""
         return self.shard.number == 0
 
-    def announce(self, step: Step | None) -> None:
-        """Tell the followers the next step; None ends their loop."""
-        data = _END if step is None else msgspec.msgpack.encode(step)
-        framed = _SIZE.pack(len(data)) + data
-        for rank, link in enumerate(self.links, start=1):
-            try:
-                link.sendall(framed)
-            except OSError as error:
-                raise RankLost(f"rank {rank} takes no more steps: {error}") from error
+    def announce(self, message: Message | None) -> None:
+        """Tell the followers what is next; None ends their loop."""
+        self._tell(message, 0, len(self.links))
 
-    def next_step(self) -> Step | None:
-        """Wait for the step that the leader announces; None if there are no more."""
+    def announce_ahead(self, message: Message) -> None:
+        """Tell the stages before the last one, which come to it earlier."""
+        self._tell(message, self.shard.size - 1, len(self.links))
+
+    def announce_here(self, message: Message) -> None:
+        """Tell the last stage's other ranks."""
+        self._tell(message, 0, self.shard.size - 1)
+
+    def next_message(self) -> Message | None:
+        """Wait for what the leader announces; None if there is no more."""
         (size,) = _SIZE.unpack(_read(self.links[0], _SIZE.size))
         if not size:
             return None
-        return msgspec.msgpack.decode(_read(self.links[0], size), type=Step)
+        return _DECODER.decode(_read(self.links[0], size))
 
     def least(self, number: int) -> int:
         """The minimum of the ranks' numbers; all ranks have to call this."""
@@ -116,6 +132,15 @@ class Ranks:
         for link in self.links:
             _send(link, _NUMBER.pack(least))
         return int(least)
+
+    def _tell(self, message: Message | None, first: int, end: int) -> None:
+        data = _END if message is None else _ENCODER.encode(message)
+        framed = _SIZE.pack(len(data)) + data
+        for rank, link in enumerate(self.links[first:end], start=1 + first):
+            try:
+                link.sendall(framed)
+            except OSError as error:
+                raise RankLost(f"rank {rank} takes no more steps: {error}") from error
 
 
 def _send(link: socket.socket, data: bytes) -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from engine.checkpoint.shard import Shard
+from engine.layers.summed import Sums
 from engine.parallel.ranks import Ranks
 from engine.parallel.stages import StageLink
-from engine.parallel.sums import HostSums, NoSums, Sums, stop_sums
+from engine.parallel.sums import HostSums, NoSums, stop_sums
 from engine.rank_times import LINE_NUMBERS, RankTimes
 
 _PAGE_BYTES = 4096

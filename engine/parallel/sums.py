@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -25,58 +26,70 @@ class RankLost(RuntimeError):
         return RankLost(f"{other} has not answered for {limit_s:g} s")
 
 
-class Sums(Protocol):
-    """Adds up what the ranks of a model computed."""
-
-    def add_up(self, part: torch.Tensor) -> None:
-        """Replace a rank's part, contiguous, by the sum of all ranks' parts. All ranks call it for
-        the same sums in the same order. Raises RuntimeError if that is impossible."""
-
-    def meet(self) -> None:
-        """Go on when all ranks have come here, and done what they began before. Raises as
-        `add_up`."""
-
-    @property
-    def waited_ns(self) -> int:
-        """The time for which this rank's host has waited for other ranks so far."""
-
-
 class NoSums:
     """Those of the only rank of a stage."""
 
+    rank = 0
+    address: int | None = None
     waited_ns = 0
 
     def add_up(self, part: torch.Tensor) -> None:
         """See Sums; nothing to add."""
 
+    def share(self, x: torch.Tensor) -> None:
+        """See Sums; there is nobody else."""
+
+    def gather(self, part: torch.Tensor, bounds: Sequence[int], whole: torch.Tensor | None) -> None:
+        """See Sums; the only part is the whole."""
+        assert whole is not None
+        whole.copy_(part)
+
     def meet(self) -> None:
         """See Sums; nobody to wait for."""
+
+    def check(self) -> None:
+        """See Sums; nothing can fail."""
 
 
 class CardSums:
     """Sums by torch's process group of the cards (NCCL)."""
 
+    address: int | None = None
     waited_ns = 0
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
         self._group = group
+        self.rank = rank
 
     def add_up(self, part: torch.Tensor) -> None:
         """See Sums."""
         dist.all_reduce(part, group=self._group)
 
+    def share(self, x: torch.Tensor) -> None:
+        """See Sums."""
+        dist.broadcast(x, group=self._group, group_src=0)
+
+    def gather(self, part: torch.Tensor, bounds: Sequence[int], whole: torch.Tensor | None) -> None:
+        """See Sums; NCCL gathers parts of one size, so narrower ones are padded."""
+        widths = [end - begin for begin, end in pairwise(bounds)]
+        padded = torch.nn.functional.pad(part, (0, max(widths) - part.shape[1])).contiguous()
+        parts = None if whole is None else [torch.empty_like(padded) for _ in widths]
+        dist.gather(padded, parts, group=self._group, group_dst=0)
+        if whole is not None and parts is not None:
+            torch.cat([p[:, :width] for p, width in zip(parts, widths, strict=True)], 1, out=whole)
+
     def meet(self) -> None:
         """See Sums; the host waits for nothing, and the card's later work for all cards."""
         self.add_up(torch.zeros(1, device="cuda"))
 
+    def check(self) -> None:
+        """See Sums; NCCL raises by itself."""
 
-class _Call(ctypes.Structure):
-    """Mirrors `SumCall` in engine/native/rank_sums.cpp."""
+
+class _Ranks(ctypes.Structure):
+    """Mirrors `RankSums` in engine/native/rank_sums.h."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("size", ctypes.c_int64),
-        ("is_bf16", ctypes.c_int64),
         ("memory", ctypes.c_void_p),
         ("buffer_bytes", ctypes.c_int64),
         ("rank", ctypes.c_int64),
@@ -84,12 +97,14 @@ class _Call(ctypes.Structure):
         ("round", ctypes.c_int64),
         ("limit_ns", ctypes.c_int64),
         ("waited_ns", ctypes.c_int64),
+        ("answer", ctypes.c_int64),
     )
 
 
 class HostSums:
     """Sums in fp32, in the order of ranks, through `memory` that all ranks of one host map: equal
-    bits on every rank and in every run. `limit_s`: how long a rank waits for another."""
+    bits on every rank and in every run. `limit_s`: how long a rank waits for another. Methods raise
+    RankLost; after it, all do."""
 
     def __init__(
         self,
@@ -103,16 +118,18 @@ class HostSums:
         if memory.nbytes < self.bytes_for(num_ranks):
             raise ValueError(f"{memory.nbytes} bytes are too few for {num_ranks} ranks")
         self._memory = memory  # mapped as long as this lives
-        self._function = kernels.baton_rank_sum
+        self._kernels = kernels
         self._limit_s = limit_s
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._call = _Call(
-            memory=address,
+        self.rank = rank
+        self._ranks = _Ranks(
+            memory=ctypes.addressof(ctypes.c_char.from_buffer(memory)),
             buffer_bytes=_BUFFER_BYTES,
             rank=rank,
             num_ranks=num_ranks,
             limit_ns=int(limit_s * 1e9),
+            answer=DONE,
         )
+        self.address: int | None = ctypes.addressof(self._ranks)
 
     @staticmethod
     def bytes_for(num_ranks: int) -> int:
@@ -120,24 +137,43 @@ class HostSums:
         return (1 + num_ranks) * LINE_BYTES + 2 * num_ranks * _BUFFER_BYTES
 
     def add_up(self, part: torch.Tensor) -> None:
-        """See Sums; raises RankLost."""
+        """See Sums."""
         assert part.is_contiguous()
         assert part.dtype in (torch.float32, torch.bfloat16)
-        call = self._call
-        call.data, call.size = part.data_ptr(), part.numel()
-        call.is_bf16 = part.dtype == torch.bfloat16
-        answer = self._function(ctypes.byref(call))
-        if answer != DONE:
-            raise RankLost.after(answer, f"rank {answer}", self._limit_s)
+        is_bf16 = part.dtype == torch.bfloat16
+        self._kernels.baton_rank_sum(self.address, part.data_ptr(), part.numel(), is_bf16)
+        self.check()
+
+    def share(self, x: torch.Tensor) -> None:
+        """See Sums."""
+        assert x.is_contiguous()
+        self._kernels.baton_rank_share(self.address, x.data_ptr(), x.nbytes)
+        self.check()
+
+    def gather(self, part: torch.Tensor, bounds: Sequence[int], whole: torch.Tensor | None) -> None:
+        """See Sums."""
+        assert part.is_contiguous()
+        assert whole is None or whole.is_contiguous()
+        assert (whole is None) == (self.rank > 0)
+        at = (ctypes.c_int64 * len(bounds))(*(part.itemsize * each for each in bounds))
+        to = None if whole is None else whole.data_ptr()
+        self._kernels.baton_rank_gather(self.address, part.data_ptr(), at, len(part), to)
+        self.check()
 
     def meet(self) -> None:
-        """See Sums; raises RankLost."""
+        """See Sums."""
         self.add_up(torch.zeros(1))
+
+    def check(self) -> None:
+        """See Sums."""
+        answer = self._ranks.answer
+        if answer != DONE:
+            raise RankLost.after(answer, f"rank {answer}", self._limit_s)
 
     @property
     def waited_ns(self) -> int:
         """See Sums."""
-        return int(self._call.waited_ns)
+        return int(self._ranks.waited_ns)
 
 
 def stop_sums(kernels: ctypes.CDLL, memory: memoryview) -> None:

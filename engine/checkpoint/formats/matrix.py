@@ -7,7 +7,7 @@ a matrix takes no memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -66,6 +66,31 @@ class QuantizedMatrix:
         step = max(_NUMBERS_AT_A_TIME // self.shape[-1] // _ROWS_STEP, 1) * _ROWS_STEP
         for first in range(0, self.num_rows, step):
             yield slice(first, min(first + step, self.num_rows))
+
+    def part(self, rows: slice, inputs: slice) -> QuantizedMatrix | None:
+        """Some rows and inputs of a matrix of two dimensions; None if these are not whole groups,
+        or if the format does not read rows from the first of them on."""
+        first_row, end_row, _ = rows.indices(self.num_rows)
+        first, end, _ = inputs.indices(self.shape[-1])
+        group = self.group_inputs
+        is_all = end - first == self.shape[-1]
+        has_one_group = self.groups is None and group >= self.shape[-1]
+        fits = has_one_group or (self.groups is None and first % group == end % group == 0)
+        if first_row % _ROWS_STEP or not (is_all or fits):
+            return None
+
+        def shared(numbers: torch.Tensor | None) -> torch.Tensor | None:
+            if numbers is None or is_all or numbers.shape[1] == 1:
+                return numbers
+            return numbers[:, first // group : end // group]
+
+        def read(some: slice) -> CodeRows:
+            whole = self.read(slice(first_row + some.start, first_row + some.stop))
+            scales = shared(whole.scales)
+            assert scales is not None
+            return CodeRows(whole.codes[:, first:end], scales, shared(whole.zeros))
+
+        return replace(self, shape=(end_row - first_row, end - first), read=read)
 
     def values(self) -> torch.Tensor:
         """The weights, `shape`, fp32."""

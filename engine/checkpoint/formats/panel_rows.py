@@ -60,6 +60,14 @@ class MatrixRows:
         for rows in self.matrix.pieces():
             yield BlockRows(self._in_blocks(self.matrix.read(rows)), self.kind)
 
+    def part(self, rows: slice, inputs: slice) -> MatrixRows | None:
+        """See PanelRows."""
+        first, end, _ = inputs.indices(self.inputs)
+        matrix = self.matrix.part(rows, inputs)
+        if matrix is None or first % self.block or end % self.block:
+            return None
+        return MatrixRows(matrix, self.block)
+
     def dequantized(self) -> torch.Tensor:
         """See PanelRows."""
         return self.matrix.values()

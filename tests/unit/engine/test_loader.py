@@ -175,7 +175,8 @@ class SplitOrders(CpuBackend):
 def test_ranks_share_blocks_that_have_shards(wanted: str, is_sharded: bool, order: str) -> None:
     model = load_model_config(DEMO_MODEL)
     whole = SplitOrders(model, "bfloat16")
-    backend = RankBackend(whole, Ranks(Shard(0, 2), [], CardSums(None))) if is_sharded else whole
+    ranks = Ranks(Shard(0, 2), [], CardSums(None, 0))
+    backend = RankBackend(whole, ranks, model) if is_sharded else whole
     layout = model.kv_layout("m", 16, "bfloat16")
     assert loader.order_of(wanted, backend.orders(layout)) == order
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from engine.attention.base import Segment, wanted_rows
-from engine.backend import Likeliest
 from engine.cpu.fused_step import FusedStep
 from engine.engine_config import EngineConfig
 from engine.loader import load_engine
+from engine.models.runnable import Likeliest
 from engine.runner import NOT_FINITE
 from engine.sampling.row_argmax import largest
 from protocol.sampling import SamplingParams

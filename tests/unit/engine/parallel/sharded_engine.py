@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
+from engine.cpu.backend import CpuBackend
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
 from engine.loader import load_engine, load_follower
 from engine.parallel.ranks import Ranks
+from scheduling.prompt_record import PromptRecord
 from scheduling.scheduler import SchedulerConfig
 from tests.rank_group import meet
 from tests.sequences import greedy, sequence_of
@@ -30,7 +33,8 @@ BLOCK = 4
 @dataclass(frozen=True)
 class Job:
     """Prompts for the checkpoint in `folder`, on the first `size` ranks, in stages; `loses_rank`:
-    the last of them ends before the first step."""
+    the last of them ends before the first step. In the kernels' `whole_steps`, or layer by layer
+    with logits; `prompt_logprobs` are those of the first prompt."""
 
     folder: Path
     size: int
@@ -38,29 +42,44 @@ class Job:
     num_stages: int = 1
     attention: str = "torch"
     loses_rank: bool = False
+    dtype: str = "float32"
+    whole_steps: bool = True
+    prompt_logprobs: int | None = None
 
 
-def engine_config(folder: Path, attention: str = "torch") -> EngineConfig:
+def engine_config(folder: Path, attention: str = "torch", dtype: str = "float32") -> EngineConfig:
     """Chunks so small that prompts are cut, and decodes run beside them."""
     scheduler = SchedulerConfig(
         block_size=BLOCK, max_batch_size=4, chunk_min_tokens=8, chunk_max_tokens=8
     )
     return EngineConfig(
-        folder, scheduler, dtype="float32", device="cpu", num_blocks=64, attention=attention
+        folder, scheduler, dtype=dtype, device="cpu", num_blocks=64, attention=attention
     )
 
 
-def generate(engine: Engine, prompts: tuple[tuple[int, ...], ...]) -> list[list[int]]:
-    """Greedy tokens for each prompt; all run at once."""
+def generate(
+    engine: Engine, prompts: tuple[tuple[int, ...], ...], prompt_logprobs: int | None = None
+) -> list[list[int]]:
+    """Greedy tokens for each prompt; all run at once. With `prompt_logprobs` of the first one, the
+    bytes that its record has follow."""
+    told = [prompt_logprobs, *[None] * len(prompts)]
     sequences = [
-        sequence_of(prompt, greedy(MAX_TOKENS), BLOCK, request_id=f"r{index}")
-        for index, prompt in enumerate(prompts)
+        sequence_of(prompt, greedy(MAX_TOKENS, prompt_logprobs=log), BLOCK, request_id=f"r{index}")
+        for index, (prompt, log) in enumerate(zip(prompts, told, strict=False))
     ]
     for sequence in sequences:
         engine.scheduler.add(sequence)
     while engine.scheduler.has_work:
         engine.run(engine.plan())
-    return [sequence.tokens[sequence.num_prompt :] for sequence in sequences]
+    tokens = [sequence.tokens[sequence.num_prompt :] for sequence in sequences]
+    record = sequences[0].prompt_record
+    return tokens if record is None else [*tokens, *_numbers_of(record)]
+
+
+def _numbers_of(record: PromptRecord) -> list[list[int]]:
+    """The likeliest tokens before each position, and the ranks of those that came."""
+    rows = record.whole()
+    return [list(memoryview(rows.ranks).cast("i")), list(memoryview(rows.top_ids).cast("i"))]
 
 
 def rank_main(conn: Connection, store: str, rank: int, size: int) -> None:
@@ -78,18 +97,29 @@ def rank_main(conn: Connection, store: str, rank: int, size: int) -> None:
 
 def _work(job: Job, ranks: Ranks) -> Any:
     """A follower's layout and KV pool; the leader's, and the tokens."""
+    config = engine_config(job.folder, job.attention, job.dtype)
+    if job.whole_steps:
+        return _run(job, ranks, config)
+    with mock.patch.object(CpuBackend, "fuse", return_value=None):
+        return _run(job, ranks, config)
+
+
+def _run(job: Job, ranks: Ranks, config: EngineConfig) -> Any:
     rank = ranks.shard.number
-    config = engine_config(job.folder, job.attention)
     if rank:
         follower, pool = load_follower(config, ranks)
         if job.loses_rank and rank == job.size - 1:
             os._exit(LOST)
         follower.run()
-        return pool.layout, pool.tensor.numpy(), None
+        return pool.layout, _numbers(pool.tensor), None
     loaded = load_engine(config, lambda: 0.0, ranks=ranks)
     try:
-        tokens = generate(loaded.engine, job.prompts)
+        tokens = generate(loaded.engine, job.prompts, job.prompt_logprobs)
     except RuntimeError as error:
         return None, str(error), None
     ranks.announce(None)
-    return loaded.pool.layout, loaded.pool.tensor.numpy(), tokens
+    return loaded.pool.layout, _numbers(loaded.pool.tensor), tokens
+
+
+def _numbers(pool: torch.Tensor) -> Any:
+    return pool.float().numpy()

@@ -178,8 +178,8 @@ def test_a_step_reads_as_it_was_written(parts: list[Segment], data: st.DataObjec
     ours, theirs = socket.socketpair()
     with ours, theirs:
         announced = Step.of(parts, tokens)
-        Ranks(Shard(0, 2), [ours], CardSums(None)).announce(announced)
-        step = Ranks(Shard(1, 2), [theirs], CardSums(None)).next_step()
+        Ranks(Shard(0, 2), [ours], CardSums(None, 0)).announce(announced)
+        step = Ranks(Shard(1, 2), [theirs], CardSums(None, 1)).next_message()
     assert step == announced
     planned = [msgspec.structs.astuple(each) for each in step.planned()]
     assert planned == [msgspec.structs.astuple(each) for each in parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,49 @@ def test_every_rank_gets_the_sum_in_the_order_of_ranks(tmp_path: Path) -> None:
         expected = (parts[0] + parts[1] + parts[2]).to(getattr(torch, dtype)).float().numpy()
         for answer in answers:
             assert np.array_equal(answer[number], expected), (number, size, dtype)
+
+
+def exchanging_main(conn: Connection, store: str, rank: int, size: int) -> None:
+    """Gather parts of rows of the asked widths, then share what the first rank has of them."""
+    ranks = meet(store, rank, size, DEADLINE_S)
+    while (job := conn.recv()) is not None:
+        num_rows, bounds = job
+        numbers = whole_rows(num_rows, bounds)
+        part = numbers[:, bounds[rank] : bounds[rank + 1]].contiguous()
+        found = torch.zeros_like(numbers)
+        ranks.sums.gather(part, bounds, None if rank else found)
+        ranks.sums.share(found)
+        conn.send(found.numpy())
+
+
+def whole_rows(num_rows: int, bounds: list[int]) -> torch.Tensor:
+    return part_of(7, num_rows * bounds[-1], torch.float32).view(num_rows, bounds[-1])
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "bounds"),
+    [
+        (1, [0, 1, 2, 4]),
+        (5, [0, 100, 201, 302]),
+        (0, [0, 1, 2, 3]),
+        (40, [0, 20_000, 40_000, 60_001]),
+        (2, [0, LARGE, LARGE, 2 * LARGE + 1]),
+    ],
+    ids=["a row", "rows", "none", "many rounds", "rows of many rounds"],
+)
+def test_the_ranks_parts_of_rows_come_together(
+    exchange: RankGroup, num_rows: int, bounds: list[int]
+) -> None:
+    expected = whole_rows(num_rows, bounds).numpy()
+    for found in exchange.do((num_rows, bounds), DEADLINE_S):
+        assert np.array_equal(found, expected)
+
+
+@pytest.fixture(scope="module")
+def exchange(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
+    group = RankGroup(exchanging_main, tmp_path_factory.mktemp("exchange") / "store", NUM_RANKS)
+    yield group
+    group.end(DEADLINE_S)
 
 
 def memory(num_ranks: int) -> memoryview:

@@ -1,0 +1,85 @@
+"""Where a tensor of a checkpoint goes, and which part of it a rank reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoint.blocks import QUANTIZED_TYPES, dequantized, in_halves
+from engine.checkpoint.config import vocab_bounds
+from engine.checkpoint.layer_tensors import Split
+from engine.checkpoint.shard import Shard
+from engine.checkpoint.stored_tensors import StoredTensors
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of the checkpoint goes. `heads_in_pairs`: how many heads of q or k lie in
+    rotated pairs in what goes there. `is_wide` and `offset` as in `LayerTensor`, `middle` as in
+    `Rows`."""
+
+    tensor: torch.Tensor
+    split: Split = Split.NONE
+    heads_in_pairs: int | None = None
+    is_wide: bool = False
+    offset: float = 0.0
+    middle: tuple[int, ...] = ()
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape in the file."""
+        rows, *inputs = self.tensor.shape
+        return (rows, *self.middle, *inputs)
+
+
+def cut(shape: Sequence[int], place: Place, shard: Shard) -> tuple[slice, slice]:
+    """A rank's rows and columns of a tensor. If there are fewer parts of rows than ranks,
+    neighbours have the same."""
+    num_rows, columns = len(place.tensor), slice(None)
+    if place.split is Split.OUTPUTS:
+        first = shard.rank * (shape[0] // num_rows) // shard.size * num_rows
+        return slice(first, first + num_rows), columns
+    if place.split is Split.TOKENS:
+        first, end = vocab_bounds(shape[0], shard.size)[shard.rank : shard.rank + 2]
+        return slice(first, end), columns
+    if place.split is Split.INPUTS:
+        num_columns = place.tensor.shape[1]
+        columns = slice(shard.rank * num_columns, (shard.rank + 1) * num_columns)
+    return slice(None), columns
+
+
+def part_of(stored: torch.Tensor, place: Place, shard: Shard | None) -> torch.Tensor:
+    """A rank's part of a tensor."""
+    if shard is None:
+        return stored
+    if place.split is Split.FIRST and shard.rank:
+        return torch.zeros_like(stored)
+    rows, columns = cut(stored.shape, place, shard)
+    return stored[rows] if stored.dim() == 1 else stored[rows, columns]
+
+
+def stored_part(
+    name: str, tensors: StoredTensors, place: Place, shard: Shard | None
+) -> torch.Tensor:
+    """A rank's part of a tensor in the order of Hugging Face's rows, quantized ones as fp32. Reads
+    no other rows of a file's tensor."""
+    stored, entry = tensors.read(name), tensors.entries[name]
+    if place.middle:
+        stored = stored.flatten(1)
+    if entry.dtype not in QUANTIZED_TYPES:
+        part = part_of(stored, place, shard)
+    elif shard is None or len(entry.shape) < 2:
+        values = dequantized(torch.atleast_2d(stored), entry.dtype, slice(None))
+        part = part_of(values.view(entry.shape), place, shard)
+    else:
+        rows, columns = cut(entry.shape, place, shard)
+        part = dequantized(stored[rows], entry.dtype, columns)
+    return part if place.heads_in_pairs is None else in_halves(part, place.heads_in_pairs)
+
+
+def heads_in_file(place: Place, shape: Sequence[int]) -> int | None:
+    """How many heads of a tensor that is stored in rotated pairs are in the file."""
+    heads = place.heads_in_pairs
+    return None if heads is None else heads * shape[0] // len(place.tensor)
