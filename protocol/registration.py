@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.bounds import Count, Duration, Endpoint, Name, Pid, Size, Text
+from protocol.layout import MAX_LAYERS
 from protocol.messages import Role
 
 
@@ -20,6 +21,23 @@ class WorkerState(StrEnum):
     READY = "ready"
     STALLED = "stalled"
     DRAINING = "draining"
+
+
+class KeptWindow(msgspec.Struct, frozen=True):
+    """What layers with a window keep, in blocks of `size` times the bytes of one of the first
+    group: of a request at most `most` blocks, and of a prefix `cover` to go on behind it."""
+
+    size: Annotated[float, Meta(gt=0, le=MAX_LAYERS)]
+    most: Count
+    cover: Count
+
+    def of_request(self, num_blocks: int) -> float:
+        """The memory of a request of `num_blocks` blocks here, in blocks of the first group."""
+        return self.size * min(self.most, num_blocks)
+
+    def of_prefix(self, num_blocks: int) -> float:
+        """What moves with `num_blocks` blocks of the first group, in such blocks."""
+        return self.size * min(self.cover, num_blocks)
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +57,10 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `sends_weights`: it has files of weights for workers that start.
     - `tensor_parallel`, `pipeline_parallel`: the ranks over which each layer of its model is split,
       and the stages into which the layers are.
+    - `num_blocks`: of several groups of layers, blocks of the first one, if it had all memory;
+      `block_bytes`: bytes of such a block on all ranks, 0 if unknown.
     - `has_windows`: some of its layers keep a window of tokens only, so a cached prefix can be used
-      up to the ends that the worker reports.
+      up to the ends that the worker reports. `windows` are their groups, but for the first group.
     - `weight_version`: the commit of its model's weights, if they came from a hub; `revision`: that
       of its deployment. Both are for people; "" if unknown.
 
@@ -77,6 +97,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: Count = 1
     pipeline_parallel: Count = 1
     has_windows: bool = False
+    windows: Annotated[tuple[KeptWindow, ...], Meta(max_length=64)] = ()
+    block_bytes: Count = 0
     weight_version: Text = ""
     revision: Text = ""
 

@@ -55,6 +55,7 @@ from worker.intake import Intake
 from worker.link_counters import LinkCounters, LinkWatch
 from worker.loop import WorkerLoop, WorkerRole
 from worker.metrics import WorkerMetrics
+from worker.moved_blocks import bytes_by_group, kept_windows
 from worker.probes import ReadinessCheck, WorkerProbes, serve_probes
 from worker.reporter import Reporter
 from worker.settings import WorkerSettings, choose_worker_id
@@ -331,7 +332,7 @@ def _info(
         layout_fingerprint=policy.layout_fingerprint,
         transport=local.transfers.transport_name,
         block_size=loaded.engine.layout.block_size,
-        num_blocks=loaded.pool.num_blocks,
+        num_blocks=loaded.engine.scheduler.blocks.num_blocks,
         max_context=loaded.engine.limits.max_context,
         machine=machine_name(),
         texts_fingerprint=local.texts,
@@ -345,6 +346,8 @@ def _info(
         tensor_parallel=settings.tensor_parallel,
         pipeline_parallel=settings.pipeline_parallel,
         has_windows=any(each.window for each in loaded.engine.layout.groups),
+        windows=kept_windows(loaded.engine.scheduler, loaded.engine.layout),
+        block_bytes=bytes_by_group(loaded.engine.layout)[0],
         sends_weights=can_send(local.folder),
         weight_version=policy.weight_version,
         revision=policy.revision,

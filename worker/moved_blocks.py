@@ -1,9 +1,11 @@
-"""The blocks of a sequence that a handoff moves, by group of layers."""
+"""The blocks of a sequence that a handoff moves, by group of layers, and what groups keep."""
 
 from __future__ import annotations
 
 from protocol.handoff_messages import GroupBlocks
 from protocol.layout import KvLayout
+from protocol.registration import KeptWindow
+from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 
 
@@ -22,3 +24,15 @@ def moved_blocks(
 def bytes_by_group(layout: KvLayout) -> list[int]:
     """Bytes of a block of each group, on all ranks."""
     return [layout.of_group(group).worker_block_bytes for group in range(len(layout.groups))]
+
+
+def kept_windows(scheduler: Scheduler, layout: KvLayout) -> tuple[KeptWindow, ...]:
+    """What all groups but the first keep; nothing if the first one has a window, too."""
+    rules, sizes = scheduler.pools.rules, bytes_by_group(layout)
+    if rules[0].window is not None:
+        return ()
+    chunk, every = scheduler.config.chunk_max_tokens, 1 << 30
+    return tuple(
+        KeptWindow(size / sizes[0], rule.held(every, chunk), rule.cover)
+        for rule, size in zip(rules[1:], sizes[1:], strict=True)
+    )

@@ -36,13 +36,14 @@ class Experience:
     def _take_moved(self, attempt: AttemptTrace, trace: PrefillTrace) -> None:
         sink, blocks = attempt.placement.decode.worker_id, trace.blocks_moved
         if trace.writes and blocks:
-            self._pairs.observe(trace.worker_id, sink, blocks, busy_us(trace.writes) / 1000)
+            took_ms, num_bytes = busy_us(trace.writes) / 1000, trace.bytes_moved
+            self._pairs.observe_handoff(trace.worker_id, sink, blocks, num_bytes, took_ms)
         self._take_fetches(trace.worker_id, trace.fetches)
 
     def _take_fetches(self, sink: str, fetches: Iterable[FetchSpan]) -> None:
         for each in fetches:
             took_ms = (each.done_us - each.sent_us) / 1000
-            self._pairs.observe(each.holder, sink, each.found, took_ms)
+            self._pairs.observe_fetch(each.holder, sink, each.found, took_ms)
 
 
 def busy_us(writes: Iterable[WriteSpan]) -> int:

@@ -49,6 +49,7 @@ class Costs:
         self._matches = matches
         self._pairs = pairs
         self._num_blocks = blocks_of(query)
+        self._room_blocks = self._num_blocks + pairs.room_in_windows(self._num_blocks)
         self._most_blocks = (query.num_tokens - 1) // query.block_size
         """The last token is always computed, because its logits are needed."""
         self._decoding: dict[str, _Decoding] = {}
@@ -104,7 +105,8 @@ class Costs:
             if usual is None:
                 moving_ms = TRANSFER_SHARE * recompute * pace.per_token_us / US_PER_MS
             else:
-                moving_ms = exposed_blocks(recompute, query.block_size) * usual
+                moved = exposed_blocks(recompute, query.block_size)
+                moving_ms = (moved + self._pairs.in_windows(self._num_blocks)) * usual
             handoff_ms = HANDOFF_MS + moving_ms
         decoding = self._decoding.get(load.worker_id) or self._decode(load, match)
         wait_ms = pace.wait_ms
@@ -158,7 +160,8 @@ class Costs:
         if usual is None:
             fetch_ms = TRANSFER_SHARE * compute_ms
         else:
-            blocks = -(-fetched // query.block_size)
+            run = -(-fetched // query.block_size)
+            blocks = run + self._pairs.in_windows(run)
             pair = self._pairs.find(query.elsewhere.holder, load.worker_id)
             fetch_ms = blocks * usual if pair is None else pair.transfer_ms(blocks, usual)
         fetch_ms += FETCH_MS
@@ -173,7 +176,7 @@ class Costs:
         )
 
     def _shortage(self, load: WorkerLoad, match: PrefixMatch) -> int:
-        lacking = self._num_blocks - load.blocks_total + load.blocks_claimed
+        lacking = self._room_blocks - load.blocks_total + load.blocks_claimed
         if lacking > 0:
             lacking -= max(match.held, match.expected)
         return lacking * self._block_size if lacking > 0 else 0

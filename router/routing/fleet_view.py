@@ -44,6 +44,7 @@ class FleetView:
         info = worker.info
         self.index.join(info.worker_id, info.incarnation, info.num_blocks, info.has_windows)
         self._workers[worker.worker_id] = worker
+        self.pairs.join(info)
         self._former_changes += 1
 
     def leave(self, worker_id: str) -> None:

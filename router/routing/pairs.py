@@ -1,7 +1,8 @@
 """How fast KV moves between each pair of workers, and what is under way there.
 
 Pure. Owns the averages of measured transfers, from one worker to another, and the blocks that
-placements are about to move. Pairs that were not measured count as the typical measured one.
+placements are about to move. Pairs that were not measured count as the typical measured one. If
+layers keep windows, all is counted in blocks of the first group of layers, by bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from protocol.registration import KeptWindow, WorkerInfo
 from router.routing.worker_view import Reservation
 
 WEIGHT = 0.3
@@ -39,7 +41,7 @@ class Pair:
             self._reserved.remove(reservation)
             self.blocks_under_way -= reservation.blocks
 
-    def transfer_ms(self, blocks: int, usual_ms_per_block: float) -> float:
+    def transfer_ms(self, blocks: float, usual_ms_per_block: float) -> float:
         """The time to move these blocks after those that are under way."""
         ms_per_block = usual_ms_per_block if self.ms_per_block is None else self.ms_per_block
         return (self.blocks_under_way + blocks) * ms_per_block
@@ -58,9 +60,23 @@ class Pairs:
         self.usual_ms_per_block: float | None = None
         """The average over all pairs; None before the first measurement."""
         self.changes = 0
+        self._windows: tuple[KeptWindow, ...] = ()
+        self._block_bytes = 0
 
     def __len__(self) -> int:
         return len(self._pairs)
+
+    def join(self, info: WorkerInfo) -> None:
+        """Take over what layers with windows keep; it is the same for all workers of a fleet."""
+        self._windows, self._block_bytes = info.windows, info.block_bytes
+
+    def in_windows(self, num_blocks: int) -> float:
+        """What moves of layers with windows when `num_blocks` blocks do."""
+        return sum([each.of_prefix(num_blocks) for each in self._windows])
+
+    def room_in_windows(self, num_blocks: int) -> int:
+        """The room that layers with windows take, of a request of `num_blocks` blocks."""
+        return round(sum([each.of_request(num_blocks) for each in self._windows]))
 
     def find(self, source: str, sink: str) -> Pair | None:
         """The pair; None if it was never noted."""
@@ -82,7 +98,20 @@ class Pairs:
                 self._drop(*oldest)
         return found
 
-    def observe(self, source: str, sink: str, blocks: int, took_ms: float) -> None:
+    def observe_handoff(
+        self, source: str, sink: str, blocks: int, num_bytes: int, took_ms: float
+    ) -> None:
+        """Note how long blocks of any groups took to move."""
+        is_mixed = self._windows and self._block_bytes
+        equal = num_bytes / self._block_bytes if is_mixed else blocks
+        self.observe(source, sink, equal, took_ms)
+
+    def observe_fetch(self, source: str, sink: str, blocks: int, took_ms: float) -> None:
+        """Note how long blocks of the first group took to move, and what windows see at their
+        end."""
+        self.observe(source, sink, blocks + self.in_windows(blocks), took_ms)
+
+    def observe(self, source: str, sink: str, blocks: float, took_ms: float) -> None:
         """Note how long blocks took to move."""
         if blocks <= 0 or took_ms < 0:
             return

@@ -217,9 +217,9 @@ class _Picker:
         if any(each.worker_id == query.prefer_decode for each in quick):
             quick = [each for each in quick if each.worker_id == query.prefer_decode]
         found = []
-        sources = self._first(timely)
+        sources, in_windows = self._first(timely), pairs.in_windows(blocks_of(query))
         for sink in self._first(quick):
-            blocks = exposed_blocks(sink.recompute_tokens, query.block_size)
+            blocks = exposed_blocks(sink.recompute_tokens, query.block_size) + in_windows
             known = pairs.of_sink(sink.worker_id)
             for source in sources:
                 pair, extra_ms = known.get(source.worker_id), 0.0
