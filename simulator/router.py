@@ -21,6 +21,7 @@ from router.routing.decision import Charge, Decision, Query, apply
 from router.routing.fleet_view import FleetView
 from router.routing.output_lengths import OutputLengths
 from router.routing.shedding import Asker, WaitingPrompt, shed
+from router.routing.urgent_work import UrgentWork
 from router.routing.view import NO_TARGETS, Targets
 from router.routing.worker_view import Liveness, WorkerView
 from scheduling.load_report import load_report, step_counters
@@ -84,6 +85,7 @@ class SimulatedRouter:
         self._waiting: dict[int, WaitingPrompt] = {}
         self._reserved: dict[int, list[Charge]] = {}
         self._outputs = OutputLengths()
+        self._urgent = UrgentWork()
 
     def connect(self, worker: SimulatedWorker) -> None:
         """Use a worker from now on."""
@@ -128,7 +130,8 @@ class SimulatedRouter:
         self._send(request, decision)
 
     def _check_targets(self, request: Request, decision: Decision) -> None:
-        asker = Asker(self._targets, request.share, request.priority)
+        left = self._urgent.left_for(request.share, request.priority)
+        asker = Asker(self._targets, request.share, request.priority, left)
         found = shed(asker, decision.placement, decision.loads, self._waiting.values())
         if found is not None:
             raise TargetUnreachable("", math.ceil(found.late_ms / 1000))
@@ -139,6 +142,7 @@ class SimulatedRouter:
         self._waiting[request.number] = WaitingPrompt(
             computing.worker_id, computing.recompute_tokens, request.share, request.priority
         )
+        self._urgent.note(request.share, request.priority, computing.recompute_tokens)
         request.decode, request.rule = placement.decode.worker_id, placement.rule.value
         arrives = self._queue.now + self._delays.message_s
         decode = self._workers[request.decode]

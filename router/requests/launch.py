@@ -1,7 +1,8 @@
 """From a generation to its next attempt: its workers, the load reserved on them, its start
 messages.
 
-Joins the fleet's snapshot with the placement policy. Sends nothing and keeps no state.
+Joins the fleet's snapshot with the placement policy. Sends nothing; of earlier requests it keeps
+only how urgent they were.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from router.requests.machine.generation import Generation
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
 from router.requests.waiting_ahead import check_deadline, check_targets
 from router.routing.decision import Charge, Decision, Query, apply, decide
+from router.routing.urgent_work import UrgentWork
 from router.routing.view import NO_TARGETS, Mode, Placement, Targets
 from router.settings import BY_LOAD, ON, RoutingSettings
 
@@ -54,6 +56,7 @@ class Launcher:
         self._fleet = fleet
         self._rng = rng
         self._seed = seed_of(settings.cluster_secret)
+        self._urgent = UrgentWork()
         self.targets: Callable[[], Targets] = lambda: NO_TARGETS
         """The targets of requests that have none of their own."""
 
@@ -104,8 +107,7 @@ class Launcher:
             raise
         placement = decision.placement
         if source is None and generation.num_attempts == 1:
-            check_deadline(generation, placement, decision.loads, running, now)
-            check_targets(generation, placement, decision.loads, running)
+            self._admit(generation, decision, running, now)
         attempt = self._attempt(generation, first_index, decision, apply(view, decision, now))
         generation.session = decision.session
         attempt.prefill = attempt.prefill or source
@@ -117,6 +119,20 @@ class Launcher:
         if self._on_placed is not None and generation.num_attempts == 1:
             self._on_placed(query.hashes, placement, identity.block_size)
         return attempt
+
+    def _admit(
+        self,
+        generation: Generation,
+        decision: Decision,
+        running: Iterable[Generation],
+        now: float,
+    ) -> None:
+        """Raises Overloaded if a first attempt would be late."""
+        request, placement = generation.request, decision.placement
+        check_deadline(generation, placement, decision.loads, running, now)
+        check_targets(generation, placement, decision.loads, running, self._urgent)
+        computing = placement.prefill or placement.decode
+        self._urgent.note(request.share, request.priority, computing.recompute_tokens)
 
     def _hashes(
         self, generation: Generation, identity: FleetIdentity, first_index: int

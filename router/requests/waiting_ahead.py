@@ -16,6 +16,7 @@ from protocol.errors import DeadlineUnreachable, TargetUnreachable
 from router.requests.machine.generation import Generation
 from router.routing.prediction import least_wait_ms
 from router.routing.shedding import Asker, WaitingPrompt, shed
+from router.routing.urgent_work import UrgentWork
 from router.routing.view import NO_TARGETS, Mode, Placement, Targets, WorkerLoad
 
 MARGIN = 2
@@ -59,6 +60,7 @@ def check_targets(
     placement: Placement,
     loads: Iterable[WorkerLoad],
     running: Iterable[Generation],
+    urgent: UrgentWork,
 ) -> None:
     """Raises TargetUnreachable if the request is predicted to miss its own targets because of the
     load."""
@@ -66,7 +68,8 @@ def check_targets(
     own = Targets(request.ttft_target_ms, request.tpot_target_ms)
     if own == NO_TARGETS:
         return
-    asker = Asker(own, request.share, request.priority)
+    left = urgent.left_for(request.share, request.priority)
+    asker = Asker(own, request.share, request.priority, left)
     found = shed(asker, placement, loads, _prompts(running))
     if found is None:
         return

@@ -37,11 +37,13 @@ class WaitingPrompt(NamedTuple):
 
 
 class Asker(NamedTuple):
-    """The request's share and priority, and its targets."""
+    """The request's share and priority, and its targets. `left` is the part of its time
+    that more urgent requests to come leave it, see `UrgentWork.left_for`."""
 
     targets: Targets
     share: str = ""
     priority: int = 0
+    left: float = 1.0
 
     @property
     def spared(self) -> float:
@@ -76,11 +78,12 @@ def shed(
     if asker.targets.ttft_ms is not None and _is_trusted(computing):
         target_ms = asker.targets.ttft_ms
         own_ms = (chosen.ttft_ms or 0.0) - chosen.wait_ms
-        most_ms = max(LEAST_WAIT * target_ms, asker.spared * target_ms - own_ms)
+        most_ms = max(LEAST_WAIT * target_ms, asker.left * asker.spared * target_ms - own_ms)
         if chosen.wait_ms > most_ms:
             wait_ms = wait_of(asker, chosen, computing, waiting)
             if wait_ms > most_ms:
-                return Shed(wait_ms + own_ms, target_ms, wait_ms - most_ms, True)
+                predicted_ms = (wait_ms + own_ms) / asker.left
+                return Shed(predicted_ms, target_ms, wait_ms - most_ms, True)
     if asker.targets.tpot_ms is not None and _is_trusted(decode):
         return _too_slow(asker, placement.decode, decode, asker.targets.tpot_ms)
     return None

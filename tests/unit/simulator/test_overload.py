@@ -63,12 +63,15 @@ def run(
 @pytest.mark.parametrize(("seed", "num_routers"), some([(1, 1), (2, 1), (1, 3)], 1))
 def test_three_times_the_load_serves_as_many_in_time(seed: int, num_routers: int) -> None:
     best = max(good(run(load, seed)) for load in (1.4, 1.8))
-    assert good(run(3.0, seed, num_routers=num_routers)) >= 0.94 * best
+    assert good(run(3.0, seed, num_routers=num_routers)) >= 0.95 * best
     assert good(run(3.0, seed, refuses_late=False)) < 0.5 * best, "everybody is late"
 
 
 def test_the_least_urgent_are_refused_first() -> None:
+    """And hardly one that is accepted is late, although more urgent ones overtake it."""
     requests = run(3.0)
+    late = [each for each in requests if not each.failure and each.ttft_s * 1000 > TTFT_MS]
+    assert len(late) <= 0.1 * len(requests)
     refused = Counter(each.priority for each in requests if each.failure)
     asked = Counter(each.priority for each in requests)
     shares = [refused[priority] / asked[priority] for priority in (0, -1, -2)]

@@ -165,6 +165,16 @@ async def test_a_target_that_the_load_makes_it_miss(queue: Queue, fields, is_sen
     assert queue.harness.metric("refusals_total", reason="target_unreachable") == 1
 
 
+async def test_more_urgent_requests_are_expected_to_come(queue: Queue) -> None:
+    """All that was sent lately is more urgent, so the wait may take twice as long."""
+    await queue.report(num_running=0)
+    fields = {"ttft_target_ms": 2500.0 * WAIT_S, "priority": -1}
+    consumer = Consumer(queue.harness.dispatcher, next_request(WAIT_S * 5000, **fields))
+    with pytest.raises(TargetUnreachable, match=r"about 400\.0 s, and is to come within 250\.0 s"):
+        await consumer.end()
+    assert await queue.sends_next(deadline_ms=WAIT_S * 5000, **fields | {"priority": 0})
+
+
 async def test_the_routers_own_targets_refuse_nothing(queue: Queue) -> None:
     queue.harness.dispatcher.use_targets(lambda: Targets(1.0, 1.0))
     await queue.report()

@@ -67,6 +67,15 @@ def test_a_refusal_tells_when_to_come_back() -> None:
     assert found.late_ms == pytest.approx(1250, rel=0.01), "with a twentieth of the target to spare"
 
 
+def test_a_wait_grows_by_urgent_requests_that_are_still_to_come() -> None:
+    queued = 3000
+    assert asked(Asker(TARGET, left=0.9), prompt(queued), queued=queued) is None
+    found = asked(Asker(TARGET, left=0.5), prompt(queued), queued=queued)
+    assert found is not None
+    assert found.predicted_ms == pytest.approx(1600, rel=0.01)
+    assert asked(Asker(TARGET, left=0.5)) is None, "nothing waits"
+
+
 def test_the_least_urgent_are_refused_first() -> None:
     kinds = [prompt(2000, priority=priority) for priority in (1, 0, -1)]
     refused = [
