@@ -138,7 +138,8 @@ class Chaos:
         self._fleet.forget(name)
 
     def _take_id(self) -> None:
-        """It must end, and the worker that lives must not."""
+        """Start a second worker under a live worker's id: the second one must end, the first must
+        not."""
         name = self._rng.choice(self._fleet.names("prefill") + self._fleet.names("decode"))
         if self._fleet.run_second(name, 60) == 0:
             raise RuntimeError(f"a second {name} ended as if all were well")

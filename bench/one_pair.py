@@ -265,7 +265,7 @@ def restart(pair: Pair, is_source: bool) -> bool:
 
 
 def run(transport: str, transfers: int, restarts: int) -> tuple[dict[str, str], bool]:
-    """All parts with one transport: the figures, and whether all is well."""
+    """Run every part with one transport; returns the figures, and whether no part failed."""
     pair, began = Pair(transport), time.monotonic()
     done = pair.send(transfers)
     right, wrong = pair.arrived()

@@ -114,13 +114,13 @@ def _ask(url: str, prompt: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the pool and of what lies below it."""
+    """Sizes of the pool and of the tiers below it."""
 
     pool_blocks: int
     block_bytes: int
 
     def flags(self, host: float, disk: float, folder: Path) -> tuple[str, ...]:
-        """Of a worker whose tiers hold `host` and `disk` times its pool."""
+        """The flags of a worker whose tiers hold `host` and `disk` times its pool."""
         host_bytes = round(host * self.pool_blocks) * self.block_bytes
         slot = -(-(self.block_bytes + PAGE) // PAGE) * PAGE
         disk_bytes = round(disk * self.pool_blocks) * slot + PAGE

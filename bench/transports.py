@@ -49,7 +49,7 @@ class Case:
 
     @property
     def num_bytes(self) -> int:
-        """All its blocks together."""
+        """The bytes of all blocks together."""
         return self.block_bytes * self.num_blocks
 
 

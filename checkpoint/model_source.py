@@ -22,7 +22,7 @@ HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"
 """The files to fetch from a hub repository: configuration, weights, tokenizer, chat template."""
 
 TEXT_PATTERNS = tuple(each for each in HUB_PATTERNS if each != "*.safetensors")
-"""Those without weights: all that a router reads."""
+"""The files without weights: all that a router reads."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([A-Za-z0-9][\w.-]*))?")

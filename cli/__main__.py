@@ -1,7 +1,8 @@
 """Where `baton` starts: ready to be stopped before anything is imported.
 
 As PID 1 of a container, a process without a handler never sees SIGTERM, and imports take seconds.
-Until a command handles signals itself, nothing is open that needs closing.
+Until a command handles signals itself, nothing that needs closing is open, so SIGTERM may end the
+process at once.
 """
 
 import os

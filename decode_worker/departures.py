@@ -94,7 +94,8 @@ class Departures:
             self.try_abort(key)
 
     def give_up(self, reason: str) -> None:
-        """Tell the routers that their requests go on without these blocks: the process ends."""
+        """Tell the routers to continue their requests without these blocks, because the process
+        ends."""
         for key, departure in self._departures.items():
             if not departure.unwanted:
                 self._send_failure(key, departure, reason)

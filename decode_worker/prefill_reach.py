@@ -17,8 +17,8 @@ _UPDATE_PERIOD_S = 0.5
 _MOST_NAMED = 3
 
 Obstacles = Callable[[float], Mapping[str, str | None]]
-"""By worker id, for each prefill worker of the fleet at a time: why it cannot send to us, or None
-if it can."""
+"""For each present prefill worker of the fleet, by id: why it cannot send to us, or None if it
+can."""
 
 
 class PrefillReach:

@@ -133,7 +133,8 @@ class DecodeRole:
         return True
 
     def drop_all(self) -> None:
-        """End all tasks and keep no stream: others may consider us dead."""
+        """End all tasks and keep no stream, because the rest of the fleet may already have taken
+        this worker for dead."""
         for task in self.tasks:
             self.drop(task)
         self._resumption.clear()

@@ -96,9 +96,9 @@ class Backend(LayerFactory, Protocol):
 
     device: torch.device
     dtype: str
-    """Of weights and activations; a name of `engine.device.torch_dtype`."""
+    """The dtype of weights and activations; a name that `engine.device.torch_dtype` knows."""
     kv_dtype: str
-    """Of the KV pool; a name of `engine.device.kv_torch_dtype`."""
+    """The dtype of the KV pool; a name that `engine.device.kv_torch_dtype` knows."""
     shard: Shard
     """The part of each layer's weights and of the KV heads that is computed here."""
     rounds_weights: bool

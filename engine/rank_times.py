@@ -46,7 +46,7 @@ class RankTimes:
         self._table[self._first + _WAITED] += waited
 
     def totals(self) -> list[RankTime]:
-        """Of all ranks, by number."""
+        """The times of all ranks, by their numbers."""
         table = self._table
         return [
             RankTime(table[first + _BUSY] // 1000, table[first + _WAITED] // 1000)

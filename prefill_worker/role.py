@@ -118,14 +118,15 @@ class PrefillRole:
         return True
 
     def drop(self, task: PrefillTask) -> None:
-        """Stop computing and writing for an attempt that nobody wants any more."""
+        """Stop computing and writing for an attempt that neither its router nor its sink wants."""
         task.unwanted = True
         self._host.flight.note(FlightKind.ABORTED, task.key)
         self._stop_computing(task)
         self.outbound.abort(task.key, "aborted")
 
     def drop_all(self) -> None:
-        """End all prompts, including those only asked for: others may consider us dead."""
+        """End all prompts, also those that so far a sink has only asked for, because the rest of
+        the fleet may already have taken this worker for dead."""
         for task in self.tasks:
             self.drop(task)
         self.outbound.abort_all("the source stood still")
@@ -144,7 +145,7 @@ class PrefillRole:
         for incarnation, message in self._inbound.receive():
             self._host.note_unexpected(incarnation, message)
         self._inbound.take_lost()
-        self._peers.reset()  # the sink repeats what was lost
+        self._peers.reset()  # a sink repeats its asks after a lost connection
         self._inbound.update_silent()
         for task in self.tasks if self._inbound.num_stuck else ():
             if self._inbound.is_stranded(task.sequence):

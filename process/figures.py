@@ -28,7 +28,7 @@ def integer(value: float) -> str:
 
 @_or_dash
 def exact(value: float) -> str:
-    """All digits, as of a setting: `1,000`, `0.95`."""
+    """All digits, for settings: `1,000`, `0.95`."""
     return f"{value:,}".removesuffix(".0")
 
 
@@ -65,7 +65,7 @@ def age(milliseconds: float) -> str:
 
 @_or_dash
 def tenths(value: float) -> str:
-    """One decimal, so that the rows of a table add up: `1,204.3`."""
+    """One decimal, for rows of a table that should add up: `1,204.3`."""
     return f"{value:,.1f}"
 
 

@@ -31,7 +31,7 @@ TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
 
 Duration = Annotated[float, Meta(ge=0, le=1e15)]
 Logprob = Annotated[float, Meta(le=1e30)]
-"""Not NaN; -inf for tokens that cannot be chosen."""
+"""A log-probability: not NaN; -inf for tokens that cannot be chosen."""
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
 
 Hash = Annotated[bytes, Meta(max_length=64)]

@@ -104,7 +104,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def generation(self) -> str:
-        """Its weights and its deployment, for people."""
+        """The worker's weights and its deployment, for people."""
         return generation(self.weight_version, self.revision)
 
 

@@ -1,4 +1,5 @@
-"""A client's hint that it will be back, so that its cached blocks should stay for a while."""
+"""A client's hint that it will soon send this prefix again, so that the prefix's cached blocks
+should stay for a while."""
 
 from __future__ import annotations
 

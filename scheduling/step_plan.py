@@ -23,16 +23,17 @@ class ChunkLimits(Protocol):
 
     @property
     def chunk_max_tokens(self) -> int:
-        """The most of all chunks of a step together."""
+        """Limit on all chunks of a step together."""
 
     @property
     def prompt_max_tokens(self) -> int | None:
-        """The most of one prompt's chunk; None: no limit of its own."""
+        """Limit on one prompt's chunk in a step; None: only the limit on all chunks applies."""
 
 
 @dataclass
 class StepPlan:
-    """With `budget_s` None, only the token limit applies."""
+    """A step under construction. With `budget_s` None, only the limits in tokens apply. `received`
+    and `fetching` are sequences that wait for blocks in this step."""
 
     cost: StepCost
     budget_s: float | None
@@ -52,7 +53,8 @@ class StepPlan:
 
     def chunk_tokens(self, sequence: Sequence, start: int, most: int | None = None) -> int:
         """The number of tokens of `sequence` from `start` that fit into the step: whole blocks, or
-        all of the remaining tokens. At most `most`, if the sequence has no blocks for more.
+        all of the remaining tokens. At most `most`, if it is given: the sequence has no blocks for
+        more.
 
         The first chunk of a step has at least `chunk_min_tokens`, however little slack there is.
         `start` is a block boundary, because every chunk but the last ends on one.

@@ -68,7 +68,7 @@ OPERATORS = [
         "ReplaceComparisonOperator_GtE_Lt",
     )
 ]
-"""Those whose mutants are neither type errors nor the same program."""
+"""The operators whose mutants are neither type errors nor equal to the program."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def draw(number: int, rng: random.Random) -> list[Mutant]:
 
 
 def mutants_of(subject: Subject) -> Iterator[Mutant]:
-    """All of them, in the order of the source."""
+    """All mutants, in the order of the source."""
     for module in subject.modules:
         text = (ROOT / module).read_text()
         lines = text.splitlines()

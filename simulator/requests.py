@@ -51,7 +51,7 @@ class Request:
 
     @property
     def ttft_s(self) -> float:
-        """From its arrival to its first token."""
+        """Seconds from the request's arrival to its first token."""
         return self.first_token - self.arrival
 
     @property

@@ -325,7 +325,7 @@ class SimulatedWorker:
 
     @property
     def _slowdown(self) -> float:
-        """By how much a step takes longer that begins now."""
+        """The factor by which a step that begins now takes longer, because a neighbour computes."""
         if not self.spec.contention or not any(each.is_busy for each in self.neighbours):
             return 1.0
         return 1.0 + self.spec.contention

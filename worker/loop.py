@@ -135,7 +135,8 @@ class WorkerRole(Protocol[AnyTask]):
 
 
 class WorkerLoop(Generic[AnyTask]):
-    """One worker."""
+    """The loop of one worker: steps of its engine, and between them messages, transfers and its
+    role."""
 
     def __init__(self, host: WorkerHost, role: WorkerRole[AnyTask]) -> None:
         self._host = host

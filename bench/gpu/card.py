@@ -65,7 +65,7 @@ class Card:
 
     @classmethod
     def unmeasured(cls, device: torch.device) -> Card:
-        """For checks that do not compare with the card's limits."""
+        """A card with made-up limits, for checks that do not compare with them."""
         return cls(device, 1.0, 1.0)
 
 

@@ -10,7 +10,7 @@ from answer import Needs, answer
 
 
 class Transformers:
-    """One checkpoint."""
+    """Transformers with one checkpoint."""
 
     def __init__(self, needs: Needs) -> None:
         torch.set_num_threads(needs.threads)

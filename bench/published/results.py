@@ -29,7 +29,7 @@ class Result:
     base: str | None = None
 
     def table(self) -> Table:
-        """For people."""
+        """The rows as a table to print."""
         table = Table("", "published", "simulated", title=self.title)
         if self.base is not None:
             table.add_column(f"published, by {self.base}")

@@ -43,12 +43,12 @@ class Played:
 
     @property
     def ttft_s(self) -> float:
-        """From its sending to its first token."""
+        """Seconds from sending the request to its first token."""
         return self.first_token - self.sent
 
     @property
     def total_s(self) -> float:
-        """From its sending to its last token."""
+        """Seconds from sending the request to its last token."""
         return self.end - self.sent
 
     @property

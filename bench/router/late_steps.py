@@ -24,7 +24,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """How long the step took."""
         return self.end - self.start
 
 

@@ -58,7 +58,7 @@ class Figures:
 
     @classmethod
     def of(cls, requests: Sequence[Played] | Sequence[Request]) -> Figures:
-        """Those of the requests that were served."""
+        """The figures of the requests that were served."""
         ttft = sorted(each.ttft_s for each in requests)
         totals = [_total_s(each) for each in requests]
         return cls(

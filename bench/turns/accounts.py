@@ -99,7 +99,7 @@ class Account:
 
     @property
     def p95(self) -> float:
-        """Its 95th percentile."""
+        """The 95th percentile of the time to first token."""
         return sorted(self.ttft_ms.values())[int(0.95 * (len(self.ttft_ms) - 1))]
 
     def ratio_to(self, other: Account) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 TURNS = 6
 HISTORY_TOKENS, NEW_TOKENS, ANSWER_TOKENS = (500, 4000), (20, 1500), (50, 400)
 MAX_TURNS = 12
-"""Of a recorded session."""
+"""The most turns taken from a recorded session."""
 LEAST_TOKENS = 4
 WRAP_TOKENS = 32
 """Kept free for what a template writes around each turn."""

@@ -53,7 +53,7 @@ class Phases:
     num_prompts: int = 0
 
     def p99(self, phase: int) -> float:
-        """Of one phase."""
+        """The 99th percentile of one phase's gaps."""
         return statistics.quantiles(self.gaps_ms[phase], n=100)[98]
 
 

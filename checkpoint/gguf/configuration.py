@@ -29,7 +29,7 @@ ARCHITECTURES = {
 }
 """Our names by those in `general.architecture`, which calls Mistral's models llama, too."""
 PERMUTED = frozenset({"llama"})
-"""Those whose rows of q and k lie in pairs within each head instead of halves."""
+"""Architectures whose files hold the rows of q and k in pairs within each head, not in halves."""
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that divides each rotary frequency, as Llama 3.1 scales them."""
@@ -38,16 +38,16 @@ _MIXTURES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
 }
-"""Those that may be mixtures of experts."""
+"""Architectures that may be mixtures of experts."""
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-"""Of the models of Gemma whose scores are divided by the root of hidden size per head; files do not
-say it."""
+"""The number of layers of the Gemma models whose scores are divided by the root of hidden size per
+head; files do not say it."""
 _EMBED, _OUTPUT = "token_embd.weight", "output.weight"
 _END_IDS = ("eos", "eot", "eom")
 _END_NAMES = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
 """Control tokens that end an answer, whether or not the metadata names them."""
 _HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
-"""Where both are there, `<|end|>` ends one of an answer's messages."""
+"""With both in a vocabulary, `<|end|>` ends only one of an answer's messages."""
 _CONTROL = 3
 _MAX_ROTARY = 1 << 16
 
@@ -87,7 +87,7 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
 
 
 def _common(keys: JsonKeys, name: str, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
-    """What every architecture has."""
+    """The keys that every architecture has."""
     return {
         "vocab_size": _rows(keys, tensors, _EMBED),
         "hidden_size": keys.integer(f"{name}.embedding_length"),
@@ -118,7 +118,7 @@ def _deepseek(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str, An
 
 
 def _gemma(keys: JsonKeys, name: str) -> dict[str, Any]:
-    """The keys of Gemma's own; none of another architecture."""
+    """The keys that only Gemma has; none for another architecture."""
     if name not in _LAYERS_OF_27B:
         return {}
     found: dict[str, Any] = {

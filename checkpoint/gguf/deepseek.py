@@ -17,7 +17,7 @@ _CHOICE_BIAS = ".exp_probs_b.bias"
 
 
 def architecture(keys: JsonKeys, tensor_names: Iterable[str]) -> str:
-    """V3's name for files whose experts are chosen, or weighted, as V2 does not do it."""
+    """V3's name for files whose experts are chosen or weighted otherwise than V2's."""
     normalizes = keys.flag(f"{NAME}.expert_weights_norm", False)
     is_v3 = normalizes or any(name.endswith(_CHOICE_BIAS) for name in tensor_names)
     return "DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"

@@ -20,9 +20,9 @@ from protocol.errors import ModelLoadError
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 64 << 20
-"""Several times that of vocabularies of 250,000 tokens."""
+"""Several times what a header with a vocabulary of 250,000 tokens needs."""
 MAX_ELEMENTS = 1 << 22
-"""Of all arrays together."""
+"""Limit on the items of all arrays together."""
 MAX_TENSORS = 1 << 17
 MAX_KEYS = 1 << 12
 _MAX_DIMENSIONS = 4

@@ -15,7 +15,7 @@ from checkpoint.json_keys import JsonKeys
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _MAX_TOKEN_CHARS = 512
-"""Of a SentencePiece token, whose every cut is tried."""
+"""Longest SentencePiece token: every way to cut one in two is tried."""
 MAX_MERGES = 1 << 21
 """Several times what a vocabulary of 256,000 tokens needs; each takes some 300 bytes here."""
 
@@ -83,7 +83,7 @@ SPLITTINGS = {
     "deepseek-llm": _DEEPSEEK_LLM,
     "deepseek-v3": _DEEPSEEK_V3,
 }
-"""By `tokenizer.ggml.pre`."""
+"""How texts are split, for each value of `tokenizer.ggml.pre`."""
 _SPECIAL = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -93,7 +93,7 @@ _SPECIAL = {
 """The keys of tokenizer_config.json, and what GGUF's keys call the same tokens."""
 _CHAT_TEMPLATE = "tokenizer.chat_template"
 _BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2"}
-"""For files that are older than that key."""
+"""For files that are older than the key `unknown_token_id`."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class _Vocabulary:
         return {token: id_ for id_, (token, kind) in pairs if kind != _UNUSED}
 
     def added(self) -> list[dict[str, Any]]:
-        """Those that are found in a text before it is split, in tokenizer.json's form."""
+        """The tokens that are found in a text before it is split, in tokenizer.json's form."""
         return [
             {
                 "id": id_,

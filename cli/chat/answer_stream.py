@@ -1,7 +1,7 @@
 """One streamed answer of a fleet over HTTP, with what it cost.
 
-Owns the request and its connection. Text comes as the router sends it; all else that the
-router tells is made harmless for a terminal.
+Owns the request and its connection. The answer's text is passed on as the router sends it; the
+router's other texts (errors, names) are made harmless for a terminal.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class AnswerStream:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """After the first token; None for fewer than two."""
+        """Speed after the first token; None for fewer than two tokens."""
         seconds = self._last_at - self._first_at
         if self.num_tokens is None or self.num_tokens < 2 or seconds <= 0:
             return None

@@ -11,7 +11,7 @@ from process.log_lines import json_line
 
 
 class JsonOutput:
-    """Writes whole lines from any thread. When nobody reads any more, lines are dropped."""
+    """Writes whole lines from any thread. Once the reader has gone, lines are dropped."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

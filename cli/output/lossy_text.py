@@ -15,7 +15,7 @@ class LossyText(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of the stream."""
+        """The stream's encoding."""
         return self._stream.encoding
 
     def isatty(self) -> bool:
@@ -23,7 +23,7 @@ class LossyText(io.TextIOBase):
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Of the stream."""
+        """The stream's encoding."""
         return self._stream.fileno()
 
     def writable(self) -> bool:

@@ -48,7 +48,8 @@ def serve_with_tls(settings: StoreSettings, binary: Path, folder: Path) -> int:
 
 
 def _allow_many_connections() -> None:
-    """Each takes two files, and some 50 KB; the usual limit is 1,024 files."""
+    """Raise this process's limit on open files: a connection takes two (and some 50 KB), and the
+    usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

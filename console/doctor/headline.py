@@ -38,7 +38,7 @@ class Headline:
     rule: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Its part of the body of `GET /doctor`."""
+        """The headline's part of the body of `GET /doctor`."""
         return {"text": self.text, "cause": self.cause, "tone": self.tone.value}
 
 

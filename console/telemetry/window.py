@@ -17,7 +17,7 @@ SLOT_US = 5_000_000
 MINUTE_US = 60_000_000
 POINT_US = 30_000_000
 NUM_POINTS = 120
-"""One hour."""
+"""Enough for one hour."""
 
 
 class Ended(NamedTuple):

@@ -34,7 +34,7 @@ class AttentionByGroup:
             for group, members in enumerate(layers)
             for index, layer in enumerate(members)
         }
-        """By layer: its group, and its number among the layers of the group."""
+        """For each layer, its group and its number among the layers of the group."""
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """See AttentionBackend."""

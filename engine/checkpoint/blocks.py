@@ -38,9 +38,9 @@ MXFP4 = "MXFP4"
 KIND_NUMBERS = {
     each.name: number for number, each in _TYPES.items() if each.name not in (*PLAIN_TYPES, MXFP4)
 }
-"""Of the types whose blocks the kernels read, as GGUF files and the kernels number them."""
+"""The numbers that GGUF files and the kernels give to the types whose blocks the kernels read."""
 QUANTIZED_TYPES = {each.name: each for each in BLOCK_TYPES.values() if each.name not in PLAIN_TYPES}
-"""Those of GGUF files."""
+"""The quantized types of GGUF files."""
 PANEL_OUTPUTS = 64
 """Outputs that the kernels of a CPU multiply together."""
 _NUMBERS_AT_A_TIME = 1 << 22

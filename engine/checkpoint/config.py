@@ -80,20 +80,20 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     scoring: Scoring
     local_rope: RopeConfig | None = None
-    """Of layers with windows; None: `rope` is all layers'."""
+    """The rotary embedding of layers with windows; None: all layers use `rope`."""
     embedding_scale: float = 1.0
     has_sinks: bool = False
     """Whether each head has a logit that takes part in its softmax, without a value."""
     logits_cap: float | None = None
-    """Where there is one, logits become `cap * tanh(logits / cap)`."""
+    """If set, logits become `cap * tanh(logits / cap)`."""
     norm_offset: float = 0.0
     """Added to the norms' weights that the files hold."""
     experts: ExpertsConfig | None = None
-    """Of the layers that are mixtures of experts; None if none is."""
+    """Sizes of the layers that are mixtures of experts; None if none is."""
     latent: LatentConfig | None = None
-    """Of latent attention; None for attention of grouped queries."""
+    """Sizes of latent attention; None for attention of grouped queries."""
     delta: DeltaConfig | None = None
-    """Of the layers that keep a state (`state_layers`); None if none does."""
+    """Sizes of the layers that keep a state (`state_layers`); None if none does."""
     state_layers: tuple[bool, ...] = ()
     rotary_dim: int | None = None
     """Numbers of a head that are rotated, the first ones; None: all."""

@@ -111,7 +111,7 @@ def _mixed_layers(keys: JsonKeys, num_layers: int) -> tuple[bool, ...]:
 
 
 def _in_groups(keys: JsonKeys, kind: ExpertKeys, experts: ExpertsConfig) -> ExpertsConfig:
-    """With DeepSeek's way to choose: V3's (`noaux_tc`), or V2's two."""
+    """`experts` with the way that DeepSeek chooses them: V3's (`noaux_tc`), or one of V2's two."""
     method = keys.text("topk_method", kind.default_method)
     if method not in ("noaux_tc", "greedy", "group_limited_greedy"):
         raise keys.wrong("topk_method", "noaux_tc, greedy or group_limited_greedy")

@@ -121,7 +121,7 @@ def load_block_weights(
 
 @dataclass(frozen=True)
 class _Target:
-    """Where weights go, and as what."""
+    """The device that weights go to, and the form that they take there."""
 
     device: torch.device
     dtype: torch.dtype
@@ -375,7 +375,7 @@ def _halves(
 def _layers(
     config: ModelConfig, weights: Weights
 ) -> Iterator[tuple[str, LayerKinds, LayerWeights]]:
-    """Of every layer the name in the checkpoint, the kinds and the weights."""
+    """For every layer, its name in the checkpoint, its kinds and its weights."""
     pairs = zip(config.layer_kinds, weights.layers, strict=True)
     for index, (kinds, layer) in enumerate(pairs, start=config.first_layer):
         yield f"model.layers.{index}", kinds, layer

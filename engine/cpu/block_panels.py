@@ -1,7 +1,8 @@
-"""Panels of quantized blocks: what a checkpoint holds, packed for our kernels without a change.
+"""Panels of quantized blocks: a checkpoint's blocks, in the order that our kernels read, with their
+values unchanged.
 
-Owns the packed panels of a `BlockMatrix`. `native/block_panels.h` defines their layout and packs;
-their values are those of the blocks, bit for bit.
+Owns the packed panels of a `BlockMatrix`. `native/block_panels.h` defines their layout and packs
+them.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class BlockPanels:
 
 
 def _pack(rows: BlockRows, to: _Part, kernels: ctypes.CDLL) -> None:
-    """Pack rows into the panels from the part's first on."""
+    """Pack rows into panels, beginning with the first panel of `to`."""
     order = rows.order()
     kernels.baton_pack_blocks(
         ctypes.byref(file_rows(rows)),
@@ -110,7 +111,7 @@ class BlockEmbedding:
         self.num_tokens = len(part.rows)
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The rows of `token_ids` [N], int64, [N, hidden] bf16. Raises IndexError."""
+        """The rows of `token_ids` (int64, [N]) as bf16, [N, hidden]. Raises IndexError."""
         if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < self.num_tokens:
             raise IndexError(f"a token id is outside the vocabulary of {self.num_tokens}")
         token_ids = token_ids.contiguous()
@@ -125,6 +126,6 @@ class BlockEmbedding:
 
 
 def file_rows(part: BlockRows) -> FileRows:
-    """Where the kernels find the rows; keep `part` meanwhile."""
+    """Where the kernels find the rows. The caller keeps `part` while they read."""
     assert part.rows.is_contiguous()
     return FileRows(part.rows.data_ptr(), part.rows.shape[1], KIND_NUMBERS[part.kind], part.inputs)

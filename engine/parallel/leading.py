@@ -105,7 +105,7 @@ class LeadingModel:
         return step
 
     def rank_times(self) -> list[RankTime]:
-        """Those of all ranks so far."""
+        """The times of all ranks so far."""
         return self._ranks.times.totals()
 
     @contextmanager

@@ -27,7 +27,7 @@ class RankLost(RuntimeError):
 
 
 class NoSums:
-    """Those of the only rank of a stage."""
+    """The sums of a stage's only rank: nothing is added."""
 
     rank = 0
     address: int | None = None

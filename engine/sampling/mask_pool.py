@@ -38,7 +38,7 @@ class Lane:
 
 
 class Work(Protocol):
-    """One piece of work."""
+    """One piece of work of the pool's threads."""
 
     @property
     def lane(self) -> Lane:

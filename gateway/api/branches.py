@@ -105,6 +105,6 @@ class Refused(StrictModel):
     would answer something else than was asked."""
 
     text: ClassVar[str] = ""
-    """For the type checker, as in other parts; never instantiated."""
+    """Never read, because no object of this class is made; the type checker wants it."""
 
     type: Annotated[str, Field(max_length=256), AfterValidator(_refuse_kind)]

@@ -30,9 +30,9 @@ PART_BYTES, VALUE_BYTES = 256, 48
 """Bytes of memory of a string, list or object, and of any value, in a request's fields."""
 
 bounded = Field(max_length=MAX_LIST_ITEMS, fail_fast=True)
-"""For lists that have no smaller limit of their own."""
+"""The field of a list that has no smaller limit of its own."""
 first_error = Field(fail_fast=True)
-"""For lists and dictionaries with their own limit."""
+"""The field of a list or dictionary that has a limit of its own."""
 
 
 class StrictModel(BaseModel):

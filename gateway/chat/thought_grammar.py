@@ -20,8 +20,8 @@ def thought_rules(
     reasoning: ReasoningMarkers, ids: Mapping[str, int], prompt: str, prefill: str = ""
 ) -> tuple[str, list[str]]:
     """The reasoning that may precede an answer, as the beginning of a rule, and the rules for this
-    reasoning; empty if there can be none. `ids` are the markers that are tokens; `prefill` is the
-    beginning of an answer to be continued."""
+    reasoning; empty if there can be none. `ids` has the ids of the markers that are tokens;
+    `prefill` is the beginning of an answer to be continued."""
     if reasoning.tokens:
         return _in_headers(reasoning, ids, prefill)
     rule = f"thought[suffix={text_part(reasoning.end)}]: {ANY_TEXT}"
@@ -49,7 +49,7 @@ def _in_headers(
 
 
 def marker_parts(text: str, tokens: Collection[str], ids: Mapping[str, int]) -> str:
-    """A text as parts of a grammar, those that are tokens apart."""
+    """A text as parts of a grammar, in which each of `tokens` is a part of its own."""
     pieces = re.split(f"({'|'.join(map(re.escape, tokens))})", text)
     return " ".join(marker_part(each, ids) for each in pieces if each)
 
@@ -69,7 +69,8 @@ def marker_part(text: str, ids: Mapping[str, int]) -> str:
 
 
 def _as_lark(grammar: str) -> str:
-    """The Lark of a grammar that may be in llguidance's JSON, as regular expressions are."""
+    """The grammar in Lark. A grammar of a regular expression comes in llguidance's JSON, which
+    holds the Lark."""
     if not grammar.startswith("{"):
         return grammar
     (only,) = json.loads(grammar)["grammars"]

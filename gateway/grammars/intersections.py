@@ -113,7 +113,7 @@ class _Counter:
         return self._all
 
     def _merged(self, places: Sequence[_Place], add: Callable[[int, int], int]) -> _Place:
-        """All places as one; `add` combines two counts."""
+        """The places merged into one; `add` combines two of their counts."""
         self.most = max(self.most, places[0].count if len(places) == 1 else 0)
         whole: _Place | None = None
         for place in places:

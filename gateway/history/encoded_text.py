@@ -24,7 +24,7 @@ class EncodedText:
     """
 
     def __init__(self, data: bytes, ids: Sequence[int], num_before: int, sizes: list[int]) -> None:
-        """Use `try_make`."""
+        """Made by `try_make` alone."""
         self.data = data
         self.ids = ids
         self.num_before = num_before
@@ -56,11 +56,11 @@ def spliced(
     pieces_of: Pieces,
     cuts: Collection[int] = (),
 ) -> tuple[list[int], int]:
-    """The text's ids with those of the answers in their places, and how many answers found theirs.
-
-    An answer is where its text ends, in bytes and without white space, and its ids; answers come in
-    the order of their ends. If the text does not repeat the white space at an answer's end, the ids
-    before it count. `cuts` are the places that no token may span.
+    """The text's ids, with the answers' own ids where the text repeats an answer, and the number of
+    answers put in. Each answer is given as the place where its text ends (in bytes, without white
+    space at its end) and its ids, in the order of these places. If the text lacks the white space
+    at an answer's end, the answer's ids up to there are put in. `cuts` are the places that no token
+    may span.
     """
     line = _Line(encoded)
     num_found = 0
@@ -75,7 +75,7 @@ def spliced(
 
 
 def _kept_tokens(pieces: Sequence[bytes], size: int) -> Iterator[int]:
-    """How many tokens count: all, or those that make up the first `size` bytes."""
+    """The numbers of leading tokens to try: all, then those that make up the first `size` bytes."""
     yield len(pieces)
     for kept, total in enumerate(accumulate(map(len, pieces)), 1):
         if total == size and kept < len(pieces):
@@ -96,8 +96,8 @@ class _Line:
     def try_put(
         self, start: int, ids: Sequence[int], pieces: Sequence[bytes], cuts: Collection[int]
     ) -> bool:
-        """Put ids in the place of those of the same text from `start` on. False if the text differs
-        or a token spans either end or a cut."""
+        """Replace the ids of the text from `start` on by these ids of the same text. False if the
+        text differs or a token spans either end or a cut."""
         text, starts = b"".join(pieces), self._encoded.starts
         end = start + len(text)
         if start < 0 or self._encoded.data[start:end] != text:

@@ -70,7 +70,7 @@ class BoundedProtocol(RequestReader):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """All but `shared` is what uvicorn gives a protocol."""
+        """Takes `shared`, and the arguments that uvicorn passes to a protocol."""
         self._loop = _loop or asyncio.get_running_loop()
         super().__init__(shared.limits, self._loop)
         self._app = config.loaded_app

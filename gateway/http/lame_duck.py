@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class LameDuck:
-    """The wait between the request to stop and the end of accepting; `lasts_s` may be 0."""
+    """The wait between the request to stop and the last accepted connection; `lasts_s` may be 0."""
 
     def __init__(self, lasts_s: float) -> None:
         self._lasts_s = lasts_s

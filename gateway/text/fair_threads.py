@@ -32,7 +32,7 @@ class FairThreads:
     """
 
     def __init__(self, num_threads: int, s_per_char: float, name: str | None = None) -> None:
-        """Without a `name`, the threads are the event loop's."""
+        """Starts threads with this `name`; without one, uses those of the event loop."""
         self._num_threads = num_threads
         self._s_per_char = s_per_char
         self._executor = None if name is None else ThreadPoolExecutor(num_threads, name)

@@ -97,8 +97,8 @@ class HandoffSink:
         return is_open or self._ended.error_of(key) is not None
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
-        """Prompt indices of the first group's granted blocks of an open handoff that already hold
-        their data.
+        """The blocks of an open handoff that hold their data by now, as prompt indices; of the
+        first group only.
 
         Their contents no longer change, because a source writes each block at most once.
         """
@@ -288,7 +288,8 @@ class HandoffSink:
 
     def _settle_for(self, key: HandoffKey, handoff: Incoming, event: SinkEvent) -> list[SinkAction]:
         """End a wanted handoff with the blocks that have arrived, after a check of their digests.
-        Only a fetch may lack some: it is content with the run of leading ones."""
+        Only a fetch may lack some: it then keeps the leading blocks, up to the first that is
+        missing."""
         if key.part:
             handoff.settle()
         check = self._next_check(key, handoff) if self._checksum else None

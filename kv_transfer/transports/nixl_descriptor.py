@@ -37,7 +37,7 @@ class NixlDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     @property
     def shapes(self) -> list[PoolShape]:
-        """Its shape as blocks of each group."""
+        """The pool's shape as blocks of each group."""
         return [each.shape for each in self.pool.groups]
 
 

@@ -6,9 +6,9 @@ Remembered answers are kept in the same way, on another shelf (`baton:CLUSTER:an
 age), `of:OWNER` (ids by age), `sizes` (bytes by OWNER:ID), `owners` (owners by their bytes) and
 `total` (bytes). The store carries bytes; their meaning is the caller's.
 
-An owner has at most `MOST_RECORDS`; its oldest make room. If all records together exceed
-`max_bytes`, the oldest of the owner with the most bytes make room. A running response whose lease
-has ended is marked as failed when it is read next.
+An owner has at most `MOST_RECORDS`; beyond that, the owner's oldest ones are dropped. If all
+records together exceed `max_bytes`, the oldest of the owner with the most bytes are dropped. A
+running response whose lease has ended is marked as failed when it is read next.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ local function resize(each, bytes)
 end
 local function drop(each)
   local owner = owner_of(each)
-  -- first what a full store allows; after that it allows the rest, too
+  -- deletions first, which a full store allows; they free memory for the other commands
   redis.call('DEL', base .. 'record:' .. each, base .. 'lease:' .. each)
   resize(each, 0)
   redis.call('HDEL', base .. 'sizes', each)
@@ -195,7 +195,7 @@ return found
 # ARGV: name, lease in ms. Answers whether the response still runs; it is then in progress.
 _RENEW = """
 if not runs(redis.call('HGET', record, 'status')) then return 0 end
--- first what a full store allows
+-- first a command that a full store allows
 if redis.call('PEXPIRE', lease, ARGV[2]) == 0 then redis.call('SET', lease, '1', 'PX', ARGV[2]) end
 redis.call('HSET', record, 'status', 'in_progress')
 return 1
@@ -246,9 +246,9 @@ class ResponseRecord:
 class ResponseRecords:
     """One router's access to the records. After a failure every call fails at once for a while.
 
-    All calls raise StoreAway if the store cannot be reached, and StoreRefused if it does not do
-    what they ask. Calls that keep something raise StoreFull if there is no room, and dropping the
-    oldest records makes none.
+    All calls raise StoreAway if the store cannot be reached, and StoreRefused if it refuses a call.
+    Calls that keep something raise StoreFull if the store has no memory left, even after the oldest
+    records are dropped.
     """
 
     def __init__(

@@ -46,7 +46,8 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names; the name in answers comes first."""
+        """All names under which the model may be requested; the one that answers carry comes
+        first."""
         return (self.name, *self.other_names)
 
     @property

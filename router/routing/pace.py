@@ -18,7 +18,7 @@ from router.routing.prediction import US_PER_MS, WorkerSpeed
 STEPS, TOKENS = 50, 512
 """Steps, and prompt tokens, after which an accurate step model is half believed."""
 HALF_LIFE_US = 60_000_000
-"""Without a step for this time, it is believed half as much."""
+"""A step model is believed half as much after this time without a step."""
 TYPICAL_TRUST = 0.3
 """Workers whose models are trusted less say nothing about others."""
 GUESS = WorkerSpeed(1000.0, 200.0, 0.01, 512, 50.0, 0, 0)

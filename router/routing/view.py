@@ -148,9 +148,9 @@ class Rule(StrEnum):
     SPARE = "spare_decode_worker"
     """No pair meets the targets, but a decode worker that computes the prompt itself does."""
     DRAIN = "drain"
-    """Its decode worker drains."""
+    """The request's former decode worker drains."""
     KEPT = "kept_stream"
-    """Its decode worker kept the stream."""
+    """The request's former decode worker kept the stream."""
 
 
 class Alternative(msgspec.Struct, frozen=True, gc=False):

@@ -46,7 +46,7 @@ class ModelShape:
 
     @property
     def num_params(self) -> int:
-        """All parameters."""
+        """The number of the model's parameters."""
         with_experts = self.num_layers - self.dense_layers
         return (
             self.num_layers * self.attention_params

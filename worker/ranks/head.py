@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 SILENCE_S = 30.0
 """How long a step waits for a rank."""
 _END_S = 5.0
-_WIDEST_BYTES = 4  # of a number of a hidden state
+_WIDEST_BYTES = 4  # of one number in a hidden state
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class HandSettings:
 
 
 class Hands:
-    """The other ranks of a worker; `ranks` is the head's end. Belongs to the thread that starts
-    it, which has to live on: hands end with it."""
+    """The other ranks of a worker; the head talks to them through `ranks`. Belongs to the thread
+    that creates it, which has to outlive it, because the hands end when this thread ends."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Hands:
         silence_s: float = SILENCE_S,
     ) -> None:
         """Start the hands, which load their shards at once. `lost` is called from another thread,
-        with the reason, when one ends after `allocate`; one that ends before closes its link, so
-        that `ranks` raise RankLost. Raises ConfigError without our kernels."""
+        with the reason, when a hand ends after `allocate`. When a hand ends earlier, its link
+        closes, and calls of `ranks` raise RankLost. Raises ConfigError without our kernels."""
         try:
             kernels = load_library(prebuilt=settings.config.kernels_dir)
         except KernelsUnavailable as error:
@@ -88,8 +88,8 @@ class Hands:
     def allocate(
         self, num_bytes: int, by_transport: Callable[[int], SharedMemory | None]
     ) -> memoryview:
-        """The memory of all ranks' pools, which each hand gets, too: the transport's, or our own if
-        the transport takes any. Raises ConfigError and RankLost."""
+        """Allocate the memory of all ranks' pools, and send it to each hand. It is the transport's
+        memory, or our own if the transport accepts any memory. Raises ConfigError and RankLost."""
         memory = by_transport(num_bytes)
         if memory is None:
             memory = self._pool = SharedMemory(num_bytes)
@@ -100,7 +100,8 @@ class Hands:
         return memoryview(memory.view)
 
     def close(self) -> None:
-        """End the hands, in order if they answer, and see them gone. A second call does nothing."""
+        """Tell the hands to end, wait for their processes, and kill those that do not end. A second
+        call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -170,6 +171,7 @@ def _sizes(settings: HandSettings) -> RankSizes:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with its path to our packages, and without its secrets and settings."""
+    """This process's environment with the path to our packages, without Baton's secrets and
+    settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -58,7 +58,7 @@ class QuantizedMatrix:
 
     @property
     def num_rows(self) -> int:
-        """All outputs."""
+        """The number of outputs, over all leading dimensions."""
         return int(torch.Size(self.shape[:-1]).numel())
 
     def pieces(self) -> Iterator[slice]:

@@ -111,7 +111,7 @@ class EchoedLogprobs:
             yield [self.token_names.of(each) for each in part]
 
     def values(self) -> Iterator[list[float | None]]:
-        """Their log-probabilities."""
+        """The tokens' log-probabilities; None for the first token."""
         yield [None]
         for _, entries in self._entries(1):
             yield [max(LOWEST, entry.logprob) for entry in entries]
