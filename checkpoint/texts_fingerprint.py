@@ -11,8 +11,8 @@ _FILES = (("config.json", 16 * 1024 * 1024), ("tokenizer.json", 256 * 1024 * 102
 
 
 def texts_fingerprint(folder: Path) -> str:
-    """32 hex digits of the model's configuration and tokenizer; "" without a tokenizer. Raises
-    ModelLoadError if a file cannot be read."""
+    """A digest of the model's configuration and tokenizer, 32 hex digits; "" without a tokenizer.
+    Raises ModelLoadError if a file cannot be read."""
     if not is_there(folder / "tokenizer.json"):
         return ""
     digest = hashlib.blake2b(digest_size=16)

@@ -73,8 +73,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def console_on(output: JsonOutput | None) -> Console:
-    """The console for the progress of `baton up`: the terminal, or lines of JSON. The fleet goes on
-    also where nothing more can be written, as on a full disk."""
+    """The console for the progress of `baton up`: the terminal, or lines of JSON. The fleet runs on
+    even if the output cannot be written, as on a full disk."""
     if output is None:
         return plain_console(file=cast(TextIO, LossyText(sys.stdout)))
     stream = output.stream_of("up")
@@ -110,7 +110,7 @@ def run_fleet(
                 console.print("Ctrl-C stops everything.")
                 watch(fleet, console)
         except KeyboardInterrupt:
-            with contextlib.suppress(OSError):  # the terminal that hung up takes no line
+            with contextlib.suppress(OSError):  # the terminal may be closed
                 console.print("stopping ...")
         finally:
             try:

@@ -74,7 +74,7 @@ class Handoffs:
         self._queue = queue
         self._network = network
         self._message_s = message_s
-        self._tokens: set[HandoffKey] = set()  # until a sink can get them
+        self._tokens: set[HandoffKey] = set()  # first tokens whose sinks have not asked yet
 
     @property
     def num_open(self) -> int:
@@ -92,7 +92,7 @@ class Handoffs:
         self._act(self._sink.offer(key, first_block, blocks, self._queue.now))
 
     def abort(self, key: HandoffKey) -> None:
-        """No blocks are needed."""
+        """Tell the source that no blocks are needed."""
         self._act(self._sink.abort(key))
 
     def hear_begun(self, message: KvBegun) -> None:

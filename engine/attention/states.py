@@ -1,8 +1,8 @@
 """The states of layers that keep one per sequence instead of keys and values, in slots of the pool.
 
 A slot holds the states of all these layers. A step reads a sequence's state from one slot and
-writes the new one to another (`scheduling.states.step`), whole, so no slot is read before it was
-written. Knows nothing of what layers compute.
+writes the new state to another (`scheduling.states.step`). Each write fills its slot's part of a
+layer, so that nothing is read that was not written. Knows nothing of what layers compute.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from engine.kv_pool import KvPool
 
 
 class Piece(NamedTuple):
-    """Rows of a batch, `start` to `end` - 1, that take a sequence from one state to the next; the
-    first begins with an empty state if `read` is None."""
+    """Rows of a batch, `start` to `end` - 1, that take a sequence from one state to the next; if
+    `read` is None, they are the sequence's first rows and begin with an empty state."""
 
     start: int
     end: int
@@ -46,7 +46,8 @@ class LayerStates(NamedTuple):
 
 
 class StateSlots:
-    """`AttentionBackend` over the slots of a pool; `layer` below counts the layers with states."""
+    """`AttentionBackend` over the slots of a pool; its `layer` arguments count only the layers with
+    states."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool

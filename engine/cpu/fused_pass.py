@@ -93,7 +93,7 @@ def _ends(parts: ModelParts) -> Ends | None:
 
 
 def _fused_layer(layer: Layer, rope: int) -> FusedLayer | None:
-    """None if the kernels do not compute all of its parts."""
+    """The fused form of a layer; None if the kernels do not compute all of its parts."""
     attention = layer.attention
     if not isinstance(attention, GroupedAttention):
         return None

@@ -36,15 +36,15 @@ _FP8_BITS = 8
 
 
 class CardBackend:
-    """A `Backend` of torch's operations. With `weight_bits` 8, linear layers multiply in fp8 if
-    the weight's shape allows it. The logits layer never does, and no mixture of experts: raises
-    ConfigError."""
+    """A `Backend` of torch's operations. With `weight_bits` 8, linear layers multiply in fp8 if the
+    weight's shape allows it, except the logits layer; for a model with a mixture of experts this
+    raises ConfigError."""
 
     shard = WHOLE
     keeps_blocks = False
     numerics = ""
-    """Empty: results depend on the batch, so workers need not share anything to match bit for
-    bit."""
+    """Empty: results depend on the batch, so that they would differ in bits even between two
+    workers with the same numerics."""
 
     def __init__(
         self,
@@ -67,7 +67,8 @@ class CardBackend:
         return (TOKENS,)
 
     def keep_fp8(self) -> None:
-        """Multiply by weights of a checkpoint in fp8 as they are; others are not changed."""
+        """From now on, weights that a checkpoint holds in fp8 are multiplied in fp8, without being
+        dequantized; other weights are treated as before."""
         self.keeps_blocks, self.numerics = True, "fp8"
 
     def linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:

@@ -145,7 +145,7 @@ class ToolParser(ABC):
         return length > 0
 
     def _release_fences(self) -> None:
-        """Makes fences content."""
+        """Turns the held fences into content."""
         text = self._fences.release()
         if text:
             self._emit_content(text)
@@ -235,7 +235,8 @@ class ToolParser(ABC):
         return False
 
     def _break_call(self) -> None:
-        """Ends the block within or after its last call."""
+        """Ends a block whose text cannot be read on: a call that it leaves unfinished counts as
+        broken."""
         block = self._open_block
         if block.is_quoted:
             self._restore()
@@ -246,7 +247,7 @@ class ToolParser(ABC):
         self._block = None
 
     def _end_block(self, content: str) -> None:
-        """Ends the block; the content is its end."""
+        """Ends the block; `content` is the part of its text, up to its end, that is no call."""
         self._block = None
         self._scan.pass_content(content)
         self._add_content(content)

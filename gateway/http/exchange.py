@@ -22,7 +22,7 @@ from gateway.http.flow import Flow
 log = logging.getLogger(__name__)
 
 CLOSE_HEADER = (b"connection", b"close")
-"""As a default header, closes each connection after its next answer."""
+"""Among the server's default headers, it closes each connection after its next answer."""
 MAX_WAITING_BODY = 64 * 1024
 """Bytes of a body not taken by the application, beyond which reading stops."""
 
@@ -110,7 +110,8 @@ class Exchange:
             self._news.set()
 
     def try_body(self) -> bytes | None:
-        """The body, if it was received to its end without asking for it. Can be taken once."""
+        """The body, if it has arrived whole and the client did not wait for `100 Continue`. Can be
+        taken once."""
         return self._take_body() if self.is_received and not self.awaits_continue else None
 
     def _take_body(self) -> bytes:

@@ -170,4 +170,4 @@ class LateAnswers:
 
 
 def _nothing() -> None:
-    """The callback for a lost connection."""
+    """Stands for `running` after `stop`: no answer is running."""

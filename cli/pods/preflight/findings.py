@@ -49,7 +49,7 @@ def check_store(redis_url: str) -> Finding:
             took_ms = (time.monotonic() - started) * 1000
     except (redis.RedisError, OSError, ConfigError) as error:
         text = advised(redis_url, error)
-        return Finding("store", False, f"{text}; see the store's pod and the policy of its plane")
+        return Finding("store", False, f"{text}; see the store's pod and its NetworkPolicy")
     return Finding("store", True, f"answers in {took_ms:.1f} ms")
 
 

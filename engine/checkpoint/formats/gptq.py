@@ -1,8 +1,9 @@
 """GPTQ's and AWQ's checkpoints: integers packed into words of 32 bits, transposed.
 
-GPTQ packs the codes of neighbouring inputs into a word; AWQ (its order "gemm") those of eight
-outputs, out of order. Both pack zero points along outputs. Version 1 of GPTQ stores zero points
-less one. Definitions: https://github.com/AutoGPTQ/AutoGPTQ, https://github.com/casper-hansen/AutoAWQ.
+GPTQ packs the codes of neighbouring inputs into a word. AWQ (in the format that it calls "gemm")
+packs the codes of eight outputs, in an order of its own. Both pack zero points along outputs.
+Version 1 of GPTQ stores zero points minus one. Definitions: https://github.com/AutoGPTQ/AutoGPTQ,
+https://github.com/casper-hansen/AutoAWQ.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def gptq_matrix(stored: ModuleTensors, quantization: Quantization) -> QuantizedM
     """The matrix of a module with GPTQ's tensors. Raises ModelLoadError."""
     num_words, outputs = stored.need_matrix(_CODES, ("I32",))
     num_groups, _ = stored.need_matrix(_SCALES, SCALE_DTYPES)
-    group, inputs = _like(stored, quantization, num_words, num_groups)
+    group, inputs = _matching_group(stored, quantization, num_words, num_groups)
     bits = group.bits
     size = group.sharing.inputs or inputs
     stored.need(_SCALES, SCALE_DTYPES, (-(-inputs // size), outputs))
@@ -44,7 +45,7 @@ def gptq_matrix(stored: ModuleTensors, quantization: Quantization) -> QuantizedM
     return QuantizedMatrix((outputs, inputs), levels, title, stored.names, size, read, order)
 
 
-def _like(
+def _matching_group(
     stored: ModuleTensors, quantization: Quantization, num_words: int, num_groups: int
 ) -> tuple[WeightGroup, int]:
     """The group that matches the stored shapes, and the number of the matrix's inputs; the first

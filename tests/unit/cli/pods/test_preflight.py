@@ -93,7 +93,7 @@ def test_what_a_host_lacks_ends_the_check_before_others_are_waited_for(
 def test_a_store_that_does_not_answer_is_named() -> None:
     found = findings.check_store("redis://127.0.0.1:1/0")
     assert found.is_ok is False
-    assert "policy of its plane" in found.text
+    assert "its NetworkPolicy" in found.text
     assert findings.check_clock("redis://127.0.0.1:1/0").is_ok is None
 
 
