@@ -46,8 +46,8 @@ class IgnoredEntries(Collector):
         """The counts."""
         family = CounterMetricFamily(
             "baton_store_entries_ignored",
-            "Entries of the store and messages of its channels that were ignored because they could "
-            "not be decoded",
+            "Entries of the store and messages of its channels that were ignored because they "
+            "could not be decoded",
             labels=["kind"],
         )
         for kind, count in self.counts.items():
