@@ -236,8 +236,10 @@ def train(
     data: Iterator[torch.Tensor],
     settings: Settings,
     optimizers: Sequence[torch.optim.Optimizer],
+    in_bf16: bool = True,
 ) -> float:
-    """Fit the model in place; returns the mean loss (nats) of the last 100 steps."""
+    """Fit the model in place, with products in bf16 or not; returns the mean loss (nats) of the
+    last 100 steps."""
     model.train()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -247,7 +249,7 @@ def train(
     step = 0
     while (done := _progress(step, started, settings)) < 1:
         ids = next(data)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=in_bf16):
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

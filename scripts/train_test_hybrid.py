@@ -1,0 +1,81 @@
+"""Train the hybrid that tests serve: two layers with a gated delta rule and one with attention.
+
+    python scripts/train_test_hybrid.py --out tests/hybrid
+
+Text, tokenizer, batches and files are those of the demo model (`train_demo_model`). States of
+random weights say little about the tokens before them, and hide what goes wrong.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import torch
+from demo_corpus import load_topics
+from train_demo_model import (
+    adam_w,
+    batches,
+    muon,
+    parse_args,
+    shared_config,
+    train,
+    train_tokenizer,
+    write,
+)
+from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+STEPS = 1500
+ROW_LENGTHS = {64: 0.6, 128: 0.4}
+TOKENS_PER_STEP = 512
+
+
+def main() -> None:
+    """Train the model, write it with its tokenizer, and report its loss on fresh batches."""
+    settings = parse_args("Train the hybrid of Baton's tests.", STEPS)
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    topics = load_topics()
+    tokenizer = train_tokenizer(topics, settings.seed)
+    model = Qwen3_5ForCausalLM(model_config(tokenizer))
+    data = batches(tokenizer, topics, settings.seed, ROW_LENGTHS, TOKENS_PER_STEP)
+    optimizers = _optimizers(model, settings.learning_rate)
+    loss = train(model, data, settings, optimizers, in_bf16=False)
+    write(model, tokenizer, settings.out)
+    print(f"{model.num_parameters():,} weights, training loss {loss:.3f}")
+    with torch.inference_mode():
+        model.eval().float()
+        fresh = islice(batches(tokenizer, topics, settings.seed + 1000, ROW_LENGTHS), 10)
+        losses = [model(input_ids=ids, labels=ids).loss.item() for ids in fresh]
+    print(f"loss of the written weights on fresh batches: {sum(losses) / len(losses):.3f}")
+
+
+def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5TextConfig:
+    """Small enough to be trained in minutes."""
+    shared = shared_config(tokenizer) | {"num_hidden_layers": 3, "num_key_value_heads": 1}
+    return Qwen3_5TextConfig(
+        hidden_size=96,
+        intermediate_size=192,
+        num_attention_heads=3,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=24,
+        linear_value_head_dim=24,
+        **shared,
+    )
+
+
+def _optimizers(
+    model: Qwen3_5ForCausalLM, learning_rate: float
+) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for matrices, AdamW for embeddings and the rest."""
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, weights in model.named_parameters():
+        is_matrix = weights.ndim == 2 and "embed" not in name
+        (matrices if is_matrix else others).append(weights)
+    return muon(matrices, learning_rate), adam_w(others, learning_rate)
+
+
+if __name__ == "__main__":
+    main()
