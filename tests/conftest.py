@@ -24,7 +24,7 @@ from tests.effort import NIGHTLY, times
 from tests.paths import ROOT
 
 let_threads_sleep()  # as in every process of Baton, before torch is imported
-pytest.register_assert_rewrite("tests.faults", "tests.integration", "tests.unit")
+pytest.register_assert_rewrite("tests.browser", "tests.faults", "tests.integration", "tests.unit")
 settings.register_profile(
     "baton", max_examples=times(40, 100), deadline=None, derandomize=True, print_blob=True
 )

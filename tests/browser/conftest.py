@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser
 
 from cli.fleet import Fleet
-from tests.browser.browser import Watched, running_browser
+from tests.browser.browser import Browser, Watched, running_browser
 from tests.browser.traffic import running_fleet_for_pages, send
 
 

@@ -8,11 +8,11 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from cli.fleet import Fleet
 from gateway.admission.api_keys import hash_key
-from tests.browser.browser import Watched
+from tests.browser.browser import Browser, Watched
 from tests.browser.traffic import running_fleet_for_pages, send
 from tests.http_client import HTTP
 from tests.integration.fleets import wait_for

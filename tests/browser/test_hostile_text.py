@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from tests.browser import incident
-from tests.browser.browser import PHONE, Watched
+from tests.browser.browser import PHONE, Browser, Watched
 from tests.browser.staged import staged
 
 MARKUP = (

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.browser import incident, states
 from tests.browser.boxes import faults
-from tests.browser.browser import Watched
+from tests.browser.browser import Browser, Watched
 from tests.browser.staged import staged
 from tests.browser.test_staged import now_us
 from tests.effort import in_turn

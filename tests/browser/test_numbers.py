@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from cli.fleet import Fleet
-from tests.browser.browser import Watched
+from tests.browser.browser import Browser, Watched
 from tests.browser.figures import number
 from tests.browser.traffic import metrics, running_fleet_for_pages, send
 from tests.http_client import HTTP

@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from process import figures
 from tests.browser import incident, states
-from tests.browser.browser import DESKTOP, PHONE, Watched
+from tests.browser.browser import DESKTOP, PHONE, Browser, Watched
 from tests.browser.staged import StagedRouter, staged
 
 NO_NUMBERS = {
