@@ -109,7 +109,8 @@ class ServedFetches:
             manager.release(each)
 
     def _fits(self, found: list[list[int]]) -> bool:
-        """Whether these blocks may be pinned: with windows, each further use takes memory."""
+        """Whether there is memory to pin these blocks: in groups with windows, each further user of
+        a block reserves memory."""
         pools = self._scheduler.pools
         return pools.fits(Prefix(len(found[0]), tuple(found)), [0] * len(found))
 

@@ -1,11 +1,11 @@
-"""The gate: counts sequences in flight, in all, by tenant and by address, and refuses more than
-may be.
+"""The gate: counts sequences in flight, in all, by tenant and by address, and refuses requests
+beyond the limits.
 
 A request that may not pass is refused before its body is read. It counts from the end of its body,
 as one sequence, so that uploads that do not end take no places; it takes more room once it is known
 how many sequences it starts. `Retry-After` comes from the rate at which sequences end and from how
-many other requests were refused and will come back. Requests that only work on text have a gate of
-their own, with the same limits. Knows no HTTP and reads no clock.
+many other requests were refused and will come back. Requests that generate nothing, such as
+tokenizing, have a gate of their own, with the same limits. Knows no HTTP and reads no clock.
 """
 
 from __future__ import annotations
@@ -142,8 +142,9 @@ class Gate:
         return RateLimit(limit, remaining, 0 if remaining else flow.retry_after_s(now))
 
     def check(self, tenant: Tenant, num: int = 1, address: str = "", own: int = 0) -> _Flow:
-        """The flow of a tenant that may have `num` more sequences; otherwise raises as `passing`. A
-        request whose `own` sequences are the only ones in flight may take all places."""
+        """Checks that a tenant may have `num` more sequences, and returns the tenant's flow. Raises
+        as `passing`. A request whose `own` sequences are the only ones in flight may take all
+        places."""
         flow, limit = self._flow(tenant), self.limit_of(tenant)
         if flow is self._all:
             self._addresses.note(address, self._clock())
@@ -159,8 +160,8 @@ class Gate:
             retry_s = self._all.refuse(self._clock(), "the router", self._counted)
             self._refused.labels("full").inc()
             raise Overloaded(
-                f"{self._all.in_flight} {self._counted} are in flight, as many as may; "
-                f"try again in {retry_s} s",
+                f"{self._all.in_flight} {self._counted} are in flight, the most that this router "
+                f"allows; try again in {retry_s} s",
                 retry_s,
             )
         if flow is self._all and self._all.in_flight > own:

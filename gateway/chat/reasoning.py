@@ -18,8 +18,8 @@ class ReasoningMarkers:
     """The markers before and after reasoning.
 
     A format whose answers have headers has `next` between reasoning and what follows, `answer`
-    before the answer, and `tokens` that are parts of all these. A template that has `sign`
-    (default: `end`) writes this format.
+    before the answer, and `tokens` that are parts of all these. A chat template that contains the
+    text `sign` (default: `end`) belongs to this format.
     """
 
     begin: str

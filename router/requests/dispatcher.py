@@ -148,7 +148,7 @@ class Dispatcher:
         if self._is_stopping:
             raise Overloaded("the router stops")
         if self.inflight >= self._settings.max_inflight:
-            raise Overloaded(f"{self.inflight} generations are running, as many as may")
+            raise Overloaded(f"{self.inflight} generations are running, the most allowed")
         self._launcher.check_length(request)
         deadline = self._fleet.now() + min(
             request.deadline_ms / 1000, self._settings.request_timeout_s

@@ -1,7 +1,7 @@
 """Weights of a byte each, under the name of the plain weight: fp8 (e4m3) and int8.
 
-The scales are `weight_scale_inv` (DeepSeek's name; by which weights are multiplied, too) or
-`weight_scale`, and shared by a tensor, an output, a group of inputs or a block. Integers may have
+The scales are `weight_scale_inv` (DeepSeek's name, although its scales, too, multiply the weights)
+or `weight_scale`. A tensor, an output, a group of inputs or a block shares one. Integers may have
 zero points. Definition: https://github.com/vllm-project/compressed-tensors (`naive_quantized`).
 """
 
