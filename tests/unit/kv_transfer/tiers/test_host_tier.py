@@ -130,10 +130,10 @@ def test_protected_blocks_are_saved_when_no_others_are_left() -> None:
     pool.blocks.retention.protect(hinted, "owner", RetentionHint(60, 50))
     pool.fill(chain("b", 6))
     pool.turn()
-    assert set(pool.host.index.hashes()) == {b"b4", b"b5"}
+    assert set(pool.host.index.names()) == {b"b4", b"b5"}
     pool.blocks.allocate(6)
     pool.turn()
-    assert {b"a0", b"a1"} <= set(pool.host.index.hashes())
+    assert {b"a0", b"a1"} <= set(pool.host.index.names())
     pool.tiers.close()
 
 
