@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from bench.tiers import BLOCK, NEW_TOKENS, Sizes, rounds
+from bench.tiers import _WATCHED, BLOCK, NEW_TOKENS, Contestant, Sizes, complaints, rounds
 
 SETTINGS = argparse.Namespace(pool_blocks=100, prefix_tokens=160, requests=200, rounds=2, seed=1)
 
@@ -29,3 +29,24 @@ def test_tiers_are_as_large_as_so_many_pools() -> None:
     assert sizes.flags(1, 3, Path("x"))[2:] == (
         f"--disk-tier-bytes={30 * 12288 + 4096}", "--disk-tier-dir=x",
     )  # fmt: skip
+
+
+def contestant(name: str, seconds: list[float], answer: str = "yes", failures: int = 0):
+    grown = [dict.fromkeys(_WATCHED, 0) | {"host_tier_failures": failures} for _ in seconds]
+    made = Contestant(name, None, seconds, grown)  # type: ignore[arg-type]
+    made.answers = [[answer] for _ in seconds]
+    return made
+
+
+def test_what_is_wrong_is_named() -> None:
+    plain = contestant("no tiers", [9.0, 1.0, 1.0, 1.0])
+    good = contestant("good", [99.0, 1.0, 9.0, 0.9])
+    assert complaints([plain, good], 0.5) == []
+    slow = contestant("slow", [1.0, 1.1, 1.05, 1.0])
+    assert complaints([plain, slow], 4.0) == []
+    assert complaints([plain, slow], 0.5) == ["slow: 4.8\N{NO-BREAK SPACE}% slower although documents fit"]
+    wrong = contestant("wrong", [1.0, 1.0, 1.0, 1.0], answer="no", failures=1)
+    assert complaints([plain, wrong], 4.0) == [
+        "wrong: other answers than without tiers",
+        "wrong: 4 blocks failed",
+    ]
