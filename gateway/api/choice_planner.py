@@ -298,9 +298,13 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
         )
 
     def _retention(self) -> RetentionHint | None:
-        """The hint in the body, else that of the header."""
-        given = self.fields.cache_retention
-        return self.identity.terms.retention if given is None else given.hint
+        """The hint in the body, else that of the header, else what a field of the client's API
+        says."""
+        given, lifetime_s = self.fields.cache_retention, self.fields.lifetime_s
+        if given is not None:
+            return given.hint
+        usual = None if lifetime_s is None else RetentionHint(lifetime_s)
+        return self.identity.terms.retention or usual
 
     def _deadline_ms(self) -> int:
         """The request's remaining time. Raises InvalidRequest if a stream has no time left,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
 from gateway.api.body_reader import RequestBody, only
@@ -87,8 +87,16 @@ _LimitOrNone = Annotated[
 _OtherLimit = Annotated[_Limit, Field(description="Another name of the limit of the output.")]
 _OtherConstraint = Field(description="Another server's name for a part of `structured_outputs`.")
 _Count = Annotated[int, Field(ge=0, le=_INT32_MAX)]
+CacheLifetime = Annotated[
+    Any, Field(description='"24h" keeps the prompt cached for longer. Other values change nothing.')
+]
 CacheSalt = Annotated[str, Field(max_length=256)]
 LogprobsCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+
+
+LIFETIMES_S = {"5m": 300, "1h": 3600, "24h": 3600}
+"""How long KV is protected for a client of another API that asks for so long. In memory, an hour is
+a long time: blocks that nobody comes back for would keep out those of others."""
 
 
 class CacheRetention(StrictModel):
@@ -168,6 +176,12 @@ class SamplingFields(RequestBody):
     grammar: Annotated[GrammarOrFormat | None, _OtherConstraint] = None
     ebnf: Annotated[str | None, _OtherConstraint] = None
     structural_tag: Annotated[ObjectOrText | None, _OtherConstraint] = None
+
+    @property
+    def lifetime_s(self) -> int | None:
+        """How long the prompt should stay cached, in seconds, by the fields of the client's API;
+        None if they do not say. `cache_retention` is Baton's own field."""
+        return None
 
     def check_together(self) -> None:
         """See the base class."""
@@ -275,6 +289,12 @@ class GenerationFields(SamplingFields):
     user: Annotated[str, Field(max_length=512)] | None = None
     use_beam_search: Annotated[Any, only(False)] = None
     length_penalty: Annotated[Any, only(1, 1.0)] = None
+    _lifetime_s: int | None = PrivateAttr(default=None)
+
+    @property
+    def lifetime_s(self) -> int | None:
+        """See the base class."""
+        return self._lifetime_s
 
     def check_together(self) -> None:
         """See the base class."""
@@ -317,7 +337,15 @@ def generation_of(fields: SamplingFields, model: str, stream: bool | None) -> Ge
     given |= {"model": model, "stream": stream}
     if stream:
         given["stream_options"] = StreamOptions(include_usage=True)
-    return _BLANK.model_copy(update=given)  # the values are validated already
+    shared = _BLANK.model_copy(update=given)  # the values are validated already
+    shared._lifetime_s = fields.lifetime_s
+    return shared
+
+
+def openai_lifetime_s(asked: Any) -> int | None:
+    """The lifetime for a value of OpenAI's `prompt_cache_retention`; other values than "24h" mean
+    what is usual."""
+    return LIFETIMES_S["24h"] if asked == "24h" else None
 
 
 _SHARED = frozenset(SamplingFields.model_fields)

@@ -2,8 +2,8 @@
 
 The model reads text. Blocks with text become text, calls of the service's own tools become ordinary
 calls, and images and files are refused by name. Blocks that no other service can read (encrypted
-thoughts, changes of tools) are left out and named. `cache_control` is accepted everywhere and has
-no effect: every prefix is cached.
+thoughts, changes of tools) are left out and named. `cache_control` is accepted everywhere: every
+prefix is cached, and a `ttl` is a hint that the client will be back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _TEXTS = ("text", "document", "search_result", "tool_reference", "compaction")
 
 
 class CacheControl(StrictModel):
-    """Asks to cache the prompt up to this point. No effect: prompts are always cached."""
+    """Asks to cache the prompt up to this point. Prompts are always cached; a `ttl` protects the
+    whole prompt for so long."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None

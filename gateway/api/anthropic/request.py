@@ -16,6 +16,7 @@ from gateway.api.constraints.constraint import Constraint
 from gateway.api.constraints.format_fields import ResponseFormat
 from gateway.api.function_tools import MAX_TOOLS, Hint, ToolName
 from gateway.api.generation_fields import (
+    LIFETIMES_S,
     CacheSalt,
     GenerationFields,
     SamplingFields,
@@ -125,6 +126,16 @@ class MessagesRequest(SamplingFields, CountTokensRequest):
         super().check_together()
         if self.thread is not None:
             raise ThreadsUnsupported
+
+    @property
+    def lifetime_s(self) -> int | None:
+        """See the base class: the longest `ttl` of all."""
+        parts: list[Any] = [self, *(self.tools or ())]
+        for content in (self.system, *(each.content for each in self.messages)):
+            parts += content if isinstance(content, list) else ()
+        controls = (getattr(each, "cache_control", None) for each in parts)
+        asked = [LIFETIMES_S[each.ttl] for each in controls if each is not None and each.ttl]
+        return max(asked, default=None)
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:

@@ -19,7 +19,12 @@ from gateway.api.function_tools import (
     only_allowed,
     tool_choice_shape,
 )
-from gateway.api.generation_fields import GenerationFields, LogprobsCount
+from gateway.api.generation_fields import (
+    CacheLifetime,
+    GenerationFields,
+    LogprobsCount,
+    openai_lifetime_s,
+)
 from gateway.api.openai.chat_messages import ChatMessage, messages_of
 from gateway.api.strict_model import bounded, first_error
 from gateway.api.unknown_fields.findings import ignorable
@@ -91,9 +96,14 @@ class ChatRequest(GenerationFields):
     verbosity: Annotated[Any, ignorable("medium")] = None
     web_search_options: Annotated[Any, ignorable()] = None
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
-    prompt_cache_retention: Hint = None
+    prompt_cache_retention: CacheLifetime = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
     chat_template: Annotated[Any, only(why=NO_TEMPLATES)] = None
+
+    @property
+    def lifetime_s(self) -> int | None:
+        """See the base class."""
+        return openai_lifetime_s(self.prompt_cache_retention)
 
     @property
     def logprobs_count(self) -> int | None:

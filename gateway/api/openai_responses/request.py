@@ -17,12 +17,14 @@ from gateway.api.constraints.constraint import Constraint
 from gateway.api.constraints.format_fields import ResponseFormat
 from gateway.api.function_tools import MAX_TOOLS, Hint, OtherTool, ToolName, tool_choice_shape
 from gateway.api.generation_fields import (
+    CacheLifetime,
     CacheSalt,
     GenerationFields,
     LogprobsCount,
     SamplingFields,
     StreamOptions,
     generation_of,
+    openai_lifetime_s,
 )
 from gateway.api.openai.chat_request import Effort
 from gateway.api.openai_responses.input_items import InputItem
@@ -127,7 +129,7 @@ class ResponsesRequest(SamplingFields, InputTokensRequest):
     user: _Label | None = None
     safety_identifier: _Label | None = None
     prompt_cache_key: _Label | None = None
-    prompt_cache_retention: Hint = None
+    prompt_cache_retention: CacheLifetime = None
     store: bool | None = None
     background: bool | None = None
     include: Annotated[Annotated[list[str], bounded] | None, ignorable_entries(LOGPROBS)] = None
@@ -156,6 +158,11 @@ class ResponsesRequest(SamplingFields, InputTokensRequest):
             raise InvalidRequest(
                 f"'top_logprobs' needs 'include' to have '{LOGPROBS}'", "top_logprobs"
             )
+
+    @property
+    def lifetime_s(self) -> int | None:
+        """See the base class."""
+        return openai_lifetime_s(self.prompt_cache_retention)
 
     @property
     def logprobs_count(self) -> int | None:

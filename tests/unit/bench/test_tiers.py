@@ -44,7 +44,9 @@ def test_what_is_wrong_is_named() -> None:
     assert complaints([plain, good], 0.5) == []
     slow = contestant("slow", [1.0, 1.1, 1.05, 1.0])
     assert complaints([plain, slow], 4.0) == []
-    assert complaints([plain, slow], 0.5) == ["slow: 4.8\N{NO-BREAK SPACE}% slower although documents fit"]
+    assert complaints([plain, slow], 0.5) == [
+        "slow: 4.8\N{NO-BREAK SPACE}% slower although documents fit"
+    ]
     wrong = contestant("wrong", [1.0, 1.0, 1.0, 1.0], answer="no", failures=1)
     assert complaints([plain, wrong], 4.0) == [
         "wrong: other answers than without tiers",
