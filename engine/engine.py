@@ -9,6 +9,7 @@ every other reader waits for a fence.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ from protocol.sampling import SamplingParams
 from scheduling.batch import Batch
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -55,7 +58,11 @@ class Engine:
 
     def run_ahead(self, num_steps: int, num_stages: int = 1) -> None:
         """Let `run` launch up to `num_steps` steps before it reads the result of an earlier one.
-        `num_stages`: of a pipeline, which computes as many steps at a time."""
+        `num_stages`: of a pipeline, which computes as many steps at a time. Where layers keep
+        states, it has no effect: a step reads the states that the one before it has written."""
+        if num_steps and self.layout.has_states:
+            log.warning("no step runs ahead of the one before: layers of this model keep states")
+            return
         self._num_ahead = num_steps
         self._ahead.num_stages = num_stages
 

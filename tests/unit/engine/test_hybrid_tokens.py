@@ -120,6 +120,15 @@ def test_a_step_that_is_computed_again_changes_nothing(model: Hybrid, text: Any)
     model.assert_generates(text(37), output(sequence))
 
 
+def test_no_step_runs_ahead(model: Hybrid, text: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """`one_step_ahead` may be on for a CPU, too."""
+    loaded, sequence = model.engine(16), asked(text(37))
+    loaded.engine.run_ahead(1)
+    assert "no step runs ahead" in caplog.text
+    run(loaded, sequence)
+    model.assert_generates(text(37), output(sequence))
+
+
 def test_what_ends_early_leaves_nothing(model: Hybrid, text: Any) -> None:
     loaded = model.engine(16)
     scheduler = loaded.engine.scheduler
