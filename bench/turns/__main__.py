@@ -11,7 +11,8 @@ tokens, new parts of 20 to 1,500, answers of 50 to 400), shortened to the model'
 `--sessions`, recorded sessions of agents are held, too: a JSON object a line, each with `requests`
 that have `in`, `out` and `blocks` (runs of 64-token blocks, [first id, count]). Contestants take
 turns, and those that wait are stopped. Computed tokens are counted by reason; ratios compare the
-same turns of two contestants.
+same turns of two contestants. Exits with 1 if turns compute more than is new, or begin to answer
+later than they should (`bench.turns.verdicts`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from bench.turns.accounts import Account, TurnResult, account
 from bench.turns.contestants import Contestant, contestants
 from bench.turns.conversations import Conversation, agent_sessions, sample_text, six_turns
 from bench.turns.talk import Talk
+from bench.turns.verdicts import Verdict, verdicts
 from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import load_model_config
 from process.cores import usable_cores
@@ -163,14 +165,27 @@ def main(argv: list[str]) -> int:
                 for each in chosen
                 if each.command is not None
             ]
+            found: list[Verdict] = []
             for load in loads:
-                table = report(load, run(load, running), chosen)
+                accounts = run(load, running)
+                table = report(load, accounts, chosen)
                 console.print(table)
                 keep_table(arguments.record, f"turns {load.title}", table)
+                found += judge(load, accounts, chosen, console)
     except BatonError as error:
         print(f"bench.turns: {error}", file=sys.stderr)
         return 1
-    return 0
+    return 0 if all(each.holds for each in found) else 1
+
+
+def judge(
+    load: Load, accounts: dict[str, Account], contestants: Sequence[Contestant], console: Console
+) -> list[Verdict]:
+    """Print what a load was to show, and whether it holds."""
+    found = verdicts(accounts, contestants)
+    for each in found:
+        console.print(f"{'ok' if each.holds else 'FAILED'}  {load.title}: {each.text}")
+    return found
 
 
 def _needs(model: Path, dtype: str, context: int, loads: Sequence[Load]) -> EngineNeeds:
