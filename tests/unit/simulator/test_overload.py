@@ -56,7 +56,7 @@ def good(requests: list[Request]) -> float:
 def run(
     load: float, seed: int = 1, refuses_late: bool = True, num_routers: int = 1
 ) -> list[Request]:
-    sessions = traffic(load, lambda _: "", lambda number: -(number % 3), seed)
+    sessions = traffic(load, lambda _: "", lambda number: -(number // 3 % 3), seed)
     return measured(served(fleet(refuses_late, num_routers), *sessions).requests)
 
 

@@ -41,13 +41,11 @@ def share_in_time(num_routers: int, seed: int, ttft_ms: float = TTFT_MS) -> floa
     return sum(each.ttft_s * 1000 <= ttft_ms for each in outcome.requests) / REQUESTS
 
 
-@pytest.mark.parametrize(
-    ("num_routers", "least"), [(2, 0.98), pytest.param(4, 0.93, marks=pytest.mark.nightly)]
-)
-def test_first_tokens_are_nearly_as_often_in_time(num_routers: int, least: float) -> None:
+@pytest.mark.parametrize("num_routers", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_first_tokens_are_nearly_as_often_in_time(num_routers: int) -> None:
     seeds = range(times(1, 3))
     one, several = (sum(share_in_time(count, seed) for seed in seeds) for count in (1, num_routers))
-    assert several >= least * one
+    assert several >= 0.98 * one
 
 
 def test_routers_that_allow_for_what_others_sent_place_better(
