@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from console.telemetry.rank_texts import bubbles_text, layout_text
 from console.telemetry.tier_texts import tiers_text
-from process.figures import integer, percent
+from process.figures import integer
 
 WIDEST = 500
 MAX_US = 1 << 55
@@ -73,7 +74,7 @@ def workers_table(workers: Iterable[Mapping[str, Any]], with_load: bool) -> Tabl
 
 def _load_columns(workers: Sequence[Mapping[str, Any]], with_load: bool) -> tuple[_Column, ...]:
     """The columns of ranks and load; those of ranks and tiers only where a worker has some."""
-    ranks = _RANKS if any(_ranks_of(each) != "1" for each in workers) else ()
+    ranks = _RANKS if any(layout_text(each) != "1" for each in workers) else ()
     if not with_load:
         return ranks + _LOAD[:1]
     if any(each.get("pipeline_parallel", 1) > 1 for each in workers):
@@ -126,32 +127,15 @@ def _cell(worker: Mapping[str, Any], key: str) -> str:
     if key == "tiers":
         return tiers_text(worker)
     if key == "bubbles":
-        return _bubbles_of(worker)
+        return bubbles_text(worker)
     if key == "tensor_parallel":
-        return _ranks_of(worker)
+        return layout_text(worker)
     value = worker[key]
     if key == "transport":  # with its best path; an older router reports no paths
         return ": ".join([value, *worker.get("transport_paths", ())[:1]])
     if key == "state":
         return state_of(worker)
     return integer(value) if isinstance(value, int) and key != "pid" else str(value)
-
-
-def _ranks_of(worker: Mapping[str, Any]) -> str:
-    """The ranks of each layer, and the stages if there are several; an older router reports none of
-    them."""
-    ranks, stages = (worker.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline"))
-    return integer(ranks) if stages == 1 else f"{integer(ranks)} x {integer(stages)} stages"
-
-
-def _bubbles_of(worker: Mapping[str, Any]) -> str:
-    """The part of its time with steps in which the stages of a worker's pipeline did not compute;
-    "" for workers of one stage."""
-    stages, counters = worker.get("pipeline_parallel", 1), worker.get("counters", {})
-    under_way_us = stages * counters.get("under_way_us", 0)
-    if stages == 1 or not under_way_us:
-        return ""
-    return percent(counters.get("bubble_us", 0) / under_way_us)
 
 
 def _natural_width(console: Console, table: Table) -> int:

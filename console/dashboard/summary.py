@@ -13,6 +13,7 @@ from typing import Any
 
 from console.telemetry.facts.facts_json import lost_log
 from console.telemetry.paths import is_off_way
+from console.telemetry.rank_texts import ranks_text
 from console.telemetry.tier_texts import failing_tier, tiers_text
 from console.telemetry.window import NUM_POINTS
 from process.figures import age, count
@@ -31,6 +32,7 @@ _UNUSED = frozenset(
         "start_ms", "host_tier_bytes", "host_tier_used_bytes", "disk_tier_bytes",
         "disk_tier_used_bytes", "blocks_waiting", "blocks_stuck", "num_handoffs",
         "prefill_unreachable", "connected", "lost_us", "lost_reason", "loading_since_us",
+        "rank_busy_us", "rank_wait_us", "tensor_parallel", "pipeline_parallel",
     )
 )  # fmt: skip
 _UNUSED_PARTS = frozenset(("hosts", "keys", "logs", "pools", "routers", "store", "tiers"))
@@ -124,6 +126,8 @@ def _shown_worker(
     shown["started"] = _started(worker.get("start_ms") or {})
     if tiers := tiers_text(worker):
         shown["tiers"] = tiers
+    if ranks := ranks_text(worker):
+        shown["ranks"] = ranks
     return shown
 
 

@@ -41,7 +41,8 @@ class WorkerFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
     `num_steps` steps took `step_ms` each and had `step_tokens` tokens, which attended about
     `step_attended` (query, key) pairs. `hit_rate` is the share of `prompt_tokens` prompt tokens
-    that came from its cache. `joined_us` is 0 if it joined before the router started.
+    that came from its cache. `joined_us` is 0 if it joined before the router started. Each of its
+    ranks, `tensor_parallel` in a stage, computed layers for `rank_busy_us`.
     """
 
     worker_id: str
@@ -63,6 +64,8 @@ class WorkerFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     evictions_per_s: float | None = None
     preemptions: int = 0
     losses: int = 0
+    tensor_parallel: int = 1
+    rank_busy_us: tuple[int, ...] = ()
 
     @property
     def is_full_of_sequences(self) -> bool:

@@ -52,6 +52,7 @@ export function WorkerCard({ worker, now }) {
 		<div class="kv" title="KV blocks: ${int(used)} in use, ${int(cached)} cached, ${int(total)} in all${tiers ? `; below: ${tiers}` : ""}">
 			<span>KV</span><${Bar} parts=${parts} /><span class="num">${share(used / total)}</span>
 		</div>
+		${worker.ranks && html`<div>${worker.ranks}</div>`}
 		<div class="l3">${worker.state === "draining" ? draining(worker, now) : load(worker)}</div>
 	</li>`;
 }

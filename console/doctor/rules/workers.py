@@ -6,6 +6,7 @@ from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgen
 from console.doctor.observation import Observation, PairFacts
 from console.doctor.rules.decode import SLOW
 from console.doctor.rules.pool_finding import PoolFinding, WorkerBars
+from console.doctor.rules.ranks import slow_rank
 from console.doctor.symptoms import failed, median_or_none, serving, slowness, urgency
 from process.figures import count, integer, ms, percent, rate, times
 from protocol.messages import Role
@@ -24,7 +25,10 @@ MOSTLY = 0.5
 
 
 def check_slow_worker(seen: Observation) -> Finding | str | None:
-    """Whether a worker is slower than its pool's others would be for the same step."""
+    """Whether a worker is slower than its pool's others would be for the same step, or a rank of
+    one slower than its other ranks."""
+    if found := slow_rank(seen):
+        return found
     worst = None
     for role in Role:
         pool = serving(seen, role)

@@ -19,10 +19,11 @@ _COUNTERS = ("steps", "step_us", "prefill_tokens", "decode_tokens", "preemptions
 
 @dataclass
 class _Slot:
-    """Sums of samples, and the counters at the slot's first one."""
+    """Sums of samples, and the counters and the ranks' times at the slot's first one."""
 
     start_us: int
     counters: dict[str, int]
+    rank_busy_us: tuple[int, ...] = ()
     samples: int = 0
     waiting: float = 0.0
     running: float = 0.0
@@ -35,6 +36,7 @@ class _Track:
     incarnation: str
     joined_us: int
     last: dict[str, int] = field(default_factory=dict)
+    rank_busy_us: tuple[int, ...] = ()
     slots: deque[_Slot] = field(default_factory=deque)
 
 
@@ -101,6 +103,11 @@ class WorkerWindow:
             evictions_per_s=grown["evicted"] / seconds,
             preemptions=grown["preemptions"],
             losses=losses,
+            tensor_parallel=info.tensor_parallel,
+            rank_busy_us=tuple(
+                now - then
+                for now, then in zip(track.rank_busy_us, first.rank_busy_us, strict=False)
+            ),
         )
 
     def _add(self, worker: Worker, now_us: int) -> None:
@@ -113,9 +120,9 @@ class WorkerWindow:
             self._tracks[worker.worker_id] = track
         counters = {name: stats.counters.get(name, 0) for name in _COUNTERS}
         counters["evicted"] = worker.evicted_blocks
-        track.last = counters
+        track.last, track.rank_busy_us = counters, stats.rank_busy_us
         if not track.slots or now_us >= track.slots[-1].start_us + SLOT_US:
-            track.slots.append(_Slot(now_us, counters))
+            track.slots.append(_Slot(now_us, counters, stats.rank_busy_us))
             while track.slots[0].start_us < now_us - WINDOW_S * 1e6:
                 track.slots.popleft()
         slot = track.slots[-1]

@@ -45,6 +45,16 @@ def part(name: str, **parts: Any) -> Any:
     return shown_summary(report(**parts), "prod", (), NOW_US)[name]
 
 
+def test_a_worker_of_several_ranks_is_shown_as_one() -> None:
+    ranks = {"tensor_parallel": 2, "pipeline_parallel": 2, "rank_busy_us": [7, 9, 4, 4]}
+    counters = {"under_way_us": 100, "bubble_us": 50}
+    both = [worker("d1", **ranks, rank_wait_us=[5, 1, 8, 8], counters=counters), worker("d2")]
+    found = shown(both, [])["workers"]
+    assert found[0]["ranks"] == f"ranks 2 x 2 stages, slowest 1, bubbles 25{NBSP}%"
+    assert "ranks" not in found[1]
+    assert not {"rank_busy_us", "rank_wait_us"} & found[0].keys()
+
+
 def test_the_page_gets_no_field_that_it_does_not_show() -> None:
     start_ms = {"process": 900, "weights": 8100, "warm_up": 1500}
     workers = [worker("d1", counters={}, pid=1, step_ms=21.23456789, start_ms=start_ms)]

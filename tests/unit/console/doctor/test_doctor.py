@@ -229,6 +229,30 @@ def test_a_slow_worker_is_drained_only_into_room(
     assert drains == ["drain decode-1"] * is_advised
 
 
+@pytest.mark.parametrize(
+    ("busy", "size", "title"),
+    [
+        ((10, 14, 9, 9), 2, "Rank 1 of decode-1 is slower than the worker's other ranks"),
+        ((10, 11, 29, 20), 2, "Rank 2 of decode-1 is slower than the worker's other ranks"),
+        ((10, 11, 29, 29), 2, None),  # of another stage
+        ((10, 29), 1, None),
+        ((), 2, None),
+    ],
+)
+def test_a_slow_rank_is_named_by_a_worker_without_others(
+    busy: tuple[int, ...], size: int, title: str | None
+) -> None:
+    worker = WorkerFacts(
+        worker_id="decode-1",
+        role=Role.DECODE,
+        num_steps=1000,
+        tensor_parallel=size,
+        rank_busy_us=tuple(each * SECOND for each in busy),
+    )
+    found = check_slow_worker(seen(0, workers=(worker,)))
+    assert (found.title if isinstance(found, Finding) else None) == title
+
+
 def test_a_worker_with_which_attempts_fail_is_named() -> None:
     """Requests end well elsewhere: only their repetition shows it."""
     good = msgspec.structs.replace(GOOD, prefill="p1", decode="d1")

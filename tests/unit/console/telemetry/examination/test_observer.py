@@ -236,3 +236,21 @@ async def test_minutes_end_and_their_rates_stay(harness: Harness) -> None:
     shown, _ = harness.cache.as_json()["workers"]
     assert shown["hit_rate_history"] == [0.48, None]
     assert shown["evictions_per_s"] == 0
+
+
+async def test_ranks_have_the_time_that_they_computed_within_the_window(
+    harness: Harness, observer: FleetObserver
+) -> None:
+    (worker,) = await harness.join("d1", tensor_parallel=2)
+    await worker.subscribed()
+    for busy in ((70, 90), (100, 150)):
+        worker.publish(msgspec.structs.replace(stats_of(worker), rank_busy_us=busy))
+        await until(lambda busy=busy: busy_of(harness, "d1") == busy)
+        await observer.sample()
+    (facts,) = observer.observe().workers
+    assert (facts.tensor_parallel, facts.rank_busy_us) == (2, (30, 60))
+
+
+def busy_of(harness: Harness, worker_id: str) -> tuple[int, ...] | None:
+    stats = harness.fleet.worker(worker_id).stats
+    return None if stats is None else stats.rank_busy_us
