@@ -122,13 +122,16 @@ class Ranks:
         return _DECODER.decode(_read(self.links[0], size))
 
     def least(self, number: int) -> int:
-        """The minimum of the ranks' numbers; all ranks have to call this."""
+        """The minimum of the ranks' numbers; all ranks have to call this. The leader waits for a
+        rank as long as its link's time-out says."""
         if not self.leads:
             _send(self.links[0], _NUMBER.pack(number))
             (least,) = _NUMBER.unpack(_read(self.links[0], _NUMBER.size))
             return int(least)
-        numbers = [_NUMBER.unpack(_read(link, _NUMBER.size))[0] for link in self.links]
-        least = min(number, *numbers)
+        numbers = [number]
+        for rank, link in enumerate(self.links, start=1):
+            numbers += _NUMBER.unpack(_read(link, _NUMBER.size, f"rank {rank}"))
+        least = min(numbers)
         for link in self.links:
             _send(link, _NUMBER.pack(least))
         return int(least)
@@ -150,14 +153,16 @@ def _send(link: socket.socket, data: bytes) -> None:
         raise RankLost(f"a rank is gone: {error}") from error
 
 
-def _read(link: socket.socket, size: int) -> bytes:
+def _read(link: socket.socket, size: int, other: str = "a rank") -> bytes:
     data = bytearray()
     while len(data) < size:
         try:
             part = link.recv(size - len(data))
+        except TimeoutError as error:
+            raise RankLost(f"{other} has not loaded within {link.gettimeout():g} s") from error
         except OSError as error:
-            raise RankLost(f"a rank is gone: {error}") from error
+            raise RankLost(f"{other} is gone: {error}") from error
         if not part:
-            raise RankLost("a rank is gone")
+            raise RankLost(f"{other} is gone")
         data += part
     return bytes(data)

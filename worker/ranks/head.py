@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 30.0
 """How long a step waits for a rank."""
+LOADING_S = 900.0
+"""How much longer than the head a rank may take to load its weights."""
 _END_S = 5.0
 _WIDEST_BYTES = 4  # of one number in a hidden state
 
@@ -61,6 +63,7 @@ class Hands:
         settings: HandSettings,
         lost: Callable[[str], None],
         silence_s: float = SILENCE_S,
+        loading_s: float = LOADING_S,
     ) -> None:
         """Start the hands, which load their shards at once. `lost` is called from another thread,
         with the reason, when a hand ends after `allocate`. When a hand ends earlier, its link
@@ -78,6 +81,7 @@ class Hands:
         self._shared = RankMemory(kernels, memoryview(self._memory.view), sizes)
         self._is_closed = False
         self._silence_s = silence_s
+        self._loading_s = loading_s
         own = Shard.numbered(0, settings.size, settings.num_stages)
         for number in range(1, own.num_ranks):
             shard = Shard.numbered(number, settings.size, settings.num_stages)
@@ -146,6 +150,7 @@ class Hands:
             settings.log_format,
             settings.worker,
         )
+        ours.settimeout(self._loading_s)
         send(ours, orders, self._memory.file)
 
     def _end_group(self, rank: int) -> None:

@@ -18,7 +18,7 @@ from engine.checkpoint.config import load_model_config
 from engine.checkpoint.shard import Shard
 from engine.loader import load_engine
 from engine.parallel.ranks import Ranks, Step
-from engine.parallel.sums import CardSums
+from engine.parallel.sums import CardSums, NoSums, RankLost
 from protocol.errors import ConfigError
 from tests.effort import in_turn
 from tests.latent_models import LATENT_MODELS
@@ -185,6 +185,17 @@ def test_a_step_reads_as_it_was_written(parts: list[Segment], data: st.DataObjec
     assert planned == [msgspec.structs.astuple(each) for each in parts]
     assert step.tokens == tokens
     assert len(step.positions) == num_tokens
+
+
+def test_a_rank_that_stands_still_while_it_loads_is_named() -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    (first, answers), (second, _) = pairs
+    second.settimeout(0.01)
+    answers.send(bytes(8))
+    with pytest.raises(RankLost, match=r"rank 2 has not loaded within 0\.01 s"):
+        Ranks(Shard(0, 3), [first, second], NoSums()).least(3)
+    for each in (end for pair in pairs for end in pair):
+        each.close()
 
 
 def test_a_lost_rank_is_an_error_and_no_tokens(group: RankGroup, make_tiny: Any, text: Any) -> None:
