@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,10 @@ from tests.effort import some
 from tests.integration.fleets import (
     all_counters,
     assert_as_expected,
+    complete,
     complete_all,
     running_fleet,
+    trace_of,
     wait_for,
 )
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
@@ -23,6 +26,8 @@ from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 POOL = 160  # blocks
 BLOCK_BYTES = 16 << 10
 ENOUGH = 100 * BLOCK_BYTES
+NUM_EVICTED = 3
+"""Of the prompts that came first, and that the pools have no room for any more."""
 SECRET = "the secret of a fleet that is started twice"
 
 
@@ -35,14 +40,16 @@ def long(references: list[Reference]) -> list[Reference]:
 
 
 @contextmanager
-def fleet_with(prefill: int, host_blocks: int, folder: Path | None = None) -> Iterator[Fleet]:
+def fleet_with(
+    prefill: int, host_blocks: int, folder: Path | None = None, decode: int = 1
+) -> Iterator[Fleet]:
     environment = {"BATON_HOST_TIER_BYTES": str(host_blocks * BLOCK_BYTES)}
     if folder is not None:
         environment |= {
             "BATON_DISK_TIER_DIR": str(folder),
             "BATON_DISK_TIER_BYTES": str(2000 * (BLOCK_BYTES + 4096)),
         }
-    sizes = {"prefill": prefill, "decode": 1, "num_blocks": POOL}
+    sizes = {"prefill": prefill, "decode": decode, "num_blocks": POOL}
     with running_fleet(environment, cluster_secret=SECRET, **sizes) as fleet:
         yield fleet
 
@@ -82,3 +89,27 @@ def test_blocks_come_back_from_disk_also_after_a_restart(
     with fleet_with(prefill, host_blocks=2 * POOL, folder=tmp_path) as fleet:
         assert grown(fleet, long, "disk_tier_loaded_bytes") > 0
         assert total(fleet, "disk_tier_failures") == 0
+
+
+def test_a_prompt_goes_to_the_worker_whose_tier_holds_its_beginning(long: list[Reference]) -> None:
+    """It continues no prompt, so no session draws it there."""
+    with fleet_with(prefill=0, host_blocks=2000, decode=2) as fleet:
+        homes = []
+        for each in long:
+            answer = complete(fleet, list(each.prompt), max_tokens=2)
+            homes.append(home_of(trace_of(fleet, answer["id"])))
+        assert set(homes) == {"decode-1", "decode-2"}
+        loaded = 0
+        for each, home in list(zip(long, homes, strict=True))[:NUM_EVICTED]:
+            answer = complete(fleet, [*each.prompt[: 50 * BLOCK], 7, 8, 9], max_tokens=2)
+            trace = trace_of(fleet, answer["id"])
+            assert home_of(trace) == home
+            found = {part["source"]: part["num_tokens"] for part in trace["prompt_sources"]}
+            loaded += found.get("host memory", 0)
+            assert found.get("host memory", 0) + found.get("own cache", 0) == 50 * BLOCK
+        assert loaded > 0
+
+
+def home_of(trace: dict[str, Any]) -> str:
+    worker: str = trace["attempts"][-1]["decode"]["worker_id"]
+    return worker
