@@ -128,9 +128,8 @@ class Generation:
             placement = placement_of(worker)
             self.state = Attempt(number, 0, placement, worker, None, [], decode_runs=True)
             return ()
-        if isinstance(state, Attempt) and state.number == number and worker is state.decode:
-            return _STALE  # it came twice
-        return [*_STALE, self._free(worker, number)]
+        is_used = number == self.attempt_number and self._uses(worker)  # it came twice
+        return _STALE if is_used else [*_STALE, self._free(worker, number)]
 
     def on_placed(self, attempt: Attempt) -> None:
         """The next attempt has its workers, and its legs are to be sent."""
@@ -149,7 +148,7 @@ class Generation:
 
     def on_unreachable(self, worker: Worker) -> Sequence[Action]:
         """A leg of the attempt that was just placed could not be sent."""
-        return self._fail(worker, f"{worker.worker_id} cannot be reached")
+        return self._fail(worker, f"{worker.worker_id} cannot be reached", has_leg=False)
 
     # -- while an attempt runs ----------------------------------------------------------------
 
@@ -253,15 +252,14 @@ class Generation:
         """A draining worker ended its part of the request: the next attempt starts elsewhere."""
         attempt, number = self.attempt, message.next_attempt
         if attempt is None or not attempt.awaits(worker, message.attempt):
-            if attempt and attempt.number == number and worker is attempt.prefill:
-                return _STALE  # it came twice
-            return [*_STALE, self._free(worker, number)]
+            is_used = number == self.attempt_number and self._uses(worker)
+            return _STALE if is_used else [*_STALE, self._free(worker, number)]
         if number != self.attempt_number + 1:
             return [self._free(worker, number)]
         attempt.close()
         actions: list[Action] = []
         if attempt.prefill is not None and attempt.involves(attempt.prefill):
-            actions += self._aborts(attempt, "its decode worker drains", failed=worker)
+            actions += self._aborts(attempt, "its decode worker drains", worker)
         has_all = message.num_output == len(self.stream.token_ids)
         if message.keeps_kv and not has_all:
             actions.append(self._free(worker, number))
@@ -339,6 +337,13 @@ class Generation:
         self.num_attempts += 1
         self.state = states.Placing(source)
 
+    def _uses(self, worker: Worker) -> bool:
+        """Whether the attempt that runs, or is to be placed, has a leg on this worker."""
+        state = self.state
+        if isinstance(state, states.Placing):
+            return worker is state.source
+        return isinstance(state, Attempt) and worker in (state.decode, state.prefill)
+
     def _end_vain_search(self, search: Searching) -> None:
         if not search.waiting:
             self._place_next()
@@ -347,29 +352,29 @@ class Generation:
         error = GenerationFailed(f"request {self.request.request_id} failed: {reason}")
         self.state = states.Over("failed", error)
 
-    def _fail(self, worker: Worker, reason: str) -> Sequence[Action]:
+    def _fail(self, worker: Worker, reason: str, has_leg: bool = True) -> Sequence[Action]:
         """End the attempt because of what a worker did, or did not do."""
         attempt = self.state
         assert isinstance(attempt, Attempt), "only a running attempt fails"
         self.failures.blame(attempt, worker)
-        return self._end_attempt(attempt, Failure(reason), worker)
+        return self._end_attempt(attempt, Failure(reason), None if has_leg else worker)
 
     def _end_attempt(
-        self, attempt: Attempt, failure: Failure, worker: Worker, loss: Loss | None = None
+        self, attempt: Attempt, failure: Failure, ended: Worker | None, loss: Loss | None = None
     ) -> Sequence[Action]:
-        """End an attempt that failed on a worker; its other legs are aborted."""
+        """End an attempt that failed; its legs are aborted, except on the worker `ended`."""
         attempt.close()
         self.state = states.Failed(failure)
         kind = failure_kind(failure.retryable, failure.lacks_room, loss)
         reason = failure.reason if failure.code else "another leg failed"
-        ended = states.AttemptEnded(attempt, failure, kind)
-        return [ended, *self._aborts(attempt, reason, failed=worker)]
+        aborts = self._aborts(attempt, reason, ended)
+        return [states.AttemptEnded(attempt, failure, kind), *aborts]
 
-    def _aborts(self, attempt: Attempt, reason: str, failed: Worker | None = None) -> list[Action]:
-        """Tell both legs, except a failed one, to drop the attempt."""
+    def _aborts(self, attempt: Attempt, reason: str, ended: Worker | None = None) -> list[Action]:
+        """Tell both legs to drop the attempt, except one that has ended."""
         abort = Abort(request_id=self.request.request_id, attempt=attempt.number, reason=reason)
         legs = (attempt.decode, attempt.prefill)
-        return [Send(each, abort) for each in legs if each is not None and each is not failed]
+        return [Send(each, abort) for each in legs if each is not None and each is not ended]
 
     def _free(self, worker: Worker, number: int) -> Send:
         """Let a worker forget what it keeps for an attempt that does not come."""

@@ -245,15 +245,17 @@ async def test_a_hole_fails_the_attempt(harness: Harness) -> None:
     leg = await decode.received.next(Generate)
     decode.tokens(leg, 0, WHOLE[:2])
     decode.tokens(leg, 3, [1003])
+    assert (await decode.received.next(Abort)).attempt == leg.attempt
     assert await finish_on(decode, consumer, index=2) == WHOLE
 
 
 async def test_a_first_token_that_never_comes_fails_the_attempt(make_harness) -> None:
     harness = make_harness(first_token_wait_s=0.05)
-    decode, _prefill = await harness.join("d1", "p1")
+    decode, prefill = await harness.join("d1", "p1")
     consumer = Consumer(harness.dispatcher, request())
     leg = await decode.received.next(Generate)
     decode.tokens(leg, 1, [1001])
+    assert (await prefill.received.next(Abort)).attempt == leg.attempt
     assert await finish_on(decode, consumer) == WHOLE
 
 
