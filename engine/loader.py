@@ -140,6 +140,11 @@ def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None
             "layers of this model keep states, which workers of one rank on a CPU serve: set "
             "device to cpu, tensor_parallel and pipeline_parallel to 1"
         )
+    if model.delta is not None and config.batch_invariant:
+        raise ConfigError(
+            "batch_invariant is true, but torch computes the states of this model's layers; leave "
+            "it out"
+        )
     dtype = _dtype(config, model, device)
     backend: Backend
     if device.type == "cuda":

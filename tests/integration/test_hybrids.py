@@ -1,15 +1,19 @@
 """Hybrids served by prefill and decode apart: transformers' tokens, whatever is cached, and one or
-two states on the way besides the blocks."""
+two states on the way besides the blocks. A trained one shows what random weights would hide."""
 
 from __future__ import annotations
 
+import pydoc_data.topics
 import random
 import shutil
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
 
 from cli.fleet import Fleet
 from tests.effort import some
@@ -28,7 +32,7 @@ from tests.integration.reference import (
     GreedyGeneration,
     Reference,
 )
-from tests.paths import DEMO_MODEL
+from tests.paths import DEMO_MODEL, HYBRID
 
 LENGTHS = (1, 17, 64, 150)
 
@@ -90,7 +94,7 @@ def run(fleet: Fleet, references: list[Reference]) -> None:
     assert_as_expected(references, complete_all(fleet, references, NUM_TOKENS, 2))
 
 
-@pytest.mark.parametrize("transport", ["nixl", "shm"])
+@pytest.mark.parametrize("transport", some(["nixl", "shm"], 1))
 def test_apart_they_give_the_tokens_of_transformers(
     folder: Path, expected: Expected, transport: str
 ) -> None:
@@ -118,3 +122,34 @@ def test_a_conversation_that_moves_among_workers_stays_right(
             each["cached_tokens"] + each["fetched_tokens"] for each in all_counters(fleet).values()
         ]
         assert sum(used) >= 100, "else every turn was computed whole"
+
+
+@pytest.mark.parametrize("dtype", some(["float32", "bfloat16"], 1))
+def test_a_trained_hybrid_served_apart_gives_the_tokens_of_transformers(dtype: str) -> None:
+    """Prompts from Python's help text, and each of them again, which goes on from its state."""
+    generate = GreedyGeneration(HYBRID)
+    text = pydoc_data.topics.topics["with"] + pydoc_data.topics.topics["lambda"]
+    tokens = Tokenizer.from_file(str(HYBRID / "tokenizer.json")).encode(text).ids
+
+    def clear(length: int) -> Iterator[Reference]:
+        for start in range(0, len(tokens) - length, 13):
+            prompt = tokens[start : start + length]
+            output, margin = generate(prompt)
+            if margin >= MIN_MARGIN:
+                yield Reference(tuple(prompt), tuple(output))
+
+    prompts = [found for length in (1, 17, 100) for found in islice(clear(length), 2)]
+    assert len(prompts) == 6
+    with running_fleet(
+        model=str(HYBRID),
+        served_model_name=(DEMO_MODEL.name,),  # as all requests of these tests say
+        prefill=1,
+        decode=1,
+        local_prefill_threshold_tokens=0,
+        chunk_max_tokens=32,
+        dtype=dtype,
+    ) as fleet:
+        run(fleet, prompts)
+        run(fleet, prompts)
+        assert counters(fleet, "decode-1")["handoffs"] == 2 * len(prompts)
+        assert counters(fleet, "prefill-1")["cached_tokens"] == 2 * (1 + 6) * BLOCK

@@ -173,15 +173,22 @@ def test_split_and_handed_over(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"device": "cuda"}, {"ranks": SimpleNamespace()}], ids=["card", "ranks"]
+    "changes",
+    [{"device": "cuda"}, {"ranks": SimpleNamespace()}, {"batch_invariant": True}],
+    ids=["card", "ranks", "batch_invariant"],
 )
-def test_cards_and_several_ranks_refuse_states(
+def test_what_does_not_serve_states_is_refused(
     make_tiny: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     architecture, options = HYBRIDS["qwen3.5"]
     tiny = make_tiny(architecture, **options)
     device = changes.get("device", "cpu")
     monkeypatch.setattr(loader, "pick_device", lambda _: torch.device(device))
-    config = EngineConfig(tiny.folder, SchedulerConfig(BLOCK, 8, BLOCK, 8), device=device)
-    with pytest.raises(ConfigError, match="layers of this model keep states"):
+    config = EngineConfig(
+        tiny.folder,
+        SchedulerConfig(BLOCK, 8, BLOCK, 8),
+        device=device,
+        batch_invariant=changes.get("batch_invariant", False),
+    )
+    with pytest.raises(ConfigError, match=r"layers of this model keep states|states of this model"):
         choose_backend(config, load_model_config(tiny.folder), changes.get("ranks"))
