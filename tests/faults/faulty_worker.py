@@ -43,6 +43,7 @@ from protocol import wire
 from protocol.control_message import ControlMessage
 from protocol.errors import TransferError
 from protocol.handoff_messages import KvFetch
+from scheduling import fetch_rule
 from scheduling.batch import Batch
 from tests.deafness import deafen
 from worker.outbound import OutboundHandoffs
@@ -54,6 +55,9 @@ DEADLY_LATER = [14, 13, 15, 13, 14]
 FAULTS_DIR = "FAULTS_DIR"
 WRITE_TIMEOUT = "FAULTS_WRITE_TIMEOUT_S"
 """Replaces the product's own, so that a write that hangs need not be waited for so long."""
+FETCH_SLACK = "FAULTS_FETCH_SLACK_S"
+"""Replaces what fetching and loading must be quicker by than computing: below 0, a busy machine
+fetches, too."""
 KEPT_BLOCKS = 8
 MAX_WRITE_BLOCKS = 4
 """Those of a chunk of 64 tokens: a long prompt takes many writes, also where all of it was computed
@@ -152,6 +156,7 @@ def install(points: FaultPoints) -> None:
         _spoil_writes(transport, points)
     if WRITE_TIMEOUT in os.environ:
         TransferService.__init__.__defaults__ = (float(os.environ[WRITE_TIMEOUT]),)
+    fetch_rule.SLACK_S = float(os.environ.get(FETCH_SLACK, fetch_rule.SLACK_S))
     limits = {"max_write_blocks": MAX_WRITE_BLOCKS, "max_fetch_blocks": MAX_WRITE_BLOCKS}
     HandoffSource.__init__ = partialmethod(HandoffSource.__init__, **limits)  # type: ignore[method-assign]
     run = Engine.run

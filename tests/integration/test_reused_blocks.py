@@ -13,8 +13,9 @@ import pytest
 
 from protocol.messages import Role
 from tests.effort import some
-from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
-from tests.integration.fleets import all_counters, assert_as_expected, complete, complete_all
+from tests.faults.faulty_fleet import faulty_fleet
+from tests.faults.faulty_worker import FETCH_SLACK
+from tests.integration.fleets import all_counters, assert_as_expected, complete
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 POOL = 160  # blocks: the longest prompt, and another one
@@ -33,7 +34,7 @@ class Case(NamedTuple):
 
     def environment(self, folder: Path) -> dict[str, str]:
         """The workers' tiers."""
-        found = {"BATON_PLACEMENT": "load"}
+        found = {"BATON_PLACEMENT": "load", FETCH_SLACK: "-100"}
         if self.tier != "no tier":
             blocks = {"host": 2000, "disk": 2 * POOL}[self.tier]
             found["BATON_HOST_TIER_BYTES"] = str(blocks * BLOCK_BYTES)
@@ -52,14 +53,6 @@ CASES = [
 ]
 
 
-def beginnings(references: list[Reference], rng: random.Random) -> list[list[int]]:
-    """Parts of the prompts, for workers that hold some of their blocks."""
-    return [
-        list(each.prompt[: BLOCK * rng.randint(1, len(each.prompt) // BLOCK)])
-        for each in references
-    ]
-
-
 @pytest.mark.parametrize("case", some(CASES, 1), ids=lambda case: "-".join(map(str, case)))
 def test_the_tokens_are_those_of_one_worker(
     references: list[Reference], case: Case, tmp_path: Path
@@ -70,17 +63,20 @@ def test_the_tokens_are_those_of_one_worker(
     with faulty_fleet(
         case.environment(tmp_path), transport=case.transport, kv_checksum=True, **settings
     ) as faulty:
+
+        def run(each: Reference) -> list[int]:
+            """The tokens after a prompt, of which some worker has just had the beginning."""
+            length = BLOCK * rng.randint(len(each.prompt) // BLOCK // 2, len(each.prompt) // BLOCK)
+            for prompt, max_tokens in ((each.prompt[:length], 1), (each.prompt, NUM_TOKENS)):
+                for role in (Role.PREFILL, Role.DECODE) if case.evicts else ():
+                    faulty.spoil(role, "evict")
+                answer = complete(faulty.fleet, list(prompt), max_tokens=max_tokens)
+            return list(answer["choices"][0]["token_ids"])
+
         for _ in range(ROUNDS):
             rng.shuffle(asked)
-            spoil(faulty, case)
-            with ThreadPoolExecutor(2) as pool:
-                list(
-                    pool.map(
-                        lambda p: complete(faulty.fleet, p, max_tokens=1), beginnings(asked, rng)
-                    )
-                )
-            spoil(faulty, case)
-            assert_as_expected(asked, complete_all(faulty.fleet, asked, NUM_TOKENS, at_once=2))
+            with ThreadPoolExecutor(1 if case.evicts else 2) as pool:
+                assert_as_expected(asked, list(pool.map(run, asked)))
         found: Counter[str] = Counter()
         for worker in all_counters(faulty.fleet).values():
             found.update(worker)
@@ -90,9 +86,3 @@ def test_the_tokens_are_those_of_one_worker(
             assert found["loaded_tokens"] > 0
         if case.evicts:
             assert found["fetch_missing_blocks"] > 0
-
-
-def spoil(faulty: FaultyFleet, case: Case) -> None:
-    if case.evicts:
-        for role in (Role.PREFILL, Role.DECODE):
-            faulty.spoil(role, "evict")
