@@ -1,12 +1,13 @@
-// Paged, causal, grouped-query attention with an online softmax: one pass over the keys and
-// values, each read once for all query heads that share them.
+// Paged, causal, grouped-query attention with an online softmax: one pass over the keys and values,
+// each read once for all query heads that share them.
 //
 // A unit of work is a tile of queries of one segment, some neighbouring KV heads, and a range of
-// keys. Its keys come in tiles of 64, packed on the way for the two products; what lies outside the
-// range is replaced by zeros, or its scores are: it never shows. Neighbouring heads of a tile lie side
-// by side in the pool: read in turn, they are one stream to the memory. Online softmax: Milakov and
-// Gimelshein, 2018 (https://arxiv.org/abs/1805.02867); the order of the loops: Dao 2023,
-// FlashAttention-2 (https://arxiv.org/abs/2307.08691), and its split of long contexts, Flash-Decoding.
+// keys. Its keys come in tiles of 64, packed on the way for the two products; keys outside the
+// range, or their scores, are replaced by zeros, so they do not count. Neighbouring heads of a tile
+// lie side by side in the pool, so that reading them in turn is one stream from memory. Online
+// softmax: Milakov and Gimelshein, 2018 (https://arxiv.org/abs/1805.02867); the order of the loops:
+// Dao 2023, FlashAttention-2 (https://arxiv.org/abs/2307.08691), and its split of long contexts,
+// Flash-Decoding.
 
 #pragma once
 
@@ -19,8 +20,8 @@
 
 namespace baton {
 
-// Calls multiply(row, rows, keys) for the rows of a head in turn: `keys` of the tile, the first ones,
-// are all that they see. Later queries see more; rows that see none are left out.
+// Calls multiply(row, rows, keys) for the rows of a head in turn: they see the tile's first `keys`
+// keys and no others. Later queries see more keys; rows that see none are left out.
 template <class Action>
 void for_seen(const View& view, const Action& multiply) {
   if (view.of(0).end == kTileKeys) return multiply(0, view.rows, kTileKeys);
@@ -31,8 +32,9 @@ void for_seen(const View& view, const Action& multiply) {
   }
 }
 
-// The unit's rows of one head after one more tile of its keys, which `at` points to; `later` will
-// be next. Values are asked for while the keys are in use, and the next keys while the values are.
+// Adds one more tile of keys, which `at` points to, to the results of the unit's rows of one head;
+// `later` is the next tile. Values are prefetched while the keys are in use, and the next keys
+// while the values are.
 template <class Keys, class Word>
 void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, Tiles&,
                  const Keys& at, const Keys& later, int head, int first) {
@@ -64,7 +66,8 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
   });
 }
 
-// A head's rows of a finished unit: to `out`, or to `partials` where other splits follow.
+// Writes a head's rows of a finished unit: to `out`, or to `partials` if the range is one of
+// several splits.
 template <class T, class Word>
 void finish_head(const AttentionCall& call, const Unit& unit, const Tile<Word>& tile, int head) {
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
@@ -91,7 +94,7 @@ void finish_head(const AttentionCall& call, const Unit& unit, const Tile<Word>& 
   }
 }
 
-// All keys of a unit, tile by tile.
+// Attends to all keys of a unit, tile by tile.
 template <class Keys, class Word>
 void attend_tiles(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, Tiles& tiles) {
   Keys found[2];
@@ -106,7 +109,7 @@ void attend_tiles(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
     }
 }
 
-// Attends to all keys of a unit that has few rows of a head; false of any other.
+// Attends to all keys of a unit that has few rows of a head; returns false for any other unit.
 template <class P, class Word>
 bool attend_few([[maybe_unused]] const AttentionCall& call, [[maybe_unused]] const Unit& unit,
                 [[maybe_unused]] Tile<Word>& tile, [[maybe_unused]] Tiles& tiles) {
@@ -134,7 +137,7 @@ void attend_keys(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
 
 template <class T, class P, class Word>
 void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena, Tiles& tiles) {
-  // Once for all that a unit sums: to change it takes as long as sums of dozens of words.
+  // Set once for all sums of a unit: changing it takes as long as summing dozens of words.
   [[maybe_unused]] const std::conditional_t<Word::kIsPairs, NormalNumbers, char> numbers{};
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
@@ -153,7 +156,8 @@ void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena, Tile
   for (int head = 0; head < unit.num_kv_heads; ++head) finish_head<T>(call, unit, tile, head);
 }
 
-// The splits of one tile of queries, weighed by their totals under the common maximum.
+// Merges the splits of one tile of queries, weighted by their totals relative to the common
+// maximum.
 template <class T>
 void merge_splits(const AttentionCall& call, const Merge& merge) {
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
@@ -216,7 +220,7 @@ inline void write_token<Bf16, Split>(const AttentionCall& call, int64_t token) {
                       (const Bf16*)call.v + from + head * call.head_dim, block, head, (int)offset);
 }
 
-// Sixteen tokens from this one on, a whole group of each head.
+// Writes sixteen tokens from this one on, which are a whole group of each head.
 template <class P>
 void write_sixteen(const AttentionCall& call, int64_t token) {
   const int64_t *slot = call.slots + 2 * token, from = token * call.kv_stride;
@@ -235,8 +239,8 @@ void write_sixteen(const AttentionCall& call, int64_t token) {
 }
 #endif
 
-// How many tokens from this one on are written together: those of a whole group by its first, by the
-// others none; else each by itself.
+// How many tokens are written together with this one: for the first token of a whole group all of
+// the group, for the group's other tokens none; any other token is written by itself.
 template <class P>
 int written_with(const AttentionCall& call, int64_t token) {
   if (!call.is_paired || sizeof(P) != sizeof(Bf16)) return 1;
@@ -252,8 +256,8 @@ int written_with(const AttentionCall& call, int64_t token) {
   return token == first ? kLanes : 0;
 }
 
-// Keys and values of the tokens that are written with this one, when `prepare` has been called with
-// each.
+// Writes the keys and values of the tokens that are written with this one, after `prepare` was
+// called for each.
 template <class T, class P, class Prepare>
 void write_tokens(const AttentionCall& call, int64_t token, const Prepare& prepare) {
   const int count = written_with<P>(call, token);
@@ -266,7 +270,7 @@ void write_tokens(const AttentionCall& call, int64_t token, const Prepare& prepa
 #endif
 }
 
-// Within a parallel region, by all of its threads: everything but the writing of K and V.
+// Everything but the writing of K and V. All threads of a parallel region call it.
 template <class T, class P, class Word>
 void attend_planned(const AttentionCall& call) {
   const Unit* units = (const Unit*)call.units;
@@ -292,7 +296,7 @@ void attend(const AttentionCall& call) {
   }
 }
 
-// Each is compiled once, in a file of its own: together they take a compiler long.
+// Each is compiled in a file of its own, because together they take long to compile.
 #if defined(BATON_PAIRS)
 using Bf16Word = PairWord;
 extern template void attend_planned<Bf16, Split, Bf16Word>(const AttentionCall&);

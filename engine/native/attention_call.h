@@ -66,8 +66,8 @@ struct Merge {
   int32_t partial;     // of the first split, in 16 floats; the others follow
 };
 
-// Memory of one thread for one unit: all of it is written before it is read. Rows are those of
-// all heads of the unit, one head after the other.
+// Memory of one thread for one unit; nothing is read before it is written. It has the rows of all
+// heads of the unit, one head after the other.
 template <class Word>
 struct Tile {
   typename Word::Type* q;  // [rows, words of a padded head]

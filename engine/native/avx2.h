@@ -1,7 +1,7 @@
-// Vectors in two halves, for CPUs that have AVX2 but not AVX-512: what simd.h says of Vec and IntVec, and
-// those of AVX-512's intrinsics that the kernels use, by their names.
+// Vectors in two halves, for CPUs that have AVX2 but not AVX-512: Vec and IntVec as simd.h
+// describes them, and the intrinsics of AVX-512 that the kernels use, under the same names.
 //
-// Structures, not the compiler's own vectors of 64 bytes: those GCC keeps in memory where the CPU has no
+// They are structures, because GCC keeps its own vectors of 64 bytes in memory if the CPU has no
 // registers of that size.
 
 #pragma once
@@ -115,7 +115,7 @@ BATON_OF_TWO(_mm512_unpacklo_epi32, _mm256_unpacklo_epi32)
 BATON_OF_TWO(_mm512_unpackhi_epi32, _mm256_unpackhi_epi32)
 BATON_OF_TWO(_mm512_unpacklo_epi64, _mm256_unpacklo_epi64)
 BATON_OF_TWO(_mm512_unpackhi_epi64, _mm256_unpackhi_epi64)
-// Not AVX-512's: a lane's bits say whether it holds.
+// Unlike AVX-512's masks, these have a whole lane for each number: all bits or none.
 BATON_OF_TWO(greater_16, _mm256_cmpgt_epi16)
 BATON_OF_TWO(equal_16, _mm256_cmpeq_epi16)
 #undef BATON_OF_TWO
@@ -191,7 +191,7 @@ class NumberTable {
     }
   }
 
-  // Those that the lower four bits of each of 32 say.
+  // Looks up a number for each of 32 indices, which are in their lower four bits.
   BATON_INLINE IntVec look_up(IntVec x) const {
     const IntVec places = (x & _mm512_set1_epi16(15)) | _mm512_set1_epi16((short)0x8000);
     const auto bytes = [&](const uint8_t* table) BATON_INLINE {  // zeros for upper ones

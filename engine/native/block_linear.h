@@ -12,7 +12,7 @@ namespace baton {
 
 constexpr int kSumInputs = 16;  // the smallest group
 
-// Sums of each row's inputs, by sixteens.
+// Sums of each row's inputs, sixteen inputs each.
 class InputSums {
  public:
   // Within a parallel region, by all of its threads.
@@ -32,7 +32,7 @@ class InputSums {
     at_ = shared;
   }
 
-  // Of a group of `inputs` inputs.
+  // The sum of the inputs of a group of `inputs`.
   float of(int64_t row, int group, int inputs) const {
     const float* at = at_ + row * stride_ + group * (inputs / kSumInputs);
     return inputs == kSumInputs ? at[0] : at[0] + at[1];
@@ -55,14 +55,14 @@ class InputSums {
   }
 };
 
-// The part that a panel belongs to.
+// The part of the weight that a panel belongs to.
 inline const BlockPart& part_of_panel(const LinearWeight& weight, int panel) {
   int i = weight.num_parts - 1;
   while (weight.parts[i].first > panel) --i;
   return weight.parts[i];
 }
 
-// A group's scales of 64 outputs, and what sums of inputs are multiplied by.
+// A group's scales for 64 outputs, and the factors for the sums of its inputs.
 struct GroupScales {
   alignas(64) float scales[kPanelOutputs];
   alignas(64) float sums[kPanelOutputs];
@@ -80,7 +80,7 @@ struct GroupScales {
   }
 };
 
-// Products of a group and 16 outputs on top of `to`.
+// Adds the products of a group and 16 outputs to `to`.
 template <class Format>
 BATON_INLINE inline void add_group(Format, Vec products, const GroupScales& group, int at,
                                    float input_sum, float* to) {
@@ -89,10 +89,10 @@ BATON_INLINE inline void add_group(Format, Vec products, const GroupScales& grou
   store(to, sums);
 }
 
-// `outputs` rows of a file, in panels from the part's first on.
+// Packs `outputs` rows of a file into panels, beginning with the part's first.
 void pack_part(const FileRows& rows, const int64_t* order, int outputs, const BlockPart& part);
 
-// The values of a part of `outputs` outputs: to [outputs, inputs].
+// Writes the values of a part with `outputs` outputs, [outputs, inputs].
 void part_values(const BlockPart& part, int inputs, int outputs, float* to);
 
 }  // namespace baton

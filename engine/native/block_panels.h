@@ -41,7 +41,7 @@ BATON_INLINE inline Vec bytes_at(const char* at) {
 #endif
 }
 
-// By `count` to the left, or to the right where it is less than zero.
+// Shifts by `count` to the left, or to the right if it is negative.
 template <int kCount>
 BATON_INLINE inline Bits moved(Bits x) {
   if constexpr (kCount >= 0) return _mm512_slli_epi16(x, kCount);
@@ -131,7 +131,7 @@ struct BlockFormat {
       return CodeWords<kShape.bits>{group + kScaleBytes, group + kScaleBytes + kLowBytes};
   }
 
-  // Of 16 outputs: what products of a group are multiplied by, and sums of x.
+  // For 16 outputs: the factors for the products of a group and for the sums of x.
   BATON_INLINE static void scales_of(const char* span, const char* group, int j, Vec& scale,
                                      Vec& sums) {
     if constexpr (kShape.is_scaled) {
@@ -235,8 +235,8 @@ inline void put_scales(const FileGroup& from, char* span, char* group, int o) {
   }
 }
 
-// `outputs` rows of a file, from `rows` on, each `row_bytes` long, into a panel; the other outputs are
-// zeros. `order` [outputs] says which row an output is.
+// Packs `outputs` rows of a file, from `rows` on, each `row_bytes` long, into a panel, whose other
+// outputs become zeros. Output o is row `order[o]`.
 template <class Format>
 inline void pack_blocks(int kind, const FileRows& rows, const int64_t* order, int outputs,
                         char* panel) {

@@ -105,7 +105,8 @@ inline void rotate_head(Bf16* head, const float* weight, const float* cos, const
     }
     const Vec c = whole ? load(cos + i) : load_some(cos + i, count);
     const Vec s = whole ? load(sin + i) : load_some(sin + i, count);
-    // One after the other: which product is fused with the other is the order they are written in.
+    // Written one after the other, because this order decides which product is fused with an
+    // addition.
     const Vec ac = a * c, bs = b * s, bc = b * c, as = a * s;
     const Vec first = ac - bs, second = bc + as;
     if (whole) {
@@ -118,7 +119,7 @@ inline void rotate_head(Bf16* head, const float* weight, const float* cos, const
   }
 }
 
-// `at`: which cos and sin are the token's.
+// `at` is the index of the token's cos and sin.
 inline void rotate_token(const RotationCall& call, int64_t token, int64_t at) {
   const int half = call.head_dim / 2;
   for (int h = 0; h < call.num_heads; ++h) {

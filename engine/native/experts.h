@@ -94,8 +94,8 @@ inline void add_shared(const ExpertsCall& call) {
   }
 }
 
-// Gives each pair its place, and counts the experts' rows. Returns the number of rows with the gaps
-// between experts.
+// Gives each pair its place, and counts the experts' rows. Returns the number of rows, gaps between
+// experts included.
 inline int64_t sort_pairs(const ExpertsCall& call) {
   const ExpertsWeights& weights = *call.weights;
   const ExpertsMemory& memory = call.memory;
@@ -117,7 +117,7 @@ inline int64_t sort_pairs(const ExpertsCall& call) {
   return end;
 }
 
-// A row of x for each pair.
+// Copies a row of x for each pair.
 inline void copy_rows(const ExpertsCall& call) {
   const int hidden = call.weights->router.hidden, per_token = call.weights->router.per_token;
 #pragma omp for schedule(static)

@@ -1,9 +1,9 @@
-// Where the keys and values of a tile lie in a pool of pairs, for attention of a few query rows of each
-// KV head, as decode has them: they are read once, where they lie.
+// Where the keys and values of a tile lie in a pool of pairs, for attention of a few query rows of
+// each KV head, as decode has them: they are read once, where they lie.
 //
-// Of a tile of 64 keys the scores of all heads come first, then all weights, then what the values
-// add: in each block that is one stretch of memory after the other, and what lies a little further on
-// is asked for all the way.
+// For a tile of 64 keys, the scores of all heads are computed first, then all weights, then the
+// sums of the values, so that each block is read in order; all the while, memory a little further
+// on is prefetched.
 
 #pragma once
 
@@ -16,7 +16,7 @@ namespace baton {
 #if defined(BATON_PAIRS)
 constexpr int kFewHeads = 32;  // of a unit
 
-// Bytes from what is read to what is asked for.
+// The distance from what is read to what is prefetched, in bytes.
 #if defined(__AMX_BF16__)
 constexpr int kFewAhead = 6144;
 #else
@@ -50,10 +50,11 @@ class FewGroups {
   Group<P> key(int head, int group) const { return first_keys_[group].later(call_, head); }
   Group<P> value(int head, int group) const { return first_values_[group].later(call_, head); }
 
-  // As many lines as the groups of a head have that begin at `at`, of those that follow.
+  // Prefetches as many lines as the groups of a head that begin at `at` have, from those that
+  // follow.
   Ahead ahead(const void* const* at) const { return lines_after(at, 0, count_ * lines_); }
 
-  // The same of the `count` groups that begin there: the first half of those lines, or the second.
+  // The same for the `count` groups that begin there: the first half of those lines, or the second.
   Ahead ahead(const void* const* at, int count, int half) const {
     const int lines = count * lines_, middle = lines / 2;
     return half == 0 ? lines_after(at, 0, middle) : lines_after(at, middle, lines);
@@ -91,7 +92,7 @@ class FewGroups {
     return n;
   }
 
-  // The bits that lie elsewhere of quads without a span.
+  // Prefetches the rests of quads without a span.
   void ask_for_wide(Quads quads, int heads) const {
     constexpr uint64_t kNoSpan = 0x8080808080808080u;  // a bit that no span has
     for (int head = 0; head < heads; ++head, quads = later_head(call_, quads, 1))
@@ -102,7 +103,7 @@ class FewGroups {
       }
   }
 
-  // The spans of a whole block, of which these are the first keys' of some head.
+  // Prefetches the spans of a whole block; `quads` are the first keys' of one of its heads.
   void ask_for_spans(const Quads& quads) const {
     const int64_t bytes = quads_of_block(call_);
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(quads.spans + at);

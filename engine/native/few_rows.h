@@ -13,7 +13,8 @@ namespace baton {
 
 constexpr int kFewRows = 8;
 
-// What R rows of a head score with the keys of a tile, the first four of more by themselves.
+// Computes the scores of R rows of a head with the keys of a tile; if R is more than four, the
+// first four by themselves.
 template <class P, int R>
 void score_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int words) {
   constexpr int kFirst = R > 4 ? 4 : R, kRest = R - kFirst;
@@ -44,7 +45,7 @@ void score_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int w
   }
 }
 
-// What the values of a tile add to a head's sums; its keys in [begin, end) are the unit's.
+// Adds the values of a tile to a head's sums; only keys in [begin, end) belong to the unit.
 template <class P, int R>
 void weigh_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int head_dim, int begin,
                int end) {
@@ -67,7 +68,7 @@ void weigh_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int h
                    tile.sums + (size_t)head * R * head_dim, groups.ahead(groups.values(head)));
 }
 
-// All keys of a unit with R rows of each head.
+// Attends to all keys of a unit with R rows of each head.
 template <class P, int R>
 void attend_rows(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile) {
   const int head_dim = call.head_dim, rows = unit.num_kv_heads * R;
@@ -84,7 +85,7 @@ void attend_rows(const AttentionCall& call, const Unit& unit, Tile<PairWord>& ti
   }
 }
 
-// False of a unit with more rows.
+// Returns false for a unit with more rows.
 template <class P>
 bool attend_by_vectors(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile) {
   static constexpr decltype(&attend_rows<P, 1>) kByRows[kFewRows] = {

@@ -1,5 +1,5 @@
-// What a few rows of queries or weights sum over keys or values where they lie, by products of bf16
-// pairs.
+// Sums of a few rows of queries or weights over keys or values, which are read where they lie, by
+// products of bf16 pairs.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace baton {
 
-// Sums of R rows and C vectors of columns.
+// The sums of R rows and C vectors of columns.
 template <int R, int C>
 struct FewSums {
   Vec of[R][C];
@@ -25,7 +25,8 @@ struct FewSums {
       for (int c = 0; c < C; ++c) store(at + r * stride + c * kLanes, of[r][c]);
   }
 
-  // Pair `w` of the rows, `stride` pairs apart, times right(c) of each vector of columns.
+  // Adds pair `w` of each row (rows are `stride` pairs apart) times right(c) of each vector of
+  // columns.
   template <class Right>
   BATON_INLINE void add(const PairType* left, int w, int stride, const Right& right) {
     for_passes([&](auto pass) BATON_INLINE {
@@ -39,7 +40,8 @@ struct FewSums {
   }
 };
 
-// What R rows of q, `words` pairs each, score with the keys of C groups: [R, 16 C], rows 64 apart.
+// The scores of R rows of q, `words` pairs each, with the keys of C groups: [R, 16 C], rows 64
+// apart.
 template <class P, int R, int C>
 inline void score_groups(const PairType* q, const void* const* keys, int words, float* scores,
                          Ahead ahead) {
@@ -70,8 +72,8 @@ inline void score_quads(const PairType* q, const Quads& keys, int words, float* 
   sums.store_to(scores, kTileKeys);
 }
 
-// Columns [begin, begin + 16 C) of `sums` [R, head_dim], plus weights, rows of a tile's, times the
-// values of some groups.
+// Adds to columns [begin, begin + 16 C) of `sums` [R, head_dim] the weights, rows of a tile's,
+// times the values of some groups.
 template <class P, int R, int C>
 inline void weigh_columns(const PairType* weights, const SeenValues<P>* values, int count,
                           int head_dim, int begin, float* sums, Ahead& ahead, unsigned asked) {

@@ -23,7 +23,7 @@ struct Halves {
   alignas(64) float even[R][kMost];
   alignas(64) float odd[R][kMost];
 
-  // Of `count` words each, at most kMost, rows `stride` apart.
+  // Splits rows of `count` words each (at most kMost), which are `stride` apart.
   Halves(const int32_t* words, int count, int stride) {
     for (int r = 0; r < R; ++r)
       for (int w = 0; w < count; w += kLanes) {
@@ -42,15 +42,15 @@ struct Product {
   Vec even[R][C] = {};
   Vec odd[R][C] = {};
 
-  // With word w of the rows, and right(c) of each vector of columns. First all that is even, then all
-  // that is odd: registers for both at once would be missing.
+  // Adds the products of word w of the rows and right(c) of each vector of columns. All even
+  // numbers come first, then all odd ones, because there are too few registers for both.
   template <int kMost, class Right>
   BATON_INLINE void add(const Halves<R, kMost>& left, int w, const Right& right) {
     add_half(even, left.even, w, [&](int c) BATON_INLINE { return even_of(right(c)); });
     add_half(odd, left.odd, w, [&](int c) BATON_INLINE { return odd_of(right(c)); });
   }
 
-  // On top of `sums`, rows `stride` apart; or of nothing.
+  // Adds to `sums`, whose rows are `stride` apart; the first product writes them.
   BATON_INLINE void store_on(float* sums, int stride, bool is_first) const {
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) {
@@ -76,7 +76,8 @@ struct Product {
 template <int R>
 constexpr int kColumnsAtOnce = R == 1 ? 8 : R <= 3 ? 4 : 2;
 
-// What R rows of q, [R, words] each, score with the keys of C groups: [R, 16 C], rows 64 apart.
+// The scores of R rows of q, `words` words each, with the keys of C groups: [R, 16 C], rows 64
+// apart.
 template <class P, int R, int C>
 inline void score_groups(const int32_t* q, const void* const* keys, int words, float* scores,
                          Ahead ahead) {
@@ -114,8 +115,8 @@ inline void score_quads(const int32_t* q, const Quads& keys, int words, float* s
   }
 }
 
-// Columns [begin + 16 kFirst, begin + 16 (kFirst + C)) of `sums` [R, head_dim], plus weights times the
-// values of some groups, two groups a product.
+// Adds to columns [begin + 16 kFirst, begin + 16 (kFirst + C)) of `sums` [R, head_dim] the weights
+// times the values of some groups, two groups in each product.
 template <class P, int R, int C, int kFirst = 0>
 inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const SeenValues<P>* values,
                           int count, int head_dim, int begin, float* sums, Ahead& ahead,
@@ -134,7 +135,7 @@ inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const SeenVal
   }
 }
 
-// [R, head_dim] `sums`, plus R rows of weights of a tile times the values of some groups.
+// Adds to `sums` [R, head_dim] R rows of a tile's weights times the values of some groups.
 template <class P, int R>
 inline void weigh_rows(const int32_t* weights, const SeenValues<P>* values, int count, int head_dim,
                        float* sums, Ahead ahead) {

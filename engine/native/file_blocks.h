@@ -17,8 +17,9 @@
 
 namespace baton {
 
-// By their numbers in the files, as `BLOCK_TYPES` in checkpoint/gguf/header.py; from 64 on our own, as
-// `SCALED_TYPES` in engine/checkpoint/blocks.py: integers and floats of 4 or 8 bits, by a block's inputs.
+// Kinds of blocks by their numbers in the files, as `BLOCK_TYPES` in checkpoint/gguf/header.py has
+// them. From 64 on they are our own, as in `SCALED_TYPES` in engine/checkpoint/blocks.py: integers
+// and floats of 4 or 8 bits, one for each number of inputs in a block.
 enum BlockKind : int32_t {
   kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12, kQ5_K = 13, kQ6_K = 14,
   kInt4By32 = 64, kInt4By64 = 65, kInt8By64 = 66, kFloat4By16 = 67, kFloat4By32 = 68, kFloat8By64 = 69
@@ -29,8 +30,8 @@ enum class Levels { kIntegers, kE2M1, kE4M3 };  // what codes stand for
 constexpr int kSuperInputs = 256;  // of a block of groups whose scales are small integers
 constexpr int kMostGroupInputs = 32;
 
-// One group of a row, as it lies in a file. Scales are `scale` and `minimum`, halves in 16 bits, times
-// `factor` and `minimum_factor`.
+// One group of a row, as it lies in a file. Its scale is `scale` times `factor`, its minimum
+// `minimum` times `minimum_factor`; `scale` and `minimum` are halves in 16 bits.
 struct FileGroup {
   uint8_t codes[kMostGroupInputs];  // integers from 0 on; of 8 bits signed ones
   uint16_t scale;
@@ -119,8 +120,8 @@ inline void read_shared(const uint8_t* low, const uint8_t* high, int group, File
   }
 }
 
-// Group `group` of Q6_K: of 128 inputs, 32 neighbours share 32 bytes of lower bits with those 64 on, and
-// 32 bytes of upper bits with all.
+// Group `group` of Q6_K: of 128 inputs, each 32 neighbours share 32 bytes of lower bits with the 32
+// that come 64 later, and all share 32 bytes of upper bits.
 inline void read_sixteen(const uint8_t* block, int group, FileGroup& to) {
   const int half = group / 8, quarter = group % 8 / 2, first = group % 2 * 16;
   const uint8_t* low = block + half * 64 + quarter % 2 * 32 + first;
@@ -176,7 +177,7 @@ inline float level_of(const BlockShape& shape, uint8_t code) {
   }
 }
 
-// The values of a group, at `to`.
+// Writes the values of a group to `to`.
 inline void group_values(int kind, const FileGroup& from, float* to) {
   const BlockShape shape = shape_of(kind);
   if (shape.is_scaled) {

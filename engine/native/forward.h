@@ -1,9 +1,9 @@
-// A decoder's layers in one call: no memory is taken and nobody else is asked between two products.
+// A decoder's layers in one call: between two products no memory is allocated and no Python runs.
 //
 // One parallel region; its threads share every stage and meet at the end of each. The stages are
 // those of decoder.py: norm, qkv, rotation, attention, o, norm, then gate and up, gate, down, or a
-// mixture of experts; what o and down give may be normed before it is added. In the last layer tokens of which nothing is wanted but their keys and values stop
-// there.
+// mixture of experts; what o and down give may be normed before it is added. In the last layer,
+// tokens whose hidden state is not wanted go no further than their keys and values.
 
 #pragma once
 
@@ -61,12 +61,12 @@ struct ForwardCall {
   RankSums* ranks;                        // that have the other parts of each layer; null: none
 };
 
-// What a product is added to: of several ranks the first one's.
+// What a product is added to. Among several ranks only the first one adds.
 inline const Bf16* residual(const ForwardCall& call) {
   return call.ranks == nullptr || call.ranks->rank == 0 ? call.x : nullptr;
 }
 
-// A rank's parts of the first `rows` rows become the sums of all ranks' parts.
+// Replaces a rank's parts of the first `rows` rows by the sums of all ranks' parts.
 inline void sum_parts(const ForwardCall& call, Bf16* parts, int hidden, int64_t rows) {
   if (call.ranks == nullptr) return;
 #pragma omp single
@@ -79,7 +79,7 @@ inline void normalize(const ForwardCall& call, const float* weight, int hidden, 
     normalize_row(call.x + row * hidden, weight, hidden, call.eps, call.normed + row * hidden);
 }
 
-// The residual plus the normed rows of `normed`.
+// Adds the normed rows of `normed` to the residual.
 inline void add_normalized(const ForwardCall& call, const float* weight, int hidden, int64_t rows) {
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
@@ -96,7 +96,7 @@ void with_pool_type(const AttentionCall& attention, const Action& action) {
   else action(Bf16{});
 }
 
-// `P` is what the pool holds.
+// `P` is the type of the numbers in the pool.
 template <class P>
 void rotate_and_attend(const RotationCall& rotation, const int64_t* positions,
                        const AttentionCall& attention) {
@@ -123,7 +123,7 @@ inline AttentionCall attention_of(const ForwardCall& call, const LayerWeights& l
   return attention;
 }
 
-// Of `count` heads from `first` on, of all tokens.
+// The rotation of `count` heads from `first` on, for all tokens.
 inline RotationCall rotation_of(const ForwardCall& call, const LayerWeights& layer, int head_dim,
                                 int64_t first, int64_t count) {
   const int64_t offset = first * head_dim;
@@ -134,7 +134,7 @@ inline RotationCall rotation_of(const ForwardCall& call, const LayerWeights& lay
           call.num_threads,  call.eps};
 }
 
-// The residual plus a product, normed if there is a norm.
+// Adds a product to the residual, normed if there is a norm.
 inline void add_product(const ForwardCall& call, const LinearWeight& weight, const Bf16* x,
                         const float* norm, int64_t rows) {
   if (norm == nullptr) {
@@ -146,7 +146,7 @@ inline void add_product(const ForwardCall& call, const LinearWeight& weight, con
   add_normalized(call, norm, weight.outputs, rows);
 }
 
-// Attention of the first `rows` rows to the residual in `x`.
+// Adds the attention of the first `rows` rows to the residual in `x`.
 inline void finish_layer(const ForwardCall& call, const LayerWeights& layer, int64_t rows) {
   const int hidden = layer.qkv.inputs, threads = call.num_threads;
   add_product(call, layer.o, call.heads, layer.attention_out_norm, rows);
@@ -182,7 +182,8 @@ inline void store_keys_and_values(const RotationCall& keys, const int64_t* posit
   });
 }
 
-// The rows of the wanted tokens move to the front: none overtakes another.
+// Moves the rows of the wanted tokens to the front; they are ascending, so no row is overwritten
+// before it is read.
 inline void gather_wanted(const ForwardCall& call, int hidden) {
 #pragma omp single
   for (int64_t row = 0; row < call.num_wanted; ++row)
@@ -190,7 +191,7 @@ inline void gather_wanted(const ForwardCall& call, int hidden) {
       std::memmove(rows + row * hidden, rows + call.wanted[row] * hidden, hidden * sizeof(Bf16));
 }
 
-// Keys and values of all tokens, the rest of the wanted ones only.
+// Computes the keys and values of all tokens, and everything else for the wanted ones only.
 inline void run_last_layer(const ForwardCall& call, const LayerWeights& layer) {
   const int hidden = layer.qkv.inputs, threads = call.num_threads, head_dim = call.last->head_dim;
   const int64_t num_heads = call.last->num_heads, q_outputs = num_heads * head_dim;

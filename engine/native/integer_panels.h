@@ -23,7 +23,7 @@ struct Int8Panel {
     }
   }
 #else
-  // The parts of its pairs: all odd ones, then all even ones.
+  // The parts of its pairs: all odd numbers, then all even ones.
   BATON_INLINE void read_parts(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j) {
       const Bits pairs =
@@ -46,7 +46,7 @@ struct Int8Panel {
   0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, \
       0xc000, 0xc040, 0xc080, 0xc0c0
 
-// Of sixteen numbers the one that the lower four bits of each 16 say.
+// Looks up one of sixteen numbers for each 16 bits, by their lower four bits.
 template <bool kFloats>
 BATON_INLINE inline Vec nibble_numbers(Bits codes) {
 #if defined(BATON_HALVES)

@@ -15,7 +15,7 @@ using namespace baton;
 
 namespace {
 
-// Waking a thread costs microseconds: a few rows are faster alone.
+// Waking a thread costs microseconds, so one thread is faster for a few rows.
 constexpr int64_t kAlone = 1 << 14;  // elements
 
 int threads_for(int num_threads, int64_t elements) { return elements < kAlone ? 1 : num_threads; }
@@ -73,7 +73,7 @@ BATON_EXPORT void baton_largest(const LargestCall* call) {
   for (int64_t row = 0; row < call->rows; ++row) find_largest(*call, row);
 }
 
-// Whether this build has the products below.
+// Whether this build has the products that follow.
 BATON_EXPORT int baton_has_linear() {
 #if defined(BATON_PAIRS)
   return 1;
@@ -83,7 +83,7 @@ BATON_EXPORT int baton_has_linear() {
 }
 
 #if defined(BATON_PAIRS)
-// `weight` [outputs, inputs] into `panels`, see LinearWeight.
+// Packs `weight` [outputs, inputs] into `panels`, see LinearWeight.
 BATON_EXPORT void baton_pack(const Bf16* weight, int32_t inputs, int32_t outputs, int32_t* panels) {
   const int count = (outputs + kPanelOutputs - 1) / kPanelOutputs;
 #pragma omp parallel for schedule(static)
@@ -96,7 +96,7 @@ BATON_EXPORT void baton_plan_narrow(const Bf16* weight, int32_t inputs, int32_t 
   plan_narrow(weight, inputs, outputs, lowest, begins);
 }
 
-// `weight` into panels of 12 bits, by the plan that `to` refers to.
+// Packs `weight` into panels of 12 bits, by the plan that `to` refers to.
 BATON_EXPORT void baton_pack_narrow(const Bf16* weight, const LinearWeight* to) {
   const int count = num_panels(*to), words = to->inputs / 2;
 #pragma omp parallel
@@ -110,13 +110,13 @@ BATON_EXPORT void baton_pack_narrow(const Bf16* weight, const LinearWeight* to) 
   }
 }
 
-// Rows of a file's blocks, in `order`, into the panels of a part.
+// Packs rows of a file's blocks, in `order`, into the panels of a part.
 BATON_EXPORT void baton_pack_blocks(const FileRows* rows, const int64_t* order, int32_t outputs,
                                     const BlockPart* part) {
   pack_part(*rows, order, outputs, *part);
 }
 
-// The values of a packed part, [outputs, inputs].
+// Writes the values of a packed part, [outputs, inputs].
 BATON_EXPORT void baton_block_values(const BlockPart* part, int32_t inputs, int32_t outputs,
                                      float* to) {
   part_values(*part, inputs, outputs, to);
@@ -129,7 +129,7 @@ BATON_EXPORT int64_t baton_block_panel_bytes(int32_t kind, int32_t inputs) {
   return bytes;
 }
 
-// The values of a file's rows `ids` [count], in bf16: [count, inputs].
+// Writes the values of a file's rows `ids` [count] in bf16, [count, inputs].
 BATON_EXPORT void baton_block_rows(const FileRows* rows, const int64_t* ids, int64_t count,
                                    Bf16* to) {
   const int threads = count < 8 ? 1 : omp_get_max_threads();

@@ -1,4 +1,4 @@
-// The largest of each row of numbers, and where it stands.
+// The largest number of each row, and its index.
 
 #pragma once
 
@@ -19,7 +19,8 @@ struct LargestCall {
   int32_t num_threads;
 };
 
-// The first i < size for which `is_it` says so of all 16 numbers from i on, lane by lane, or of x[i].
+// The first i < size for which `is_it` holds for x[i]; `is_it` judges 16 numbers at a time, lane by
+// lane.
 template <class IsIt>
 int64_t first_place(const float* x, int64_t size, const IsIt& is_it) {
   int64_t i = 0;

@@ -34,7 +34,7 @@ class LeftRows {
 
   int64_t stride() const { return stride_; }
 
-  // From one of a row's pairs on.
+  // The row from one of its pairs on.
   const PairType* at(int64_t row, int word) const {
     return at_ + row * stride_ + word * PairWord::kPasses;
   }

@@ -20,7 +20,8 @@ constexpr int64_t kRowsByBytes = kMaxRows;
 #endif
 constexpr int64_t kSharesPerThread = 8;  // of a grouped product: costs are estimates
 
-// All rows in as many parts, none empty, by groups that share what is loaded of a panel.
+// Divides the rows into so many parts, none of them empty, at the borders of groups that share what
+// is loaded of a panel.
 class Parts {
  public:
   Parts(int64_t rows, int64_t rows_per_part)
@@ -42,7 +43,7 @@ class Parts {
   static int64_t count_of(int64_t rows, int64_t size) { return (rows + size - 1) / size; }
 };
 
-// By items: some rows of one panel.
+// Divides the work by items, each some rows of one panel.
 inline void linear_by_items(const LinearCall& call, int first, int end, LinearWorker& worker) {
   const Parts parts(call.rows, kRowsPerItem);
   const int64_t chunks = parts.count(), items = (end - first) * chunks;
@@ -54,8 +55,9 @@ inline void linear_by_items(const LinearCall& call, int first, int end, LinearWo
   }
 }
 
-// By blocks of rows: each thread begins with its own, those that it wrote in the stage before, which
-// stay in its second cache while one panel after the other passes; then it helps with the others'.
+// Divides the work by blocks of rows. Each thread begins with its own block, whose rows it wrote in
+// the stage before and which stay in its second cache while panel after panel is read. Then it
+// helps with the blocks of other threads.
 inline void linear_by_blocks(const LinearCall& call, int first, int end, int64_t rows_per_block,
                              LinearWorker& worker) {
   constexpr int kLine = 64 / sizeof(int32_t);
@@ -91,15 +93,15 @@ void linear_part(const LinearCall& call, int first, int end) {
   else linear_by_items(call, first, end, worker);
 }
 
-// The work of a grouped product, which is divided by what it costs: groups of few rows cost their
-// panels' bytes, others their products.
+// The work of a grouped product, divided by its costs: a group of few rows costs its panels' bytes,
+// any other its products.
 class GroupedWork {
  public:
   explicit GroupedWork(const GroupedCall& call) : call_(call), panels_(num_panels(call.weights[0])) {
     for (int group = 0; group < call.groups; ++group) cost_ += cost_of(group);
   }
 
-  // Share `share` of `shares` equal ones.
+  // Does share number `share` of `shares` equal ones.
   void run(int64_t share, int64_t shares, LinearWorker& worker) const {
     const int64_t begin = cost_ * share / shares, end = cost_ * (share + 1) / shares;
     int64_t before = 0;  // the cost of earlier groups

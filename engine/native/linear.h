@@ -13,8 +13,8 @@
 
 namespace baton {
 
-// Outputs of the panels from `first` to `end`, within a parallel region, by all of its threads; ends
-// with their barrier.
+// Computes the outputs of the panels from `first` to `end`. All threads of a parallel region call
+// it; it ends with a barrier.
 void linear_part(const LinearCall& call, int first, int end);
 
 inline void linear(const LinearCall& call) { linear_part(call, 0, num_panels(call.weight)); }

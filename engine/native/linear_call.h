@@ -15,7 +15,7 @@ namespace baton {
 constexpr int kRowsPerItem = 96;
 constexpr int kGroupWords = 32;  // 64 inputs share a scale
 
-// The largest of some sums, NaN where one is, and which is the first that has it.
+// The largest of some sums (NaN if one of them is), and the index of the first that equals it.
 struct Largest {
   float value;
   int32_t place;
@@ -33,7 +33,7 @@ struct LinearCall {
   Largest* largest = nullptr;  // [rows, panels]: instead of the sums of a panel
 };
 
-// Some rows of one panel, the given one of `chunks` of all rows.
+// Some rows of one panel: one of the `chunks` into which all rows are divided.
 struct Item {
   int panel;
   int64_t first_row;
@@ -42,7 +42,7 @@ struct Item {
   int chunks;
 };
 
-// 32 sums of a row, `add` on top where given, rounded once.
+// Rounds 32 sums of a row once, after adding `add` if it is given.
 BATON_INLINE inline void write_sums(Vec low, Vec high, const Bf16* add, Bf16* out) {
   if (add != nullptr) {
     low += load(add);
@@ -51,7 +51,7 @@ BATON_INLINE inline void write_sums(Vec low, Vec high, const Bf16* add, Bf16* ou
   store_as(out, to_bf16(low, high));
 }
 
-// Of a panel's sums the first `count`, at least one and at most all.
+// Only the first `count` of a panel's sums, at least one and at most all.
 inline Largest largest_of(const Vec* sums, int count) {
   const float least = -std::numeric_limits<float>::infinity();
   const int columns = count < kPanelOutputs ? (count + kLanes - 1) / kLanes : kPanelColumns;
@@ -71,9 +71,9 @@ inline Largest largest_of(const Vec* sums, int count) {
   return {value, (j - 1) * kLanes + __builtin_ctz(hits)};
 }
 
-// Sums of one row and panel: bias and `add` on top, rounded once, written, or their largest. Not
-// inlined: beside it what is usual (see `finish_rows`) was compiled so that prompts took half as long
-// again.
+// Finishes the sums of one row and panel: adds bias and `add`, then rounds once and writes them, or
+// finds the largest. It is not inlined, because the compiler makes the usual case beside it (see
+// `finish_rows`) so slow that prompts take half as long again.
 __attribute__((noinline)) inline void finish_row(const LinearCall& call, const float* sums,
                                                  int64_t row, int panel) {
   const int outputs = call.weight.outputs, first = panel * kPanelOutputs;

@@ -1,4 +1,4 @@
-// Some numbers of a vector: those that a mask names, a bit for each.
+// Some numbers of a vector: those whose bits are set in a mask.
 
 #pragma once
 

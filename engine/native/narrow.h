@@ -1,7 +1,7 @@
 // bf16 weights in 12 bits each, without loss: exponents of a layer's weights lie close together, so
-// that four bits tell them apart. A word of a panel is 64 outputs by two inputs: a quad (upper_bytes.h),
-// whose lower bytes and codes are stored. The few words with a number that lies elsewhere stand among the
-// others plain: as they are, in 16 bits a number.
+// that four bits tell them apart. A word of a panel is 64 outputs by two inputs: a quad
+// (upper_bytes.h), whose lower bytes and codes are stored. The few words with another exponent
+// stand among the others plain, in 16 bits a number.
 
 #pragma once
 
@@ -42,7 +42,7 @@ struct NarrowPanel {
     }
   }
 
-  // Word w, of which those before have been read so.
+  // Word w. The words before it must have been read with this function, in order.
   BATON_INLINE void read_next(int w, Vec* to) {
     if (w < *plain - first) {
       widen(at, to);
@@ -62,7 +62,7 @@ struct NarrowPanel {
 
 inline int exponent_of(uint16_t bits) { return bits >> 7 & 0xff; }
 
-// The first, an even one, of the sixteen exponents that most of `weight` [count] have.
+// The first of the sixteen neighbouring exponents that most of `weight` [count] have; it is even.
 inline int lowest_exponent(const Bf16* weight, int64_t count) {
   int64_t times[256] = {};
   for (int64_t i = 0; i < count; ++i) ++times[exponent_of(weight[i].bits)];
@@ -79,8 +79,8 @@ inline int lowest_exponent(const Bf16* weight, int64_t count) {
   return best;
 }
 
-// Marks the words of one panel that stay plain: of each pair of inputs whether one of `outputs` rows
-// of `weight` [outputs, inputs] has an exponent that is none of the sixteen. How many there are.
+// Marks the words of one panel that stay plain: the pairs of inputs for which one of the `outputs`
+// rows of `weight` [outputs, inputs] has an exponent other than the sixteen. Returns their number.
 inline int mark_plain(const Bf16* weight, int inputs, int outputs, int lowest, char* is_plain) {
   std::memset(is_plain, 0, (size_t)inputs / 2);
   for (int i = 0; i < outputs; ++i, weight += inputs)
@@ -91,7 +91,7 @@ inline int mark_plain(const Bf16* weight, int inputs, int outputs, int lowest, c
   return count;
 }
 
-// A word's 128 numbers in 192 bytes.
+// Packs a word's 128 numbers into 192 bytes.
 inline void narrow_word(const char* from, char* to) {
   Quad quad;
   std::memcpy(quad.vectors, from, sizeof(quad.vectors));

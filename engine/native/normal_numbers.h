@@ -1,4 +1,4 @@
-// How the numbers that are not normal count.
+// How arithmetic treats numbers that are not normal.
 
 #pragma once
 

@@ -1,6 +1,5 @@
-// A tile of 64 keys and its values, from where they lie in the pool to the order of the products:
-// keys one per lane, values one row per key, in fp32 or as pairs of bf16, which hold what is e4m3 in
-// the pool exactly.
+// Packs a tile of 64 keys and its values from the pool into the order of the products: keys one per
+// lane, values one row per key, in fp32 or as pairs of bf16, which hold e4m3 exactly.
 
 #pragma once
 
@@ -13,7 +12,7 @@ namespace baton {
 constexpr int kTileKeys = 64;
 constexpr int kTileColumns = kTileKeys / kLanes;
 
-// Some numbers of a head, into what the pool holds.
+// Converts some numbers of a head to the type of the pool's numbers.
 template <class T>
 void copy_head(const T* from, int head_dim, T* to) {
   std::memcpy(to, from, (size_t)head_dim * sizeof(T));
@@ -26,14 +25,14 @@ void copy_head(const T* from, int head_dim, Fp8* to) {
   if (d < head_dim) store_some(to + d, load_some(from + d, head_dim - d), head_dim - d);
 }
 
-// Rows of q into words, zeros up to the padded head.
+// Packs rows of q into words, with zeros up to the padded head.
 template <class T>
 void pack_query(const T* from, int head_dim, int padded, float* to) {
   for (int d = 0; d < head_dim; ++d) to[d] = to_float(from[d]);
   for (int d = head_dim; d < padded; ++d) to[d] = 0;
 }
 
-// 64 keys, one per lane: word w of all keys is row w of `to`.
+// Packs 64 keys, one per lane: word w of all keys is row w of `to`.
 template <class T>
 void pack_keys(const void* const* rows, Ahead ahead, int head_dim, float* to) {
   const unsigned asked = ahead.in_steps(kTileKeys);
@@ -71,7 +70,7 @@ inline void store_weights(float* to, const Vec (&weights)[kTileColumns]) {
 }
 
 #if defined(BATON_PAIRS)
-// Numbers of a row, `count` of them, a multiple of 2, as the left side of pairs.
+// Packs `count` numbers of a row (an even count) as the left side of pairs.
 #if defined(__AVX512BF16__)
 inline void pack_left(const Bf16* from, int64_t count, int32_t* to) {
   std::memcpy(to, from, (size_t)count * 2);
@@ -82,7 +81,7 @@ inline void store_weights(int32_t* to, const Vec (&weights)[kTileColumns]) {
     store_as(to + j * kLanes / 2, to_bf16(weights[j], weights[j + 1]));
 }
 #else
-// Each two neighbours change places.
+// Swaps each two neighbours.
 inline Vec swapped(Vec x) {
 #if defined(BATON_HALVES)
   return {_mm256_permute_ps(x.low, 0xb1), _mm256_permute_ps(x.high, 0xb1)};

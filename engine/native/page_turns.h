@@ -1,6 +1,6 @@
-// What a core streams from memory in one piece and in order, such as weights, asked for by turns of several
-// pages: a line of each, the next one of each, and so on. Its prefetcher follows every page by itself, so
-// that more lines are on their way than of one page after the other.
+// Prefetches what a core streams from memory in order, such as weights, from several pages in turn:
+// a line of each, then the next line of each, and so on. The core's prefetcher follows every page
+// by itself, so that more lines are under way than with one page after the other.
 
 #pragma once
 

@@ -16,7 +16,8 @@ namespace baton {
 constexpr int kGroupTokens = kLanes;
 constexpr int kTileGroups = kTileKeys / kGroupTokens;
 
-// Of a group, what attention reads at a stretch; those of a head's block follow each other.
+// The bytes of a group that attention reads in one piece; the groups of a head's block follow each
+// other.
 template <class P>
 inline size_t group_bytes(int head_dim) {
   return (size_t)kGroupTokens * head_dim * sizeof(P);
@@ -55,7 +56,7 @@ struct Group<Split> {
   }
 };
 
-// That of the token `key` of a segment, for one head.
+// The group of the token `key` of a segment, for one head.
 template <class P>
 inline Group<P> group_at(const AttentionCall& call, int64_t table, int head, int key,
                          bool is_value) {
@@ -70,8 +71,8 @@ inline Group<P> group_at(const AttentionCall& call, int64_t table, int head, int
   }
 }
 
-// The values of a group of which those of the tokens outside [begin, end), counted from the group's
-// first, are zeros.
+// The values of a group, with zeros for the tokens outside [begin, end), counted from the group's
+// first.
 template <class P>
 inline void copy_values(const Group<P>& group, int head_dim, int begin, int end, P* to) {
   const P* from = group.at;
@@ -108,12 +109,13 @@ inline void copy_seen(const Group<P>& group, int head_dim, int begin, int end, V
   }
 }
 
-// Values of a group as few rows take them: all that are not seen are zeros, by a copy.
+// Values of a group as the products of few rows take them: a copy in which values that are not seen
+// are zeros.
 template <class P>
 struct SeenValues {
   const P* at;
 
-  // Of a pair of tokens the words from dimension `begin` + 16 kFirst on, vector by vector.
+  // The words of a pair of tokens from dimension `begin` + 16 kFirst on, vector by vector.
   template <int kFirst>
   BATON_INLINE auto words(int head_dim, int pair, int begin) const {
     const P* from = at + (pair * head_dim + begin + kFirst * kLanes) * 2;
@@ -121,7 +123,7 @@ struct SeenValues {
   }
 };
 
-// The same of quads, without a copy: of the tokens in [begin, end).
+// The same of quads, without a copy: only tokens in [begin, end) are seen.
 template <>
 struct SeenValues<Split> {
   Quads quads;
@@ -154,7 +156,7 @@ inline void for_words(const Group<P>& group, int words, const Action& action) {
   }
 }
 
-// Sixteen pairs of numbers, one of each pair, to every other place from `to` on.
+// Writes one number of each of sixteen pairs, to every other place from `to` on.
 inline void store_every_other(const Bf16* from, Bf16* to) {
 #if defined(BATON_HALVES)
   for (int i = 0; i < kLanes; ++i) to[2 * i] = from[i];
@@ -168,7 +170,7 @@ inline void store_every_other(const Fp8* from, Fp8* to) {
   for (int i = 0; i < kLanes; ++i) to[2 * i] = from[i];
 }
 
-// A token's keys and values of one head to their place in its group.
+// Writes a token's keys and values of one head to their place in its group.
 template <class P>
 inline void write_paired(const Bf16* k, const Bf16* v, int head_dim, int token, P* keys, P* values) {
   values += token / 2 * head_dim * 2 + token % 2;
@@ -182,7 +184,7 @@ inline void write_paired(const Bf16* k, const Bf16* v, int head_dim, int token, 
   }
 }
 
-// Whole groups of bf16, from sixteen tokens `stride` numbers apart.
+// Writes whole groups of bf16, from sixteen tokens `stride` numbers apart.
 inline void write_group(const Bf16* k, const Bf16* v, int64_t stride, int head_dim, Bf16* keys,
                         Bf16* values) {
   const void* rows[kGroupTokens];

@@ -41,7 +41,7 @@ struct LinearWeight {
   int32_t num_parts;
 };
 
-// How many words of a panel of 12 bits before `first` are plain.
+// The number of plain words before `first` in a panel of 12 bits.
 inline int plain_before(const LinearWeight& weight, int panel, int first) {
   const int32_t* plain = weight.plain + weight.begins[panel] + panel;
   int count = 0;
@@ -49,7 +49,7 @@ inline int plain_before(const LinearWeight& weight, int panel, int first) {
   return count;
 }
 
-// Asks for what must be known before the next panel of 12 bits can be read.
+// Prefetches what must be known before the next panel of 12 bits can be read.
 inline void ask_for_plan(const LinearWeight& weight, int panel) {
   __builtin_prefetch(weight.plain + weight.begins[panel + 1] + panel + 1);
   __builtin_prefetch(weight.begins + panel + kLanes);
@@ -90,7 +90,7 @@ struct PlainPanel {
   }
 };
 
-// Those of 12 bits are not all alike.
+// The same for a panel of 12 bits, whose words differ in size.
 template <class Action>
 BATON_INLINE inline void for_words(const NarrowPanel& panel, int words, const Action& action) {
   panel.for_words(words, action);
@@ -121,7 +121,7 @@ inline int num_panels(const LinearWeight& weight) {
   return (weight.outputs + kPanelOutputs - 1) / kPanelOutputs;
 }
 
-// `weight` [outputs, inputs] into panels; outputs that fill the last panel up are zeros.
+// Packs `weight` [outputs, inputs] into panels; outputs that fill the last panel up are zeros.
 inline void pack_panel(const Bf16* weight, int inputs, int outputs, int panel, int32_t* to) {
   const int words = inputs / 2;
   alignas(64) static constexpr char kZeros[64] = {};
@@ -138,8 +138,8 @@ inline void pack_panel(const Bf16* weight, int inputs, int outputs, int panel, i
     }
 }
 
-// Of each panel of `weight` the exponents that twelve bits say, and how many words before it are
-// plain.
+// Finds, for each panel of `weight`, the sixteen exponents that 12 bits can express and the number
+// of plain words before it.
 inline void plan_narrow(const Bf16* weight, int inputs, int outputs, int32_t* lowest,
                         int32_t* begins) {
   const int panels = (outputs + kPanelOutputs - 1) / kPanelOutputs;
@@ -160,7 +160,8 @@ inline void plan_narrow(const Bf16* weight, int inputs, int outputs, int32_t* lo
   for (int panel = 0; panel < panels; ++panel) begins[panel + 1] += begins[panel];
 }
 
-// One panel by that plan. `words` [inputs / 2, 64] and `is_plain` [inputs / 2] are working memory.
+// Packs one panel by that plan. `words` [inputs / 2, 64] and `is_plain` [inputs / 2] are working
+// memory.
 inline void pack_narrow(const Bf16* weight, const LinearWeight& to, int panel, int32_t* words,
                         char* is_plain) {
   const int first = panel * kPanelOutputs, inputs = to.inputs;

@@ -1,5 +1,6 @@
-// Divides a batch's attention into units of work (see attention.h): for each tile of queries of a
-// segment every group of KV heads, and of few queries every piece of a long context.
+// Divides a batch's attention into units of work (see attention.h): one for each tile of queries of
+// a segment and group of KV heads; where queries are few, one for each piece of a long context,
+// too.
 //
 // Pieces end at multiples of a fixed length: neither the batch nor the number of threads changes
 // what is summed with what.
@@ -51,7 +52,7 @@ inline int64_t table_blocks(const PlanCall& call, int64_t segment) {
   return (call.contexts[segment] + call.block_size - 1) / call.block_size - call.firsts[segment];
 }
 
-// Query rows of a unit: half of the most where larger units would be too few for the threads.
+// Query rows of a unit: the most, or half of that if there would be too few units for the threads.
 inline int unit_rows(const PlanCall& call) {
   int64_t units = 0;
   for (int64_t s = 0; s < call.num_segments; ++s)
@@ -88,7 +89,7 @@ inline std::vector<QueryTile> tiles_of(const PlanCall& call) {
   return tiles;
 }
 
-// KV heads of a unit: as many as leave work for every thread, one where rows are many.
+// KV heads of a unit: as many as leave work for every thread; one if it has many rows.
 inline int heads_together(const PlanCall& call, const std::vector<QueryTile>& tiles) {
   int64_t splits = 0;
   int rows = 0;
@@ -126,7 +127,7 @@ inline int64_t unit_cost(const PlanCall& call, const Unit& unit) {
   return (int64_t)unit.num_queries * call.group * (unit.end_key - unit.first_key);
 }
 
-// Where each token's keys and values go, the queries that do not attend included.
+// Writes where each token's keys and values go, also for the queries that do not attend.
 inline void find_slots(const PlanCall& call) {
   int64_t* slot = call.slots;
   const int64_t* table = call.tables;

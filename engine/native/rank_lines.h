@@ -59,8 +59,8 @@ bool await_asleep(Line& line, uint32_t round, const Line& stop, int64_t deadline
   return false;
 }
 
-// Wait until a rank has counted up to `round`; false after the limit or when all are to stop. Adds
-// the time to `waited_ns`.
+// Waits until a rank has counted up to `round`; returns false after the limit, or when all ranks
+// are told to stop. Adds the time to `waited_ns`.
 bool await(Line& line, uint32_t round, const Line& stop, int64_t limit_ns, int64_t& waited_ns) {
   if (has_reached(line, round)) return true;
   const int64_t started = now_ns();

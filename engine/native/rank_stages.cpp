@@ -71,7 +71,8 @@ int32_t receive(StageCall& call) {
 
 extern "C" {
 
-// -1: done. -2: told to stop. Else the receiver, or 0 for the sender, that has not answered.
+// Returns -1 when done and -2 when told to stop; otherwise the number of the receiver that has not
+// answered, or 0 for the sender.
 BATON_EXPORT int32_t baton_stage_send(baton::StageCall* call) { return baton::send(*call); }
 BATON_EXPORT int32_t baton_stage_receive(baton::StageCall* call) { return baton::receive(*call); }
 

@@ -1,5 +1,6 @@
 // Entry points for sums and exchanges between ranks; see rank_sums.h. Each returns the ranks'
-// `answer`: -1: done. -2: told to stop. Else the rank that has not answered within the limit.
+// `answer`: -1 when done and -2 when told to stop; otherwise the rank that has not answered within
+// the limit.
 
 #include "rank_sums.h"
 
@@ -26,7 +27,7 @@ BATON_EXPORT int64_t baton_rank_gather(RankSums* ranks, const void* part, const 
   return ranks->answer;
 }
 
-// Make all waits end, now and from now on.
+// Ends all present and future waits.
 BATON_EXPORT void baton_stop_ranks(char* memory) {
   reinterpret_cast<Line*>(memory)->count.store(1);
 }

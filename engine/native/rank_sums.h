@@ -1,9 +1,9 @@
 // Sums and exchanges between the ranks of one host, through memory that they share.
 //
-// In a round, a rank writes into its buffer, says so by counting up, waits until all others have
-// counted up, too, and reads their buffers. Two buffers alternate: a rank counts up for the next
-// round only after it has read what it wants of this one, so nobody overwrites what another still
-// reads. Sums are in fp32, in the order of ranks: every rank gets the same bits.
+// In a round, a rank writes into its buffer and then counts up. It waits until all others have
+// counted up, too, and reads their buffers. Two buffers alternate, and a rank counts up for the
+// next round only after it has read this one, so nobody overwrites what another rank still reads.
+// Sums are in fp32, in the order of ranks: every rank gets the same bits.
 
 #pragma once
 
@@ -27,7 +27,8 @@ struct RankSums {
   int64_t answer;        // kDone; else that of the first wait that failed: then no round does anything
 };
 
-// A round: `put` fills the own buffer, `take` reads those of all ranks, one after the other.
+// Runs a round: `put` fills this rank's buffer, `take` reads the buffers of all ranks, one after
+// the other.
 template <class Put, class Take>
 void run_round(RankSums& ranks, const Put& put, const Take& take) {
   if (ranks.answer != kDone) return;
@@ -64,7 +65,7 @@ void add_buffers(const RankSums& ranks, const char* buffers, int64_t size, T* ou
   }
 }
 
-// The rank's part [size] becomes the sum of all ranks' parts.
+// Replaces the rank's part [size] by the sum of all ranks' parts.
 template <class T>
 void add_up(RankSums& ranks, T* part, int64_t size) {
   const int64_t most = ranks.buffer_bytes / (int64_t)sizeof(T);
@@ -77,7 +78,7 @@ void add_up(RankSums& ranks, T* part, int64_t size) {
   }
 }
 
-// The first rank's bytes become those of all ranks.
+// Copies the first rank's bytes to all ranks.
 inline void share(RankSums& ranks, char* bytes, int64_t size) {
   for (int64_t start = 0; start < size; start += ranks.buffer_bytes) {
     const int64_t count = std::min(ranks.buffer_bytes, size - start);
@@ -92,8 +93,8 @@ inline void share(RankSums& ranks, char* bytes, int64_t size) {
   }
 }
 
-// The ranks' parts of rows, side by side, become the first rank's rows: rank r has the bytes from
-// `bounds[r]` to `bounds[r + 1]` of each, and `part` is [rows, these bytes].
+// Puts the ranks' parts of rows side by side into the first rank's rows: rank r has the bytes from
+// `bounds[r]` to `bounds[r + 1]` of each row, and `part` is [rows, these bytes].
 inline void gather(RankSums& ranks, const char* part, const int64_t* bounds, int64_t rows,
                    char* whole) {
   int64_t widest = 1;

@@ -1,4 +1,4 @@
-// The choice of experts for each token; engine/layers/routing.py makes the same one.
+// Chooses the experts of each token, as engine/layers/routing.py does.
 //
 // Logits are fp32: chains of products in a fixed order, so neither the other rows nor the number of
 // threads changes a choice.
@@ -35,7 +35,8 @@ struct Router {
   float scale;
 };
 
-// Products of R rows of x with E rows of weights, both [.., size]: to logits, rows `stride` apart.
+// Products of R rows of x with E rows of weights, all of length `size`; writes logits, rows
+// `stride` apart.
 template <int R, int E>
 inline void dot_rows(const Bf16* x, const float* weight, int size, float* logits, int stride) {
   Vec acc[R][E] = {};
@@ -55,7 +56,7 @@ inline void dot_rows(const Bf16* x, const float* weight, int size, float* logits
     for (int e = 0; e < E; ++e) logits[r * stride + e] = sum(acc[r][e]);
 }
 
-// One block of the logits of `rows` tokens: to [rows, experts].
+// Writes one block of the logits of `rows` tokens, [rows, experts].
 inline void block_logits(const Router& router, const Bf16* x, int64_t rows, int64_t row, int expert,
                          float* logits) {
   const int size = router.hidden, stride = router.experts;
@@ -71,7 +72,8 @@ inline void block_logits(const Router& router, const Bf16* x, int64_t rows, int6
                      stride);
 }
 
-// Of all tokens, within a parallel region, by all of its threads; ends with their barrier.
+// Computes the logits of all tokens. All threads of a parallel region call it; it ends with a
+// barrier.
 inline void router_logits(const Router& router, const Bf16* x, int64_t rows, float* logits) {
   const int64_t by = kRouterRows, columns = (router.experts + by - 1) / by;
   const int64_t blocks = (rows + by - 1) / by * columns;
@@ -80,7 +82,8 @@ inline void router_logits(const Router& router, const Bf16* x, int64_t rows, flo
     block_logits(router, x, rows, block / columns * by, (int)(block % columns * by), logits);
 }
 
-// The places of the `count` largest of `values` [size], largest first, of equals the first.
+// The indices of the `count` largest of `values` [size], the largest first; among equal values the
+// first ones.
 inline void largest_places(const float* values, int size, int count, int32_t* places) {
   for (int i = 0, kept = 0; i < size; ++i) {
     if (kept == count && !(values[i] > values[places[count - 1]])) continue;
@@ -102,7 +105,7 @@ inline void scores_of(const Router& router, const float* logits, float* scores) 
   for (int e = 0; e < count; ++e) scores[e] /= total;
 }
 
-// -inf outside the chosen groups.
+// Writes -inf outside the chosen groups.
 inline void keep_best_groups(const Router& router, float* ranked) {
   const int size = router.experts / router.groups, counted = router.sums_two ? 2 : 1;
   float of_group[kMaxExperts];
@@ -117,7 +120,7 @@ inline void keep_best_groups(const Router& router, float* ranked) {
     std::fill_n(ranked + best[i] * size, size, -std::numeric_limits<float>::infinity());
 }
 
-// One token's experts and what they are weighted by, from its logits: [per_token] each.
+// Chooses one token's experts and their weights from its logits, [per_token] each.
 inline void choose_experts(const Router& router, const float* logits, int32_t* chosen,
                            float* weights) {
   float scores[kMaxExperts], ranked[kMaxExperts];

@@ -1,7 +1,8 @@
 // Vectors of 16 floats on whatever the compiler was told to use (AVX-512, AVX2, or neither).
 //
-// GCC's and Clang's vector extensions say most, and lower a 64-byte vector to what the target has;
-// intrinsics stand only where the extensions cannot say it well. With AVX2 both are those of avx2.h.
+// Most is written with the vector extensions of GCC and Clang, which lower a 64-byte vector to what
+// the target has. Intrinsics are used only where the extensions express something badly. With AVX2,
+// avx2.h stands in for both.
 
 #pragma once
 
@@ -64,7 +65,7 @@ inline void store_as(void* at, T value) {
 }
 
 #if defined(BATON_HALVES)
-// Copies of 64 bytes would go through memory.
+// By intrinsics, because the compiler copies 64 bytes through memory.
 template <>
 inline Vec load_as<Vec>(const void* at) {
   return (Vec)_mm512_loadu_si512(at);
@@ -129,7 +130,7 @@ inline float largest(Vec x) {
 #endif
 }
 
-// Of lanes with all bits or none a bit each, the first one's lowest.
+// One bit for each lane, whose bits are all set or all clear; the first lane's is the lowest.
 inline unsigned lanes_of(IntVec x) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask((Bits)x, (Bits)x);
@@ -146,8 +147,8 @@ inline unsigned lanes_of(IntVec x) {
 inline bool any(IntVec x) { return lanes_of(x) != 0; }
 
 #if defined(__AVX512F__)
-// Four vectors become one: each 128-bit lane holds, of that lane of a[0] to a[3], its four numbers
-// combined.
+// Combines four vectors into one: number i of each 128-bit lane combines the four numbers of that
+// lane of a[i].
 template <class Combine>
 BATON_INLINE inline Floats combine_within(const Floats (&a)[4], const Combine& combine) {
   __m512d pairs[2];
@@ -158,7 +159,8 @@ BATON_INLINE inline Floats combine_within(const Floats (&a)[4], const Combine& c
                  _mm512_castpd_ps(_mm512_unpackhi_pd(pairs[0], pairs[1])));
 }
 
-// Of four such vectors: lane 4i + j of the result is what a[i] holds of j in all of its lanes.
+// Combines four such vectors: lane 4i + j of the result combines number j of all four 128-bit lanes
+// of a[i].
 template <class Combine>
 BATON_INLINE inline Floats combine_across(const Floats (&a)[4], const Combine& combine) {
   Floats halves[2];
@@ -241,7 +243,7 @@ inline Bf16 to_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
   return Bf16{(uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-// e4m3: a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, 0x7f is NaN.
+// From e4m3: a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, 0x7f is NaN.
 struct Fp8 {
   uint8_t bits;
 };
@@ -256,7 +258,8 @@ inline float to_float(Fp8 x) {
   return load_as<float>(&with_sign);
 }
 
-// To nearest, ties to even; beyond 448 the largest, 448; NaN stays NaN. One number in each lane.
+// To e4m3, one number in each lane: to nearest, ties to even; numbers beyond 448 become 448, the
+// largest; NaN stays NaN.
 inline IntVec to_fp8(Vec x) {
   const IntVec bits = (IntVec)x, absolute = bits & 0x7fffffff;
   const Vec size = select((Vec)absolute < splat(448.0f), (Vec)absolute, splat(448.0f));
@@ -307,8 +310,8 @@ inline void store(Fp8* at, Vec x) {
 }
 
 #if defined(BATON_PAIRS)
-// In the upper halves of words, to nearest, ties to even; NaN stays NaN, and what is not normal becomes
-// zero: as AVX-512 BF16 rounds.
+// Rounds to bf16, in the upper halves of words, as AVX-512 BF16 does: to nearest, ties to even; NaN
+// stays NaN, and numbers that are not normal become zero.
 BATON_INLINE inline Bits round_to_bf16(Vec x) {
   const Bits bits = (Bits)x;
   const Bits even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -367,13 +370,13 @@ inline void store_some(T* at, Vec x, int count) {
   for (int i = 0; i < count; ++i) from_float(x[i], at + i);
 }
 
-// Lines of memory that will be needed soon, asked for one by one on the way of something else: a core
-// waits once it has a few dozen lines outstanding. Row by row, as rows often lie side by side: the
-// memory gives lines in order faster than lines of one row each.
+// Lines of memory that will be needed soon, prefetched one by one in the course of other work,
+// because a core with a few dozen outstanding lines waits. The order is row by row: rows often lie
+// side by side, and memory gives lines in order faster than lines of different rows.
 class Ahead {
  public:
   Ahead() = default;
-  // Lines `begin` to `end` of all rows, of which each has `per_row`.
+  // Lines `begin` to `end` of all rows, each of which has `per_row` lines.
   Ahead(const void* const* rows, unsigned begin, unsigned end, unsigned per_row)
       : left_(end - begin), row_bytes_(per_row * 64) {
     if (left_ == 0) return;
@@ -382,7 +385,7 @@ class Ahead {
     at_ = row_end_ - (per_row - begin % per_row) * 64;
   }
 
-  // How many in each of `steps` steps.
+  // The number of lines to prefetch in each of `steps` steps.
   unsigned in_steps(unsigned steps) const { return (left_ + steps - 1) / steps; }
 
   BATON_INLINE void ask(unsigned count) {

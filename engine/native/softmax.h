@@ -1,4 +1,4 @@
-// What the rows of a unit see of a tile of keys, and how its scores become weights.
+// Which keys of a tile the rows of a unit see, and how scores become weights.
 
 #pragma once
 
@@ -12,7 +12,7 @@ struct Seen {
   int end;
 };
 
-// What the rows of a head see of the tile of keys from `first` on.
+// The keys that the rows of a head see in the tile of keys from `first` on.
 struct View {
   int position;  // of the first query
   int group;     // rows of a query
@@ -30,20 +30,20 @@ struct View {
   }
 };
 
-// Column j of a row, `other` where a key is not seen.
+// Column j of a row, with `other` in place of keys that are not seen.
 inline Vec seen_only(Vec x, int j, Seen seen, float other) {
   const IntVec key = lane_numbers() + j * kLanes;
   return select((key >= seen.begin) & (key < seen.end), x, splat(other));
 }
 
-// Weights are relative to a score, whose own is 1, and none is larger than 2^kSlack: when one would be,
-// its score becomes that score, and what was summed so far follows. Most rows settle with their first
-// tile.
+// Weights are relative to a reference score, whose weight is 1. None is larger than 2^kSlack: a
+// score whose weight would be becomes the reference, and the sums so far are rescaled. For most
+// rows the first tile sets the final reference.
 constexpr float kSlack = 8.0f;
 
 // Scores of up to 16 rows over a tile become weights; `sums` and `totals` follow where a reference
-// has grown. Of a whole tile every row sees every key. The largest scores are found of all rows at
-// once: a row by itself waits for its own.
+// has grown. In a whole tile every row sees every key. The largest scores of all rows are found
+// together, because the steps for a single row wait for one another.
 template <class Word, bool kWhole>
 void soften_rows(Tile<Word>& tile, int row0, int rows, const Seen* seen, int padded, float scale) {
   const float* scores = tile.scores + (size_t)row0 * kTileKeys;
@@ -83,7 +83,8 @@ void soften_rows(Tile<Word>& tile, int row0, int rows, const Seen* seen, int pad
   }
 }
 
-// cap * tanh(score / cap) of the scores of some rows; what no row sees may be anything.
+// Replaces the scores of some rows by cap * tanh(score / cap); scores of keys that no row sees may
+// become anything.
 inline void cap_scores(float* scores, int rows, float scale, float cap) {
   const float twice = -2.0f * 1.44269504f * scale / cap;
   for (int i = 0; i < rows * kTileKeys; i += kLanes) {
@@ -94,9 +95,9 @@ inline void cap_scores(float* scores, int rows, float scale, float cap) {
   }
 }
 
-// The same of any rows of one head, or of all rows of several: `view` has the rows of a head, of which
-// the first lies at `row0`; those from `begin` to `end`, counted from there, sixteen at a time. Of each
-// sixteen whether they see all.
+// The same of any rows of one head, or of all rows of several: `view` has the rows of a head, of
+// which the first lies at `row0`; those from `begin` to `end`, counted from there, sixteen at a
+// time. For each sixteen rows it is found whether they see all keys.
 template <class Word>
 void soften(Tile<Word>& tile, int row0, int begin, int end, const View& view, int padded,
             const AttentionCall& call) {

@@ -1,14 +1,14 @@
-// bf16 keys and values apart by their bits, so that attention reads three quarters of them: a pool of
-// pairs (paired.h) in which four bits of each exponent lie elsewhere.
+// bf16 keys and values with their bits separated, so that attention reads three quarters of them: a
+// pool of pairs (paired.h) in which four bits of each exponent are stored elsewhere.
 //
 // A quad (upper_bytes.h) of a group in the order of pairs has its 128 lower bytes and 64 of codes
-// together, and elsewhere 64 of rests. Its numbers mostly lie within sixteen exponents of each other:
-// then one byte, the quad's span, says all rests, and they are not read. Spans are a process's own notes of
-// what its pool holds, found when a quad is first read, so nobody hands them over. All 2^16 numbers are
-// kept exactly.
+// together, and elsewhere 64 of rests. Its numbers mostly lie within sixteen exponents of each
+// other: then one byte, the quad's span, determines all rests, and they are not read. Each process
+// finds a span when it first reads a quad of its pool, so spans are not transferred with blocks.
+// All 2^16 numbers are kept exactly.
 //
-// Of a block and layer the 192 bytes of all quads come first, [keys and values, heads, groups, quads],
-// then all rests in the same order.
+// Of a block and layer the 192 bytes of all quads come first, [keys and values, heads, groups,
+// quads], then all rests in the same order.
 
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace baton {
 
-// What a pool of quads holds, as far as sizes go.
+// The numbers in a pool of quads: only their size matters.
 struct Split {
   uint16_t bits;
 };
@@ -50,7 +50,7 @@ inline int least_byte(Bits bytes) {
   return _mm_extract_epi16(_mm_minpos_epu16(_mm_and_si128(pairs, _mm_set1_epi16(0xff))), 0);
 }
 
-// The span that holds all of these; kWide if none does.
+// The span of these upper bytes; kWide if they have none.
 inline uint8_t span_of(const Uppers& upper) {
   const Bits magnitude = _mm512_set1_epi8(0x7f);
   const Bits first = _mm512_and_si512(upper.first, magnitude);
@@ -75,8 +75,8 @@ struct Quads {
     return with_lower(at, upper_bytes(_mm512_loadu_si512(at + 128), upper_table(span)));
   }
 
-  // Of this group's numbers those that `bytes` says, from four vectors: bit i is number i of the first
-  // vectors, as unpacked bytes have them.
+  // Stores the numbers of this group that `bytes` names, from four vectors: bit i stands for number
+  // i of the first vectors, in the order of unpacked bytes.
   void write(int k, const Quad& from, __mmask64 bytes) const {
     const QuadBytes parts = bytes_of(from);
     char* at = low + k * kLowBytes;
@@ -87,7 +87,7 @@ struct Quads {
   }
 
  private:
-  // By the bits that lie elsewhere; notes the span if nobody has yet. Several threads may.
+  // Reads with the rests; notes the span if it is not noted yet. Several threads may do so at once.
   __attribute__((noinline)) Quad read_wide(int k) const {
     const char* at = low + k * kLowBytes;
     const Bits codes = _mm512_loadu_si512(at + 128);
@@ -103,15 +103,16 @@ struct Quads {
   }
 };
 
-// Quads of a group, of keys as of values.
+// The number of quads in a group of keys, and in one of values.
 inline int quads_of(int head_dim) { return head_dim / kQuadDims; }
 
-// Of a block, keys and values.
+// The number of quads in a block, for keys and values.
 inline int64_t quads_of_block(const AttentionCall& call) {
   return (int64_t)2 * call.num_kv_heads * (call.block_size / kQuadTokens) * quads_of(call.head_dim);
 }
 
-// Of one head's group of a block, that of its token `offset`; `is_value` or keys.
+// The quads of one head's group in a block, the group of the token `offset`; of values if
+// `is_value`, else of keys.
 inline Quads quads_at(const AttentionCall& call, int64_t block, bool is_value, int64_t head,
                       int offset) {
   const int groups = call.block_size / kQuadTokens;
@@ -123,14 +124,14 @@ inline Quads quads_at(const AttentionCall& call, int64_t block, bool is_value, i
           call.spans + block * all + first};
 }
 
-// The same of a later head.
+// The same group of a later head.
 inline Quads later_head(const AttentionCall& call, const Quads& quads, int heads) {
   const int64_t more =
       (int64_t)heads * (call.block_size / kQuadTokens) * quads_of(call.head_dim);
   return {quads.low + more * kLowBytes, quads.high + more * kHighBytes, quads.spans + more};
 }
 
-// A token's keys and values of one head.
+// Writes a token's keys and values of one head.
 inline void write_split_token(const AttentionCall& call, const Bf16* k, const Bf16* v, int64_t block,
                               int64_t head, int offset) {
   const int token = offset % kQuadTokens, count = quads_of(call.head_dim);
@@ -160,7 +161,7 @@ inline void write_split_token(const AttentionCall& call, const Bf16* k, const Bf
   std::memset(values.spans + first, token % 2 == 1 ? kUnknown : kWide, (size_t)of_pair);
 }
 
-// Those of a whole group, from sixteen tokens `stride` numbers apart.
+// Writes those of a whole group, from sixteen tokens `stride` numbers apart.
 inline void write_split_group(const AttentionCall& call, const Bf16* k, const Bf16* v, int64_t stride,
                               int64_t block, int64_t head, int offset) {
   const __mmask64 all = ~(__mmask64)0;

@@ -1,6 +1,6 @@
-// A whole step in one call, from token ids to the likeliest next token of each sequence. Between two
-// steps caches are full of weights: what Python and torch would do there takes several times as long
-// as in a loop of its own, and logits that nobody else asks for need not be written.
+// A whole step in one call, from token ids to the likeliest next token of each sequence. Between
+// two steps the caches are full of weights, so that the work of Python and torch there would take
+// several times as long as in a loop of its own. Logits that nobody else wants are not written.
 
 #pragma once
 

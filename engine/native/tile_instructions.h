@@ -1,5 +1,5 @@
-// AMX's instructions on tiles by their register, of eight; a test replaces this file where the CPU
-// has none.
+// AMX's instructions on the eight tile registers, by number; on a CPU without AMX, a test replaces
+// this file.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace baton {
 
-// As `ldtilecfg` reads it.
+// The layout that `ldtilecfg` reads.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};

@@ -1,4 +1,5 @@
-// What tiles multiply in a linear layer: rows of x as left sides, words of a panel as right ones.
+// The operands of tile products in a linear layer: rows of x as left sides, words of a panel as
+// right sides.
 
 #pragma once
 
@@ -39,7 +40,7 @@ class LeftTiles {
 
   int steps() const { return steps_; }
 
-  // From a row that begins a tile.
+  // The left side of the tile that begins with a row.
   const char* at(int64_t row) const { return at_ + row / kTileRows * steps_ * kTileBytes; }
 
  private:
@@ -70,7 +71,7 @@ class LeftTiles {
   }
 };
 
-// Words of a panel as right sides: of each half of its outputs, of each step two tiles.
+// Words of a panel as right sides: two tiles for each step of each half of its outputs.
 struct RightTiles {
   const char* at;
   int row_bytes;
@@ -78,7 +79,7 @@ struct RightTiles {
   int step_bytes;
   int64_t half_bytes;
 
-  // Where the panel itself is read.
+  // The right sides in the panel itself, not copied.
   static RightTiles in_place(const char* at) {
     return {at, kPlainBytes, 64, kTileWords * kPlainBytes, 128};
   }
@@ -86,7 +87,7 @@ struct RightTiles {
     return {at, 64, kTileBytes, 2 * kTileBytes, (int64_t)steps * 2 * kTileBytes};
   }
 
-  // Where vector j of word i of a step belongs.
+  // The place of vector j of word i of a step.
   BATON_INLINE char* place(int step, int i, int j) const {
     return (char*)at + j / 2 * half_bytes + step * step_bytes + j % 2 * tile_bytes + i * row_bytes;
   }

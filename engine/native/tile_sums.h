@@ -9,7 +9,7 @@
 
 namespace baton {
 
-// Lines that are asked for evenly on the way of something else, for the second cache.
+// Lines to prefetch into the second cache, evenly spread over other work.
 struct Coming {
   const char* at;
   int bytes;        // each time
@@ -25,14 +25,14 @@ struct Coming {
   }
 };
 
-// A part of a tile, for the first cache.
+// Prefetches a part of a tile into the first cache.
 template <int kPart, int kParts>
 BATON_INLINE inline void ask_part(const char* tile) {
   constexpr int kBytes = kTileBytes / kParts;
   for (int b = 0; b < kBytes; b += 64) __builtin_prefetch(tile + kPart * kBytes + b);
 }
 
-// One of the four products of a step: of one tile of rows and 64 outputs.
+// One of the four products of a step, for one tile of rows and 64 outputs.
 template <int kProduct>
 BATON_INLINE inline void multiply_wide(const char* left, const RightTiles& right) {
   constexpr int kRight = 6 + kProduct % 2;
@@ -42,8 +42,9 @@ BATON_INLINE inline void multiply_wide(const char* left, const RightTiles& right
   tile_multiply<kProduct, 4, kRight>();
 }
 
-// Of two tiles of rows and two of outputs, which were copied. The left sides of the next step are asked
-// for: a tile is loaded line by line, and waits for the second cache with each.
+// The same for two tiles of rows and two of outputs, which were copied. The left sides of the next
+// step are prefetched: a tile is loaded line by line, and each line would wait for the second
+// cache.
 template <int kProduct>
 BATON_INLINE inline void multiply_square(const char* first, const char* second, const char* right) {
   ask_part<kProduct % 2, 2>((kProduct < 2 ? first : second) + kTileBytes);
@@ -64,8 +65,8 @@ inline void sum_wide(const char* left, RightTiles right, int steps, const Ask& a
   }
 }
 
-// Sums of two tiles of rows and half of the outputs; of tiles that were copied, to the second cache:
-// the next step's are asked for, too.
+// Sums of two tiles of rows and half of the outputs. Tiles that were copied are in the second
+// cache, so the next step's are prefetched, too.
 inline void sum_square(const char* first, const char* second, const char* right, int steps,
                        Coming& asked) {
   for (int step = 0; step < steps; ++step) {
@@ -88,7 +89,7 @@ BATON_INLINE inline void zero_sums() {
   tile_zero<3>();
 }
 
-// To rows of 64.
+// Writes to rows of 64 sums.
 BATON_INLINE inline void store_wide(float* sums) {
   tile_store<0>(sums, kPanelOutputs * 4);
   tile_store<1>(sums + 16, kPanelOutputs * 4);

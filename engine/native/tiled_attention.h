@@ -1,8 +1,9 @@
-// Attention by tiles: groups of a pool of pairs are right sides as they lie, sixteen query rows of a KV
-// head are left ones.
+// Attention by tiles: groups of a pool of pairs are right sides without a copy, sixteen query rows
+// of a KV head are a left side.
 //
-// A sum grows by products of 16 words, those of values by two groups at a time, a score's last one by
-// eight where a head has such a rest: a row's result is the same whatever rows it shares a tile with.
+// A sum grows by products of 16 words (for values these are two groups), and a score's last product
+// has eight words if a head has such a rest. So a row's result is the same whatever rows it shares
+// a tile with.
 
 #pragma once
 
@@ -21,7 +22,8 @@ struct RightKeys {
   int word_bytes;               // from one word to the next
 };
 
-// A group as it lies, or from other numbers to `to`.
+// The right side of a group: the group as it lies, or converted into `to` if the pool holds other
+// numbers.
 template <class P>
 const char* as_bf16(const Group<P>& group, int head_dim, char* to) {
   if constexpr (std::is_same_v<P, Bf16>) return (const char*)group.at;
@@ -29,7 +31,7 @@ const char* as_bf16(const Group<P>& group, int head_dim, char* to) {
   return to;
 }
 
-// Of `count` groups, group(g).
+// The right sides of `count` groups, group(g).
 template <class GroupOf>
 RightKeys right_keys(const GroupOf& group, int count, int head_dim, Tile<PairWord>& tile) {
   RightKeys keys;
@@ -109,7 +111,7 @@ inline void score_tile(const int32_t* q, int words, const RightKeys& keys, int c
   });
 }
 
-// What the values of the first `count` groups add to the sums of those rows.
+// Adds the weighted values of the first `count` groups to the sums of those rows.
 inline void weigh_tile(const int32_t* weights, const Vec* values, int count, int padded, float* sums,
                        Ahead& ahead, unsigned asked) {
   const int vectors = padded / kLanes;
@@ -128,9 +130,9 @@ inline void weigh_tile(const int32_t* weights, const Vec* values, int count, int
   }
 }
 
-// The unit's rows of one head after one more tile of its keys; `later`, the next tile's, are asked
-// for. Some rows at a time: their scores and weights stay in the first cache, and none is read right
-// after it was written, which would wait.
+// Adds one more tile of keys to the results of the unit's rows of one head; `later`, the keys of
+// the next tile, are prefetched. Some rows are handled at a time, so that their scores and weights
+// stay in the first cache; none is read right after it was written, because that would wait.
 template <class Keys>
 void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile, Tiles& tiles,
                  const Keys& at, const Keys& later, int head, int first) {
@@ -174,8 +176,8 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& ti
   }
 }
 
-// All keys of a unit that has at most sixteen rows of a head, which is bound by memory; false of
-// others.
+// Attends to all keys of a unit that has at most sixteen rows of a head, which is bound by memory;
+// returns false for other units.
 template <class P>
 bool attend_by_tiles(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile,
                      Tiles& tiles) {
@@ -195,8 +197,8 @@ bool attend_by_tiles(const AttentionCall& call, const Unit& unit, Tile<PairWord>
                  tile.scores + (size_t)row0 * kTileKeys, ahead,
                  ahead.in_steps(score_products(words, count)));
     }
-    // Two groups at a time, copied a turn before they are multiplied: a tile that is read right after
-    // it was written waits.
+    // Two groups at a time, copied one turn before they are multiplied, because reading a tile
+    // right after writing it waits.
     const int pairs = (count + 1) / 2, turns = heads * pairs;
     const size_t pair_vectors = (size_t)kGroupTokens * head_dim / kLanes;
     const auto slot = [&](int turn) { return tile.values + turn % 2 * pair_vectors; };

@@ -1,5 +1,5 @@
-// Linear layers where the CPU has AMX: a panel's words are right sides of tiles as they lie, 16 bits
-// a number; of fewer bits they are unpacked into the core's own caches first, for all rows to come.
+// Linear layers on CPUs with AMX. Words of 16 bits a number are right sides of tiles without a
+// copy; words of fewer bits are first unpacked into the core's own caches, for all rows to come.
 
 #pragma once
 
@@ -15,8 +15,9 @@ constexpr int kComingBytes = 512;   // of the next panel, with each step of many
 constexpr int kBlockBytes = 800 << 10;  // of rows that stay in the second cache, beside a panel's copy
 constexpr int kFewestRows = 64;         // of a thread that has rows of its own
 
-// A panel's next words, a quarter of the step that begins with word `begin`: write(i, vectors) gets word i
-// of the step, zeros from the panel's word `words` on. With each `kLines` lines are asked for.
+// Unpacks a panel's next words, a quarter of the step that begins with word `begin`: write(i,
+// vectors) gets word i of the step, zeros from the panel's word `words` on. With each word `kLines`
+// lines are prefetched.
 template <int kQuarter, int kLines, class Panel, class Write>
 BATON_INLINE inline void read_quarter(Panel& panel, int begin, int words, PageTurns& stream,
                                       const Write& write) {
@@ -30,9 +31,9 @@ BATON_INLINE inline void read_quarter(Panel& panel, int begin, int words, PageTu
   });
 }
 
-// `words` words of a panel, with zeros up to a whole step: vector j of word i of a step to
-// at(step, i, j). Of a step `kLag` steps before calls multiply(step, product) for its four products,
-// each between some words: a tile that is read right after it was written waits.
+// Unpacks `words` words of a panel, with zeros up to a whole step: vector j of word i of a step
+// goes to at(step, i, j). Between the words of a step it calls multiply for the four products of
+// the step that is `kLag` steps earlier, because reading a tile right after writing it waits.
 template <int kLag, int kLines, class Panel, class At, class Multiply>
 BATON_INLINE inline void copy_words(Panel panel, int words, const At& at, const Multiply& multiply) {
   PageTurns stream(panel.at);
@@ -48,7 +49,7 @@ BATON_INLINE inline void copy_words(Panel panel, int words, const At& at, const 
     });
 }
 
-// One tile of rows, which streams its panel from memory.
+// Multiplies one tile of rows while it streams the panel from memory.
 template <bool kNarrow>
 inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
                            Tiles& tiles, float* sums) {
@@ -75,11 +76,12 @@ inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftT
   finish_rows(call, sums, item.first_row, item.rows, item.panel);
 }
 
-// Sums of two tiles of rows are twice what the registers hold: those of one half of the outputs, then
-// those of the other, grow by a block of steps, whose words stay in the first cache.
+// The sums of two tiles of rows are twice what the registers hold. So the sums of one half of the
+// outputs grow by a block of steps, then those of the other half; the block's words stay in the
+// first cache.
 class HalvesInTurn {
  public:
-  // Of two tiles of rows, `steps` steps each; `sums` [32, 64].
+  // The products of two tiles of rows, `steps` steps each; `sums` [32, 64].
   HalvesInTurn(const char* first, const char* second, int steps, int block_steps, float* sums)
       : first_(first), second_(second), steps_(steps), block_steps_(block_steps), sums_(sums) {
     end_block();
@@ -123,8 +125,9 @@ class HalvesInTurn {
   }
 };
 
-// Two tiles of rows, which stream their panel from memory, too. Words are unpacked for one half of the
-// outputs, then for the other; products follow some steps behind, across halves and blocks.
+// Multiplies two tiles of rows while it streams the panel from memory. Words are unpacked for one
+// half of the outputs, then for the other; products follow some steps behind, across halves and
+// blocks.
 template <bool kNarrow>
 inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
                            Tiles& tiles, float* sums) {
@@ -165,7 +168,7 @@ inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftT
 // A copy of the panel that a thread has multiplied last within a call.
 class PanelCopy {
  public:
-  // Where the copy of the panel that lies at `panel` is, or is to be written.
+  // The place of the copy of the panel at `panel`, which has to be written unless `is_made`.
   char* of(const char* panel, int64_t bytes) {
     static thread_local Arena arena;
     arena.reserve((size_t)bytes);
@@ -181,8 +184,9 @@ class PanelCopy {
   bool is_made_ = false;
 };
 
-// More rows: the panel is copied or unpacked once for all that come one after the other, by twos of
-// tiles. The first ones multiply half of it on the way, and ask for the next panel during the rest.
+// Multiplies more rows, two tiles at a time: the panel is copied or unpacked once for all of them.
+// The first two tiles multiply half of it while it is unpacked, and the next panel is prefetched
+// during the rest.
 template <bool kNarrow>
 inline void many_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
                             PanelCopy& copied, Tiles& tiles, float* sums) {
@@ -225,8 +229,8 @@ inline void many_tiled_rows(const LinearCall& call, const Item& item, const Left
   }
 }
 
-// Some rows of one panel of integers: a group is unpacked once, its sums are scaled on top of those
-// before.
+// Multiplies some rows by one panel of integers: a group is unpacked once; its sums are scaled and
+// added to those before.
 template <class Panel>
 inline void tiled_quantized_item(const LinearCall& call, const Item& item, const LeftTiles& left,
                                  Tiles& tiles, float* sums) {
@@ -264,7 +268,7 @@ inline void tiled_quantized_item(const LinearCall& call, const Item& item, const
   finish_rows(call, sums, item.first_row, item.rows, item.panel);
 }
 
-// One of the four products of a group of blocks: 16 outputs; of 16 words, or of eight.
+// One of the four products of a group of blocks: 16 outputs and 16 words, or eight.
 template <int kProduct, int kWords>
 BATON_INLINE inline void multiply_group_tile(const char* left, const char* words) {
   constexpr int kLeft = kWords == kTileWords ? 4 : 5, kRight = kLeft + 2;
@@ -273,7 +277,8 @@ BATON_INLINE inline void multiply_group_tile(const char* left, const char* words
   tile_multiply<kProduct, kLeft, kRight>();
 }
 
-// Some rows of one panel of blocks: a group is unpacked once; its sums are scaled on top of those before.
+// Multiplies some rows by one panel of blocks: a group is unpacked once; its sums are scaled and
+// added to those before.
 template <class Format>
 inline void tiled_block_item(Format format, const LinearCall& call, const Item& item,
                              const LeftTiles& left, const InputSums& input_sums, const char* panel,
@@ -321,8 +326,8 @@ class TiledWorker {
 
   explicit TiledWorker(const LinearCall& call) : input_sums_(call) { left_.pack(call); }
 
-  // Of many rows as many as are a thread's own and stay in its second cache; 0 of few, of which each
-  // thread has all.
+  // The rows of one block: if there are many rows, as many as a thread has for itself and its
+  // second cache holds; 0 if there are few, because then each thread has all.
   static int64_t rows_per_block(const LinearCall& call) {
     const int64_t share = (call.rows + call.num_threads - 1) / call.num_threads;
     if (share < kFewestRows) return 0;
@@ -376,7 +381,7 @@ class TiledWorker {
     });
   }
 
-  // Calls action with as many rows as sums are kept of, at most.
+  // Calls action with at most as many rows as there are sums for.
   template <class Action>
   static void for_parts(const Item& item, const Action& action) {
     for (int row = 0; row < item.rows; row += kRowsPerItem) {

@@ -1,8 +1,8 @@
-// Registers of sixteen rows, as AMX multiplies them: a word of 32 bits is two bf16 numbers, and sums
-// [rows, 16] grow by left [rows, words] times right [words, 16].
+// Registers of sixteen rows, as AMX multiplies them: a word of 32 bits is two bf16 numbers, and
+// sums [rows, 16] grow by left [rows, words] times right [words, 16].
 //
-// A product sums the even and the odd numbers of its words apart and adds the two: a sum is one chain
-// of such products, and the same whatever rows it shares them with.
+// A product sums the even and the odd numbers of its words separately and adds the two. A row's sum
+// is one chain of such products, and does not depend on the other rows in them.
 
 #pragma once
 
@@ -17,9 +17,9 @@ namespace baton {
 constexpr int kTileRows = 16;
 constexpr int kTileWords = 16;  // of a product, at most
 
-// Shapes of the eight registers: 0 to 3 are sums here, 4 and 5 left sides, 6 and 7 right ones. Plain
-// numbers: they are compared before most products, and what was just written byte by byte is slow to
-// read as a whole.
+// Shapes of the eight registers: 0 to 3 are sums here, 4 and 5 left sides, 6 and 7 right ones. They
+// are plain numbers, because they are compared before most products, and a whole that was just
+// written byte by byte is slow to read.
 struct TileShapes {
   int first = 0;   // rows of sums 0 and 1 and of left 4
   int second = 0;  // of sums 2 and 3 and of left 5
@@ -27,7 +27,8 @@ struct TileShapes {
 
   static TileShapes of_two(int first, int second) { return {first, second, kTileWords}; }
 
-  // All sums of `rows` rows; products of left 4 and right 6 take 16 words, of 5 and 7 eight.
+  // Shapes in which all sums have `rows` rows; products of left 4 and right 6 take 16 words, those
+  // of 5 and 7 take eight.
   static TileShapes of_one(int rows) { return {rows, rows, kTileWords / 2}; }
 };
 
@@ -40,7 +41,7 @@ class Tiles {
     if (shapes_.first != 0) tile_release();
   }
 
-  // Sums are lost where the shapes change.
+  // Sums are lost if the shapes change.
   BATON_INLINE void shape(const TileShapes& shapes) {
     if (shapes.first != shapes_.first || shapes.second != shapes_.second ||
         shapes.last_words != shapes_.last_words)
@@ -64,7 +65,7 @@ class Tiles {
   }
 };
 
-// Calls action(i) with the constants from 0 to `count` - 1, at most four: as many sums.
+// Calls action(i) with the constants from 0 to `count` - 1, at most four: one for each sum.
 template <class Action>
 BATON_INLINE inline void for_sums(int count, const Action& action) {
   action(std::integral_constant<int, 0>());

@@ -18,7 +18,7 @@ class TokenKeys {
   static int first_of(int first_key) { return first_key; }
   static int lines_of(int head_dim) { return (head_dim * (int)sizeof(P) + 63) / 64; }
 
-  // Keys from `first` on; zeros from the unit's end on.
+  // Packs the keys from `first` on, with zeros from the unit's end on.
   void find(const AttentionCall& call, const Unit& unit, int head, int first, const void* zeros) {
     const int end = unit.end_key;
     const P* pool = (const P*)call.pool +

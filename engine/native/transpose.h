@@ -8,7 +8,7 @@
 
 namespace baton {
 
-// Of each vector's four quarters two: from kFirst, 0 or 1, on every other one.
+// Takes two of each vector's four quarters: every other one, beginning with kFirst, 0 or 1.
 template <int kFirst>
 BATON_INLINE inline Bits quarters_of(Bits a, Bits b) {
 #if defined(BATON_HALVES)
@@ -45,7 +45,7 @@ inline void transpose(Bits (&a)[16], int words, Vec* out, int out_stride) {
   }
 }
 
-// The same of 16 rows of up to 16 words in memory.
+// The same for 16 rows of up to 16 words in memory.
 inline void transpose_words(const void* const* rows, size_t byte_offset, int words, Vec* out,
                             int out_stride) {
   Bits a[16];

@@ -1,9 +1,10 @@
-// bf16 numbers by their bytes, 128 at a time: how weights (narrow.h) and keys and values (split.h) lie in
-// 12 bits a number.
+// bf16 numbers split into bytes, 128 at a time, so that weights (narrow.h) and keys and values
+// (split.h) take 12 bits a number.
 //
-// A quad is four vectors. Of a number's upper byte, a sign and seven bits of exponent, the sign and the
-// three lower bits are its code, the four upper ones its rest. Where all upper bytes are, but for the
-// sign, eight neighbours (sixteen exponents), the first of the eight says all rests.
+// A quad is four vectors. Of a number's upper byte, a sign and seven bits of exponent, the sign and
+// the three lower bits are its code, the four upper ones its rest. If all upper bytes, apart from
+// the sign, are among eight neighbours (sixteen exponents), the first of the eight determines all
+// rests.
 
 #pragma once
 
@@ -16,7 +17,7 @@ namespace baton {
 constexpr int kQuadVectors = 4;
 constexpr int kLastUpper = 120;  // the last byte that is the first of eight
 
-// A number's upper byte by its code, for each first of eight.
+// The upper bytes of all codes, for each first of eight.
 struct UpperBytes {
   alignas(64) uint8_t of[kLastUpper + 1][16] = {};
 
@@ -36,7 +37,8 @@ struct Quad {
   Vec vectors[kQuadVectors];
 };
 
-// The upper bytes of a quad's first two vectors, and of the other two, in the order of their lower ones.
+// The upper bytes of a quad's first two vectors, and of its other two, in the order of the lower
+// bytes.
 struct Uppers {
   Bits first;
   Bits second;
@@ -57,8 +59,8 @@ BATON_INLINE inline Quad with_lower(const char* low, const Uppers& upper) {
            (Vec)_mm512_unpackhi_epi8(second, upper.second)}};
 }
 
-// A quad apart: a vector of bytes has 16 by turns of each of two vectors; codes and rests of the first
-// two are lower halves of bytes.
+// A quad split into its parts. A vector of bytes has 16 bytes of one vector, then 16 of another,
+// and so on; codes and rests of the first two vectors are the lower halves of bytes.
 struct QuadBytes {
   Bits lower[2];
   Bits codes;

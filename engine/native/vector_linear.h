@@ -1,7 +1,8 @@
 // Linear layers by vectors of sixteen dot products: a panel is streamed once where its rows fit the
-// registers. Where a few more come a core keeps a piece of the panel in its first cache until they all
-// have passed over it; where many come, the panel in its second cache. Vectors of two halves (avx2.h) have
-// few registers: there more than one row passes over pieces that were unpacked before.
+// registers. With a few more rows, a core keeps a piece of the panel in its first cache until all
+// rows were multiplied by it; with many, it keeps the panel in its second cache. With vectors of
+// two halves (avx2.h) there are few registers, so two or more rows are multiplied by pieces that
+// were unpacked before.
 
 #pragma once
 
@@ -23,9 +24,9 @@ constexpr int kWordsPerBlock = (512 << 10) / kUnpackedBytes;     // half of a us
 // The groups of rows that share what the first one unpacks: words of 12 bits, or of two parts.
 constexpr int kGroupsToUnpack = PairWord::kPasses == 1 ? 5 : 2;
 
-// Calls action(i, j) for every i < Rows and j < Columns, both constants. Plain loops over an array of
-// accumulators leave it to the compiler's mood whether that becomes registers; GCC kept it in memory,
-// and stored all of it with every prefetch.
+// Calls action(i, j) for every i < Rows and j < Columns, both constants. With plain loops, GCC
+// keeps the array of accumulators in memory instead of registers, and stores all of it at every
+// prefetch.
 template <int Columns, class Action, int... At>
 BATON_INLINE inline void for_each_of(std::integer_sequence<int, At...>, const Action& action) {
   (action(std::integral_constant<int, At / Columns>{},
@@ -37,7 +38,7 @@ BATON_INLINE inline void for_each(const Action& action) {
   for_each_of<Columns>(std::make_integer_sequence<int, Rows * Columns>{}, action);
 }
 
-// Asks for kLines lines with each word, the next word's `step` bytes on.
+// Prefetches kLines lines with each word; the lines of the next word are `step` bytes further on.
 template <int kLines>
 struct LinesAhead {
   const char* at;
@@ -48,7 +49,7 @@ struct LinesAhead {
   }
 };
 
-// Asks for as many lines as a word has that is being read, some time before others are.
+// Prefetches as many lines as the word that is being read has, from some distance ahead.
 template <int kLines>
 struct LinesInOrder : LinesAhead<kLines> {
   explicit LinesInOrder(const char* at) : LinesAhead<kLines>{at + 1024, 64 * kLines} {}
@@ -61,15 +62,16 @@ struct LinesByPages {
   BATON_INLINE void ask() { stream.ask(kLines); }
 };
 
-// Of what is streamed from memory. Measured on Intel's CPUs alone, which have no other kernels.
+// How memory that is streamed is prefetched: what was fastest on Intel's CPUs, the only ones measured.
 template <int kLines>
 using Streamed =
     std::conditional_t<PairWord::kPasses == 2, LinesByPages<kLines>, LinesInOrder<kLines>>;
 
-// Asks for nothing new: for a line at hand, so that no other kind of loop is needed.
+// Prefetches nothing new, only a line that is in the cache, so that no other kind of loop is
+// needed.
 inline LinesAhead<1> no_lines(const void* at_hand) { return {(const char*)at_hand, 0}; }
 
-// Where sums of some rows and one panel go.
+// Where the sums of some rows and one panel are written.
 struct Sums {
   float* kept;      // [rows, 64]: those of words before, and, where more words follow, of these
   bool is_first;    // there are none before
@@ -78,7 +80,7 @@ struct Sums {
   int64_t stride;
 };
 
-// Vector j of a word's 64 outputs, as a pass takes it.
+// Vector j of a word's 64 outputs, for one pass.
 template <int kPass>
 BATON_INLINE inline Vec part_of(const Vec* word, int j) {
   return PairWord::part<kPass>(word[j]);
@@ -115,7 +117,7 @@ BATON_INLINE inline void for_words(const Int8Panel& panel, int words, const Acti
 }
 #endif
 
-// A panel that leaves the parts of what is read to others.
+// A panel that stores the parts of what it reads, for other rows.
 template <class Panel>
 struct UnpackingPanel {
   Panel from;
@@ -134,7 +136,8 @@ BATON_INLINE inline void for_words(const UnpackingPanel<Panel>& panel, int words
   });
 }
 
-// How many columns of a panel R rows are summed for at a time: sums stay in registers.
+// The number of a panel's columns that R rows are multiplied by at a time, so that their sums stay
+// in registers.
 template <int R>
 constexpr int kColumnsSummed = !kHalves || R == 1 ? kPanelColumns : R == 2 ? 2 : 1;
 constexpr int kRowsStreamed = kHalves ? 1 : kMaxRows;  // for all columns at a time
@@ -147,8 +150,8 @@ inline void unpack(Panel panel, int words, char* to, Lines lines) {
   });
 }
 
-// R rows of x times some columns of a word of a panel, from `first` on. `x` is at the first row's pair,
-// rows are `stride` apart.
+// Multiplies R rows of x by some columns of a word of a panel, from `first` on. `x` points to the
+// first row's pair; rows are `stride` apart.
 template <int R, int C, class Right>
 BATON_INLINE inline void add_word(const PairType* x, int64_t stride, const Right& right, int first,
                                   Vec (&acc)[R][C]) {
@@ -162,7 +165,7 @@ BATON_INLINE inline void add_word(const PairType* x, int64_t stride, const Right
   });
 }
 
-// R rows of x over `words` words of a panel. With each of them `lines` are asked for.
+// Multiplies R rows of x by `words` words of a panel. With each word, `lines` prefetches.
 template <int R, class Panel, class Lines>
 inline void multiply_panel(const PairType* x, int64_t x_stride, Panel panel, int words,
                            const Sums& sums, Lines lines) {
@@ -212,7 +215,8 @@ inline void multiply_some(int rows, const PairType* x, int64_t x_stride, Panel p
   }
 }
 
-// R rows of x over one group of a panel, scaled, on top of `sums`. With each word `lines` are asked for.
+// Multiplies R rows of x by one group of a panel, and adds the scaled sums to `sums`. With each
+// word, `lines` prefetches.
 template <int R, class Panel, class Lines>
 inline void multiply_group(const PairType* x, int64_t x_stride, Panel panel, const float* scales,
                            float* sums, Lines lines) {
@@ -245,7 +249,8 @@ inline void multiply_group_some(int rows, const PairType* x, int64_t x_stride, P
   }
 }
 
-// Some rows of one panel of integers: a group at a time, unpacked by the first rows if they are many.
+// Multiplies some rows by one panel of integers, a group at a time; if there are many rows, the
+// first ones unpack it for all.
 template <class Panel>
 inline void quantized_item(const LinearCall& call, const LeftRows& left, int panel,
                            int64_t first_row, int rows, float* sums) {
@@ -276,7 +281,7 @@ inline void quantized_item(const LinearCall& call, const LeftRows& left, int pan
   }
 }
 
-// R rows of x over one group of blocks, on top of `sums`.
+// Multiplies R rows of x by one group of blocks, and adds to `sums`.
 template <int R, class Format, class Panel, class Lines>
 inline void multiply_blocks(Format format, const PairType* x, int64_t x_stride, Panel panel,
                             const GroupScales& group, const float* input_sums, float* sums,
@@ -311,8 +316,8 @@ inline void multiply_blocks_some(Format format, int rows, const PairType* x, int
   }
 }
 
-// Some rows of one panel of blocks, `panel`: a group at a time, unpacked by the first rows if they are
-// many.
+// Multiplies some rows by one panel of blocks, `panel`, a group at a time; if there are many rows,
+// the first ones unpack it for all.
 template <class Format>
 inline void block_item(Format format, const LinearCall& call, const LeftRows& left,
                        const InputSums& input_sums, const char* panel, const Item& item,
@@ -350,7 +355,7 @@ inline void block_item(Format format, const LinearCall& call, const LeftRows& le
   }
 }
 
-// Compiled in a file of its own, where there are no tiles.
+// Compiled in a file of its own, for CPUs without tiles.
 void block_rows(const LinearCall& call, const LeftRows& left, const InputSums& input_sums,
                 const Item& item, float* sums);
 
@@ -374,7 +379,7 @@ class Unpacked {
   bool has_ = false;
 };
 
-// Of the item's rows from `row` on. The usual panel is written at once.
+// Where the sums of the item's rows from `row` on are written. The usual panel is written at once.
 inline Sums sums_of(const LinearCall& call, const Item& item, int row, bool is_first, bool is_last,
                     float* sums) {
   const int64_t outputs = call.weight.outputs;
@@ -384,7 +389,7 @@ inline Sums sums_of(const LinearCall& call, const Item& item, int row, bool is_f
           call.add == nullptr ? nullptr : call.add + at, outputs};
 }
 
-// One group of rows in bf16, which streams its panel.
+// Multiplies one group of rows in bf16 while it streams the panel.
 template <bool kNarrow>
 inline void streamed_rows(const LinearCall& call, const Item& item, const LeftRows& left,
                           float* sums) {
@@ -395,8 +400,8 @@ inline void streamed_rows(const LinearCall& call, const Item& item, const LeftRo
   if (to.out == nullptr) finish_rows(call, to.kept, item.first_row, item.rows, item.panel);
 }
 
-// Some rows in bf16 where few registers are: a piece of the panel is unpacked, then all groups pass over
-// it.
+// Multiplies some rows in bf16 with few registers: a piece of the panel is unpacked, then all
+// groups are multiplied by it.
 template <bool kNarrow>
 inline void unpacked_rows(const LinearCall& call, const Item& item, const LeftRows& left,
                           float* sums) {
@@ -417,9 +422,9 @@ inline void unpacked_rows(const LinearCall& call, const Item& item, const LeftRo
   }
 }
 
-// Several groups share a panel by pieces or blocks, and ask the memory for the next one on the way; the
-// first of many unpacks it for all others. Each is written as soon as it is summed: stores of many rows
-// at once would be waited for.
+// Several groups share a panel, piece by piece or block by block, and prefetch the next one
+// meanwhile; if there are many, the first unpacks it for all others. Each group is written as soon
+// as it is summed, because stores of many rows at once would be waited for.
 template <bool kNarrow>
 inline void shared_rows(const LinearCall& call, const Item& item, const LeftRows& left,
                         Unpacked& unpacked, float* sums) {
@@ -470,7 +475,7 @@ inline void shared_rows(const LinearCall& call, const Item& item, const LeftRows
   }
 }
 
-// In bf16, in even groups of at most six rows.
+// Multiplies in bf16, in even groups of at most six rows.
 template <bool kNarrow>
 void bf16_item(const LinearCall& call, const Item& item, const LeftRows& left,
                       Unpacked& unpacked, float* sums) {
@@ -481,7 +486,7 @@ void bf16_item(const LinearCall& call, const Item& item, const LeftRows& left,
 }
 
 #if !defined(__AMX_BF16__)
-// Compiled once, in a file of its own: it takes a compiler long.
+// Compiled in a file of its own, because it takes long to compile.
 extern template void bf16_item<true>(const LinearCall&, const Item&, const LeftRows&, Unpacked&,
                                      float*);
 #endif

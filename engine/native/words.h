@@ -1,5 +1,5 @@
-// What products of tiles are made of: words of one fp32 number, or of two bf16 numbers where the CPU has
-// AVX-512, which multiplies them by dot products or by fused multiply-adds.
+// The words that products of tiles are made of: one fp32 number each, or, on CPUs with AVX-512, two
+// bf16 numbers, which are multiplied by dot products or by fused multiply-adds.
 
 #pragma once
 
@@ -49,7 +49,7 @@ struct PairWord {
   }
 };
 #else
-// A bf16 number as fp32. Of each pair the odd one comes first.
+// A bf16 number as fp32. The odd number of each pair comes first.
 struct HalfPair {
   float number;
 };
@@ -122,8 +122,8 @@ inline void multiply_rows(const typename Word::Type* a, int a_stride, const Vec*
                                accumulate, ahead);
 }
 
-// Of b, whose rows are `b_stride` vectors apart, the first `columns`. The first block of rows and
-// columns asks for the lines of `ahead`.
+// Only the first `columns` of b, whose rows are `b_stride` vectors apart. The first block of rows
+// and columns prefetches the lines of `ahead`.
 template <class Word>
 inline void multiply(const typename Word::Type* a, int a_stride, const Vec* b, int b_stride,
                      float* c, int c_stride, int rows, int columns, int depth, bool accumulate,
