@@ -6,7 +6,9 @@ from __future__ import annotations
 import pydoc_data.topics
 import random
 import shutil
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -21,9 +23,13 @@ from tests.hybrid_models import HYBRIDS
 from tests.integration.fleets import (
     all_counters,
     assert_as_expected,
+    complete,
     complete_all,
     counters,
     running_fleet,
+    trace_of,
+    wait_for,
+    workers,
 )
 from tests.integration.reference import (
     BLOCK,
@@ -153,3 +159,38 @@ def test_a_trained_hybrid_served_apart_gives_the_tokens_of_transformers(dtype: s
         run(fleet, prompts)
         assert counters(fleet, "decode-1")["handoffs"] == 2 * len(prompts)
         assert counters(fleet, "prefill-1")["cached_tokens"] == 2 * (1 + 6) * BLOCK
+
+
+@pytest.mark.nightly
+def test_a_running_request_moves_with_its_states_when_its_worker_drains() -> None:
+    """Nothing is computed again, and the output is the one of a worker that stays."""
+    prompt, length = list(range(100, 140)), 1200
+    with (
+        running_fleet(
+            model=str(HYBRID),
+            served_model_name=(DEMO_MODEL.name,),
+            prefill=1,
+            decode=2,
+            local_prefill_threshold_tokens=0,
+            dtype="float32",
+        ) as fleet,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(complete, fleet, prompt, max_tokens=length)
+
+        def running() -> str | None:
+            shown = workers(fleet)
+            found = (name for name in ("decode-1", "decode-2") if shown[name]["num_running"])
+            return next(found, None)
+
+        drained = wait_for("the request to run", running)
+        fleet.processes[drained].signal(signal.SIGTERM)
+        answer = asked.result(timeout=120)
+        attempts = trace_of(fleet, answer["id"])["attempts"]
+        assert len({each["decode"]["worker_id"] for each in attempts}) == 2
+        computed = sum(each["prefill_tokens"] for each in all_counters(fleet).values())
+        assert computed == len(prompt)
+        again = complete(fleet, prompt, max_tokens=length)
+        assert again["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
+        fleet.processes[drained].start()
+        wait_for("it to come back", lambda: workers(fleet).get(drained, {}).get("connected"))
