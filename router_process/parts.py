@@ -41,7 +41,8 @@ from protocol.messages import PROTOCOL_VERSION, Hello, Role
 from protocol.registration import WorkerInfo
 from router.fleet.fleet import Fleet
 from router.fleet.history import FleetHistory
-from router.fleet.link import LinkCallbacks, LinkTimes, WorkerLink
+from router.fleet.link import LinkTimes, WorkerLink
+from router.fleet.listener import LinkCallbacks
 from router.metrics import FleetMetrics
 from router.recording.recorder import Recorder
 from router.recording.trace_file import TraceFile
@@ -91,9 +92,8 @@ def assemble(settings: RouterSettings, stack: AsyncExitStack) -> Parts:
         )
         return WorkerLink(network, info, hello, callbacks, times, metrics)
 
-    fleet = Fleet(
-        connect, CacheIndex(settings.expected_cache_s), metrics, history=FleetHistory(wall_us)
-    )
+    index, history = CacheIndex(settings.expected_cache_s), FleetHistory(wall_us)
+    fleet = Fleet(connect, index, metrics, time.monotonic, history)
     stack.push_async_callback(fleet.close)
     traces = TraceStore(settings.trace_history, metrics, wall_us)
     cache = CacheReport(fleet, traces)

@@ -38,7 +38,8 @@ from protocol.events import WorkerStats
 from protocol.messages import Role
 from protocol.registration import WorkerInfo
 from router.fleet.fleet import Fleet
-from router.fleet.link import LinkCallbacks
+from router.fleet.history import FleetHistory
+from router.fleet.listener import LinkCallbacks
 from router.fleet.worker import Link
 from router.metrics import FleetMetrics
 from router.requests.trace import TraceStore
@@ -62,7 +63,7 @@ def router_metrics() -> list[Metric]:
     registry = CollectorRegistry()
     metrics = FleetMetrics(registry)
     traces = TraceStore(1, metrics, wall_us)
-    fleet = Fleet(_never_connect, CacheIndex(1.0), metrics)
+    fleet = Fleet(_never_connect, CacheIndex(1.0), metrics, time.monotonic, FleetHistory(wall_us))
     registry.register(IgnoredEntries())
     registry.register(FleetCollector(FleetReport(fleet, traces, Targets(1.0, None, 1.0))))
     ApiMetrics(registry)

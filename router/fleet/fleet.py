@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from process.clock import wall_us
 from protocol.control_message import ControlMessage
 from protocol.events import CacheEvents, EventMessage
 from protocol.messages import CacheDump, FlightPage, Role
@@ -32,8 +30,7 @@ from router.fleet.conditions import (
 from router.fleet.election import FleetIdentity, WantedModel, elect
 from router.fleet.flight_questions import FlightQuestions
 from router.fleet.history import FleetHistory
-from router.fleet.link import LinkCallbacks
-from router.fleet.listener import FleetListener
+from router.fleet.listener import FleetListener, LinkCallbacks
 from router.fleet.worker import Link, Loss, Worker, describe
 from router.metrics import FleetMetrics
 from router.routing.cache_index import CacheIndex
@@ -53,10 +50,11 @@ class Fleet:
         connect: ConnectLink,
         index: CacheIndex,
         metrics: FleetMetrics,
-        clock: Callable[[], float] = time.monotonic,
-        history: FleetHistory | None = None,
+        clock: Callable[[], float],
+        history: FleetHistory,
     ) -> None:
-        self.history = history or FleetHistory(wall_us)
+        """`clock` is in seconds, such as `time.monotonic`."""
+        self.history = history
         self.identity: FleetIdentity | None = None
         self.flights = FlightQuestions()
         self._connect = connect

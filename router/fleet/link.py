@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -52,6 +52,7 @@ from router.fleet.conditions import (
 )
 from router.fleet.frame_socket import FrameSocket
 from router.fleet.inflow_checks import InflowChecks
+from router.fleet.listener import LinkCallbacks
 from router.fleet.pings import Pings
 from router.fleet.step_parts import in_parts
 from router.metrics import FleetMetrics
@@ -61,26 +62,6 @@ log = logging.getLogger(__name__)
 CLOSE_LINGER_MS = 100
 RECONNECT_S = 0.2
 MAX_RECONNECT_S = 30.0
-
-
-class LinkCallbacks(Protocol):
-    """Receives a link's reports, by worker id."""
-
-    def on_ready(self, worker_id: str) -> None:
-        """The worker accepted our hello."""
-        ...
-
-    def on_disconnected(self, worker_id: str) -> None:
-        """The connection broke; messages sent or expected over it are lost."""
-        ...
-
-    def on_control(self, worker_id: str, message: ControlMessage) -> None:
-        """A message arrived over the control connection."""
-        ...
-
-    def on_event(self, worker_id: str, message: EventMessage) -> None:
-        """A published message arrived."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,32 @@
-"""What a fleet's owner implements to learn of workers' messages and of lost workers."""
+"""Who learns what from whom: a fleet from its links, and the fleet's owner from the fleet."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from protocol.control_message import ControlMessage
+from protocol.events import EventMessage
 from router.fleet.worker import Loss, Worker
+
+
+class LinkCallbacks(Protocol):
+    """Receives a link's reports, by worker id."""
+
+    def on_ready(self, worker_id: str) -> None:
+        """The worker accepted our hello."""
+        ...
+
+    def on_disconnected(self, worker_id: str) -> None:
+        """The connection broke; messages sent or expected over it are lost."""
+        ...
+
+    def on_control(self, worker_id: str, message: ControlMessage) -> None:
+        """A message arrived over the control connection."""
+        ...
+
+    def on_event(self, worker_id: str, message: EventMessage) -> None:
+        """A published message arrived."""
+        ...
 
 
 class FleetListener(Protocol):

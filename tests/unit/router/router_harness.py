@@ -61,7 +61,7 @@ class Harness:
         self.index = CacheIndex(10.0)
         clock = itertools.count(1_000_000, 1000)
         self.history = FleetHistory(lambda: next(clock))
-        self.fleet = Fleet(self._connect, self.index, self.metrics, history=self.history)
+        self.fleet = Fleet(self._connect, self.index, self.metrics, time.monotonic, self.history)
         self.traces = TraceStore(self.settings.trace_history, self.metrics, lambda: next(clock))
         self.door = Door(time.monotonic)
         self.report = FleetReport(
