@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kv_transfer.tiers.disk_tier import DiskTier, NoteRead
 from kv_transfer.tiers.host_tier import HostTier, Load
-from kv_transfer.tiers.tier_news import TierDelta
+from kv_transfer.tiers.tier_news import GroupNews, TierDelta
 from kv_transfer.tiers.units import ColdUnit, Units
 from scheduling.block_pools import BlockPools
 
@@ -55,6 +55,8 @@ class KvTiers:
         for group, manager in enumerate(pools.managers):
             manager.on_withdraw = partial(self.drop, group=group)
         pools.is_kept_below = partial(self.has, 0)
+        for tier in self.by_name.values() if pools.has_windows else ():
+            tier.index.report_by(GroupNews(len(pools.managers) - 1))
 
     @property
     def by_name(self) -> dict[str, HostTier | DiskTier]:

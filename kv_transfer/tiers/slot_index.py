@@ -37,6 +37,12 @@ class SlotIndex:
     def __contains__(self, name: bytes) -> bool:
         return name in self._slot_of
 
+    def report_by(self, news: TierNews) -> None:
+        """Let `news` tell of the entries, also of those that are here."""
+        self.news = news
+        for name in self._slot_of:
+            news.store(name)
+
     @property
     def num_slots(self) -> int:
         """The number of slots, used or not."""

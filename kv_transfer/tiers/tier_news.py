@@ -6,8 +6,11 @@ these have gone. Changes are taken in portions. A block has one pending change a
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import NamedTuple
+
+from protocol.hashing import HASH_BYTES, end_of
 
 MAX_REPORTED = 1 << 16
 """Blocks of one tier. With 16 tokens in a block, they hold a million tokens."""
@@ -61,3 +64,40 @@ class TierNews:
     def hashes(self) -> list[bytes]:
         """The blocks that are or will be reported as stored."""
         return list(self._known)
+
+
+class GroupNews(TierNews):
+    """The changes of a tier that has units of several groups of layers, the first of which keeps
+    all tokens: the first group's blocks, and ends (`protocol.hashing.end_of`).
+
+    A block counts as an end if all `num_windowed` groups with windows have it. Only blocks that a
+    prefix needs to end somewhere are kept there, so the last of them is an end; those before it may
+    be none.
+    """
+
+    def __init__(self, num_windowed: int, most: int = MAX_REPORTED) -> None:
+        super().__init__(most)
+        self._num_windowed = num_windowed
+        self._num_there: Counter[bytes] = Counter()
+
+    def store(self, digest: bytes) -> None:
+        """A unit has come, by its name."""
+        block, unit = digest[:HASH_BYTES], digest[HASH_BYTES:]
+        if not unit:
+            super().store(block)
+        elif unit[0] and not unit[1]:  # the first of a block with a window
+            self._num_there[block] += 1
+            if self._num_there[block] == self._num_windowed:
+                super().store(end_of(block))
+
+    def remove(self, digest: bytes) -> None:
+        """A unit has left."""
+        block, unit = digest[:HASH_BYTES], digest[HASH_BYTES:]
+        if not unit:
+            super().remove(block)
+        elif unit[0] and not unit[1]:
+            if self._num_there[block] == self._num_windowed:
+                super().remove(end_of(block))
+            self._num_there[block] -= 1
+            if not self._num_there[block]:
+                del self._num_there[block]

@@ -228,7 +228,7 @@ class CacheIndex:
         found = self._pool_matches(hashes)
         if self._tiers.has_any:
             held = {bit: each.held for bit, each in found.items()}
-            for bit, own in self._tiers.beyond(hashes, self._held, held).items():
+            for bit, own in self._tiers.beyond(hashes, self._held, held, self._windowed).items():
                 match = found.get(bit, NO_MATCH)
                 found[bit] = PrefixMatch(match.held, match.expected, own.in_host, own.on_disk)
         return {self._names[bit]: each for bit, each in found.items()}

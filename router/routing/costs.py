@@ -141,7 +141,8 @@ class Costs:
         if loaded <= 0 or self._query.by_load:
             return 0, 0.0
         num_blocks = match.in_host + match.on_disk
-        all_us = num_blocks * load.host_block_us + match.on_disk * load.disk_block_us
+        copied = num_blocks + self._pairs.in_windows(num_blocks)
+        all_us = copied * load.host_block_us + match.on_disk * load.disk_block_us
         share = loaded / (num_blocks * self._query.block_size)
         load_ms = LOAD_MS + share * all_us / US_PER_MS
         compute_ms = loaded * load.pace.per_token_us / US_PER_MS

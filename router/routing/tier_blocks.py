@@ -89,10 +89,15 @@ class TierBlocks:
         return self._workers > 0
 
     def beyond(
-        self, hashes: Sequence[bytes], pools: BlockHolders, held: Mapping[int, int]
+        self,
+        hashes: Sequence[bytes],
+        pools: BlockHolders,
+        held: Mapping[int, int],
+        windowed: int = 0,
     ) -> dict[int, OwnTiers]:
         """The blocks that workers have in tiers, behind the leading ones that they hold in their
-        pools (`held`, by worker), for those that have any."""
+        pools (`held`, by worker), for those that have any; of those that are `windowed`, up to the
+        last end."""
         workers = self._workers
         if not workers or not hashes:
             return {}
@@ -101,6 +106,8 @@ class TierBlocks:
         runs = pools.runs(hashes, workers, also=self._held)
         for worker, num_blocks in by_worker(runs).items():
             first = held.get(worker, 0)
+            if worker & windowed:
+                num_blocks = self._held.last_end(hashes[:num_blocks], worker, also=pools)
             if num_blocks > first:
                 following = hashes[first:num_blocks]
                 disk = self._tiers[worker].by_name[TierName.DISK]

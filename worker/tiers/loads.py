@@ -71,7 +71,7 @@ class TierLoads:
 
     def take_changes(self) -> list[TierChange]:
         """Changes of what the tiers hold since the last call; of many, some."""
-        if self._tiers is None or self._pools.has_windows:
+        if self._tiers is None or self._pools.rules[0].window is not None:
             return []
         news = self._tiers.take_news(CHANGES_AT_ONCE)
         return [
@@ -82,7 +82,7 @@ class TierLoads:
 
     def hashes(self) -> dict[TierName, list[bytes]]:
         """The blocks that the tiers hold, as far as changes were told or will be."""
-        if self._tiers is None or self._pools.has_windows:
+        if self._tiers is None or self._pools.rules[0].window is not None:
             return {}
         tiers = self._tiers.by_name.items()
         return {TierName(name): tier.index.news.hashes() for name, tier in tiers}

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.tiers.slot_index import SlotIndex
-from kv_transfer.tiers.tier_news import TierNews
+from kv_transfer.tiers.tier_news import GroupNews, TierNews
+from protocol.hashing import end_of
 from tests.effort import times
 
 
@@ -66,3 +67,26 @@ def test_every_entry_of_a_tier_is_told_of_until_it_leaves() -> None:
     index.expire(20.0)
     assert index.news.take(9) == ([], [digest(2), digest(0), digest(1)])
     assert index.news.hashes() == []
+
+
+def test_of_several_groups_the_first_one_s_blocks_and_ends_are_told() -> None:
+    """An end is where all groups with windows have a block; further units of a block say nothing
+    new."""
+    news, a, b = GroupNews(2), digest(1), digest(2)
+    for name in (a, a + bytes((0, 1)), a + bytes((1, 0)), a + bytes((1, 1)), b + bytes((1, 0))):
+        news.store(name)
+    assert news.take(9) == ([a], [])
+    news.store(a + bytes((2, 0)))
+    assert news.take(9) == ([end_of(a)], [])
+    assert set(news.hashes()) == {a, end_of(a)}
+    news.remove(a + bytes((1, 0)))
+    news.remove(a + bytes((2, 0)))
+    news.remove(b + bytes((1, 0)))
+    assert news.take(9) == ([], [end_of(a)])
+
+
+def test_entries_that_were_there_before_are_told() -> None:
+    index = SlotIndex(3, max_age_s=10.0)
+    index.restore([(0, digest(1), 0.0), (1, digest(1) + bytes((1, 0)), 0.0)])
+    index.report_by(GroupNews(1))
+    assert set(index.news.take(9).stored) == {digest(1), end_of(digest(1))}

@@ -8,6 +8,7 @@ import pytest
 
 from protocol.errors import ProtocolError
 from protocol.events import CacheEvents, TierChange
+from protocol.hashing import end_of
 from protocol.messages import CacheDump, TierName
 from router.routing import block_lists, cache_index
 from router.routing.cache_index import CacheIndex, PrefixMatch
@@ -156,3 +157,25 @@ def test_full_tiers_are_forgotten_slice_by_slice(monkeypatch: pytest.MonkeyPatch
     assert left[0] > 0
     assert all(before - after <= 6 for before, after in pairwise([*left, len(index._tiers)]))
     assert len(index._tiers) == 0
+
+
+@pytest.mark.parametrize(
+    ("pool_end", "tier_ends"),
+    [(0, []), (0, [6]), (3, [4, 6]), (0, [9]), (5, [])],
+    ids=["none", "its end", "the last end", "beyond what there is", "the pool's end"],
+)
+def test_of_a_worker_with_windows_blocks_count_up_to_an_end(
+    pool_end: int, tier_ends: list[int]
+) -> None:
+    """The pool has four blocks, host memory all to the seventh."""
+    chain = [bytes([number]).ljust(16, b"x") for number in range(12)]
+    index = CacheIndex(pending_ttl_s=5.0)
+    index.join("w", "i", has_windows=True)
+    pool = [*chain[:4], *([end_of(chain[pool_end - 1])] if pool_end else [])]
+    host = [*chain[2:7], *(end_of(chain[end - 1]) for end in tier_ends)]
+    dump = CacheDump(incarnation="i", seq=0, hashes=[*pool, *host], num_host=len(host), num_disk=0)
+    assert not index.apply_dump("w", dump)
+    held = pool_end if pool_end <= 4 else 0
+    usable = max([pool_end, *[end for end in tier_ends if end <= 7]])
+    match = index.match("w", chain, 0.0)
+    assert (match.held, match.num_own) == (held, usable)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.messages import Abort
+from protocol.messages import Abort, CacheDump, TierName
+from router.routing.cache_index import CacheIndex
 from scheduling import fetch_rule
 from tests.effort import times
 from tests.layouts import windowed_layout
@@ -148,3 +149,23 @@ def test_many_requests_in_a_small_pool_give_the_right_tokens(
     assert bench.model.strays == []
     assert bench.scheduler.pools.num_used == 0
     bench.close()
+
+
+def test_routers_hear_where_a_prefix_in_host_memory_ends(bench: DecodeBench) -> None:
+    bench.scheduler.pools.checkpoint_blocks = 5
+    warm(bench)
+    index = CacheIndex(pending_ttl_s=5.0)
+    index.join("d", "i", has_windows=True)
+    held = bench.host.tiers.hashes()[TierName.HOST]
+    assert not index.apply_dump(
+        "d", CacheDump(incarnation="i", seq=0, hashes=held, num_host=len(held), num_disk=0)
+    )
+    for length, end in ((16, 16), (14, 10)):
+        hinted = index.match("d", root(bench, LONG)[:length], 0.0).num_own
+        assert (
+            run(bench, f"up to {length}", [*LONG[: length * BLOCK], 1])
+            == 1 + (length - end) * BLOCK
+        )
+        assert hinted >= end
+        bench.scheduler.pools.clear_cache()
+    assert index.match("d", root(bench, LONG)[:16], 0.0).num_own == 16
