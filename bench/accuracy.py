@@ -2,6 +2,7 @@
 
     python -m bench.accuracy --model FOLDER|FILE.gguf [--weights auto,int8,int4] [--text FILE]
         [--tokens N] [--peers llama.cpp] [--peer-python llama.cpp=PYTHON]
+    python -m bench.accuracy --model FILE.gguf --formats Q8_0,Q4_0  # also with such weights
     python -m bench.accuracy --model FOLDER --weights auto,fp8      # on a card
     python -m bench.accuracy --model FOLDER --kv-dtype auto,fp8     # of keys and values, on a CPU
 
@@ -10,7 +11,8 @@ every combination of weights and KV with the first. With fp8 weights all combina
 card, which has no int8 and int4. Without `--text` the text is the docstrings of Python's own
 modules, which the bundled model has not seen. The figures depend on model and text: measure yours.
 `--peers llama.cpp` adds the perplexity of llama.cpp, which gets the same tokens in the same windows
-and reads the same GGUF file.
+and reads the same GGUF file. `--formats` adds files with the model's weights in these formats, made
+from the values that the given file has.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import importlib
 import itertools
 import math
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +38,9 @@ from torch.nn.functional import cross_entropy
 from bench.engine.limits import bits_per_weight, step_needs
 from bench.engine.peer_process import PeerProcess, installed_peers, interpreters
 from bench.engine.workloads import EngineNeeds
+from bench.tools.gguf_formats import FORMATS, requantized
 from bench.tools.paths import DEMO_MODEL
+from checkpoint.gguf.folder import gguf_folder
 from checkpoint.model_source import resolve_model
 from engine.attention.base import Segment
 from engine.backend import Backend
@@ -105,11 +110,13 @@ class Kind:
 
     weights: str = "auto"
     kv_dtype: str = "auto"
+    format: str = ""  # of a file that was made for it
 
     @property
     def label(self) -> str:
         """The name in the table."""
-        return self.weights if self.kv_dtype == "auto" else f"{self.weights}, KV {self.kv_dtype}"
+        weights = self.format or self.weights
+        return weights if self.kv_dtype == "auto" else f"{weights}, KV {self.kv_dtype}"
 
 
 class Reader:
@@ -164,6 +171,14 @@ def pick_device(kinds: list[Kind]) -> torch.device:
     return torch.device("cuda:0")
 
 
+def _made(model: str, name: str, place: Path) -> Path:
+    """The folder of a GGUF file in this format, with what is read from it, both below `place`.
+    Raises BatonError."""
+    if not model.endswith(".gguf"):
+        raise BatonError("--formats needs a GGUF file")
+    return gguf_folder(requantized(Path(model), name, place / f"{name}.gguf"), place)
+
+
 def _kernels() -> ctypes.CDLL:
     try:
         return load_library()
@@ -182,10 +197,17 @@ def held_text() -> str:
     return "\n\n".join(texts)
 
 
-def compare(folder: Path, kinds: list[Kind], text: str, num_tokens: int) -> dict[Kind, Sums]:
-    """The sums of each kind over the text's first `num_tokens` tokens."""
-    device = pick_device(kinds)
-    readers = {kind: Reader(folder, kind, device) for kind in kinds}
+def compare(
+    folder: Path,
+    kinds: list[Kind],
+    text: str,
+    num_tokens: int,
+    made: Mapping[str, Path] | None = None,
+) -> dict[Kind, Sums]:
+    """The sums of each kind over the text's first `num_tokens` tokens. `made` are the folders of
+    kinds with a format of their own."""
+    device, folders = pick_device(kinds), {"": folder, **(made or {})}
+    readers = {kind: Reader(folders[kind.format], kind, device) for kind in kinds}
     sums = {kind: Sums(reader.bits_per_weight) for kind, reader in readers.items()}
     for window in map(torch.tensor, windows_of(folder, text, num_tokens)):
         expected: torch.Tensor | None = None
@@ -268,6 +290,7 @@ def main() -> int:
     )
     parser.add_argument("--weights", default="auto,int8,int4", help=", ".join(BITS))
     parser.add_argument("--kv-dtype", default="auto", help=", ".join(KV_DTYPES))
+    parser.add_argument("--formats", default="", help=", ".join(FORMATS))
     parser.add_argument(
         "--text", type=Path, help="a file; none: Python's own documentation strings"
     )
@@ -283,6 +306,8 @@ def main() -> int:
             name = "--" + flag.replace("_", "-")
             parser.error(f"{name}: {unknown.pop()!r} is not one of {', '.join(known)}")
     kinds = [Kind(weights, kv_dtype) for weights, kv_dtype in itertools.product(*chosen)]
+    formats = [each for each in options.formats.split(",") if each]
+    kinds += [Kind(format=each) for each in formats]
     try:
         text = held_text() if options.text is None else options.text.read_text()
         pythons = interpreters(options.peer_python)
@@ -290,7 +315,9 @@ def main() -> int:
         if missing:
             raise BatonError("; ".join(missing))
         folder = resolve_model(options.model)
-        sums = compare(folder, kinds, text, options.tokens)
+        with tempfile.TemporaryDirectory() as place:
+            made = {each: _made(options.model, each, Path(place)) for each in formats}
+            sums = compare(folder, kinds, text, options.tokens, made)
         windows = windows_of(folder, text, options.tokens)
         peers = read_by_peers(folder, {name: pythons[name] for name in names}, windows)
     except (BatonError, OSError) as error:

@@ -34,15 +34,16 @@ _PROJECTOR = "mmproj"  # files whose names begin with it read images and are no 
 _MAX_SPLITS = 1000
 
 
-def gguf_folder(file: Path) -> Path:
-    """The checkpoint folder that stands for `file` and the other parts of its model.
+def gguf_folder(file: Path, cache: Path | None = None) -> Path:
+    """The checkpoint folder that stands for `file` and the other parts of its model. It is made in
+    `cache` (by default this user's) unless it is there.
 
     Raises ModelLoadError, one line that names a file.
     """
     parts = split_files(file)
     for part in parts:
         open_regular(part).close()
-    folder = _cache() / _digest(parts)
+    folder = (cache or _cache()) / _digest(parts)
     if not (folder / "config.json").is_file():
         _make(parts, folder)
     return folder

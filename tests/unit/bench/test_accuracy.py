@@ -6,8 +6,11 @@ import io
 import math
 import sys
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from gguf.quants import dequantize
 from rich.console import Console
 
 from bench.accuracy import (
@@ -23,8 +26,10 @@ from bench.accuracy import (
 from bench.engine import peer_process
 from bench.engine.limits import bits_per_weight
 from bench.engine.peer_process import PeerKind
+from bench.tools.gguf_formats import requantized
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.errors import BatonError
+from tests.gguf_files import write_metadata
 from tests.paths import DEMO_MODEL, ROOT
 
 FOLDER = DEMO_MODEL
@@ -106,3 +111,33 @@ def test_a_peers_row_has_its_perplexity_over_the_first_kinds():
     )
     assert auto == ["auto", "5.00", "4.000", "1.0000x", "0.10000", "90.00%"]
     assert peer == ["peer 1", "4.50", "6.000", "1.5000x", "", ""]
+
+
+def test_a_file_is_read_in_other_formats_too(tmp_path):
+    """Q8_0 keeps more of the weights than Q4_0, and each is what the package gguf makes of them."""
+    source = tmp_path / "model.gguf"
+    config = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+    config |= {"max_position_embeddings": 64, "rope_parameters": {"rope_theta": 1e4}}
+    chance = np.random.default_rng(1)
+    matrix, vector = (chance.normal(size=size).astype(np.float32) for size in ((96, 64), 64))
+    writer = gguf.GGUFWriter(source, "llama")
+    write_metadata(writer, "llama", config)
+    writer.add_tensor("blk.0.ffn_up.weight", matrix)
+    writer.add_tensor("output_norm.weight", vector)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    before, errors = gguf.GGUFReader(source), []
+    for name in ("Q8_0", "Q4_0"):
+        made = gguf.GGUFReader(requantized(source, name, tmp_path / f"{name}.gguf"))
+        kinds = {each.name: each.tensor_type.name for each in made.tensors}
+        assert kinds == {"blk.0.ffn_up.weight": name, "output_norm.weight": "F32"}
+        told = {key: field.contents() for key, field in made.fields.items() if "GGUF" not in key}
+        assert told == {k: f.contents() for k, f in before.fields.items() if "GGUF" not in k}
+        up = next(each for each in made.tensors if "ffn" in each.name)
+        errors.append(np.abs(dequantize(np.asarray(up.data), up.tensor_type) - matrix).max())
+    assert 0 < errors[0] < errors[1] / 8
+    with pytest.raises(BatonError, match="'Q2_K' is not one of Q8_0"):
+        requantized(source, "Q2_K", tmp_path / "no.gguf")

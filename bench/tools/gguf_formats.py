@@ -1,0 +1,47 @@
+"""Rewrites a GGUF file with its matrices in another quantized format.
+
+The values are those that the file's own weights stand for, so a file that was quantized before is
+quantized twice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize, quantize
+
+from protocol.errors import BatonError
+
+FORMATS = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+"""Formats that the package `gguf` writes."""
+
+
+def requantized(source: Path, name: str, target: Path) -> Path:
+    """Write `target`: the model of the file `source`, with matrices in the format `name`. Vectors,
+    and matrices whose rows are not whole blocks, stay as they are. Raises BatonError."""
+    if name not in FORMATS:
+        raise BatonError(f"the format {name!r} is not one of {', '.join(FORMATS)}")
+    kind = gguf.GGMLQuantizationType[name]
+    block_size, _ = gguf.GGML_QUANT_SIZES[kind]
+    reader = gguf.GGUFReader(source)
+    architecture = reader.fields[gguf.Keys.General.ARCHITECTURE].contents()
+    writer = gguf.GGUFWriter(target, architecture)
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == gguf.Keys.General.ARCHITECTURE:
+            continue
+        inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(key, field.contents(), field.types[0], inner)
+    for tensor in reader.tensors:
+        values = np.asarray(tensor.data)
+        if len(tensor.shape) > 1 and tensor.shape[0] % block_size == 0:
+            values = quantize(dequantize(values, tensor.tensor_type), kind)
+            writer.add_tensor(tensor.name, values, raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor.name, values, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
