@@ -38,7 +38,7 @@ class EngineConfig:
     kernels' products, where supported, else `tokens`; `auto`: the fastest on this device."""
     kv_windows: str = ALL_TOKENS
     """What layers with a window keep of a sequence: ALL_TOKENS, or WINDOW, what the window still
-    reaches (on a CPU, with one rank)."""
+    reaches (on a CPU, with one rank). `auto`: WINDOW there if other layers keep all tokens."""
     kernels_dir: Path | None = None
     """A folder of kernels that `build_library` has built; they need no compiler."""
     cuda_graphs: bool = True

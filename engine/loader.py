@@ -202,8 +202,13 @@ def _layout(
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, backend.kv_dtype)
     order = order_of(config.kv_order, backend.orders(layout))
     shard = backend.shard
-    grouping = whole.kv_grouping() if config.kv_windows == WINDOW else layout.grouping
-    if grouping and (backend.device.type != "cpu" or shard.size * shard.num_stages > 1):
+    has_groups = backend.device.type == "cpu" and shard.size * shard.num_stages == 1
+    grouping = layout.grouping
+    if config.kv_windows == WINDOW or (config.kv_windows == "auto" and has_groups):
+        wanted = whole.kv_grouping()
+        keeps_all = any(group.window is None for group in wanted)
+        grouping = wanted if keeps_all or config.kv_windows == WINDOW else grouping
+    if grouping and not has_groups:
         raise ConfigError("kv_windows window is for workers of one rank on a CPU: set it to all")
     layout = msgspec.structs.replace(layout, order=order, grouping=grouping)
     return layout.shard(shard.rank, shard.size, shard.stage, shard.num_stages)

@@ -63,11 +63,12 @@ class WorkerSettings(SharedSettings):
         choices=("auto", "tokens", "pairs"),
     )
     kv_windows: str = setting(
-        "all",
+        ALL_TOKENS,
         help="what layers with a window keep in the pool; all: every token, as other layers do; "
-        "window: what later tokens still see, on cpu and with one rank; one value for all workers "
-        "that hand over to each other",
-        choices=(ALL_TOKENS, WINDOW),
+        "window: what later tokens still see, on cpu and with one rank; auto: window there, if "
+        "other layers of the model keep all tokens; one value for all workers that hand over to "
+        "each other",
+        choices=("auto", ALL_TOKENS, WINDOW),
     )
     device: str = setting(
         "auto",

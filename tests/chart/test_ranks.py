@@ -6,12 +6,14 @@ from typing import Any
 
 from tests.chart.chart import Object, objects, pod_templates
 
+SPLIT = ("--tensor-parallel", "--pipeline-parallel", "--kv-order", "--kv-windows")
+SHARED = {"kv_order": "tokens", "kv_windows": "window"}
 RANKS = {
     "workers": {"pipelineParallel": 2},
     "pools": {
         "prefill": {"role": "prefill", "tensorParallel": 2},
         "decode": {"role": "decode", "pipelineParallel": 1},
-        "other": {"role": "decode", "pipelineParallel": 1, "settings": {"kv_order": "tokens"}},
+        "other": {"role": "decode", "pipelineParallel": 1, "settings": SHARED},
     },
 }
 
@@ -26,11 +28,7 @@ def workers(values: dict[str, Any]) -> dict[str, Object]:
 
 
 def split(container: Object) -> list[str]:
-    return [
-        flag
-        for flag in container["args"]
-        if flag.startswith(("--tensor-parallel", "--pipeline-parallel", "--kv-order"))
-    ]
+    return [flag for flag in container["args"] if flag.startswith(SPLIT)]
 
 
 def test_each_pool_splits_its_model_and_all_keep_blocks_that_can_be_split() -> None:
@@ -39,9 +37,10 @@ def test_each_pool_splits_its_model_and_all_keep_blocks_that_can_be_split() -> N
         "--tensor-parallel=2",
         "--pipeline-parallel=2",
         "--kv-order=pairs",
+        "--kv-windows=all",
     ]
-    assert split(found["decode"]) == ["--kv-order=pairs"]
-    assert split(found["other"]) == ["--kv-order=tokens"]
+    assert split(found["decode"]) == ["--kv-order=pairs", "--kv-windows=all"]
+    assert split(found["other"]) == ["--kv-order=tokens", "--kv-windows=window"]
     assert [split(each) for each in workers({}).values()] == [[], []]
 
 

@@ -26,8 +26,8 @@ _REMEDIES = {
                "restart it."),
     "stalled": ("logs", "Look at its log, and at `baton trace --process` of it; then restart it."),
     "other_model": ("model", "Start it with the fleet's model, or in a cluster of its own."),
-    "other_layout": ("dtype, kv_dtype, kv_order, block_size", "Give it the fleet's values: its log "
-                     "shows what its layout stands for."),
+    "other_layout": ("dtype, kv_dtype, kv_order, kv_windows, block_size", "Give it the fleet's "
+                     "values: its log shows what its layout stands for."),
     "other_protocol": ("release", "Give routers and workers the same release."),
     "other_secret": ("cluster_secret", "Give it the secret of this router, or a cluster of its "
                      "own."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +148,15 @@ def test_a_worker_is_told_its_cores() -> None:
     child = children.worker(Role.DECODE, "d", SHARED, DIR, [8, 2, 3])
     assert cores_in(parsed(child).cores) == [2, 3, 8]
     assert parsed(children.worker(Role.DECODE, "d", SHARED, DIR)).cores == ()
+
+
+def test_workers_of_any_number_of_ranks_get_one_layout() -> None:
+    def layout(**fields: Any) -> tuple[str, str]:
+        children = ChildSettings(UpSettings(model="/m", **fields), environ={})
+        worker = parsed(children.worker(Role.DECODE, "decode-1", SHARED, DIR))
+        return worker.kv_order, worker.kv_windows
+
+    assert layout(kv_windows="auto") == ("auto", "auto")
+    assert layout(kv_windows="auto", prefill_tensor_parallel=2) == ("pairs", "all")
+    own = {"kv_order": "tokens", "kv_windows": "window"}
+    assert layout(prefill_pipeline_parallel=2, **own) == ("tokens", "window")

@@ -16,7 +16,7 @@ from engine.checkpoint.config import load_model_config
 from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
 from protocol.errors import ConfigError
-from protocol.layout import ALL_TOKENS, WINDOW
+from protocol.layout import ALL_TOKENS, WINDOW, KvLayout
 from scheduling import sequence as sequences
 from scheduling.block_manager import BlockManager
 from scheduling.large_pages import GroupBlocks
@@ -154,11 +154,18 @@ def test_whole_steps_of_our_kernels_take_each_group_from_its_blocks(
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize(("device", "num_ranks"), [("cuda", 1), ("cpu", 2)])
-def test_cards_and_several_ranks_refuse_it(make_tiny: Any, device: str, num_ranks: int) -> None:
-    tiny = make_tiny("MistralForCausalLM", sliding_window=9)
-    config = EngineConfig(tiny.folder, SchedulerConfig(BLOCK, 8, BLOCK, 8), kv_windows=WINDOW)
-    backend = SimpleNamespace(
+def layout_of(make_tiny: Any, kv_windows: str, kinds: str, device: str, num_ranks: int) -> KvLayout:
+    """The layout of a worker whose layers attend to all tokens (f) or to windows (s)."""
+    names = {"f": "full_attention", "s": "sliding_attention"}
+    tiny = make_tiny(
+        "Qwen3ForCausalLM",
+        use_sliding_window=True,
+        sliding_window=9,
+        num_hidden_layers=len(kinds),
+        layer_types=[names[kind] for kind in kinds],
+    )
+    config = EngineConfig(tiny.folder, SchedulerConfig(BLOCK, 8, BLOCK, 8), kv_windows=kv_windows)
+    backend: Any = SimpleNamespace(
         rounds_weights=False,
         kv_dtype="float32",
         numerics="",
@@ -166,6 +173,21 @@ def test_cards_and_several_ranks_refuse_it(make_tiny: Any, device: str, num_rank
         device=torch.device(device),
         shard=SimpleNamespace(rank=0, size=num_ranks, stage=0, num_stages=1),
     )
-    model = load_model_config(tiny.folder)
+    return loader._layout(config, load_model_config(tiny.folder), backend, "model")
+
+
+@pytest.mark.parametrize(("device", "num_ranks"), [("cuda", 1), ("cpu", 2)])
+def test_cards_and_several_ranks_refuse_it(make_tiny: Any, device: str, num_ranks: int) -> None:
     with pytest.raises(ConfigError, match="kv_windows window is for workers of one rank on a CPU"):
-        loader._layout(config, model, backend, "model")  # type: ignore[arg-type]
+        layout_of(make_tiny, WINDOW, "fs", device, num_ranks)
+    assert not layout_of(make_tiny, "auto", "fs", device, num_ranks).grouping
+
+
+def test_auto_makes_groups_of_windows_if_other_layers_keep_all_tokens(make_tiny: Any) -> None:
+    def windows(kv_windows: str, kinds: str) -> list[int | None]:
+        groups = layout_of(make_tiny, kv_windows, kinds, "cpu", 1).groups
+        return [each.window for each in groups]
+
+    assert windows("auto", "sfs") == windows(WINDOW, "sfs") == [None, 9]
+    assert windows("auto", "ff") == windows(ALL_TOKENS, "sfs") == [None]
+    assert (windows("auto", "ss"), windows(WINDOW, "ss")) == ([None], [9])
