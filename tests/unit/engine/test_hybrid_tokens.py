@@ -17,6 +17,7 @@ from engine.loader import LoadedEngine, choose_backend
 from protocol.errors import ConfigError
 from scheduling import block_pools
 from scheduling.scheduler import SchedulerConfig
+from scheduling.sequence import SequenceState
 from tests.effort import some
 from tests.hybrid_models import HYBRIDS
 from tests.sequences import greedy, sequence_of
@@ -97,14 +98,23 @@ def test_a_turn_goes_on_behind_the_answer(model: Hybrid, text: Any) -> None:
 
 
 def test_preempted(model: Hybrid, text: Any) -> None:
+    """Of those that decode, one is preempted again and again, and goes on from what is cached."""
     prompts = [text(19), text(22)[4:], text(50)[33:]]
-    num_preempted = 0
-    for num_pages in some((11, 12, 13, 16), 2):
-        together = [asked(prompt, str(number)) for number, prompt in enumerate(prompts)]
-        num_preempted += run(model.engine(8, num_pages), *together)
-        for prompt, sequence in zip(prompts, together, strict=True):
-            model.assert_generates(prompt, output(sequence))
-    assert num_preempted
+    together = [asked(prompt, str(number)) for number, prompt in enumerate(prompts)]
+    loaded = model.engine(8)
+    scheduler = loaded.engine.scheduler
+    for sequence in together:
+        scheduler.add(sequence)
+    for _ in range(20):
+        batch = loaded.engine.plan()
+        poison(loaded, batch.sequences)
+        loaded.engine.run(batch)
+        if together[0] in batch.decodes and together[0].state is SequenceState.RUNNING:
+            scheduler._preempt(together[0])
+    assert together[0].num_preemptions > 1
+    run(loaded)
+    for prompt, sequence in zip(prompts, together, strict=True):
+        model.assert_generates(prompt, output(sequence))
 
 
 def test_a_step_that_is_computed_again_changes_nothing(model: Hybrid, text: Any) -> None:
