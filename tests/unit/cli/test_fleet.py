@@ -34,7 +34,7 @@ from tests.registration import registration
 from tests.unit.cli.fake_process import CLUSTER, LONG_LEASE_S, FakeChildren
 
 WAIT_S = 120.0
-PAUSE = threading.Event()
+PAUSE, POLL_S = threading.Event(), 0.02
 NAMES = ("prefill-1", "decode-1", "router", "valkey", "up")
 
 
@@ -65,7 +65,7 @@ def until(check: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not check():
         assert time.monotonic() < deadline, "waited in vain"
-        os.sched_yield()
+        PAUSE.wait(POLL_S)
 
 
 def test_with_logs_to_standard_output_every_line_is_json(tmp_path: Path) -> None:
