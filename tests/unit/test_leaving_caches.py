@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from protocol.handoff_messages import CacheAsk, CachedPrefix, CacheOffer, KvFetch
+from protocol.layout import KvGroup
 from tests.layouts import windowed_layout
 from tests.unit.fake_model import BLOCK
 from tests.unit.test_fetches import until
@@ -397,6 +400,24 @@ def test_what_no_window_can_end_stays_behind(windowed: WorkerFleet) -> None:
     leaver = drain(windowed, "d2", "d3")
     run_until_ended(windowed, leaver)
     assert leaver.counter(Count.SERVED_BLOCKS) == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        (KvGroup((0,), 9), "all layers keep windows"),
+        (KvGroup((0,), 2, state_numbers=4), "some layers keep states"),
+    ],
+)
+def test_a_cache_that_cannot_move_is_offered_to_nobody_with_one_line(
+    fleet: WorkerFleet, group: KvGroup, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    talk(fleet, "one", prompt_of(1, 5))
+    engine = fleet.workers["d2"].engine
+    engine.layout = msgspec.structs.replace(engine.layout, grouping=(group,))
+    caplog.set_level(logging.INFO, "worker.inbound.leaving_cache")
+    run_until_ended(fleet, drain(fleet, "d2", "d3"))
+    assert caplog.messages == [f"the cached blocks are offered to nobody: {reason}"]
 
 
 @pytest.mark.parametrize("how", ["dies", "gets no room", "is busy for ever"])

@@ -12,6 +12,7 @@ import logging
 
 from process.sockets.control import Peer
 from protocol.handoff_messages import CacheAsk, CachedPrefix, CacheOffer
+from protocol.layout import KvLayout
 from worker.host import WorkerHost
 from worker.inbound.peers import SourcePeers
 
@@ -31,9 +32,8 @@ class LeavingCache:
         self._peers = peers
         self._blocks = host.engine.scheduler.blocks
         self._pools = host.engine.scheduler.pools
-        layout = host.engine.layout
-        self._can_offer = layout.groups[0].window is None and not layout.has_states
         self._begun = False
+        self._can_offer = True
         self._has_settled = False  # the fleet knows of the drain, and we know who could take
         self._offered: set[str] = set()  # incarnations
         self._takers: set[str] = set()  # those that were offered it and have not finished
@@ -74,7 +74,7 @@ class LeavingCache:
             return
         now = self._host.clock.now()
         if not self._begun:
-            self._begun, self._quiet_at = True, now + QUIET_S
+            self._begin(now, is_busy)
         self._look_for_takers(now, is_busy)
         for peer, num_blocks in list(self._asking.items()):
             self._answer(peer, num_blocks, is_busy)
@@ -85,6 +85,13 @@ class LeavingCache:
             self._takers.clear()
 
     # -- steps ------------------------------------------------------------------------------
+
+    def _begin(self, now: float, is_busy: bool) -> None:
+        self._begun, self._quiet_at = True, now + QUIET_S
+        reason = why_nothing_moves(self._host.engine.layout)
+        self._can_offer = reason is None
+        if reason and (is_busy or self._blocks.num_cached > 0):
+            log.info("the cached blocks are offered to nobody: %s", reason)
 
     def _look_for_takers(self, now: float, is_busy: bool) -> None:
         """Offer the cache to workers that have not been offered it, and forget those that have left
@@ -150,3 +157,13 @@ class LeavingCache:
         self._named.clear()
         self._offered.clear()
         self._begun = self._has_settled = False
+
+
+def why_nothing_moves(layout: KvLayout) -> str | None:
+    """Why blocks with such a layout stay with a worker that drains; None if others may have them:
+    a taker goes by prefixes of layers without a window, and states do not move without requests."""
+    if layout.has_states:
+        return "some layers keep states"
+    if layout.groups[0].window is not None:
+        return "all layers keep windows"
+    return None
