@@ -41,7 +41,7 @@ def host(wakeup: Wakeup) -> Iterator[WorkerHost]:
     """Its engine computes nothing, in no time."""
     silent = Wakeup()
     engine = SimpleNamespace(
-        scheduler=SimpleNamespace(config=SchedulerConfig(block_size=16)),
+        scheduler=SimpleNamespace(config=SchedulerConfig(block_size=16), pools=None),
         is_ahead=False,
         run=lambda batch: StepResult(batch, [], [], started=0.0, ended=0.0),
     )

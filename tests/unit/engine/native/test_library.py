@@ -31,7 +31,8 @@ def build() -> ctypes.CDLL:
 FUNCTIONS = (
     *("attention", "plan", "rms_norm", "rotate", "gate"),
     *("largest", "linear", "experts", "layers"),
-    *("rank_sum", "stop_ranks", "stage_send", "stage_receive"),
+    *("rank_sum", "rank_share", "rank_gather"),
+    *("stop_ranks", "stage_send", "stage_receive"),
 )
 
 
