@@ -13,7 +13,7 @@ from tests.integration.fleets import trace_of, wait_for, workers
 from tests.integration.reference import NUM_TOKENS, Reference
 
 WRITING = {
-    "between chunks": ("chunk", 3, False),
+    "between chunks": ("chunk", 1, False),
     "before the last blocks, after the first token": ("post", 2, True),
     "after a write, after the first token": ("posted", 2, True),
     "as the last write begins": ("landing", 1, True),
@@ -69,11 +69,15 @@ def test_it_dies_while_its_blocks_are_being_written(
     fleet.revive()
     point, passes, has_first_token = WRITING[moment]
     reference = (
-        one_chunk_prompts[0] if passes == 1 else long_prompts[8 + list(WRITING).index(moment)]
+        one_chunk_prompts[0]
+        if point == "landing"
+        else long_prompts[8 + list(WRITING).index(moment)]
     )
     fleet.arm(["prefill-1"], point, passes)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     fleet.held(point)
+    if point == "chunk":
+        fleet.compute_until_granted("prefill-1")
     (receiving,) = wait_for(
         "the handoff to be shown",
         lambda: [name for name in fleet.names(Role.DECODE) if handoffs_of(fleet, name)],
