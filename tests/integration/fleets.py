@@ -254,4 +254,8 @@ def shares_memory(fleet: Fleet) -> bool:
 
 def _mapped(fleet: Fleet) -> set[Path]:
     pids = [child.pid for child in fleet.processes.values()]
-    return {Path(each.path) for pid in pids for each in psutil.Process(pid).memory_maps()}
+    maps = [Path(f"/proc/{pid}/maps").read_text().splitlines() for pid in pids]
+    named = [
+        fields[5] for lines in maps for line in lines if len(fields := line.split(None, 5)) > 5
+    ]
+    return {Path(each.removesuffix(" (deleted)")) for each in named}
