@@ -66,7 +66,7 @@ def modes(trace: dict[str, Any]) -> list[str]:
     return [each["mode"] for each in trace["attempts"]]
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "baton drain"])
+@pytest.mark.parametrize("how", some(["baton drain", "SIGTERM"], 1))
 def test_what_runs_moves_with_its_blocks(fleet: FaultyFleet, expected: list[int], how: str) -> None:
     """A drain request is seen with the next renewal of the lease, a signal at once."""
     stream, drained = begin(fleet)

@@ -126,7 +126,7 @@ def test_a_prefill_worker_that_was_taken_for_dead_in_the_middle_of_a_write(
     assert again.tokens == list(reference.output)
 
 
-@pytest.mark.parametrize("point", ["chunk", "post"])
+@pytest.mark.parametrize("point", some(["chunk", "post"], 1))
 def test_a_prefill_worker_that_was_taken_for_dead_writes_nothing_any_more(
     fleet: FaultyFleet, long_prompts: list[Reference], point: str
 ) -> None:

@@ -17,7 +17,7 @@ TURNS, ANSWER, NEW = 4, 40, 100
 ALONE: dict[int, list[list[int]]] = {}
 
 
-@pytest.fixture(scope="module", params=some(["nixl", "shm"], 2))
+@pytest.fixture(scope="module", params=some(["shm", "nixl"], 1))
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     settings = {"transport": request.param, "kv_checksum": True}
     with running_fleet({"BATON_PLACEMENT": "load"}, prefill=2, decode=1, **settings) as fleet:

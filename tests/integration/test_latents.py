@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from tests.effort import some
 from tests.integration.fleets import (
     assert_as_expected,
     complete,
@@ -70,7 +71,7 @@ def expected(folder: Path) -> list[Reference]:
     return found
 
 
-@pytest.mark.parametrize("transport", ["nixl", "shm"])
+@pytest.mark.parametrize("transport", some(["nixl", "shm"], 1))
 def test_apart_they_give_the_tokens_of_transformers(
     folder: Path, expected: list[Reference], transport: str
 ) -> None:

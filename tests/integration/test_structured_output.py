@@ -19,7 +19,7 @@ from tests.integration.fleets import complete, counters, running_fleet, wait_for
 from tests.integration.schemas import make_schemas
 from tests.integration.structured import CONCURRENCY, ask, check
 
-SCHEMAS = some(make_schemas(), 60)
+SCHEMAS = some(make_schemas(), 32)
 PATHS = {
     "apart": {"prefill": 1, "decode": 1, "local_prefill_threshold_tokens": 0},
     "local": {"prefill": 0, "decode": 1},

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,15 @@ def qwen3() -> torch.nn.Module:
     return Qwen3ForCausalLM(config)
 
 
-@pytest.fixture(scope="module", params=[mistral, qwen3], ids=["all layers", "some layers"])
+KINDS = [pytest.param(mistral, id="all layers"), pytest.param(qwen3, id="some layers")]
+
+
+def of(kinds: Iterable[Any]) -> pytest.MarkDecorator:
+    """The models that a test sees."""
+    return pytest.mark.parametrize("folder", kinds, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint, and the demo's tokenizer."""
     to = tmp_path_factory.mktemp("model") / DEMO_MODEL.name
@@ -111,6 +120,7 @@ def run(fleet: Fleet, references: list[Reference]) -> None:
     assert_as_expected(references, complete_all(fleet, references, NUM_TOKENS, 2))
 
 
+@of(KINDS)
 @pytest.mark.parametrize("transport", some(["nixl", "shm"], 1))
 def test_apart_they_give_the_tokens_of_transformers(
     folder: Path, expected: Expected, transport: str
@@ -125,6 +135,7 @@ def test_apart_they_give_the_tokens_of_transformers(
         assert counters(fleet, "prefill-1")["blocks_sent"] == windows + full
 
 
+@of(some(KINDS, 1))
 def test_turns_that_go_on_or_turn_aside_near_the_end_stay_right(
     folder: Path, expected: Expected
 ) -> None:
@@ -138,6 +149,7 @@ def test_turns_that_go_on_or_turn_aside_near_the_end_stay_right(
         assert cached >= len(cuts) // 2 * (150 - 3 * BLOCK)
 
 
+@of(some(reversed(KINDS), 1))
 def test_a_conversation_that_moves_among_workers_stays_right(
     folder: Path, expected: Expected
 ) -> None:
@@ -155,6 +167,7 @@ def test_a_conversation_that_moves_among_workers_stays_right(
         assert sum(used) >= 100, "else every turn was computed whole"
 
 
+@of(KINDS)
 @pytest.mark.nightly
 def test_what_small_pools_evict_comes_back_from_host_memory_and_disk(
     folder: Path, expected: Expected, tmp_path: Path
