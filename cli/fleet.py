@@ -40,7 +40,7 @@ BACKOFF_S = 1.0
 BACKOFF_MAX_S = 30.0
 STEADY_S = 60.0
 _INIT = 1
-_PROGRESS = re.compile("(loading weights|building kernels).*")
+_PROGRESS = re.compile("(loading weights|taking memory|building kernels).*")
 MISCONFIGURED = 2
 """Exit status of a process whose settings or checkpoint are wrong, or whose id is taken."""
 

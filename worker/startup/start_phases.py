@@ -29,6 +29,8 @@ _WORDS = {
     "warm_up": "warming up",
     "registration": "registering",
 }
+_SILENT = ("memory",)
+"""Slow phases that log nothing themselves."""
 
 
 class PhaseTimes:
@@ -75,6 +77,8 @@ class StartPhases:
         self.stop.check()
         self._times.enter(phase)
         self.phase = _WORDS[phase]
+        if phase in _SILENT:
+            log.info("%s", self.phase)
 
     def finish(self) -> dict[str, int]:
         """End the start: log and return the time of each phase, in milliseconds."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cli.fleet import _PROGRESS
 from process.lifecycle import StopSignal
 from worker.startup.start_phases import PhaseTimes, StartPhases, since_process_began
 
@@ -38,6 +39,15 @@ def test_a_phase_lasts_until_the_next_and_they_add_up(
     assert caplog.messages == [
         "started in 11.2 s: process 2.0, kernels 1.0, weights 8.0, registration 0.2"
     ]
+
+
+def test_a_slow_phase_is_told_when_it_begins(
+    stop: StopSignal, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    StartPhases(stop, PhaseTimes("weights", since=0.0)).enter("memory")
+    assert caplog.messages == ["taking memory for KV blocks"]
+    assert _PROGRESS.search(caplog.messages[0]), "baton up shows it"
 
 
 def test_the_first_phase_begins_when_the_process_is_made() -> None:
