@@ -102,6 +102,10 @@ class BlockManager:
         """Whether the block is in use."""
         return self._pins[block] > 0
 
+    def is_shared(self, block: int) -> bool:
+        """Whether the block is pinned more than once."""
+        return self._pins[block] > 1
+
     def is_hashed(self, block: int) -> bool:
         """Whether the block is cached under a hash."""
         return self._hash_of[block] is not None

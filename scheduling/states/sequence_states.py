@@ -7,8 +7,8 @@ A step that is dropped or computed again has changed nothing.
 
 States at block boundaries are cached as blocks are, so a prompt can go on behind them: those at a
 prompt's end, the last one that decoding crosses, one every `checkpoint_blocks`, and one where a
-prompt forks from what is cached without a state there. A slot that is cached is never written
-again: it is exchanged for another one. Pure.
+prompt forks from what is cached without a state there. A slot that is cached, or that another
+sequence holds, is never written again: it is exchanged for another one. Pure.
 """
 
 from __future__ import annotations
@@ -99,19 +99,20 @@ class SequenceStates:
         self, sequence: Sequence, table: BlockTable, ends: list[int], known: dict[int, int]
     ) -> None:
         """Let a table begin with the states at these positions, which follow each other by blocks.
-        Of the other slots, those that are cached are exchanged."""
+        Of the other slots, those that are cached, or that other sequences hold, are exchanged."""
         size = self._rule.block_size
         kept = [known[end] for end in ends]
         position = {slot: end for end, slot in known.items()}
         others = [slot for slot in table.blocks if slot not in kept]
         table.first = -(-ends[0] // size) - 1
-        cached = [slot for slot in others if self._manager.is_hashed(slot)]
-        for slot in cached:
+        manager = self._manager
+        exchanged = [each for each in others if manager.is_hashed(each) or manager.is_shared(each)]
+        for slot in exchanged:
             block = position.get(slot, 0) // size - 1
             is_warm = self._is_checkpoint(sequence, block)
-            self._manager.release([slot], not is_warm)
-        fresh = self._manager.allocate(len(cached))
-        table.blocks = kept + [slot for slot in others if slot not in cached] + fresh
+            manager.release([slot], not is_warm)
+        fresh = manager.allocate(len(exchanged))
+        table.blocks = kept + [slot for slot in others if slot not in exchanged] + fresh
 
     def _is_checkpoint(self, sequence: Sequence, block: int) -> bool:
         prompt_blocks = sequence.num_prompt // self._rule.block_size
