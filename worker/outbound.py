@@ -103,9 +103,8 @@ class OutboundHandoffs:
         self._speakers: dict[HandoffKey, Peer] = {}  # over which an open one was mentioned last
         self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a sink can get them
         self._fences: dict[HandoffKey, dict[int, Fence]] = {}  # of open ones, by chunk
-        self._failures: Counter[str] = (
-            Counter()
-        )  # failures of the connection to a sink's agent since the last write
+        # Failures of the connection to a sink's agent since the last write.
+        self._failures: Counter[str] = Counter()
 
     @property
     def num_sinks(self) -> int:

@@ -23,7 +23,7 @@ class LossyText(io.TextIOBase):
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """The stream's encoding."""
+        """The stream's file descriptor."""
         return self._stream.fileno()
 
     def writable(self) -> bool:

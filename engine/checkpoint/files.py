@@ -26,9 +26,8 @@ from engine.checkpoint.expert_tensors import one_by_one
 from engine.checkpoint.gguf_names import hugging_face_name, matrix_shape
 from protocol.errors import ModelLoadError
 
-_MAX_HEADER_BYTES = (
-    25_000_000  # 100,000 tensors and more; the format's own limit is four times that
-)
+# 100,000 tensors and more; the format's own limit is four times that.
+_MAX_HEADER_BYTES = 25_000_000
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
 _SHARD_NAME = re.compile(r"[^/\0]+\.safetensors")
 _MAX_ENTRIES, _MAX_ALL_ENTRIES = 1 << 18, 1 << 20

@@ -49,9 +49,8 @@ class CodeScan:
 
     def __init__(self) -> None:
         self.line = ""
-        self._num_ticks = (
-            0  # of the code span that the line has opened, if a run of backticks closes it
-        )
+        # Of the code span that the line has opened, if a run of backticks closes it.
+        self._num_ticks = 0
         self._depth = 0  # of brackets in code or data, up to the next blank line
 
     def pass_content(self, text: str) -> None:

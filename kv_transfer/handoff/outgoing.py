@@ -86,9 +86,8 @@ class Outgoing:
 
     state: SourceState
     groups: list[OutgoingGroup]
-    deadline: float = (
-        0.0  # until when the prompt must come after an early ask, or the grant after the prompt
-    )
+    # Until when the prompt must come after an early ask, or the grant after the prompt.
+    deadline: float = 0.0
     # the prompt, once it is open
     num_blocks: int | None = None
     prompt: bytes = b""  # digest of its tokens; "" matches any

@@ -143,7 +143,7 @@ class Recorder:
         self._file.write(data)
 
     def _forget(self) -> None:
-        """Begin anew: later lines must not refer to earlier ones."""
+        """Forget all blocks: a new file begins, whose lines must not refer to those of the last."""
         self._blocks.clear()
         self._block_tokens = 0
 

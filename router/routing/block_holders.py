@@ -91,9 +91,8 @@ class BlockHolders:
             end = EXACT_BLOCKS if place < EXACT_BLOCKS <= num_blocks else num_blocks
             ahead = hashes[place + stride - 1 : min(end, place + AHEAD * stride) : stride]
             if ahead and reduce(and_, map(held, ahead, repeat(0)), workers) == workers:
-                place += (
-                    len(ahead) * stride
-                )  # the usual case, which is quick: they hold all of these
+                # The usual case, which is quick: they hold all of these.
+                place += len(ahead) * stride
                 continue
             for _ in range(max(1, len(ahead))):
                 last = min(place + stride, num_blocks) - 1

@@ -84,8 +84,8 @@ class CacheIndex:
         num_blocks: int = MAX_BLOCKS,
         has_windows: bool = False,
     ) -> None:
-        """Follow a worker with so many blocks, whose set is empty at first; the caller requests a
-        dump from it."""
+        """Follow a worker with `num_blocks` blocks, of which none is known yet; the caller
+        requests a dump from it."""
         self.leave(worker_id)
         self.changes += 1
         if not self._free_bits:

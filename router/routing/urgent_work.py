@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 HALF_LIFE = 32
-"""After so many requests of a share, older ones count half."""
+"""The number of later requests of a share after which a request counts half."""
 MOST_SHARES = 1024
 
 
@@ -34,7 +34,7 @@ class UrgentWork:
         return len(self._shares)
 
     def note(self, share: str, priority: int, num_tokens: int) -> None:
-        """A prompt was sent of which a worker computes so many tokens."""
+        """A prompt was sent; a worker computes `num_tokens` of it."""
         work = self._shares.get(share)
         if work is None:
             work = self._shares[share] = _Work()

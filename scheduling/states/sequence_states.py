@@ -31,7 +31,7 @@ class SequenceStates:
         self._every = checkpoint_blocks
 
     def stage(self, sequence: Sequence, start: int, num_tokens: int, completes: bool) -> None:
-        """Choose the slots of a step that computes so many tokens of a sequence from `start`;
+        """Choose the slots of a step that computes `num_tokens` of a sequence from `start`;
         `completes`: the last ones of its prompt."""
         table = sequence.tables[self._group]
         num_kept = self._num_kept(table, start)
@@ -69,7 +69,7 @@ class SequenceStates:
         self._keep(sequence, table, [end], {end: slot})
 
     def trim(self, sequence: Sequence, step_tokens: int) -> None:
-        """Give back the slots that steps of so many tokens do not need."""
+        """Give back the slots that steps of `step_tokens` do not need."""
         table = sequence.tables[self._group]
         held = self._rule.held(0, step_tokens)
         if len(table.blocks) > held:
@@ -77,7 +77,7 @@ class SequenceStates:
             del table.blocks[held:]
 
     def _num_kept(self, table: BlockTable, num_computed: int) -> int:
-        """How many slots of a table hold states of a sequence with so many tokens."""
+        """The number of slots that hold states once `num_computed` tokens are computed."""
         return -(-num_computed // self._rule.block_size) - table.first if num_computed else 0
 
     def _ends(

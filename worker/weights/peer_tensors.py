@@ -104,9 +104,8 @@ class PeerTensors:
         self._pool: StagingPool | None = None
         self._offer: WeightsOffer | None = None
         self._arrived: set[int] = set()  # pieces that have not been read
-        self._piece = self._offset = self._at = (
-            0  # of the next byte: its piece, and its offsets in the piece and in all
-        )
+        # Of the next byte: its piece, and its offsets in the piece and in all.
+        self._piece = self._offset = self._at = 0
         self._end = 0
         self._num_skipped = 0
 

@@ -37,7 +37,7 @@ _TEXTS = ("text", "document", "search_result", "tool_reference", "compaction")
 
 class CacheControl(StrictModel):
     """Asks to cache the prompt up to this point. Prompts are always cached; a `ttl` protects the
-    whole prompt for so long."""
+    whole prompt for that time."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None

@@ -5,6 +5,7 @@ The blocks of contents are in `gateway.api.anthropic.blocks`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
@@ -130,9 +131,9 @@ class MessagesRequest(SamplingFields, CountTokensRequest):
     @property
     def lifetime_s(self) -> int | None:
         """See the base class: the longest `ttl` of all."""
-        parts: list[Any] = [self, *(self.tools or ())]
-        for content in (self.system, *(each.content for each in self.messages)):
-            parts += content if isinstance(content, list) else ()
+        parts: list[Any] = [self, *(self.tools or ()), *_blocks_within(self.system)]
+        for message in self.messages:
+            parts += _blocks_within(message.content)
         controls = (getattr(each, "cache_control", None) for each in parts)
         asked = [LIFETIMES_S[each.ttl] for each in controls if each is not None and each.ttl]
         return max(asked, default=None)
@@ -151,3 +152,11 @@ class MessagesRequest(SamplingFields, CountTokensRequest):
     def generation(self) -> GenerationFields:
         """How to sample and when to stop, in the form that all endpoints share."""
         return generation_of(self, self.model, self.stream)
+
+
+def _blocks_within(content: Any) -> Iterator[Any]:
+    """The blocks of a content, and those that results and documents among them hold."""
+    for block in content if isinstance(content, list) else ():
+        yield block
+        yield from _blocks_within(getattr(block, "content", None))
+        yield from _blocks_within(getattr(getattr(block, "source", None), "content", None))

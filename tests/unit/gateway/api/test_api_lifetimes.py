@@ -51,6 +51,22 @@ def cached(ttl: str | None = None) -> dict[str, Any]:
     return {"cache_control": {"type": "ephemeral"} | ({} if ttl is None else {"ttl": ttl})}
 
 
+HI = {"type": "text", "text": "Hi", **cached("5m")}
+
+
+def asking(block: dict[str, Any]) -> dict[str, Any]:
+    """A request whose last message has this block, which may be the result of its only call."""
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    return {
+        "messages": [
+            *ASK,
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [block]},
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    }
+
+
 @pytest.mark.parametrize(
     ("fields", "seconds"),
     [
@@ -68,8 +84,14 @@ def cached(ttl: str | None = None) -> dict[str, Any]:
             },
             300,
         ),
+        (asking({"type": "tool_result", "tool_use_id": "t", "content": [HI]}), 300),
+        (asking({"type": "document", "source": {"type": "content", "content": [HI]}}), 300),
+        (asking({"type": "search_result", "source": "s", "title": "t", "content": [HI]}), 300),
     ],
-    ids=["none", "no ttl", "request", "system", "tool", "the longest", "message"],
+    ids=[
+        *("none", "no ttl", "request", "system", "tool", "the longest", "message"),
+        *("tool result", "document", "search result"),
+    ],
 )
 def test_cache_control(api: LiveApi, fields: dict[str, Any], seconds: int | None) -> None:
     hint = hint_of(api, "/v1/messages", **{"messages": ASK, **fields})
