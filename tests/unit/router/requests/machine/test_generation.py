@@ -222,7 +222,8 @@ class Course(RuleBasedStateMachine):
         if luck == 9:
             self.event(generation.on_refused(Overloaded("full")))
             return
-        d: Any = self.workers["d"][decode]
+        ready: Any = [each for each in self.workers["d"] if each is not source]  # it drains
+        d = ready[decode % len(ready)]
         p: Any = None if prefill is None else self.workers["p"][prefill]
         mode = Mode.LOCAL if p is None else Mode.REMOTE
         if source is not None:
@@ -267,6 +268,8 @@ class Course(RuleBasedStateMachine):
         sent: Message
         if leg.role == "decode":
             ids = TRUTH[leg.next_index : leg.next_index + count]
+            if ids:
+                self.finish_prompt(leg.number)
             begins = leg.next_index
             leg.next_index += len(ids)
             is_last = ends or leg.next_index == MAX_TOKENS
@@ -295,6 +298,12 @@ class Course(RuleBasedStateMachine):
         if is_last:
             self.legs.remove(leg)
         self.flying.append(Flying(leg.worker, sent))
+
+    def finish_prompt(self, number: int) -> None:
+        """A decode worker computes only once it has all KV: its prefill worker is through."""
+        for leg in [e for e in self.legs if (e.number, e.role) == (number, "prefill")]:
+            while leg in self.legs:
+                self.compute(leg, 0, ends=False)
 
     def fail(self, leg: Leg, kind: str) -> None:
         self.legs.remove(leg)
