@@ -255,7 +255,8 @@ class Dispatcher:
 
     def _end(self, generation: ServedGeneration) -> None:
         """Free all state of a generation; abort it on its workers if it was abandoned."""
-        self._actions.carry_out(generation, generation.end("closed"))
+        if not generation.outcome:
+            self._actions.carry_out(generation, generation.end("closed"))
         name, outcome = generation.request.request_id, generation.outcome
         is_over = self._generations.get(name) is generation
         if is_over:

@@ -76,6 +76,8 @@ class Pairs:
 
     def room_in_windows(self, num_blocks: int) -> int:
         """The room that layers with windows take, of a request of `num_blocks` blocks."""
+        if not self._windows:
+            return 0
         return round(sum([each.of_request(num_blocks) for each in self._windows]))
 
     def find(self, source: str, sink: str) -> Pair | None:

@@ -139,7 +139,8 @@ class Generation:
 
     def on_refused(self, error: Overloaded | PromptTooLong) -> Sequence[Action]:
         """No worker takes the next attempt: the end of a request that never ran."""
-        actions = self._free_source()
+        assert isinstance(self.state, states.Placing), "only the next attempt is refused"
+        actions = self._free_source(self.state)
         is_overload = isinstance(error, Overloaded)
         self.state = states.Failed(Failure(str(error), is_overload, lacks_room=is_overload))
         if self.num_attempts == 1:
@@ -323,13 +324,14 @@ class Generation:
     ) -> Sequence[Action]:
         """End the generation, whatever its state; with `is_kept` its attempt goes on, for a later
         life of the stream."""
-        attempt, actions = self.attempt, self._free_source()
-        if not isinstance(self.state, states.Over):
-            self.state = states.Over(outcome, error)
-        if attempt is not None:
-            attempt.close()
-            actions += [] if is_kept else self._aborts(attempt, outcome)
-        return actions
+        state = self.state
+        if isinstance(state, states.Over):
+            return ()
+        self.state = states.Over(outcome, error)
+        if isinstance(state, Attempt):
+            state.close()
+            return () if is_kept else self._aborts(state, outcome)
+        return self._free_source(state) if isinstance(state, states.Placing) else ()
 
     # -- steps of several events --------------------------------------------------------------
 
@@ -380,6 +382,6 @@ class Generation:
         """Let a worker forget what it keeps for an attempt that does not come."""
         return Send(worker, Abort(request_id=self.request.request_id, attempt=number))
 
-    def _free_source(self) -> list[Action]:
-        source = self.state.source if isinstance(self.state, states.Placing) else None
-        return [] if source is None else [self._free(source, self.attempt_number)]
+    def _free_source(self, placing: states.Placing) -> Sequence[Action]:
+        source = placing.source
+        return () if source is None else [self._free(source, self.attempt_number)]
