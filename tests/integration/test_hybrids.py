@@ -4,8 +4,6 @@ two states on the way besides the blocks. A trained one shows what random weight
 from __future__ import annotations
 
 import pydoc_data.topics
-import random
-import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +29,7 @@ from tests.integration.fleets import (
     wait_for,
     workers,
 )
+from tests.integration.random_checkpoints import Expected, demo_without_weights
 from tests.integration.reference import (
     BLOCK,
     MIN_MARGIN,
@@ -46,10 +45,7 @@ LENGTHS = (1, 17, 64, 150)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint of Qwen3.5, and the demo's tokenizer."""
-    to = tmp_path_factory.mktemp("model") / DEMO_MODEL.name
-    shutil.copytree(DEMO_MODEL, to)
-    for weights in to.glob("*.safetensors*"):
-        weights.unlink()
+    to = demo_without_weights(tmp_path_factory.mktemp("model"))
     sizes = {
         "vocab_size": 2048,
         "hidden_size": 48,
@@ -64,21 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = transformers.Qwen3_5TextConfig(**HYBRIDS["qwen3.5"][1] | sizes)
     transformers.Qwen3_5ForCausalLM(config).save_pretrained(to)
     return to
-
-
-class Expected:
-    """Random prompts, with what transformers makes of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._generate, self._chance = GreedyGeneration(folder), random.Random(3)
-
-    def after(self, known: tuple[int, ...], length: int) -> Reference:
-        """A prompt that begins with `known` and has so many more tokens."""
-        while True:
-            prompt = (*known, *(self._chance.randrange(3, 1800) for _ in range(length)))
-            output, margin = self._generate(prompt)
-            if margin >= MIN_MARGIN / 10:
-                return Reference(prompt, tuple(output))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ tokens as where they lie by pairs."""
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from engine.native.library import KernelsUnavailable, load_library
 from protocol.layout import PAIRS
 from tests.effort import NIGHTLY
 from tests.integration.fleets import complete, counters, running_fleet
+from tests.integration.random_checkpoints import demo_without_weights
 from tests.integration.reference import DEMO_MODEL
 
 NUM_BLOCKS = 40  # of 16 tokens, of which two prompts have no room
@@ -24,10 +24,7 @@ NUM_BLOCKS = 40  # of 16 tokens, of which two prompts have no room
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with heads of 64, and the demo's tokenizer."""
-    to = tmp_path_factory.mktemp("model")
-    shutil.copytree(DEMO_MODEL, to, dirs_exist_ok=True)
-    for weights in to.glob("*.safetensors*"):
-        weights.unlink()
+    to = demo_without_weights(tmp_path_factory.mktemp("model"))
     torch.manual_seed(5)
     config = Qwen3Config.from_pretrained(DEMO_MODEL)
     config.head_dim, config.num_attention_heads, config.num_key_value_heads = 64, 6, 2

@@ -3,8 +3,6 @@ bytes on the way."""
 
 from __future__ import annotations
 
-import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,15 +18,13 @@ from tests.integration.fleets import (
     running_fleet,
     trace_of,
 )
+from tests.integration.random_checkpoints import Expected, demo_without_weights
 from tests.integration.reference import (
     BLOCK,
-    MIN_MARGIN,
     NUM_TOKENS,
-    GreedyGeneration,
     Reference,
 )
 from tests.latent_models import V3
-from tests.paths import DEMO_MODEL
 
 LENGTHS = (1, 17, 64, 150)
 LATENT_DIM = V3["kv_lora_rank"] + V3["qk_rope_head_dim"]
@@ -38,10 +34,7 @@ NUM_LAYERS, FP32_BYTES = 3, 4
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of DeepSeek V3's kind, and the demo's tokenizer."""
-    to = tmp_path_factory.mktemp("model") / DEMO_MODEL.name
-    shutil.copytree(DEMO_MODEL, to)
-    for weights in to.glob("*.safetensors*"):
-        weights.unlink()
+    to = demo_without_weights(tmp_path_factory.mktemp("model"))
     torch.manual_seed(5)
     config = DeepseekV3Config(
         **V3,
@@ -60,15 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[Reference]:
-    generate, chance = GreedyGeneration(folder), random.Random(3)
-    found = []
-    for length in LENGTHS:
-        margin = 0.0
-        while margin < MIN_MARGIN / 10:
-            prompt = [chance.randrange(3, 1800) for _ in range(length)]
-            output, margin = generate(prompt)
-        found.append(Reference(tuple(prompt), tuple(output)))
-    return found
+    prompts = Expected(folder)
+    return [prompts.after((), length) for length in LENGTHS]
 
 
 @pytest.mark.parametrize("transport", some(["nixl", "shm"], 1))

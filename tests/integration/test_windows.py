@@ -3,8 +3,6 @@ whatever is cached, and the formula's blocks on the way."""
 
 from __future__ import annotations
 
-import random
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -25,14 +23,12 @@ from tests.integration.fleets import (
     running_fleet,
     wait_for,
 )
+from tests.integration.random_checkpoints import Expected, demo_without_weights
 from tests.integration.reference import (
     BLOCK,
-    MIN_MARGIN,
     NUM_TOKENS,
-    GreedyGeneration,
     Reference,
 )
-from tests.paths import DEMO_MODEL
 
 WINDOW = 40
 LENGTHS = (1, 17, 64, 150)
@@ -74,29 +70,11 @@ def of(kinds: Iterable[Any]) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint, and the demo's tokenizer."""
-    to = tmp_path_factory.mktemp("model") / DEMO_MODEL.name
-    shutil.copytree(DEMO_MODEL, to)
-    for weights in to.glob("*.safetensors*"):
-        weights.unlink()
+    to = demo_without_weights(tmp_path_factory.mktemp("model"))
     torch.manual_seed(5)
     make: Callable[[], torch.nn.Module] = request.param
     make().save_pretrained(to)  # type: ignore[operator]
     return to
-
-
-class Expected:
-    """Random prompts, with what transformers makes of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._generate, self._chance = GreedyGeneration(folder), random.Random(3)
-
-    def after(self, known: tuple[int, ...], length: int) -> Reference:
-        """A prompt that begins with `known` and has so many more tokens."""
-        while True:
-            prompt = (*known, *(self._chance.randrange(3, 1800) for _ in range(length)))
-            output, margin = self._generate(prompt)
-            if margin >= MIN_MARGIN / 10:
-                return Reference(prompt, tuple(output))
 
 
 @pytest.fixture(scope="module")
