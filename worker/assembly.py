@@ -244,17 +244,7 @@ def _connect(
     engine, layout = local.loaded.engine, local.loaded.engine.layout
     network = Network(settings.cluster_secret)
     stack.callback(network.close, linger_ms=_LINGER_MS)
-    policy = HelloPolicy(
-        worker_id,
-        uuid.uuid4().hex,
-        layout.model_fingerprint,
-        layout.unsharded.fingerprint,
-        machine=machine_name(),
-        pid=os.getpid(),
-        weight_version=commit_of(local.folder) or "",
-        revision=settings.deployment_revision,
-        kv_groups=layout.description,
-    )
+    policy = _hello_policy(settings, worker_id, local)
     control = tcp_endpoint(settings.host, settings.control_port)
     server = ControlServer(network, control, policy, settings.peer_silence_s)
     publisher = EventPublisher(network, tcp_endpoint(settings.host, settings.events_port))
@@ -268,26 +258,7 @@ def _connect(
     endpoints = (advertised(server.endpoint, address), advertised(publisher.endpoint, address))
     info = _info(settings, role, policy, local, endpoints)
     lease = WorkerLease(store_url(settings), settings.cluster, info, settings.lease_s)
-    parts = WorkerParts(
-        engine=engine,
-        pool=local.loaded.pool,
-        transfers=local.transfers,
-        server=server,
-        reporter=reporter,
-        intake=Intake(
-            engine.limits,
-            layout,
-            local.loaded.grammars,
-            seed_of(settings.cluster_secret),
-            settings.request_deadline_s,
-        ),
-        admissions=Admissions(lease.routers),
-        wakeup=local.wakeup,
-        stop=local.stop,
-        clock=Clock(),
-        announce=lease.update,
-        tiers=local.tiers,
-    )
+    parts = _parts(settings, local, server, reporter, lease)
     around = Surroundings(
         network=network,
         hello=policy.hello(role),
@@ -306,6 +277,52 @@ def _connect(
         stack.callback(weights.close)
         host.send_weights(weights)
     return _Member(host, around, lease, info)
+
+
+def _hello_policy(settings: WorkerSettings, worker_id: str, local: _Local) -> HelloPolicy:
+    layout = local.loaded.engine.layout
+    return HelloPolicy(
+        worker_id,
+        uuid.uuid4().hex,
+        layout.model_fingerprint,
+        layout.unsharded.fingerprint,
+        machine=machine_name(),
+        pid=os.getpid(),
+        weight_version=commit_of(local.folder) or "",
+        revision=settings.deployment_revision,
+        kv_groups=layout.description,
+    )
+
+
+def _parts(
+    settings: WorkerSettings,
+    local: _Local,
+    server: ControlServer,
+    reporter: Reporter,
+    lease: WorkerLease,
+) -> WorkerParts:
+    engine = local.loaded.engine
+    intake = Intake(
+        engine.limits,
+        engine.layout,
+        local.loaded.grammars,
+        seed_of(settings.cluster_secret),
+        settings.request_deadline_s,
+    )
+    return WorkerParts(
+        engine=engine,
+        pool=local.loaded.pool,
+        transfers=local.transfers,
+        server=server,
+        reporter=reporter,
+        intake=intake,
+        admissions=Admissions(lease.routers),
+        wakeup=local.wakeup,
+        stop=local.stop,
+        clock=Clock(),
+        announce=lease.update,
+        tiers=local.tiers,
+    )
 
 
 def _info(

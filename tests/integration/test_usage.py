@@ -1,4 +1,4 @@
-"""What clients are told of cached tokens is what workers, metrics and receipts say, in every API.
+"""Answers of every API give the number of cached tokens that workers, metrics and receipts give.
 
 Pools are small, and host memory below them is not: turns find their KV in the worker's own cache,
 in its tier, or on another worker.

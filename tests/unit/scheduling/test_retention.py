@@ -66,7 +66,7 @@ def test_an_owner_protects_its_part_and_no_more(rig: Rig) -> None:
     assert rig.protect(range(30, 40), owner="greedy", priority=100) == 0
     assert rig.protect(range(30, 34), owner="modest") == 4
     taken = rig.take(POOL - OWN - 4)
-    assert not set(taken) & set(range(30, 34)), "it evicts nobody's protected blocks"
+    assert not set(taken) & set(range(30, 34)), "no protected block of another owner is evicted"
     assert not set(taken) & set(range(OWN)), "of its chain, the beginning stays"
 
 

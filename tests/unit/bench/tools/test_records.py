@@ -64,8 +64,10 @@ def test_a_new_table_takes_the_place_of_the_one_of_its_name(
     assert read_record(path).tables == {}
 
 
-def test_without_a_file_nothing_is_kept() -> None:
+def test_without_a_file_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     keep_table(None, "ranks M1", Table("work"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_command_names_no_place_of_its_machine() -> None:
