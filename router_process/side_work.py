@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -20,6 +21,8 @@ SideWork = Coroutine[Any, Any, None]
 
 SAMPLE_S = 1.0
 LAG_S = 0.1
+"""The mean time between two timers that show how late the event loop is. The times differ by up to
+a half: a limit of CPU time stops a process every 100 ms, and would always miss regular timers."""
 RECORDED_LAG_S = 0.05
 INDEX_S, BUSY_INDEX_S = 0.1, 0.01
 """The time between two looks at the index of caches, without and with long lists to index."""
@@ -61,7 +64,7 @@ def measurements(settings: RouterSettings, parts: Parts) -> list[SideWork]:
         keep_running("indexing caches", lambda: keep_indexing(parts.fleet)),
         keep_running("measuring load", lambda: _sample(parts.report, parts.cache)),
         keep_running("the doctor", parts.diagnosis.run),
-        keep_running("measuring lag", lambda: _watch_lag(parts)),
+        keep_running("measuring lag", lambda: watch_lag(parts)),
     ]
     if parts.exporter is not None:
         work.append(keep_running("exporting traces", parts.exporter.run))
@@ -94,12 +97,13 @@ async def _sample(report: FleetReport, cache: CacheReport) -> None:
         cache.sample()
 
 
-async def _watch_lag(parts: Parts) -> None:
+async def watch_lag(parts: Parts) -> None:
     """Measure how late the event loop runs its timers, and record when one was very late."""
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + LAG_S
-        await asyncio.sleep(LAG_S)
+        pause_s = LAG_S * random.uniform(0.5, 1.5)
+        due = loop.time() + pause_s
+        await asyncio.sleep(pause_s)
         lag_s = max(0.0, loop.time() - due)
         parts.metrics.loop_lag.observe(lag_s)
         parts.report.loop_lag.add(lag_s)

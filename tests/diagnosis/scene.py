@@ -159,9 +159,16 @@ def running(
         prometheus = stack.enter_context(
             running_prometheus(folder, _addresses(fleet), rules, OWN, fleet.access.key)
         )
+        wait_for("Prometheus to see the router", lambda: _sees_router(prometheus), START_S)
         scene = Scene(fleet, folder, prometheus)
         stack.callback(scene.end_processes)
         yield scene
+
+
+def _sees_router(prometheus: Prometheus) -> bool:
+    """Whether it has scraped the router, and rules know it: until then no router is there."""
+    is_up = prometheus.targets().get("router") == "up"
+    return is_up and prometheus.rules()["BatonNoRouter"]["state"] == "inactive"
 
 
 def _addresses(fleet: Fleet) -> dict[str, str]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
 
 from protocol.messages import CacheDump
 from router.routing.block_lists import SLICE
+from router_process import side_work
 from router_process.side_work import keep_indexing
 from tests.unit.router.router_harness import Harness, until
 
@@ -23,3 +28,24 @@ async def test_a_large_cache_is_indexed_without_a_sweep() -> None:
     indexing.cancel()
     await asyncio.wait([indexing])
     await harness.close()
+
+
+async def test_lags_are_not_measured_in_step_with_a_limit_of_cpu_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(pause_s: float) -> None:
+        pauses.append(pause_s)
+        await sleep(0)
+
+    monkeypatch.setattr(side_work.asyncio, "sleep", note)
+    parts: Any = MagicMock()
+    watching = asyncio.create_task(side_work.watch_lag(parts))
+    while parts.report.loop_lag.add.call_count < 100:
+        await sleep(0)
+    watching.cancel()
+    await asyncio.wait([watching])
+    assert 0.05 <= min(pauses) < 0.08
+    assert 0.12 < max(pauses) <= 0.15
