@@ -38,7 +38,7 @@ from bench.tools.paths import DEMO_MODEL
 from bench.tools.records import add_record_option, keep_table
 from engine.checkpoint.config import load_model_config
 from kv_transfer.tiers.block_file import PAGE
-from process.figures import count, integer, percent, times
+from process.number_text import count, integer, percent, times
 
 BLOCK = 16
 NEW_TOKENS, ANSWER_TOKENS = 16, 8

@@ -28,7 +28,7 @@ from process.sockets.hosts import bracketed, unbracketed
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.fleet_watcher import read_fleet
 from process.store.store_url import store_url
-from process.temporary import temporary_folder
+from process.temporary_files import temporary_folder
 from protocol.errors import BatonError, ConfigError, ServiceError
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState

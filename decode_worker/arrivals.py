@@ -24,7 +24,7 @@ from scheduling.sequence import SequenceState
 from worker.counters import Count
 from worker.host import WorkerHost
 from worker.inbound.handoffs import NO_ROOM, InboundHandoffs
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 from worker.moved_blocks import moved_blocks
 from worker.tasks import Tasks
 

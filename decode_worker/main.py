@@ -15,7 +15,7 @@ from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
 from worker.inbound.assembly import make_peers, make_sink, make_source
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 from worker.startup.step_limits import goes_ahead
 
 PREFILL_REACHABLE = "baton/PrefillReachable"

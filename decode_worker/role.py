@@ -33,7 +33,7 @@ from worker.counters import Count
 from worker.host import WorkerHost
 from worker.inbound.fetches import Fetches
 from worker.inbound.moving_caches import MovingCaches
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 from worker.reporter import HandoffLoad
 from worker.tasks import Tasks
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
-from engine.checkpoint.blocks import BlockMatrix, Matrix
+from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix
 from engine.checkpoint.shard import Shard
 from engine.kv_pool import LEAST_STATES, KvPool
 from engine.layers.embedding import Embedding

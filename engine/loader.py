@@ -28,7 +28,7 @@ from engine.model_runner import ModelRunner
 from engine.models.decoder import DecoderModel
 from engine.parallel.backend import RankBackend
 from engine.parallel.follower import Follower
-from engine.parallel.leading import LeadingModel
+from engine.parallel.leader import LeadingModel
 from engine.parallel.pipeline_runner import PipelineRunner
 from engine.parallel.ranks import Ranks
 from engine.runner import AnyRunner

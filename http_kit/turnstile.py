@@ -18,8 +18,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 
+from http_kit.caller import CURRENT_ORIGIN, Origin
 from http_kit.disconnect import ClientGone
-from http_kit.origin import CURRENT_ORIGIN, Origin
 from protocol.errors import TooManyRequests
 from scheduling.shares import ShareAccounts
 

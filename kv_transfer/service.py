@@ -27,7 +27,7 @@ from kv_transfer.transfer_loop import (
     WriteFinished,
 )
 from kv_transfer.transports.interface import PoolMemory, Transport
-from kv_transfer.transports.shared_memory import SharedMemory
+from kv_transfer.transports.memory_file import SharedMemory
 from protocol.errors import TransferError
 
 EAGER_PERIOD_S = 100e-6

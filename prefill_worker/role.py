@@ -32,7 +32,7 @@ from worker.host import WorkerHost
 from worker.inbound.fetches import Fetches
 from worker.inbound.handoffs import NO_ROOM, InboundHandoffs
 from worker.inbound.moving_caches import MovingCaches
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 from worker.moved_blocks import moved_blocks
 from worker.outbound import OutboundHandoffs
 from worker.reporter import HandoffLoad

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from process.metrics.fast_metrics import LabelledCounts, PhaseHistograms, TokenHistogram
-from router.routing.view import Mode, Rule
+from router.routing.placement import Mode, Rule
 
 _SECONDS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,

@@ -18,12 +18,12 @@ from gateway.admission.shared_prefixes import SharedPrefixes
 from gateway.api.anthropic.messages import messages_router
 from gateway.api.checkpoint_defaults import load_sampling_defaults
 from gateway.api.context import ApiContext, ApiLimits, no_timing
-from gateway.api.documents import documents_router
+from gateway.api.docs_page import documents_router
 from gateway.api.models import models_router
 from gateway.api.openai.chat import chat_router
 from gateway.api.openai.completions import completions_router
 from gateway.api.openai_responses.background import BackgroundRuns
-from gateway.api.openai_responses.kept import kept_router
+from gateway.api.openai_responses.kept_endpoints import kept_router
 from gateway.api.openai_responses.responses import responses_router
 from gateway.api.probes import probe_router
 from gateway.api.tokenize import tokenize_router

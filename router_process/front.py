@@ -28,7 +28,7 @@ from gateway.output.event_ids import ids_key
 from gateway.parser_names import ALLOW
 from gateway.shared_prefixes_file import load_shared_prefixes
 from gateway.text.tokenizer import Tokenizer
-from process.memory import spare_the_collector
+from process.allocator import spare_the_collector
 from process.side_tasks import keep_running
 from process.store.ignored_entries import IgnoredEntries
 from process.store.store_url import store_url

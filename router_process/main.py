@@ -27,9 +27,9 @@ from gateway.http.connection_limits import ConnectionLimits
 from gateway.http.lame_duck import LameDuck
 from gateway.http.server import Doorway, HttpServer, listen, url_of, write_port_file
 from gateway.text.tokenizer import Tokenizer
+from process.allocator import give_back_large_blocks
 from process.lifecycle import StopSignal
 from process.logs import setup_logs
-from process.memory import give_back_large_blocks
 from process.settings import settings_or_exit, warn_of_unknown_variables
 from process.side_tasks import keep_running
 from process.store.fleet_watcher import FleetWatcher

@@ -49,7 +49,7 @@ from router.recording.trace_file import TraceFile
 from router.requests.dispatcher import Dispatcher
 from router.requests.trace import TraceStore
 from router.routing.cache_index import CacheIndex
-from router.routing.view import Targets as Limits
+from router.routing.placement import Targets as Limits
 from router_process.settings import RouterSettings
 
 

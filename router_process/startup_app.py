@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api.documents import documents_router
+from gateway.api.docs_page import documents_router
 from gateway.api.probes import probe_router
 from gateway.http.anthropic_errors import error_response
 from gateway.http.fast_path import Application

@@ -30,8 +30,9 @@ from collections.abc import Sequence as Seq
 from scheduling.batch import Batch, Chunk, Produced
 from scheduling.block_manager import BlockManager
 from scheduling.block_pools import BlockPools
+from scheduling.decode_worker_shares import TargetShares
 from scheduling.queues.admission import Admission, FetchChooser, fetch_nothing
-from scheduling.queues.expected_blocks import ExpectedBlocks
+from scheduling.queues.arriving_blocks import ExpectedBlocks
 from scheduling.queues.growth import Growth
 from scheduling.queues.roster import Roster
 from scheduling.scheduler_config import SchedulerConfig as SchedulerConfig
@@ -39,7 +40,6 @@ from scheduling.sequence import Key, Sequence, SequenceState
 from scheduling.sequence_blocks import SequenceBlocks
 from scheduling.step_model import StepCost, StepModel
 from scheduling.step_plan import StepPlan
-from scheduling.target_shares import TargetShares
 from scheduling.turns import Turns
 
 

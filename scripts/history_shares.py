@@ -30,8 +30,8 @@ from rich.table import Table
 from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.paths import DEMO_MODEL
 from gateway.chat.conversation import Conversation, Message, Tool, ToolCall
-from gateway.chat.events import joined_calls
 from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
+from gateway.chat.message_events import joined_calls
 from gateway.output.output_text import TextDelta
 from gateway.text.chat_template import ChatTemplate
 from protocol.messages import FinishReason

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.routing.view import NO_TARGETS, Targets
+from router.routing.placement import NO_TARGETS, Targets
 from simulator.event_queue import EventQueue
 from simulator.network import Network
 from simulator.policies.choices import Policy

@@ -20,9 +20,9 @@ from router.routing.cache_index import CacheIndex
 from router.routing.decision import Charge, Decision, Query, apply
 from router.routing.fleet_view import FleetView
 from router.routing.output_lengths import OutputLengths
+from router.routing.placement import NO_TARGETS, Targets
 from router.routing.shedding import Asker, WaitingPrompt, shed
 from router.routing.urgent_work import UrgentWork
-from router.routing.view import NO_TARGETS, Targets
 from router.routing.worker_view import Liveness, WorkerView
 from scheduling.load_report import load_report, step_counters
 from simulator.event_queue import EventQueue

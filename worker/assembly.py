@@ -27,11 +27,11 @@ from engine.parallel.sums import RankLost
 from kv_transfer.service import TransferService
 from kv_transfer.tiers.kv_tiers import KvTiers
 from kv_transfer.transports.ucx_paths import machine_paths, usable_paths
+from process.allocator import spare_the_collector
 from process.clock import Clock
 from process.cores import cores_in, keep_to_cores
 from process.lifecycle import Stopped, StopSignal
 from process.logs import setup_logs
-from process.memory import spare_the_collector
 from process.process_watch import machine_name
 from process.settings import warn_of_unknown_variables
 from process.sockets.control import ControlServer
@@ -48,7 +48,7 @@ from protocol.handoff_messages import PeerDescriptor
 from protocol.hashing import seed_of
 from protocol.messages import PROTOCOL_VERSION, Hello, Role
 from protocol.registration import WorkerInfo, WorkerState
-from worker.admissions import Admissions
+from worker.admitting_routers import Admissions
 from worker.counters import Count
 from worker.host import WorkerHost, WorkerParts
 from worker.intake import Intake

@@ -42,7 +42,7 @@ from protocol.messages import (
 )
 from protocol.registration import WorkerState
 from protocol.weight_messages import WeightsMessage
-from worker.admissions import Admissions
+from worker.admitting_routers import Admissions
 from worker.cache_dumps import CacheDumps
 from worker.counters import Count
 from worker.intake import Intake

@@ -28,7 +28,7 @@ from rich.table import Table
 import simulator
 from bench.policies.cells import TRAFFIC, Cell, Score, score
 from bench.tools.records import add_record_option, keep_table
-from process.figures import ms
+from process.number_text import ms
 from protocol.errors import BatonError
 from simulator.planning.ledger import Ledger
 from simulator.policies.names import BATON, POLICIES, RULES

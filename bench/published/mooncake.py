@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.published.results import Result, Row
 from protocol.messages import Role
 from router.routing.decision import decide
-from router.routing.view import PlacementQuery
+from router.routing.placement import PlacementQuery
 from scheduling.scheduler import SchedulerConfig
 from scheduling.step_model import attended_pairs
 from simulator.devices.cards import CARDS

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from console.telemetry.rank_texts import bubbles_text, layout_text
 from console.telemetry.tier_texts import tiers_text
-from process.figures import integer
+from process.number_text import integer
 
 WIDEST = 500
 MAX_US = 1 << 55

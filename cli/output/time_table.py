@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from process.figures import count, ms, size, tenths
+from process.number_text import count, ms, size, tenths
 
 _END, _TOKENS = 1, 2
 _DONE, _BLOCKS = 1, 2

@@ -23,10 +23,10 @@ from cryptography import x509
 import process.bound_command
 from cli.pods.store_settings import StoreSettings, configuration
 from gateway.http.certificates import LOOK_S, CertificateReloader, TlsFiles
-from process.store.expiry import Expiry
+from process.store.certificate_expiry import Expiry
 from process.store.front import FrontPorts, StoreFront
 from process.store.password_certificate import SERVER_NAME, certificate_of
-from process.temporary import temporary_folder
+from process.temporary_files import temporary_folder
 from protocol.errors import ConfigError
 
 log = logging.getLogger(__name__)

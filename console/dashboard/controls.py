@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, Response
 from console.dashboard.control_log import ControlLog
 from console.dashboard.live_settings import LiveSettings
 from console.dashboard.sample_prompts import SamplePrompt, SamplePrompts
+from http_kit.caller import KEY_NAME
 from http_kit.errors import describe
-from http_kit.origin import KEY_NAME
-from process.figures import exact
+from process.number_text import exact
 from process.store.drain_requests import request_drain, request_resume
 from protocol.errors import InvalidRequest, RequestError, ServiceError
 from protocol.registration import WorkerInfo, WorkerState

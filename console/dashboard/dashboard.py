@@ -15,7 +15,7 @@ from console.dashboard.feed import Feed, Source
 from console.dashboard.live_limits import live_settings
 from console.dashboard.pages import pages_router
 from console.dashboard.sample_prompts import Encode, SamplePrompts
-from console.dashboard.stream import stream_router
+from console.dashboard.stream_endpoint import stream_router
 from console.dashboard.summary import shown_summary
 from console.telemetry.report import FleetReport
 from process.clock import wall_us

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from console.dashboard.versions import Versions
+from console.dashboard.summary_changes import Versions
 
 PERIOD_S = 1.0
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from process.figures import exact
+from process.number_text import exact
 from protocol.errors import InvalidRequest
 
 Number = int | float

@@ -14,9 +14,9 @@ from typing import Any
 from console.telemetry.facts.facts_json import lost_log
 from console.telemetry.paths import is_off_way
 from console.telemetry.rank_texts import ranks_text
+from console.telemetry.request_window import NUM_POINTS
 from console.telemetry.tier_texts import failing_tier, tiers_text
-from console.telemetry.window import NUM_POINTS
-from process.figures import age, count
+from process.number_text import age, count
 
 MAX_CARDS = 12
 """The most workers of a pool shown as cards. With more, pools are tables, and only pairs that stand

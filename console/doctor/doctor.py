@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from console.doctor.clients import floods
+from console.doctor.client_goodput import floods
 from console.doctor.finding import Finding, Passed, Rule, Urgency
 from console.doctor.observation import FEW_REQUESTS, MIN_REQUESTS, Observation
 from console.doctor.rules.blocks import check_few_blocks

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from console.doctor.clients import Clients, clients_of
+from console.doctor.client_goodput import Clients, clients_of
 from console.doctor.facts import Facts
 from console.doctor.finding import Finding, Urgency
-from process.figures import count, integer, percent
+from process.number_text import count, integer, percent
 from protocol.messages import Role
 
 

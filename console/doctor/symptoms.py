@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from console.doctor.clients import clients_of
+from console.doctor.client_goodput import clients_of
 from console.doctor.finding import Urgency
 from console.doctor.observation import Observation, RequestFacts, WorkerFacts
 from protocol.messages import Role

@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse, Response
 
 from console.telemetry.perfetto import perfetto_trace
 from console.telemetry.request_log import MAX_ROWS, Order, Outcome, RequestLog, RowQuery
+from http_kit.caller import CALLER, NOBODY
 from http_kit.errors import HttpError
-from http_kit.origin import CALLER, NOBODY
 from protocol.errors import RequestError
 
 E = TypeVar("E", bound=StrEnum)

@@ -12,7 +12,7 @@ from itertools import islice
 from statistics import median
 
 from console.doctor.facts import TAKEN, lacks_places
-from process.figures import count, integer, percent
+from process.number_text import count, integer, percent
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from process.figures import integer, percent
+from process.number_text import integer, percent
 
 
 def layout_text(worker: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from console.doctor.clients import clients_of, floods
+from console.doctor.client_goodput import clients_of, floods
 from console.doctor.facts import Facts
 from console.doctor.finding import Finding
 from console.doctor.headline import Headline, Sides, Tone, headline
@@ -24,28 +24,28 @@ from console.telemetry.facts.fact_watch import FactWatch
 from console.telemetry.facts.facts_json import facts_json
 from console.telemetry.facts.loop_lag import LoopLag
 from console.telemetry.fleet_load import FleetLoad, SteadyLoad, fleet_load, tpot_target_ms
-from console.telemetry.pairs import PairKey, PairPaths, PairTable
-from console.telemetry.path_watch import PathWatch
-from console.telemetry.paths import UNKNOWN, expected_path, is_off_way, narrowed
-from console.telemetry.peers import (
+from console.telemetry.other_routers import (
     SHARED_POINTS,
     PeerRouters,
     RouterSummary,
     SlotData,
     merged_pairs,
 )
+from console.telemetry.path_watch import PathWatch
+from console.telemetry.paths import UNKNOWN, expected_path, is_off_way, narrowed
 from console.telemetry.pressure import SideState, Verdict
+from console.telemetry.request_window import POINT_US, Ended, RequestWindow, Slot
 from console.telemetry.targets import Targets
-from console.telemetry.window import POINT_US, Ended, RequestWindow, Slot
+from console.telemetry.worker_pairs import PairKey, PairPaths, PairTable
 from console.telemetry.workers import workers_json
 from http_kit.door import Door
-from process.figures import ms
+from process.number_text import ms
 from process.store.ignored_entries import IgnoredEntries
 from protocol.messages import Role
 from protocol.traces import PrefillTrace
 from router.fleet.fleet import Fleet
 from router.requests.trace import AttemptTrace, Durations, RequestTrace, TraceStore
-from router.routing.view import Mode
+from router.routing.placement import Mode
 
 P50, P95 = 0.5, 0.95
 _NO_PATHS = PairPaths(UNKNOWN, None)

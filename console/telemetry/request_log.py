@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from console.telemetry.peers import PeerRouters, RequestQuestion
-from http_kit.origin import Caller
+from console.telemetry.other_routers import PeerRouters, RequestQuestion
+from http_kit.caller import Caller
 from process.store.ignored_entries import DECODE_ERRORS
 from router.requests.trace import RequestTrace, TraceStore
 from router.requests.trace_json import RUNNING, receipt_json, row_json, trace_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from process.figures import count, size
+from process.number_text import count, size
 
 _NAMES = {"host": "host memory", "disk": "disk"}
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 import torch
 
-from engine.checkpoint.blocks import Matrix
+from engine.checkpoint.quantized_blocks import Matrix
 
 
 class Split(Enum):

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from engine.checkpoint.blocks import PanelRows
 from engine.checkpoint.files import TensorEntry
+from engine.checkpoint.quantized_blocks import PanelRows
 from engine.checkpoint.stored_tensors import StoredTensors
 
 _EXPERT = re.compile(r"(.+\.experts\.\d+\.)(gate|up|down|gate_up)_proj\.(weight|bias)")

@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 
 from checkpoint.regular_file import open_regular
-from engine.checkpoint.blocks import QUANTIZED_TYPES, PanelRows
 from engine.checkpoint.files import (
     TensorEntry,
     model_fingerprint,
@@ -23,6 +22,7 @@ from engine.checkpoint.files import (
     weight_files,
 )
 from engine.checkpoint.formats.panel_rows import gguf_rows
+from engine.checkpoint.quantized_blocks import QUANTIZED_TYPES, PanelRows
 from protocol.errors import ModelLoadError
 
 PLAIN_DTYPES = {

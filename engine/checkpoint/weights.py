@@ -19,7 +19,12 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint.blocks import (
+from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.files import read_tensor_entries, weight_files
+from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
+from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Split
+from engine.checkpoint.paired_experts import PairedExperts
+from engine.checkpoint.quantized_blocks import (
     QUANTIZED_TYPES,
     BlockMatrix,
     BlockRows,
@@ -27,15 +32,10 @@ from engine.checkpoint.blocks import (
     PanelRows,
     together,
 )
-from engine.checkpoint.config import ModelConfig
-from engine.checkpoint.files import read_tensor_entries, weight_files
-from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
-from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Split
-from engine.checkpoint.paired_experts import PairedExperts
-from engine.checkpoint.places import Place, cut, heads_in_file, part_of, stored_part
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.staging import copies_to
 from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
+from engine.checkpoint.tensor_places import Place, cut, heads_in_file, part_of, stored_part
 from engine.device import available_bytes, torch_dtype
 from engine.layers.kinds import ATTENTION, FEED_FORWARD
 from engine.models.architectures import LayerKinds

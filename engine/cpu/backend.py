@@ -16,9 +16,9 @@ from engine.attention.states import StateSlots
 from engine.attention.torch_backend import TorchAttention
 from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, Sizes
-from engine.checkpoint.blocks import BlockMatrix, Matrix
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.experts_config import ExpertsConfig
+from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix
 from engine.cpu.block_panels import BlockEmbedding
 from engine.cpu.fused_pass import KernelPass, fused
 from engine.cpu.huge_pages import HugePages

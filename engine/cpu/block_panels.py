@@ -11,7 +11,7 @@ import ctypes
 
 import torch
 
-from engine.checkpoint.blocks import (
+from engine.checkpoint.quantized_blocks import (
     KIND_NUMBERS,
     PANEL_OUTPUTS,
     BlockMatrix,

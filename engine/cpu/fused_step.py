@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.groups import FusedAttention
-from engine.checkpoint.blocks import PANEL_OUTPUTS
+from engine.checkpoint.quantized_blocks import PANEL_OUTPUTS
 from engine.cpu.block_panels import BlockEmbedding, FileRows
 from engine.cpu.fused_layers import Forward, FusedLayers
 from engine.cpu.native_linear import NativeLinear, Weight

@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from engine.checkpoint.blocks import Matrix, MatrixStack
+from engine.checkpoint.quantized_blocks import Matrix, MatrixStack
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.native_linear import NativeLinear, can_pack
 from engine.layers.linear import LinearLayer, StackedLinear, torch_linear
@@ -23,7 +23,7 @@ def cpu_linear(
 
     Blocks need kernels. Parts that one layer cannot hold together become a layer each. With 12
     `bits` the kernels store the same values in fewer bits (see engine.cpu.native_linear); with 8
-    and 4 they round the weight to integers (see engine.cpu.quantization).
+    and 4 they round the weight to integers (see engine.cpu.integer_weights).
 
     Some layers pack the weight: drop your reference to `weight` to free the original. The kernels
     put their copy into `memory`.

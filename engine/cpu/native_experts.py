@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.checkpoint.blocks import BlockMatrix, Matrix, MatrixStack, as_tensor
 from engine.checkpoint.experts_config import ExpertsConfig
+from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix, MatrixStack, as_tensor
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.native_linear import NativeLinear, Weight, can_pack
 from engine.layers.experts import ExpertWeights

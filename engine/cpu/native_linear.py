@@ -14,10 +14,10 @@ from collections.abc import Iterable
 import torch
 from torch.nn.functional import pad
 
-from engine.checkpoint.blocks import PANEL_OUTPUTS, BlockMatrix, fit_panels
+from engine.checkpoint.quantized_blocks import PANEL_OUTPUTS, BlockMatrix, fit_panels
 from engine.cpu.block_panels import BlockPanels
 from engine.cpu.huge_pages import HugePages
-from engine.cpu.quantization import GROUP_INPUTS, QuantizedWeight, quantize
+from engine.cpu.integer_weights import GROUP_INPUTS, QuantizedWeight, quantize
 from engine.layers.linear import LinearLayer
 
 _LANES = 16

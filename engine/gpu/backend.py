@@ -13,9 +13,9 @@ from engine.attention.groups import by_group
 from engine.attention.torch_backend import TorchAttention
 from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, CapturedDecodes, FusedPass, Sizes
-from engine.checkpoint.blocks import BlockMatrix, Matrix, as_tensor
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.experts_config import ExpertsConfig
+from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix, as_tensor
 from engine.device import dtype_name
 from engine.gpu.fp8_linear import Fp8Linear, can_scale
 from engine.gpu.memory import NO_GRAPHS, Graphs, LargestStep, blocks_for_card, profile, report_taken

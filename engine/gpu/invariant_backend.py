@@ -21,8 +21,8 @@ from engine.attention.invariant_backend import (
     InvariantBuffers,
 )
 from engine.attention.tiles import Partials
-from engine.checkpoint.blocks import Matrix
 from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.quantized_blocks import Matrix
 from engine.gpu.invariant_linear import InvariantLinear, Multiply
 from engine.gpu.triton_backend import TritonBackend
 from engine.kv_pool import KvPool

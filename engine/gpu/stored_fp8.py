@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from engine.checkpoint.blocks import BlockMatrix, Matrix, MatrixStack, PanelRows
 from engine.checkpoint.formats.matrix import Levels
 from engine.checkpoint.formats.panel_rows import MatrixRows
+from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix, MatrixStack, PanelRows
 
 
 def stored_codes(weight: Matrix, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:

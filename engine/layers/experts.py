@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch.nn.functional import grouped_mm, linear
 
-from engine.checkpoint.blocks import Matrix, as_tensor
 from engine.checkpoint.experts_config import ExpertsConfig
+from engine.checkpoint.quantized_blocks import Matrix, as_tensor
 from engine.layers.linear import LinearFactory, LinearLayer
 from engine.layers.ops import LayerOps
 from engine.layers.routing import choose

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import linear
 
-from engine.checkpoint.blocks import Matrix
+from engine.checkpoint.quantized_blocks import Matrix
 
 
 class LinearLayer(Protocol):

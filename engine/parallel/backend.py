@@ -9,9 +9,9 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.backend import Backend, FusedPass, Sizes
-from engine.checkpoint.blocks import BlockMatrix, Matrix
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.experts_config import ExpertsConfig
+from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix
 from engine.device import torch_dtype
 from engine.kv_pool import KvPool
 from engine.layers.embedding import Embedding
@@ -21,9 +21,9 @@ from engine.layers.ops import LayerOps
 from engine.layers.summed import SummedEmbedding, SummedExperts, SummedLinear
 from engine.models.parts import ModelParts
 from engine.models.runnable import RunnableModel
-from engine.parallel.leading import LeadingAttention, LeadingModel
+from engine.parallel.hidden_states import StageLink
+from engine.parallel.leader import LeadingAttention, LeadingModel
 from engine.parallel.ranks import Ranks
-from engine.parallel.stages import StageLink
 from engine.sampling.sampler import Sampler
 from protocol.layout import SPLIT, KvLayout
 

@@ -11,7 +11,7 @@ from collections import deque
 
 from engine.fences import Fence
 from engine.model_runner import Chosen, Launched, ModelRunner, PlannedStep
-from engine.parallel.leading import LeadingModel
+from engine.parallel.leader import LeadingModel
 from engine.runner import Row
 from scheduling.batch import Batch
 

@@ -13,7 +13,7 @@ import msgspec
 from engine.attention.base import Segment
 from engine.checkpoint.shard import Shard
 from engine.layers.summed import Sums
-from engine.parallel.stages import StageLink
+from engine.parallel.hidden_states import StageLink
 from engine.parallel.sums import RankLost
 from engine.rank_times import LINE_NUMBERS, RankTimes
 

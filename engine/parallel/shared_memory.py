@@ -12,8 +12,8 @@ from itertools import accumulate, pairwise
 
 from engine.checkpoint.shard import Shard
 from engine.layers.summed import Sums
+from engine.parallel.hidden_states import StageLink
 from engine.parallel.ranks import Ranks
-from engine.parallel.stages import StageLink
 from engine.parallel.sums import HostSums, NoSums, stop_sums
 from engine.rank_times import LINE_NUMBERS, RankTimes
 

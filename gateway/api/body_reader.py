@@ -21,16 +21,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gateway.api.context import MAX_INLINE_BYTES, ApiContext
-from gateway.api.half_pairs import without_half_pairs
 from gateway.api.strict_model import MAX_VALUES, StrictModel, check_bounds, rough_memory
-from gateway.api.unknown_fields.findings import Findings
+from gateway.api.surrogate_halves import without_half_pairs
+from gateway.api.unknown_fields.ignorable_fields import Findings
 from gateway.api.unknown_fields.ignored import take_ignored
 from gateway.http.request_scope import RequestRecord, record_of
 from gateway.http.variants.content_encoding import decoder_of
 from gateway.output.event_ids import request_digest
+from http_kit.caller import owner_of
 from http_kit.disconnect import ClientGone, connection_of
 from http_kit.errors import invalid_request
-from http_kit.origin import owner_of
 from protocol.errors import InvalidRequest
 
 _JSON = b"application/json"

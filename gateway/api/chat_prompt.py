@@ -21,16 +21,16 @@ from gateway.api.choice_planner import (
     check_num_bytes,
     check_text_length,
 )
-from gateway.api.constraints.call_grammars import call_grammar
+from gateway.api.constraints.call_grammar import call_grammar
 from gateway.api.context import ApiContext
 from gateway.api.generation_fields import GenerationFields
 from gateway.api.output_limit import OutputWish
 from gateway.api.strict_model import check_bounds
+from gateway.chat.continued_message import open_end
 from gateway.chat.control_text import TemplateInput
 from gateway.chat.conversation import Conversation
 from gateway.chat.markup import ChatMarkup
 from gateway.chat.message_parser import MessageParser
-from gateway.chat.prefill import open_end
 from gateway.grammars.grammar import shortest_json
 from gateway.history.answers import AnswerScope, PromptText
 from gateway.output.choices import Choice

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from gateway.admission.terms import TIMEOUT_HEADER
+from gateway.admission.request_terms import TIMEOUT_HEADER
 from gateway.api.context import ApiContext
 from gateway.api.generation_fields import GenerationFields
 from gateway.api.output_limit import OutputWish, min_given, output_limit
@@ -29,8 +29,8 @@ from gateway.output.choices import Choice, restored_digest
 from gateway.output.event_ids import HEADER, StreamIdentity, check_positions, check_restored
 from gateway.output.output_text import OutputText
 from gateway.text.fair_threads import Steps
+from gateway.text.reasoning_end import ThoughtMarkers
 from gateway.text.stop_strings import ContentScan
-from gateway.text.thoughts import ThoughtMarkers
 from gateway.text.tokenizer import CHARS_PER_TOKEN
 from http_kit.errors import MAX_PARAM_CHARS, shortened
 from protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, PromptTooLong

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from gateway.api.branches import LEFT_OUT, OBJECT, TEXT, LeftOut, by_shape, by_type
 from gateway.api.strict_model import StrictModel, first_error
+from gateway.api.union_branches import LEFT_OUT, OBJECT, TEXT, LeftOut, by_shape, by_type
 from gateway.chat.conversation import Tool, ToolCall
 from protocol.errors import InvalidRequest
 

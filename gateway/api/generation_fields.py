@@ -12,9 +12,8 @@ from pydantic import AfterValidator, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
 from gateway.api.body_reader import RequestBody, only
-from gateway.api.branches import LIST, OBJECT, TEXT, TEXT_OR_LIST, by_shape
 from gateway.api.constraints.constraint import Constraint, ConstraintKind
-from gateway.api.constraints.format_fields import (
+from gateway.api.constraints.constraint_fields import (
     GrammarOrFormat,
     GuidedChoice,
     ObjectOrText,
@@ -24,7 +23,8 @@ from gateway.api.constraints.format_fields import (
     schema_constraints,
 )
 from gateway.api.strict_model import StrictModel, first_error
-from gateway.api.unknown_fields.findings import ignorable
+from gateway.api.union_branches import LIST, OBJECT, TEXT, TEXT_OR_LIST, by_shape
+from gateway.api.unknown_fields.ignorable_fields import ignorable
 from protocol.errors import InvalidRequest
 from protocol.retention import MAX_PRIORITY, MAX_SECONDS, USUAL_PRIORITY, RetentionHint
 from protocol.sampling import MAX_LOGPROBS, MIN_REPETITION_PENALTY

@@ -17,7 +17,7 @@ from msgspec import Struct
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.admission.terms import (
+from gateway.admission.request_terms import (
     RETENTION_HEADER,
     SESSION_HEADERS,
     TIMEOUT_HEADER,

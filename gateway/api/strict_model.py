@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from gateway.api.unknown_fields.findings import note_unknown
+from gateway.api.unknown_fields.ignorable_fields import note_unknown
 from protocol.errors import InvalidRequest
 
 MAX_LIST_ITEMS = 16_384

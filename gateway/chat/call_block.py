@@ -5,7 +5,7 @@ answer's parser owns and reads the block.
 
 from __future__ import annotations
 
-from gateway.chat.events import ToolCallBegin, ToolEvent
+from gateway.chat.message_events import ToolCallBegin, ToolEvent
 
 
 class CallBlock:

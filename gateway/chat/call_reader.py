@@ -12,8 +12,8 @@ import json
 from collections.abc import Set
 from enum import Enum, auto
 
-from gateway.chat.events import ToolCallArguments, ToolCallBegin, ToolEvent
 from gateway.chat.json_value import JsonValue, mended
+from gateway.chat.message_events import ToolCallArguments, ToolCallBegin, ToolEvent
 from gateway.text.json_text import well_formed
 
 _ARGUMENT_KEYS = ("arguments", "parameters")

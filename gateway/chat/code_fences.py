@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from gateway.chat.events import ContentText, ToolCallBegin, ToolEvent
+from gateway.chat.message_events import ContentText, ToolCallBegin, ToolEvent
 
 _LANGUAGE = re.compile(r"^[\w+-]+[ \t]+")
 

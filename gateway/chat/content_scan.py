@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.chat.events import ContentText, ReasoningText, ToolEvent
+from gateway.chat.message_events import ContentText, ReasoningText, ToolEvent
 from gateway.chat.tool_parser import CallParser
 from gateway.text.stop_strings import Found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gateway.chat.events import ContentText, MessageEvent
+from gateway.chat.message_events import ContentText, MessageEvent
 from gateway.output.output_text import OutputToken, TextDelta
 
 

@@ -26,14 +26,14 @@ from gateway.chat.formats import (
     seed_oss,
 )
 from gateway.chat.message_parser import MessageParser
-from gateway.chat.reasoning import ReasoningMarkers, ReasoningParser
+from gateway.chat.reasoning_parser import ReasoningMarkers, ReasoningParser
 from gateway.chat.round_trip import TOOL, written_call
 from gateway.chat.thought_grammar import marker_parts, thought_rules, with_thoughts
 from gateway.chat.tool_grammar import CallForm, ToolGrammar
 from gateway.chat.tool_parser import MAX_HELD_CHARS, CallIds, CallParser, ToolParser
 from gateway.parser_names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from gateway.text.control_tokens import ControlTokens
-from gateway.text.thoughts import ThoughtMarkers
+from gateway.text.reasoning_end import ThoughtMarkers
 from gateway.text.tokenizer import Tokenizer
 from http_kit.errors import MAX_PARAM_CHARS, shortened
 from protocol.errors import ModelLoadError

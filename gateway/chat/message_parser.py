@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from gateway.chat.events import (
+from gateway.chat.message_events import (
     ContentText,
     MessageDelta,
     MessageEvent,
@@ -18,7 +18,7 @@ from gateway.chat.events import (
     ToolCallBroken,
     ToolEvent,
 )
-from gateway.chat.reasoning import ReasoningParser
+from gateway.chat.reasoning_parser import ReasoningParser
 from gateway.chat.tool_parser import CallParser
 from gateway.output.output_text import TextDelta
 from protocol.messages import FinishReason

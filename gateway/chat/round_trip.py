@@ -12,10 +12,10 @@ from collections.abc import Collection
 from typing import Any
 
 from gateway.chat.conversation import Message, Tool, ToolCall
-from gateway.chat.events import joined_calls
+from gateway.chat.message_events import joined_calls
 from gateway.chat.message_parser import MessageParser
 from gateway.chat.past_calls import arguments_object
-from gateway.chat.reasoning import ReasoningMarkers, ReasoningParser
+from gateway.chat.reasoning_parser import ReasoningMarkers, ReasoningParser
 from gateway.chat.tool_parser import CallParser
 from gateway.output.output_text import TextDelta
 from gateway.text.chat_template import ChatTemplate

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 
-from gateway.chat.reasoning import ReasoningMarkers
+from gateway.chat.reasoning_parser import ReasoningMarkers
 from gateway.grammars.grammar import text_part
 
 ANY_TEXT = "/(?s:.*)/"

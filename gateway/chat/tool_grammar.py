@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.chat.conversation import Conversation, Tool, ToolMode
-from gateway.chat.reasoning import ReasoningMarkers
+from gateway.chat.reasoning_parser import ReasoningMarkers
 from gateway.chat.thought_grammar import ANY_TEXT, marker_part, marker_parts, thought_rules
 from gateway.grammars.grammar import check_grammar_length, json_schema_part, text_part
 from protocol.errors import InvalidRequest

@@ -21,7 +21,7 @@ from gateway.chat.call_block import CallBlock
 from gateway.chat.call_reader import CallReader
 from gateway.chat.code_fences import CodeFences
 from gateway.chat.code_scan import CodeScan, Kind, partial_end
-from gateway.chat.events import (
+from gateway.chat.message_events import (
     ContentText,
     ToolCallArguments,
     ToolCallBegin,

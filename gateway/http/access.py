@@ -37,8 +37,8 @@ from gateway.http.paths import (
     meant_path,
 )
 from gateway.settings import GatewaySettings
+from http_kit.caller import CALLER, KEY_NAME, Caller, digest_of
 from http_kit.errors import HttpError
-from http_kit.origin import CALLER, KEY_NAME, Caller, digest_of
 from http_kit.tenant import EVERYBODY, KeyTerms, tenant_of
 from process.sockets.hosts import is_loopback
 from protocol.errors import RequestError

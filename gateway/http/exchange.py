@@ -17,7 +17,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
-from gateway.http.flow import Flow
+from gateway.http.flow_control import Flow
 
 log = logging.getLogger(__name__)
 

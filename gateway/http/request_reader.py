@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from gateway.http.connection_limits import ConnectionLimits, Countdown
 from gateway.http.exchange import Exchange
-from gateway.http.flow import Flow
+from gateway.http.flow_control import Flow
 from gateway.http.refusals import HEAD_TOO_SLOW, MALFORMED, Refusal, Refused
 from gateway.http.request_head import (
     FRAMING_HEADERS,

@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admission.gate import Gate, Ticket
-from gateway.admission.terms import (
+from gateway.admission.request_terms import (
     RETENTION_HEADER,
     SESSION_HEADERS,
     TIMEOUT_HEADER,
@@ -42,9 +42,9 @@ from gateway.http.anthropic_errors import error_response, is_anthropics
 from gateway.http.byte_budget import ByteBudget
 from gateway.http.paths import COUNTED, GENERATION, passes_gate
 from gateway.metrics import CLIENT_GONE_STATUS, ApiMetrics, EndpointMetrics
+from http_kit.caller import CALLER, CURRENT_ORIGIN, NOBODY, Origin, share_of
 from http_kit.disconnect import ClientGone, connection_of
 from http_kit.errors import describe
-from http_kit.origin import CALLER, CURRENT_ORIGIN, NOBODY, Origin, share_of
 from http_kit.tenant import EVERYBODY, Tenant
 from process.clock import wall_us
 from process.trace_context import CURRENT_TRACE, TraceContext, read_traceparent

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.admission.terms import OPEN_TERMS, RequestTerms
+from gateway.admission.request_terms import OPEN_TERMS, RequestTerms
 from protocol.errors import InvalidRequest
 
 HEADER = "Last-Event-ID"
@@ -171,7 +171,7 @@ class EventCount:
 
 def request_digest(body: bytes, owner: str) -> bytes:
     """The digest of a request to which its event ids are bound. It covers the body and the sender
-    (`http_kit.origin.owner_of`, at most 64 bytes), so that the ids are useless to others."""
+    (`http_kit.caller.owner_of`, at most 64 bytes), so that the ids are useless to others."""
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES, key=owner.encode()).digest()
 
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.text.detokenizer import Detokenizer
+from gateway.text.reasoning_end import ThoughtMarkers, ThoughtScan
 from gateway.text.stop_strings import ContentScan, ContentStops, StopMatcher
-from gateway.text.thoughts import ThoughtMarkers, ThoughtScan
 from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.requests.interface import TokenDelta

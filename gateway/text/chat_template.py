@@ -21,7 +21,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from gateway.text.rendering_budget import CURRENT, Budget
-from gateway.text.template_budget import BudgetedEnvironment
+from gateway.text.template_sandbox import BudgetedEnvironment
 from gateway.text.template_shape import PROBE_DOCUMENTS, PROBE_TOOLS, TemplateShape, shape_of
 from protocol.errors import InvalidRequest, ModelLoadError
 

@@ -22,7 +22,7 @@ from kv_transfer.transports.interface import (
     TransportEvent,
     WriteDone,
 )
-from kv_transfer.transports.shared_memory import SharedMemory
+from kv_transfer.transports.memory_file import SharedMemory
 from protocol.errors import ConfigError, PoolMismatch, TransferError
 
 MAX_ENDS = 8

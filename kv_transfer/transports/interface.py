@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kv_transfer.head_slices import Share, whole_shares
-from kv_transfer.transports.shared_memory import SharedMemory
+from kv_transfer.transports.memory_file import SharedMemory
 from protocol.errors import PoolMismatch
 
 

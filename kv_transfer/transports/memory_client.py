@@ -17,8 +17,8 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from kv_transfer.transports.framed_stream import FramedStream
+from kv_transfer.transports.memory_file import map_shared
 from kv_transfer.transports.memory_handshake import NONCE_BYTES, Handshake, stranger
-from kv_transfer.transports.shared_memory import map_shared
 from protocol.errors import TransferError
 
 CONNECT_WAIT_S = 10.0

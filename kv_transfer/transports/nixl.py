@@ -29,13 +29,13 @@ from kv_transfer.transports.interface import (
     check_blocks,
     fit_groups,
 )
+from kv_transfer.transports.memory_file import SharedMemory
 from kv_transfer.transports.nixl_descriptor import (
     NixlDescriptor,
     decode_descriptor,
     segment_of,
 )
 from kv_transfer.transports.nixl_module import error_types, load_nixl
-from kv_transfer.transports.shared_memory import SharedMemory
 from kv_transfer.transports.tcp_sockets import listening_ports, shut_down
 from kv_transfer.transports.ucx_paths import ucx_paths
 from protocol.errors import ConfigError, PoolMismatch, TransferError

@@ -31,8 +31,8 @@ from kv_transfer.transports.interface import (
     runs,
 )
 from kv_transfer.transports.memory_client import MemoryClient
+from kv_transfer.transports.memory_file import SharedMemory, address_of
 from kv_transfer.transports.memory_server import MemoryServer
-from kv_transfer.transports.shared_memory import SharedMemory, address_of
 from protocol.errors import ConfigError, PoolMismatch, TransferError
 
 MAX_NOTIFICATION_BYTES = MAX_FRAME_BYTES

@@ -25,7 +25,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from process.line_pump import LinePump
 from process.store.registry import connection_options
 from process.store.valkey_binary import INSTEAD, find_binary
-from process.temporary import temporary_file
+from process.temporary_files import temporary_file
 from protocol.errors import ConfigError
 
 _POLL_S = 0.01

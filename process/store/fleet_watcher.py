@@ -17,7 +17,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-from process.store.answers import answer_of, check_cancelled
+from process.store.client_faults import answer_of, check_cancelled
 from process.store.first_contact import advised, is_refusal, refused
 from process.store.ignored_entries import IgnoredEntries
 from process.store.registry import (

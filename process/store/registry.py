@@ -20,7 +20,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from process.store.expiry import Expiry
+from process.store.certificate_expiry import Expiry
 from process.store.ignored_entries import REGISTRATION, IgnoredEntries
 from process.store.resolved_connection import NameResolver, resolve_apart
 from process.store.store_tls import split_tls

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import redis.asyncio
 from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
 
-from process.store.answers import answer_of, check_cancelled
+from process.store.client_faults import answer_of, check_cancelled
 from process.store.registry import BACKOFF_MAX_S, CLAIM_KIND, client_from_url
 from protocol.error_line import one_line
 from protocol.errors import StoreAway, StoreFull, StoreRefused

@@ -20,7 +20,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from process.store.answers import answer_of, check_cancelled
+from process.store.client_faults import answer_of, check_cancelled
 from process.store.ignored_entries import (
     DECODE_ERRORS,
     QUESTION,

@@ -14,7 +14,7 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from process.store.answers import answer_of, check_cancelled
+from process.store.client_faults import answer_of, check_cancelled
 from process.store.registry import BACKOFF_MAX_S, CLAIM_KIND, client_from_url
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from process.store.expiry import Expiry
+from process.store.certificate_expiry import Expiry
 from process.store.password_certificate import SERVER_NAME, certificate_of
 from protocol.addresses import shown_address
 from protocol.errors import ConfigError

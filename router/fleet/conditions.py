@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from process.figures import exact
+from process.number_text import exact
 from protocol.messages import HelloRefused, Role
 from protocol.registration import WorkerInfo, WorkerState
 from router.fleet.history import LostWorker

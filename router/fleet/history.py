@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from process.figures import count
+from process.number_text import count
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
 

@@ -18,7 +18,7 @@ from router.fleet.conditions import (
     State,
     registered_condition,
 )
-from router.fleet.rates import Rates
+from router.fleet.worker_rates import Rates
 from router.routing.worker_view import Liveness, Reservation, WorkerView
 
 LONG_STEP_S = 8.0

@@ -20,7 +20,7 @@ import msgspec
 
 from router.recording.known_blocks import KnownBlocks, recorded_tokens
 from router.requests.interface import TEST_PREFIX
-from router.requests.served import ServedGeneration
+from router.requests.served_generation import ServedGeneration
 
 log = logging.getLogger(__name__)
 

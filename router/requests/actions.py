@@ -12,7 +12,7 @@ from router.metrics import FleetMetrics
 from router.requests.interface import TokenDelta
 from router.requests.machine import states
 from router.requests.machine.attempt import Attempt, Send
-from router.requests.served import ServedGeneration
+from router.requests.served_generation import ServedGeneration
 from router.requests.trace import TraceStore
 from router.settings import RoutingSettings
 

@@ -43,12 +43,11 @@ from router.fleet.fleet import Fleet
 from router.fleet.worker import Loss, Worker
 from router.metrics import FleetMetrics
 from router.requests.actions import ActionRunner
-from router.requests.deadlines import Deadlines
-from router.requests.experience import Experience
+from router.requests.deadline_timer import Deadlines
 from router.requests.handover import orders
 from router.requests.interface import DeltaSink, GenerationRequest, TokenDelta
-from router.requests.labels import error_label
 from router.requests.launch import Launcher, PlacedListener, legs
+from router.requests.loop_turns import Turnstile
 from router.requests.machine import states
 from router.requests.machine.attempt import Attempt
 from router.requests.machine.generation import Generation
@@ -56,10 +55,11 @@ from router.requests.machine.resumption import Searching
 from router.requests.machine.retries import Retries
 from router.requests.machine.states import Action
 from router.requests.machine.token_stream import TokenPiece
-from router.requests.served import ServedGeneration
+from router.requests.measurements import Experience
+from router.requests.metric_labels import error_label
+from router.requests.served_generation import ServedGeneration
 from router.requests.trace import TraceStore
-from router.requests.turnstile import Turnstile
-from router.routing.view import Targets
+from router.routing.placement import Targets
 from router.settings import RoutingSettings
 
 log = logging.getLogger(__name__)

@@ -21,16 +21,16 @@ from router.fleet.election import FleetIdentity
 from router.fleet.fetch_hints import MAX_ATTEMPT, holders_for, peer_of
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
-from router.requests.experience import Experience
 from router.requests.hash_thread import hash_in_thread
 from router.requests.interface import GenerationRequest
 from router.requests.machine.attempt import Attempt
 from router.requests.machine.generation import Generation
+from router.requests.measurements import Experience
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
 from router.requests.waiting_ahead import check_deadline, check_targets
 from router.routing.decision import Charge, Decision, Query, apply, decide
+from router.routing.placement import NO_TARGETS, Mode, Placement, Targets
 from router.routing.urgent_work import UrgentWork
-from router.routing.view import NO_TARGETS, Mode, Placement, Targets
 from router.settings import BY_LOAD, ON, RoutingSettings
 
 PlacedListener = Callable[[Sequence[bytes], Placement, int], None]

@@ -2,7 +2,7 @@
 
 Each microsecond between two marks belongs to the first span that covers it, and to UNEXPLAINED if
 none does, so the stages of a part always add up to the part. Pure: all times are of one clock;
-workers' times are already shifted to the router's (`router.requests.shifted`).
+workers' times are already shifted to the router's (`router.requests.shifted_traces`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from process.figures import count, integer
+from process.number_text import count, integer
 from protocol.traces import ChunkSpan, DecodeTrace, PrefillTrace
-from router.routing.view import Mode
+from router.routing.placement import Mode
 
 
 class Part(StrEnum):

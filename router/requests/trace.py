@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from http_kit.origin import CURRENT_ORIGIN
+from http_kit.caller import CURRENT_ORIGIN
 from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import DecodeTrace, PrefillTrace
 from router.fleet.clock_offset import ClockOffset, ClockReading
 from router.metrics import FleetMetrics
-from router.routing.view import Placement
+from router.routing.placement import Placement
 
 MAX_UNTOLD = 64
 """Generations that are accounted for at once, in about a millisecond."""

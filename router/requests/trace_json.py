@@ -1,7 +1,7 @@
 """A trace as operators and clients read it: JSON by the router's clock, with every stage.
 
-Workers' times are shifted first (`router.requests.shifted`), so that all times of one answer are
-from one clock; `clock_offsets_us` has the shifts.
+Workers' times are shifted first (`router.requests.shifted_traces`), so that all times of one answer
+are from one clock; `clock_offsets_us` has the shifts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from protocol.traces import DecodeTrace, PrefillTrace
 from router.requests.interface import ChosenWorkers, GenerationTiming, TimingLookup
 from router.requests.prompt_sources import prompt_sources
-from router.requests.shifted import shifted
+from router.requests.shifted_traces import shifted
 from router.requests.stages import (
     AttemptTimes,
     RequestTimes,
@@ -24,7 +24,7 @@ from router.requests.stages import (
     stage_times,
 )
 from router.requests.trace import AttemptTrace, RequestTrace, TraceStore
-from router.routing.view import Candidate
+from router.routing.placement import Candidate
 
 RUNNING = "running"
 

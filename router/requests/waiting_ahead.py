@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 
 from protocol.errors import DeadlineUnreachable, TargetUnreachable
 from router.requests.machine.generation import Generation
+from router.routing.placement import NO_TARGETS, Mode, Placement, Targets, WorkerLoad
 from router.routing.prediction import least_wait_ms
 from router.routing.shedding import Asker, WaitingPrompt, shed
 from router.routing.urgent_work import UrgentWork
-from router.routing.view import NO_TARGETS, Mode, Placement, Targets, WorkerLoad
 
 MARGIN = 2
 """The predicted wait must exceed the time left by this factor."""

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import msgspec
 
-from process.figures import count
+from process.number_text import count
 from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
 from protocol.hashing import end_of

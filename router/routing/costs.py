@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from router.routing.cache_index import NO_MATCH, PrefixMatch
 from router.routing.pairs import Pairs
+from router.routing.placement import Candidate, PlacementQuery, WorkerLoad
 from router.routing.prediction import US_PER_MS
-from router.routing.view import Candidate, PlacementQuery, WorkerLoad
 from scheduling.step_model import attended_pairs
 
 PREFILL_WEIGHT = 0.5

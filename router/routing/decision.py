@@ -16,8 +16,7 @@ from router.routing.cache_index import PrefixMatch
 from router.routing.costs import exposed_blocks
 from router.routing.fleet_view import FleetView
 from router.routing.pairs import Pair
-from router.routing.policy import place, place_handover
-from router.routing.view import (
+from router.routing.placement import (
     NO_TARGETS,
     USUAL_OUTPUT_TOKENS,
     Candidate,
@@ -28,6 +27,7 @@ from router.routing.view import (
     Targets,
     WorkerLoad,
 )
+from router.routing.policy import place, place_handover
 from router.routing.worker_view import Reservation, WorkerView
 
 

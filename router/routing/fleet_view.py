@@ -13,10 +13,10 @@ from protocol.messages import Role
 from router.routing.cache_index import CacheIndex, PrefixMatch
 from router.routing.pace import typical_speed
 from router.routing.pairs import Pairs
+from router.routing.placement import WorkerLoad
 from router.routing.prediction import WorkerSpeed
 from router.routing.sessions import Sessions
 from router.routing.unseen_load import others_of, unseen_of_others
-from router.routing.view import WorkerLoad
 from router.routing.worker_view import Liveness, WorkerView
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.routing.view import USUAL_OUTPUT_TOKENS
+from router.routing.placement import USUAL_OUTPUT_TOKENS
 
 _WEIGHT = 0.05
 """The weight of a new output in the average length."""

@@ -14,14 +14,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from process.figures import count
+from process.number_text import count
 from protocol.errors import Overloaded, PromptTooLong
 from router.routing.cache_index import NO_MATCH, PrefixMatch
 from router.routing.costs import HANDOFF_MS, Costs, blocks_of, exposed_blocks
 from router.routing.pairs import Pairs
-from router.routing.prediction import US_PER_MS
-from router.routing.reasons import reason_of, rule_of
-from router.routing.view import (
+from router.routing.placement import (
     NO_TARGETS,
     Alternative,
     Candidate,
@@ -31,6 +29,8 @@ from router.routing.view import (
     Rule,
     WorkerLoad,
 )
+from router.routing.prediction import US_PER_MS
+from router.routing.reasons import reason_of, rule_of
 
 SHORT_PROMPT_TOKENS = 32
 """A prompt of at most this length may be local although no decode worker holds a part of it."""

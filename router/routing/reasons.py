@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from process.figures import count, ms
-from router.routing.view import Candidate, PlacementQuery, Rule
+from process.number_text import count, ms
+from router.routing.placement import Candidate, PlacementQuery, Rule
 
 
 class Chosen(Protocol):

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from router.routing.view import Candidate, Placement, Targets, WorkerLoad
+from router.routing.placement import Candidate, Placement, Targets, WorkerLoad
 
 MARGIN = 0.05
 """Predictions must meet a target with this part of it to spare; each step of priority below 0 adds

@@ -15,9 +15,9 @@ from protocol.events import WorkerStats
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
 from router.routing.pace import pace_of, trusts
+from router.routing.placement import WorkerLoad
 from router.routing.prediction import WorkerSpeed
 from router.routing.unseen_load import NOTHING, Arrivals, Unseen
-from router.routing.view import WorkerLoad
 
 _CHUNK_TOKENS, _ITL_TARGET_MS = 512, 50.0  # of workers that do not report them
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduling.block_pools import Prefix
-from scheduling.queues.expected_blocks import ExpectedBlocks
+from scheduling.decode_worker_shares import TargetShares
+from scheduling.queues.arriving_blocks import ExpectedBlocks
 from scheduling.queues.overtaking import Overtaking
 from scheduling.queues.roster import Roster
 from scheduling.scheduler_config import SchedulerConfig
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.sequence_blocks import SequenceBlocks
 from scheduling.step_plan import StepPlan
-from scheduling.target_shares import TargetShares
 from scheduling.turns import Turns
 
 FetchChooser = Callable[[Sequence, int], int | None]

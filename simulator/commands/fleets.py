@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigError
 from protocol.messages import Role
-from router.routing.view import NO_TARGETS, Targets
+from router.routing.placement import NO_TARGETS, Targets
 from scheduling.scheduler import SchedulerConfig
 from simulator.commands.settings import SimulationSettings
 from simulator.devices.cards import Card, card_named, read_card

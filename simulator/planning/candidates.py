@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from process.figures import count
+from process.number_text import count
 
 _MOST_SPLITS = 8
 

@@ -15,8 +15,8 @@ from router.routing.cache_index import PrefixMatch
 from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
 from router.routing.pace import GUESS, pace_of
+from router.routing.placement import WorkerLoad
 from router.routing.sessions import Sessions
-from router.routing.view import WorkerLoad
 from router.routing.worker_view import WorkerView
 
 

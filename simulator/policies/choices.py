@@ -11,9 +11,9 @@ from protocol.messages import Role
 from router.routing.cache_index import NO_MATCH, PrefixMatch
 from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
+from router.routing.placement import Candidate, Mode, Placement, PlacementQuery, WorkerLoad
+from router.routing.placement import Rule as Reason
 from router.routing.policy import place
-from router.routing.view import Candidate, Mode, Placement, PlacementQuery, WorkerLoad
-from router.routing.view import Rule as Reason
 from simulator.policies.pools import PoolLoad, Rule, least_loaded
 
 Policy = Callable[[FleetView, Query, float, random.Random], Decision]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from router.routing.pace import Pace
-from router.routing.view import PlacementQuery
+from router.routing.placement import PlacementQuery
 from scheduling.step_model import attended_pairs
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from process.figures import ms, significant
+from process.number_text import ms, significant
 from simulator.planning.race import Standing
 
 _SHOWN = 12

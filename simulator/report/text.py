@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from process.figures import integer, ms, significant
+from process.number_text import integer, ms, significant
 from simulator.report.summary import Pool, Spread, Summary, Targets
 
 Row = tuple[str, Callable[[Summary], str]]

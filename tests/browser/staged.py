@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from console.dashboard.feed import Feed, Source
 from console.dashboard.pages import pages_router
-from console.dashboard.stream import stream_router
+from console.dashboard.stream_endpoint import stream_router
 from console.dashboard.summary import shown_summary
 from gateway.http.connection import BoundedProtocols, ConnectionLimits
 from gateway.http.server import Doorway, HttpServer, listen, url_of

@@ -7,7 +7,7 @@ from typing import Any
 from protocol.traces import ChunkSpan, DecodeTrace, PrefillTrace, StepSpan, WriteSpan, pack_steps
 from router.requests.trace import AttemptTrace, RequestTrace
 from router.requests.trace_json import row_json, trace_json
-from router.routing.view import Candidate, Mode, Placement
+from router.routing.placement import Candidate, Mode, Placement
 from tests.browser import incident
 
 VIEWS = ("fleet", "requests", "doctor", "cache")

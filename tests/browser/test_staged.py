@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from process import figures
+from process import number_text
 from tests.browser import incident, states
 from tests.browser.browser import DESKTOP, PHONE, Browser, Watched
 from tests.browser.staged import StagedRouter, staged
@@ -247,9 +247,10 @@ def test_what_became_of_requests_at_the_door(browser: Browser) -> None:
 
 
 ALIKE = {
-    "int": figures.integer, "sig3": figures.significant, "ms": figures.ms, "ms1": figures.tenths,
-    "share": figures.percent, "times": figures.times, "bytes": figures.size,
-    "linkRate": figures.rate, "age": figures.age,
+    "int": number_text.integer, "sig3": number_text.significant,
+    "ms": number_text.ms, "ms1": number_text.tenths,
+    "share": number_text.percent, "times": number_text.times, "bytes": number_text.size,
+    "linkRate": number_text.rate, "age": number_text.age,
 }  # fmt: skip
 """The page's functions for numbers, and those of the texts that it is sent."""
 

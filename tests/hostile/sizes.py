@@ -17,7 +17,7 @@ from gateway.api.choice_planner import (
     MAX_STARTED_TOKENS,
     MIN_TEXT_BYTES,
 )
-from gateway.api.constraints.format_fields import MAX_CHOICE_TEXTS
+from gateway.api.constraints.constraint_fields import MAX_CHOICE_TEXTS
 from gateway.api.function_tools import MAX_TOOLS
 from gateway.api.generation_fields import (
     MAX_ALLOWED_TOKENS,

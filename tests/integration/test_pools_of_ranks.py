@@ -17,8 +17,8 @@ from kv_transfer.transports.interface import (
     PoolPart,
     WriteDone,
 )
+from kv_transfer.transports.memory_file import SharedMemory
 from kv_transfer.transports.registry import create_transport
-from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import TransferError
 from protocol.layout import KvLayout
 from tests.effort import pairwise as pairwise_tested

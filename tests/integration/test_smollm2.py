@@ -18,8 +18,8 @@ from bench.accuracy import Kind, compare, held_text
 from checkpoint.model_source import resolve_model
 from engine.attention.base import Segment
 from engine.attention.torch_backend import TorchAttention
-from engine.checkpoint.blocks import BlockMatrix
 from engine.checkpoint.config import load_model_config
+from engine.checkpoint.quantized_blocks import BlockMatrix
 from engine.checkpoint.weights import load_block_weights, load_weights
 from engine.cpu.backend import CpuBackend
 from engine.cpu.block_panels import BlockPanels

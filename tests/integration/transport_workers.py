@@ -33,8 +33,8 @@ from kv_transfer.transports.interface import (
     Transport,
     WriteDone,
 )
+from kv_transfer.transports.memory_file import SharedMemory
 from kv_transfer.transports.registry import create_transport
-from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import TransferError
 from tests.forked import fork_context
 

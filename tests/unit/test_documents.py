@@ -16,7 +16,7 @@ from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.completion_request import CompletionRequest
 from gateway.api.openai_responses.request import ResponsesRequest
 from gateway.api.tokenize import DetokenizeRequest, TokenizeRequest
-from gateway.api.unknown_fields.findings import Ignorable
+from gateway.api.unknown_fields.ignorable_fields import Ignorable
 from gateway.chat import tool_parser
 from gateway.grammars import grammar
 from gateway.http import connection, request_scope

@@ -42,7 +42,7 @@ from tests.unit.worker_harness import (
     land,
     pinned_for_peers,
 )
-from worker.inbound.fetch_pairs import FetchPairs
+from worker.inbound.fetch_rates import FetchPairs
 
 
 class FastPairs(FetchPairs):

@@ -50,7 +50,7 @@ from tests.sequences import greedy
 from tests.unit.fake_model import BLOCK, VOCAB, FakeModel, continuation
 from tests.unit.fake_peers import FakePeers, FakeServer, FakeTransfers, Write
 from tests.unit.held_thread import HeldThread
-from worker.admissions import Admissions
+from worker.admitting_routers import Admissions
 from worker.counters import Count
 from worker.host import WorkerHost, WorkerParts
 from worker.intake import Intake

@@ -6,7 +6,7 @@ from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
 from worker.assembly import Surroundings
 from worker.host import WorkerHost
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 
 FETCH_WRITE_BYTES = 4 << 20
 """The most bytes that one write of a fetch copies, because a handoff may have to wait for it."""

@@ -20,10 +20,10 @@ from scheduling.fetch_rule import ComputeCost, FetchChoice, Run, weigh_fetch
 from scheduling.sequence import Sequence
 from worker.counters import Count
 from worker.host import WorkerHost
-from worker.inbound.fetch_pairs import FetchPairs, usual_speed
+from worker.inbound.fetch_rates import FetchPairs, usual_speed
 from worker.inbound.handoffs import InboundHandoffs
 from worker.inbound.holders import Holders, holders_of
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 from worker.moved_blocks import bytes_by_group
 
 MAX_FETCHES = 4

@@ -49,8 +49,8 @@ from scheduling.sequence import Sequence, SequenceState
 from worker.counters import Count
 from worker.host import WorkerHost
 from worker.inbound.fenced_blocks import FencedBlocks
-from worker.inbound.peers import SourcePeers
 from worker.inbound.pool_ends import PoolEnds
+from worker.inbound.source_links import SourcePeers
 
 log = logging.getLogger(__name__)
 

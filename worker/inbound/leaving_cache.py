@@ -14,7 +14,7 @@ from process.sockets.control import Peer
 from protocol.handoff_messages import CacheAsk, CachedPrefix, CacheOffer
 from protocol.layout import KvLayout
 from worker.host import WorkerHost
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from protocol.handoff_messages import CacheAsk, CacheOffer
 from worker.host import WorkerHost
 from worker.inbound.handoffs import InboundHandoffs
 from worker.inbound.leaving_cache import LeavingCache
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 from worker.inbound.taken_caches import TakenCaches
 
 

@@ -16,7 +16,7 @@ from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.transfer_loop import TargetRenewed
 from protocol.handoff_messages import KvAsk, KvFetch, KvGrant, PoolUnreachable
 from worker.host import WorkerHost
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 
 log = logging.getLogger(__name__)
 

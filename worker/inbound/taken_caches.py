@@ -30,7 +30,7 @@ from protocol.messages import KvPeer
 from worker.counters import Count
 from worker.host import WorkerHost
 from worker.inbound.handoffs import InboundHandoffs
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 from worker.moved_blocks import bytes_by_group
 
 log = logging.getLogger(__name__)

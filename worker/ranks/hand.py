@@ -22,8 +22,8 @@ from engine.loader import load_follower
 from engine.native.library import load_library
 from engine.parallel.shared_memory import RankMemory
 from engine.parallel.sums import RankLost
+from process.allocator import spare_the_collector
 from process.logs import setup_logs
-from process.memory import spare_the_collector
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
 from worker.ranks.link import Orders, Place, mapped, receive

@@ -26,7 +26,7 @@ from engine.native.library import KernelsUnavailable, load_library
 from engine.parallel.link_watch import LinkWatch
 from engine.parallel.shared_memory import RankMemory, RankSizes
 from engine.parallel.sums import RankLost
-from kv_transfer.transports.shared_memory import SharedMemory
+from kv_transfer.transports.memory_file import SharedMemory
 from protocol.errors import ConfigError
 from worker.ranks.link import Orders, Place, send
 

@@ -19,7 +19,7 @@ from engine.checkpoint.shard import Shard
 from engine.engine_config import EngineConfig
 from engine.parallel.shared_memory import RankSizes
 from engine.parallel.sums import RankLost
-from kv_transfer.transports.shared_memory import SharedMemory
+from kv_transfer.transports.memory_file import SharedMemory
 
 _SIZE = struct.Struct("<I")
 

@@ -6,7 +6,7 @@ from console.doctor.finding import Bar, Change, Evidence, Finding, Number
 from console.doctor.observation import Observation, WorkerFacts
 from console.doctor.rules.pool_finding import PoolFinding, WorkerBars
 from console.doctor.symptoms import median_or_none, serving, urgency
-from process.figures import ms, percent, significant
+from process.number_text import ms, percent, significant
 from protocol.messages import Role
 
 BELOW = 0.15

@@ -5,10 +5,10 @@ Facts: no number of requests needed.
 
 from __future__ import annotations
 
-from console.doctor.clients import clients_of, floods, is_mostly_invalid
+from console.doctor.client_goodput import clients_of, floods, is_mostly_invalid
 from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import Observation
-from process.figures import count, integer, ms, percent
+from process.number_text import count, integer, ms, percent
 
 LATE_MS = 20.0
 """Median lag of the event loop from which clients notice it: each token waits as long."""

@@ -17,7 +17,7 @@ from console.doctor.symptoms import (
     tpot_p95_ms,
     urgency,
 )
-from process.figures import count, integer, ms, percent, significant, times
+from process.number_text import count, integer, ms, percent, significant, times
 from protocol.messages import Role
 
 GROWTH = 1.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from console.doctor.clients import MIN_BAD, clients_of
+from console.doctor.client_goodput import MIN_BAD, clients_of
 from console.doctor.finding import Change, Evidence, Finding, Number
 from console.doctor.observation import MIN_REQUESTS, Observation, RequestFacts, WorkerFacts
 from console.doctor.rules.decode import is_memory_full
@@ -19,7 +19,7 @@ from console.doctor.symptoms import (
     ttft_p95_ms,
     urgency,
 )
-from process.figures import count, ms, percent, significant, times
+from process.number_text import count, ms, percent, significant, times
 from protocol.messages import Role
 
 QUEUE_SHARE = 0.4

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from console.doctor.clients import clients_of
+from console.doctor.client_goodput import clients_of
 from console.doctor.finding import Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import MIN_REQUESTS, Observation, RequestFacts
 from console.doctor.symptoms import goodput, is_ttft_high, late_requests
-from process.figures import count, integer, percent
+from process.number_text import count, integer, percent
 
 MISSED = "missed"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from console.doctor.clients import clients_of
+from console.doctor.client_goodput import clients_of
 from console.doctor.facts import WorkerStanding
 from console.doctor.finding import Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import Observation
-from process.figures import count, integer
+from process.number_text import count, integer
 from protocol.messages import Role
 
 SILENT_US = 8_000_000

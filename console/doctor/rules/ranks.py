@@ -9,7 +9,7 @@ from console.doctor.finding import Change, Finding
 from console.doctor.observation import Observation, WorkerFacts
 from console.doctor.rules.pool_finding import PoolFinding, WorkerBars
 from console.doctor.symptoms import MIN_STEPS, SERVING
-from process.figures import times
+from process.number_text import times
 
 SLOW_RANK = 1.3
 """A rank's time for its part of the steps over that of the others of its stage, from which it

@@ -5,12 +5,12 @@ Facts: no number of requests needed.
 
 from __future__ import annotations
 
-from console.doctor.clients import clients_of
+from console.doctor.client_goodput import clients_of
 from console.doctor.facts import HostFacts
 from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgency
 from console.doctor.observation import FEW_REQUESTS, Observation
 from console.doctor.rules.targets import unreachable_tpot_ms, unreachable_ttft_ms
-from process.figures import count, percent, significant
+from process.number_text import count, percent, significant
 from protocol.messages import Role
 
 STORE_US = 3_000_000

@@ -7,7 +7,7 @@ from statistics import median
 from console.doctor.finding import Change, Evidence, Finding, Number
 from console.doctor.observation import Observation, RequestFacts
 from console.doctor.symptoms import is_tpot_high, is_ttft_high, median_or_none, serving, urgency
-from process.figures import ms
+from process.number_text import ms
 from protocol.messages import Role
 
 RULE = "targets"

@@ -8,7 +8,7 @@ from console.doctor.rules.decode import SLOW
 from console.doctor.rules.pool_finding import PoolFinding, WorkerBars
 from console.doctor.rules.ranks import slow_rank
 from console.doctor.symptoms import failed, median_or_none, serving, slowness, urgency
-from process.figures import count, integer, ms, percent, rate, times
+from process.number_text import count, integer, ms, percent, rate, times
 from protocol.messages import Role
 
 SLOW_LINK = 0.4

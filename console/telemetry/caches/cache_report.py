@@ -16,7 +16,7 @@ from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
 from router.requests.trace import AttemptTrace, Durations, RequestTrace, TraceStore
-from router.routing.view import Placement
+from router.routing.placement import Placement
 
 MINUTE_US = 60_000_000
 HISTORY = 60

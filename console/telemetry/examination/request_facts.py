@@ -10,7 +10,7 @@ from protocol.traces import StepSpan
 from router.requests.stages import Part, stage_times
 from router.requests.trace import AttemptTrace, RequestTrace
 from router.requests.trace_json import times_of
-from router.routing.view import Mode
+from router.routing.placement import Mode
 
 MIN_STEPS = 32
 """Decode steps below which the quarters of an output say nothing."""

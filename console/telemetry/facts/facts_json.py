@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from console.doctor.facts import Facts
-from process.figures import count
+from process.number_text import count
 from protocol.messages import Role
 
 

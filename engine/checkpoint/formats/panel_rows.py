@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.blocks import MXFP4, SCALED_HEAD_BYTES, BlockRows, PanelRows
 from engine.checkpoint.formats.matrix import CodeRows, Levels, QuantizedMatrix
+from engine.checkpoint.quantized_blocks import MXFP4, SCALED_HEAD_BYTES, BlockRows, PanelRows
 
 _BLOCKS = {
     Levels.INT4: ("INT4", (64, 32), 4),

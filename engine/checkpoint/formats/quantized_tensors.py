@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import torch
 
-from engine.checkpoint.blocks import PanelRows
 from engine.checkpoint.files import TensorEntry
 from engine.checkpoint.formats.byte_weights import DTYPES, byte_matrix
 from engine.checkpoint.formats.float4 import block_matrix, float4_matrix
@@ -24,6 +23,7 @@ from engine.checkpoint.formats.module_tensors import ModuleTensors
 from engine.checkpoint.formats.packed_words import packed_matrix
 from engine.checkpoint.formats.panel_rows import panel_rows
 from engine.checkpoint.formats.quantization import Quantization
+from engine.checkpoint.quantized_blocks import PanelRows
 from engine.checkpoint.stored_tensors import StoredTensors
 from protocol.errors import ModelLoadError
 

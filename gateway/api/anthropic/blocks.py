@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from gateway.api.branches import (
+from gateway.api.strict_model import StrictModel, bounded
+from gateway.api.tool_result_text import has_unreadable, text_in
+from gateway.api.union_branches import (
     LEFT_OUT,
     LIST,
     REFUSED,
@@ -22,9 +24,7 @@ from gateway.api.branches import (
     Refused,
     by_type,
 )
-from gateway.api.shown_text import has_unreadable, text_in
-from gateway.api.strict_model import StrictModel, bounded
-from gateway.api.unknown_fields.findings import ignorable, ignorable_if
+from gateway.api.unknown_fields.ignorable_fields import ignorable, ignorable_if
 
 SERVER_RESULTS = (
     "web_search_tool_result", "web_fetch_tool_result", "advisor_tool_result",

@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from gateway.api.answer_scopes import counting_scope
 from gateway.api.anthropic.answer import Ping, TokenCount
+from gateway.api.anthropic.answer_format import MessageFormat
 from gateway.api.anthropic.conversation import conversation_of, wishes_for_thinking
-from gateway.api.anthropic.message_format import MessageFormat
 from gateway.api.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.api.body_reader import read_body
 from gateway.api.chat_prompt import NO_SWITCH, encode_conversation, plan_conversation, takes_effort
 from gateway.api.choice_planner import check_model
-from gateway.api.constraints.grammars import wanted_grammar
+from gateway.api.constraints.answer_grammar import wanted_grammar
 from gateway.api.context import ApiContext
 from gateway.api.output_limit import OutputWish
 from gateway.api.replies.reply import Plan, reply

@@ -12,9 +12,8 @@ from pydantic import Field, Tag
 
 from gateway.api.anthropic.blocks import Block, CacheControl, TextOrBlocks
 from gateway.api.body_reader import RequestBody, Unsupported
-from gateway.api.branches import LEFT_OUT, LIST, TEXT, TEXT_OR_LIST, LeftOut, by_type
 from gateway.api.constraints.constraint import Constraint
-from gateway.api.constraints.format_fields import ResponseFormat
+from gateway.api.constraints.constraint_fields import ResponseFormat
 from gateway.api.function_tools import MAX_TOOLS, Hint, ToolName
 from gateway.api.generation_fields import (
     LIFETIMES_S,
@@ -24,7 +23,8 @@ from gateway.api.generation_fields import (
     generation_of,
 )
 from gateway.api.strict_model import StrictModel, bounded, first_error
-from gateway.api.unknown_fields.findings import ignorable
+from gateway.api.union_branches import LEFT_OUT, LIST, TEXT, TEXT_OR_LIST, LeftOut, by_type
+from gateway.api.unknown_fields.ignorable_fields import ignorable
 from gateway.http.anthropic_errors import ThreadsUnsupported
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gateway.api.body_reader import read_body
 from gateway.api.chat_prompt import NO_SWITCH, plan_conversation, takes_effort
 from gateway.api.choice_planner import check_model
-from gateway.api.constraints.grammars import wanted_grammar
+from gateway.api.constraints.answer_grammar import wanted_grammar
 from gateway.api.context import ApiContext
 from gateway.api.openai.answers import (
     ChatChoice,
@@ -42,7 +42,7 @@ from gateway.api.replies.json_pieces import Holes, list_of
 from gateway.api.replies.reply import Plan, reply
 from gateway.api.replies.usage import Usage
 from gateway.api.stream_identity import identify
-from gateway.chat.events import ContentText, JoinedCall, MessageDelta, joined_calls
+from gateway.chat.message_events import ContentText, JoinedCall, MessageDelta, joined_calls
 from gateway.chat.message_parser import MessageParser
 from gateway.http.request_scope import record_of
 from gateway.output.choices import Choice

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from msgspec.structs import replace
 from pydantic import Tag
 
-from gateway.api.branches import LIST, REFUSED, TEXT, TEXT_OR_LIST, Refused, by_type
 from gateway.api.function_tools import CalledFunction, Hint, MessageToolCall
 from gateway.api.strict_model import StrictModel, bounded
-from gateway.api.unknown_fields.findings import ignorable
+from gateway.api.union_branches import LIST, REFUSED, TEXT, TEXT_OR_LIST, Refused, by_type
+from gateway.api.unknown_fields.ignorable_fields import ignorable
 from gateway.chat.conversation import Message
 from protocol.errors import InvalidRequest
 

@@ -27,7 +27,7 @@ from gateway.api.generation_fields import (
 )
 from gateway.api.openai.chat_messages import ChatMessage, messages_of
 from gateway.api.strict_model import bounded, first_error
-from gateway.api.unknown_fields.findings import ignorable
+from gateway.api.unknown_fields.ignorable_fields import ignorable
 from gateway.chat.conversation import Conversation, Tool, ToolChoice, ToolMode
 from protocol.errors import InvalidRequest
 

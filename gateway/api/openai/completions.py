@@ -18,7 +18,7 @@ from gateway.api.choice_planner import (
     check_model,
     check_text_length,
 )
-from gateway.api.constraints.grammars import wanted_grammar
+from gateway.api.constraints.answer_grammar import wanted_grammar
 from gateway.api.context import ApiContext
 from gateway.api.openai.answers import (
     Completion,

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.api.openai_responses import answer as api
 from gateway.api.openai_responses.memory import LEASE_S, ResponseMemory
-from process.store.answers import check_cancelled
+from process.store.client_faults import check_cancelled
 from process.store.response_records import ResponseName
 from protocol.errors import GenerationFailed, StoreTrouble
 

@@ -20,7 +20,7 @@ from gateway.api.openai_responses.input_items import (
     ReasoningItem,
     ServiceCallItem,
 )
-from gateway.api.openai_responses.items import items_of
+from gateway.api.openai_responses.kept_items import items_of
 from gateway.api.openai_responses.request import (
     AllowedChoice,
     ChosenTool,

@@ -13,7 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from gateway.api.branches import (
+from gateway.api.function_tools import Arguments, custom_call, text_of
+from gateway.api.openai.chat_messages import RefusalPart
+from gateway.api.strict_model import StrictModel, bounded
+from gateway.api.tool_result_text import has_unreadable, text_in
+from gateway.api.union_branches import (
     LEFT_OUT,
     LIST,
     REFUSED,
@@ -24,11 +28,7 @@ from gateway.api.branches import (
     by_type,
     type_branches,
 )
-from gateway.api.function_tools import Arguments, custom_call, text_of
-from gateway.api.openai.chat_messages import RefusalPart
-from gateway.api.shown_text import has_unreadable, text_in
-from gateway.api.strict_model import StrictModel, bounded
-from gateway.api.unknown_fields.findings import ignorable, ignorable_if
+from gateway.api.unknown_fields.ignorable_fields import ignorable, ignorable_if
 from gateway.chat.conversation import ToolCall
 
 _Status = Literal["in_progress", "completed", "incomplete"]

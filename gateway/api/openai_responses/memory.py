@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from gateway.api.context import MAX_INLINE_BYTES
 from gateway.api.openai_responses import answer as api
-from gateway.api.openai_responses.items import continued_json, items_by_id
+from gateway.api.openai_responses.kept_items import continued_json, items_by_id
 from gateway.http.byte_budget import ByteBudget
 from gateway.text.fair_threads import FairThreads
 from http_kit.turnstile import Standing

@@ -13,12 +13,12 @@ from fastapi import Request
 from gateway.api.context import ApiContext
 from gateway.api.openai_responses.background import BackgroundRuns
 from gateway.api.openai_responses.input_items import InputItem, ItemReference
-from gateway.api.openai_responses.items import read_items
+from gateway.api.openai_responses.kept_items import read_items
 from gateway.api.openai_responses.memory import ResponseMemory, is_response_id, response_of_item
 from gateway.api.openai_responses.request import InputTokensRequest
 from gateway.api.strict_model import check_bounds
 from gateway.http.request_scope import record_of
-from http_kit.origin import owner_of
+from http_kit.caller import owner_of
 from process.store.response_records import ResponseName
 from protocol.errors import InvalidRequest, ItemNotFound
 

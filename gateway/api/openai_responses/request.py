@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.api.body_reader import RequestBody, Unsupported
-from gateway.api.branches import LEFT_OUT, LIST, TEXT, TEXT_OR_LIST, by_type
 from gateway.api.constraints.constraint import Constraint
-from gateway.api.constraints.format_fields import ResponseFormat
+from gateway.api.constraints.constraint_fields import ResponseFormat
 from gateway.api.function_tools import MAX_TOOLS, Hint, OtherTool, ToolName, tool_choice_shape
 from gateway.api.generation_fields import (
     CacheLifetime,
@@ -29,7 +28,8 @@ from gateway.api.generation_fields import (
 from gateway.api.openai.chat_request import Effort
 from gateway.api.openai_responses.input_items import InputItem
 from gateway.api.strict_model import StrictModel, bounded, first_error
-from gateway.api.unknown_fields.findings import ignorable, ignorable_entries
+from gateway.api.union_branches import LEFT_OUT, LIST, TEXT, TEXT_OR_LIST, by_type
+from gateway.api.unknown_fields.ignorable_fields import ignorable, ignorable_entries
 from protocol.errors import InvalidRequest
 
 MAX_METADATA = 16

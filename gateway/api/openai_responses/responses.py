@@ -14,17 +14,17 @@ from gateway.api.answer_scopes import counting_scope
 from gateway.api.body_reader import read_body
 from gateway.api.chat_prompt import NO_SWITCH, encode_conversation, plan_conversation, takes_effort
 from gateway.api.choice_planner import check_model
-from gateway.api.constraints.grammars import wanted_grammar
+from gateway.api.constraints.answer_grammar import wanted_grammar
 from gateway.api.context import ApiContext
 from gateway.api.openai_responses import answer as api
+from gateway.api.openai_responses.answer_format import ResponseFormat
 from gateway.api.openai_responses.background import BackgroundRuns
 from gateway.api.openai_responses.conversation import conversation_of
 from gateway.api.openai_responses.input_items import Item
-from gateway.api.openai_responses.items import items_of, kept_json, read_items
+from gateway.api.openai_responses.kept_items import items_of, kept_json, read_items
 from gateway.api.openai_responses.memory import is_response_id
 from gateway.api.openai_responses.references import NO_MEMORY, with_items
 from gateway.api.openai_responses.request import InputTokensRequest, ResponsesRequest
-from gateway.api.openai_responses.response_format import ResponseFormat
 from gateway.api.openai_responses.truncation import truncated
 from gateway.api.openai_responses.unattended import Keeping, ResponseEnd, UnattendedRun
 from gateway.api.output_limit import OutputWish
@@ -35,7 +35,7 @@ from gateway.chat.conversation import Conversation
 from gateway.http.request_scope import record_of
 from gateway.output.event_ids import StreamIdentity
 from gateway.text.bad_words import bad_word_tokens
-from http_kit.origin import owner_of
+from http_kit.caller import owner_of
 from http_kit.sse import StreamStyle, as_it_is
 from process.store.response_records import ResponseName
 from protocol.errors import InvalidRequest, PreviousNotFound, PromptTooLong

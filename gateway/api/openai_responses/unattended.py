@@ -11,9 +11,9 @@ from starlette.types import Scope
 
 from gateway.api.context import ApiContext
 from gateway.api.openai_responses import answer as api
+from gateway.api.openai_responses.answer_format import ResponseFormat
 from gateway.api.openai_responses.background import BackgroundRuns
 from gateway.api.openai_responses.memory import Made
-from gateway.api.openai_responses.response_format import ResponseFormat
 from gateway.api.replies.reply import Plan, run_unattended
 from gateway.http.request_scope import record_of
 from http_kit.errors import describe

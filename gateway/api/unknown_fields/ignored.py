@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gateway.api.branches import LeftOut
 from gateway.api.strict_model import StrictModel
-from gateway.api.unknown_fields.constraints import lost_constraint
-from gateway.api.unknown_fields.findings import Ignorable
-from gateway.api.unknown_fields.slips import meant_field
+from gateway.api.union_branches import LeftOut
+from gateway.api.unknown_fields.ignorable_fields import Ignorable
+from gateway.api.unknown_fields.lost_constraints import lost_constraint
+from gateway.api.unknown_fields.misspellings import meant_field
 from protocol.errors import InvalidRequest
 
 MAX_CHECKED = 64

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gateway.chat.code_scan import partial_end
-from gateway.chat.events import (
+from gateway.chat.json_value import JsonValue
+from gateway.chat.message_events import (
     ContentText,
     ReasoningText,
     ToolCallArguments,
@@ -22,7 +23,6 @@ from gateway.chat.events import (
     ToolCallBroken,
     ToolEvent,
 )
-from gateway.chat.json_value import JsonValue
 from gateway.chat.tool_grammar import CallForm
 from gateway.chat.tool_parser import CallIds
 

@@ -10,7 +10,7 @@ from protocol.registration import WorkerState
 from router.fleet.worker import Worker
 from router.routing.decision import Charge
 from router.routing.pairs import Pair
-from router.routing.view import Placement
+from router.routing.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,14 @@ from protocol.messages import (
 )
 from router.fleet.worker import Loss, Worker
 from router.requests.interface import GenerationRequest, TokenDelta
-from router.requests.labels import failure_kind
 from router.requests.machine import states
 from router.requests.machine.attempt import Attempt, Send
 from router.requests.machine.resumption import Searching, placement_of
 from router.requests.machine.retries import FailureHistory, Retries
 from router.requests.machine.states import Action, Failure
 from router.requests.machine.token_stream import Piece, TokenPiece, TokenStream
-from router.routing.view import Mode
+from router.requests.metric_labels import failure_kind
+from router.routing.placement import Mode
 
 _LIFE_BITS = 16
 _STALE: tuple[Action, ...] = (states.CountStale(),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from router.fleet.worker import Worker
-from router.routing.view import Candidate, Mode, Placement, Rule
+from router.routing.placement import Candidate, Mode, Placement, Rule
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from cli.trace import main
 from protocol.errors import ConfigError
 from router.requests.trace import AttemptTrace, RequestTrace
 from router.requests.trace_json import trace_json
-from router.routing.view import Candidate, Mode, Placement
+from router.routing.placement import Candidate, Mode, Placement
 
 KNOWN = trace_json(RequestTrace("cmpl-1-0", 1_000_000, 5, 1_000_010), 1_000_050)
 

@@ -25,8 +25,8 @@ from protocol.errors import (
 from protocol.messages import FinishReason, Generate, Prefill
 from router.fleet.worker import Loss
 from router.metrics import FleetMetrics
-from router.requests.labels import error_label, failure_kind
-from router.routing.view import Mode, Rule
+from router.requests.metric_labels import error_label, failure_kind
+from router.routing.placement import Mode, Rule
 from scripts.metrics_table import DOCUMENT, current, names, router_metrics, worker_metrics
 from tests.unit.router.router_harness import Consumer, Harness, request
 from worker.counters import MEANINGS, Count

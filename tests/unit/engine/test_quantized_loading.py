@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.checkpoint.blocks import BlockMatrix, MatrixStack
 from engine.checkpoint.config import load_model_config
+from engine.checkpoint.quantized_blocks import BlockMatrix, MatrixStack
 from engine.checkpoint.stored_tensors import FileTensors
 from engine.checkpoint.weights import load_block_weights, load_weights
 from engine.engine_config import EngineConfig

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from http_kit.caller import CURRENT_ORIGIN, Origin
 from http_kit.disconnect import ClientGone
-from http_kit.origin import CURRENT_ORIGIN, Origin
 from http_kit.turnstile import MOST_WAIT_S, Standing, Turn, Turnstile
 from protocol.errors import TooManyRequests
 

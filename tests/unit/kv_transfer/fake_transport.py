@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from kv_transfer.head_slices import Share
 from kv_transfer.transports.interface import PeerReady, PoolMemory, TransportEvent, WriteDone
-from kv_transfer.transports.shared_memory import SharedMemory
+from kv_transfer.transports.memory_file import SharedMemory
 from protocol.errors import PoolMismatch, TransferError
 
 

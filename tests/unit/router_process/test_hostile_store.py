@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import redis
 
-from console.telemetry.peers import RouterSummary, SlotData
-from console.telemetry.window import Slot
+from console.telemetry.other_routers import RouterSummary, SlotData
+from console.telemetry.request_window import Slot
 from process.store.embedded_valkey import EmbeddedValkey
 from protocol.messages import FinishReason
 from tests.effort import some

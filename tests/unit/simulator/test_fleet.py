@@ -11,7 +11,7 @@ import pytest
 from protocol.events import WorkerStats
 from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
-from router.routing.view import Targets
+from router.routing.placement import Targets
 from simulator.report.summary import Targets as GoodTargets
 from simulator.report.summary import summarize
 from simulator.router import Delays

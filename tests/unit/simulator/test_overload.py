@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router.routing.view import Targets
+from router.routing.placement import Targets
 from simulator.fleet import Fleet
 from simulator.report.summary import Targets as Wanted
 from simulator.requests import Request

@@ -12,8 +12,8 @@ import pytest
 from protocol.errors import ConfigError
 from protocol.messages import Role
 from router.routing.pace import pace_of
+from router.routing.placement import PlacementQuery
 from router.routing.prediction import WorkerSpeed
-from router.routing.view import PlacementQuery
 from simulator.fleet import Fleet, FleetSpec
 from simulator.policies import pools
 from simulator.policies.names import PARTS, POLICIES, RULES, policy_names

@@ -9,7 +9,7 @@ import pytest
 from protocol.messages import Role
 from router.routing import fleet_view
 from router.routing.decision import decide
-from router.routing.view import Targets
+from router.routing.placement import Targets
 from scheduling.scheduler import SchedulerConfig
 from simulator.fleet import Fleet, FleetSpec
 from simulator.traces.sessions import Session, Trace, Turn

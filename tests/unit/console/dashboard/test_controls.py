@@ -17,7 +17,7 @@ from console.dashboard.control_log import KEPT, ControlLog
 from console.dashboard.controls import ControlParts, controls_router
 from console.dashboard.live_settings import LiveSetting, LiveSettings
 from console.dashboard.sample_prompts import SamplePrompts
-from http_kit.origin import KEY_NAME
+from http_kit.caller import KEY_NAME
 from process.store.embedded_valkey import EmbeddedValkey
 from protocol.errors import InvalidRequest
 from protocol.registration import WorkerState

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from console.dashboard.summary import MAX_CARDS, MAX_PAIRS, OLD_AFTER_US, shown_summary
-from console.dashboard.versions import Versions
+from console.dashboard.summary_changes import Versions
 
 NBSP = "\u00a0"
 NOW_US = 1_795_611_759_970_129

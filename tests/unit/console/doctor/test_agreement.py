@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from console.doctor.clients import clients_of, floods
+from console.doctor.client_goodput import clients_of, floods
 from console.doctor.doctor import Doctor, Examination, examine
 from console.doctor.finding import Finding, Urgency
 from console.doctor.headline import Sides, Tone, headline

@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from console.doctor.clients import clients_of
+from console.doctor.client_goodput import clients_of
 from console.doctor.doctor import examine
 from console.doctor.facts import Facts, KeyFacts
 from console.doctor.finding import Urgency

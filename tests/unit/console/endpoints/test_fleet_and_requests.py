@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from console.endpoints.fleet import admin_router
 from console.telemetry.request_log import RequestLog
-from http_kit.origin import CALLER, CURRENT_ORIGIN, NOBODY, Caller, Origin
+from http_kit.caller import CALLER, CURRENT_ORIGIN, NOBODY, Caller, Origin
 from protocol.events import WorkerStats
 from protocol.messages import FinishReason, Generate
 from tests.unit.router.fake_worker import FakeWorker

@@ -16,7 +16,7 @@ from protocol.errors import ConfigError
 from protocol.traces import ChunkSpan, DecodeTrace, GapSpan, StepSpan, WriteSpan, pack_steps
 from router.requests.trace import AttemptTrace, RequestTrace
 from router.requests.trace_json import trace_json
-from router.routing.view import Candidate, Mode, Placement
+from router.routing.placement import Candidate, Mode, Placement
 from tests.unit.router.fake_worker import prefill_trace
 
 T0 = 1_000_000

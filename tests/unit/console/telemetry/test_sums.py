@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.telemetry.pairs import PairPaths, PairTable, busy_us
 from console.telemetry.pressure import Side, SideState, Verdict
-from console.telemetry.sketch import Sketch, merged
+from console.telemetry.quantile_sketch import Sketch, merged
+from console.telemetry.request_window import NUM_POINTS, Ended, RequestWindow
 from console.telemetry.targets import Targets
-from console.telemetry.window import NUM_POINTS, Ended, RequestWindow
+from console.telemetry.worker_pairs import PairPaths, PairTable, busy_us
 from protocol.traces import WriteSpan
 from router.requests.trace import RequestTrace
 from tests.unit.router.fake_worker import prefill_trace

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from checkpoint.model_source import resolve_model
-from engine.checkpoint.blocks import BlockMatrix, MatrixStack
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.quantized_blocks import BlockMatrix, MatrixStack
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.weights import load_block_weights, load_weights
 from engine.cpu.backend import CpuBackend

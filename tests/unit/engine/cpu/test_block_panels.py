@@ -10,7 +10,8 @@ from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.checkpoint.blocks import (
+from engine.checkpoint.formats.panel_rows import gguf_rows
+from engine.checkpoint.quantized_blocks import (
     MXFP4,
     QUANTIZED_TYPES,
     BlockMatrix,
@@ -18,7 +19,6 @@ from engine.checkpoint.blocks import (
     MatrixStack,
     together,
 )
-from engine.checkpoint.formats.panel_rows import gguf_rows
 from engine.cpu.block_panels import BlockEmbedding, BlockPanels
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.linear import cpu_linear

@@ -15,13 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.checkpoint.blocks import BlockMatrix, BlockRows
 from engine.checkpoint.experts_config import ExpertsConfig
+from engine.checkpoint.quantized_blocks import BlockMatrix, BlockRows
 from engine.cpu.huge_pages import HugePages
+from engine.cpu.integer_weights import GROUP_INPUTS, quantize
 from engine.cpu.native_experts import ExpertsMemory, NativeExperts
 from engine.cpu.native_linear import NativeLinear
 from engine.cpu.native_ops import GATES
-from engine.cpu.quantization import GROUP_INPUTS, quantize
 from engine.layers.experts import ExpertWeights, TorchExperts
 from engine.layers.linear import TorchLinear
 from engine.layers.ops import TorchOps

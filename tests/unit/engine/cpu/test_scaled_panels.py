@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.checkpoint.blocks import SCALED_TYPES, BlockMatrix
 from engine.checkpoint.formats.matrix import CodeRows, Levels, QuantizedMatrix
 from engine.checkpoint.formats.panel_rows import panel_rows
+from engine.checkpoint.quantized_blocks import SCALED_TYPES, BlockMatrix
 from engine.cpu.block_panels import BlockPanels
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.native_linear import NativeLinear

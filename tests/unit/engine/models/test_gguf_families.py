@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from checkpoint.gguf.configuration import end_ids
 from checkpoint.json_keys import JsonKeys
 from checkpoint.model_source import resolve_model
-from engine.checkpoint.blocks import BlockMatrix
 from engine.checkpoint.config import load_model_config
+from engine.checkpoint.quantized_blocks import BlockMatrix
 from engine.checkpoint.weights import load_block_weights
 from tests.gguf_files import llama_cpp_name, write_metadata
 from tests.unit.engine.models.test_decoder import CLOSE, TABLE

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.blocks import BlockMatrix
 from engine.checkpoint.config import load_model_config
+from engine.checkpoint.quantized_blocks import BlockMatrix
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.weights import load_block_weights, load_weights
 from engine.cpu.backend import CpuBackend

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.checkpoint.blocks import BlockMatrix
 from engine.checkpoint.config import load_model_config
+from engine.checkpoint.quantized_blocks import BlockMatrix
 from engine.checkpoint.weights import load_block_weights, load_weights
 from engine.cpu.backend import CpuBackend
 from engine.cpu.native_experts import NativeExperts

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine.sampling.chosen_tokens import read_tokens
-from engine.sampling.row_numbers import RowNumbers, SampleRow, _mix64, uniform
+from engine.sampling.row_parameters import RowNumbers, SampleRow, _mix64, uniform
 from engine.sampling.sampler import InvalidLogits, Sampler, adjust
 from engine.sampling.token_history import TokenHistory
 from protocol.errors import GenerationFailed
@@ -142,7 +142,7 @@ def test_penalties_bias_and_mask_equal_the_reference(rows, logit_seed):
 
 @pytest.mark.parametrize(("number", "expected"), [(0.0, 2), (1 - 2**-53, 4)])
 def test_the_ends_of_the_unit_interval_choose_possible_tokens(monkeypatch, number, expected):
-    monkeypatch.setattr("engine.sampling.row_numbers.uniform", lambda seed, index: number)
+    monkeypatch.setattr("engine.sampling.row_parameters.uniform", lambda seed, index: number)
     logits = torch.tensor([[-math.inf, -math.inf, 1.0, 2.0, 0.5, -math.inf]])
     (token,) = Sampler(6).sample(logits, [row()])
     assert token.token_id == expected

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.api.operations import OPERATIONS
-from gateway.api.unknown_fields.constraints import replacement
+from gateway.api.unknown_fields.lost_constraints import replacement
 from gateway.grammars.grammar import (
     json_object_grammar,
     json_schema_grammar,

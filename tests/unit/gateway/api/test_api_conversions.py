@@ -11,7 +11,7 @@ import pytest
 
 from gateway.api.chat_prompt import MAX_TOOLS_BYTES
 from gateway.api.choice_planner import MIN_TEXT_BYTES
-from gateway.api.constraints import grammars
+from gateway.api.constraints import answer_grammar
 from gateway.api.context import MAX_INLINE_BYTES, ApiLimits
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.chat.conversation import ToolCall
@@ -74,7 +74,7 @@ class Recorder:
 def test_a_grammar_too_long_is_refused_before_it_is_converted(
     big_api, monkeypatch, endpoint, field, value, converter
 ):
-    module = json_schemas if converter == "json_schema_grammar" else grammars
+    module = json_schemas if converter == "json_schema_grammar" else answer_grammar
     converted = Recorder(getattr(module, converter))
     monkeypatch.setattr(module, converter, converted)
     response = getattr(big_api, endpoint)(structured_outputs={field: value})

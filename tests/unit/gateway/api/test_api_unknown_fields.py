@@ -11,7 +11,7 @@ import pytest
 from gateway.api.context import ApiLimits
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.unknown_fields.ignored import MAX_CHECKED, MAX_NAMES, take_ignored
-from gateway.api.unknown_fields.slips import KNOWN_ELSEWHERE, meant_field
+from gateway.api.unknown_fields.misspellings import KNOWN_ELSEWHERE, meant_field
 from gateway.grammars.structural_tags import MAX_TAGS
 from gateway.http.request_scope import MAX_IGNORED_BYTES, ignored_header
 from gateway.text.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from gateway.api.anthropic.request import MessagesRequest
 from gateway.api.body_reader import fields_of
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai_responses import conversation as responses
-from gateway.api.openai_responses.items import items_of, kept_json, read_items
+from gateway.api.openai_responses.kept_items import items_of, kept_json, read_items
 from gateway.api.openai_responses.request import ResponsesRequest
 from gateway.chat.conversation import Message
 from protocol.errors import InvalidRequest

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.chat.events import MessageDelta, joined_calls
 from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
+from gateway.chat.message_events import MessageDelta, joined_calls
 from gateway.output.output_text import TextDelta
 from protocol.messages import FinishReason
 from tests.effort import in_turn, times

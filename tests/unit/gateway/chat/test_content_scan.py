@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.chat.content_scan import ToolContentScan
-from gateway.chat.events import ContentText, ToolCallArguments, ToolEvent
 from gateway.chat.markup import TOOL_MARKUPS
+from gateway.chat.message_events import ContentText, ToolCallArguments, ToolEvent
 from gateway.chat.tool_parser import MAX_HELD_CHARS, ToolParser
 from gateway.text.stop_strings import ContentStops
 from tests.effort import times

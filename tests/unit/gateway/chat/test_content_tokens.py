@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.chat.content_tokens import ContentTokens
 from gateway.chat.conversation import Conversation, Message, Tool
-from gateway.chat.events import ContentText
 from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
+from gateway.chat.message_events import ContentText
 from gateway.output.output_text import OutputToken, TextDelta
 from protocol.messages import FinishReason
 from protocol.sampling import TokenLogprobs

@@ -12,9 +12,9 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as HfTokenizer
 
 from gateway.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
-from gateway.chat.events import MessageDelta, ToolCallBroken, joined_calls
 from gateway.chat.formats.harmony import MARKERS
 from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup, find_markup
+from gateway.chat.message_events import MessageDelta, ToolCallBroken, joined_calls
 from gateway.output.output_text import TextDelta
 from gateway.text.stop_strings import ContentStops
 from gateway.text.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from gateway.api.chat_prompt import render_conversation
 from gateway.chat.conversation import Conversation, Message, Tool, ToolCall
-from gateway.chat.events import joined_calls
 from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, find_markup
+from gateway.chat.message_events import joined_calls
 from gateway.output.output_text import TextDelta
 from gateway.parser_names import REASONING_PARSERS, TOOL_PARSERS
 from gateway.text.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as HfTokenizer
 
 from gateway.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
-from gateway.chat.events import joined_calls
 from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
+from gateway.chat.message_events import joined_calls
 from gateway.grammars.grammar import (
     choice_grammar,
     json_schema_grammar,

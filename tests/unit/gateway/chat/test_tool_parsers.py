@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.chat.call_reader import CallReader
 from gateway.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
-from gateway.chat.events import (
+from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
+from gateway.chat.message_events import (
     ContentText,
     JoinedCall,
     MessageDelta,
@@ -18,7 +19,6 @@ from gateway.chat.events import (
     ToolCallBroken,
     joined_calls,
 )
-from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
 from gateway.chat.tool_parser import MAX_HELD_CHARS
 from gateway.output.output_text import TextDelta
 from protocol.messages import FinishReason

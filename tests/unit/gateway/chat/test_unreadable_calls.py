@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.chat.events import ToolCallBroken, joined_calls
+from gateway.chat.message_events import ToolCallBroken, joined_calls
 from gateway.chat.tool_parser import MAX_HELD_CHARS
 from tests.unit.gateway.chat.families import written
 from tests.unit.gateway.chat.test_code_and_prose import BARE, FAMILIES, PARIS, parse, read

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from gateway.admission.api_keys import KeyRing, hash_key
 from gateway.admission.key_files import KeyFiles
 from gateway.http.access import AccessRules, Door, KeyCheck, access_rules, warn_of_open_doors
-from http_kit.origin import CALLER, Caller, digest_of
+from http_kit.caller import CALLER, Caller, digest_of
 from router_process.settings import RouterSettings
 
 API, ADMIN, SUPERVISOR, VIEWER = (f"baton-{letter * 43}" for letter in "abcd")  # names of tests

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.output.output_text import OutputText, StopRules, TextDelta
-from gateway.text.thoughts import ThoughtMarkers
+from gateway.text.reasoning_end import ThoughtMarkers
 from protocol.messages import FinishReason
 from router.requests.interface import TokenDelta
 from tests.unit.gateway.api_harness import fake_logprobs

@@ -11,7 +11,7 @@ import pytest
 from gateway.text import fair_threads
 from gateway.text.fair_threads import FairThreads, Steps, all_steps
 from gateway.text.tokenizer import Tokenizer
-from http_kit.origin import CURRENT_ORIGIN, Origin
+from http_kit.caller import CURRENT_ORIGIN, Origin
 from tests.unit.gateway.api_harness import TIMEOUT_S
 
 

@@ -15,9 +15,9 @@ from kv_transfer.transports import memory_server
 from kv_transfer.transports.framed_stream import MAX_FRAME_BYTES, FramedStream
 from kv_transfer.transports.interface import Notification
 from kv_transfer.transports.memory_client import CONNECT_WAIT_S, MemoryClient
+from kv_transfer.transports.memory_file import SharedMemory
 from kv_transfer.transports.memory_handshake import NONCE_BYTES, PROOF_BYTES, Handshake
 from kv_transfer.transports.memory_server import PROOF_WAIT_S, MemoryServer
-from kv_transfer.transports.shared_memory import SharedMemory
 from protocol.errors import TransferError
 from tests.processes import open_files
 

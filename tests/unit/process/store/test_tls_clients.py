@@ -18,8 +18,8 @@ import redis
 import redis.asyncio
 import trustme
 
+from process.store.certificate_expiry import WARN_S, Expiry
 from process.store.drain_requests import request_drain
-from process.store.expiry import WARN_S, Expiry
 from process.store.first_contact import check_store
 from process.store.fleet_watcher import FleetWatcher, read_fleet
 from process.store.password_certificate import certificate_of

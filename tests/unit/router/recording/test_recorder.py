@@ -23,10 +23,10 @@ from router.recording.recorder import Recorder
 from router.recording.trace_file import TraceFile
 from router.requests.interface import GenerationRequest
 from router.requests.machine.retries import Retries
-from router.requests.served import ServedGeneration
+from router.requests.served_generation import ServedGeneration
 from router.requests.trace import AttemptTrace, RequestTrace
+from router.routing.placement import Candidate, Mode, Placement
 from router.routing.reasons import Rule
-from router.routing.view import Candidate, Mode, Placement
 from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import BlockRuns
 from tests.unit.router.router_harness import Consumer, finish_on, request

@@ -13,7 +13,7 @@ from protocol.traces import (
     StepSpan,
     pack_steps,
 )
-from router.requests.shifted import ClockReading, shifted
+from router.requests.shifted_traces import ClockReading, shifted
 from router.requests.stages import (
     AttemptTimes,
     Part,
@@ -22,7 +22,7 @@ from router.requests.stages import (
     StageTime,
     stage_times,
 )
-from router.routing.view import Mode
+from router.routing.placement import Mode
 
 MS = 1000
 T0 = 1_000_000_000

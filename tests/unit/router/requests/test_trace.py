@@ -12,7 +12,7 @@ from protocol.traces import ChunkSpan, DecodeTrace
 from router.metrics import FleetMetrics
 from router.requests.trace import MAX_UNTOLD, AttemptTrace, TraceStore
 from router.requests.trace_json import trace_json
-from router.routing.view import Candidate, Mode, Placement
+from router.routing.placement import Candidate, Mode, Placement
 from tests.unit.router.fake_worker import prefill_trace
 
 

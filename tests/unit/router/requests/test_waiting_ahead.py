@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import DeadlineUnreachable, TargetUnreachable
 from protocol.events import WorkerStats
 from protocol.messages import FinishReason, Generate, Prefill
-from router.routing.view import Targets
+from router.routing.placement import Targets
 from tests.unit.router.fake_worker import FakeWorker
 from tests.unit.router.router_harness import (
     Consumer,

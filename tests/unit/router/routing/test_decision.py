@@ -13,7 +13,7 @@ from router.routing.cache_index import CacheIndex
 from router.routing.decision import Query, apply, decide
 from router.routing.fleet_view import FleetView
 from router.routing.pace import HALF_LIFE_US
-from router.routing.view import Mode, Targets
+from router.routing.placement import Mode, Targets
 from router.routing.worker_view import Liveness, WorkerView
 
 BLOCK = 16

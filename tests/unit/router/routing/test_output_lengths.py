@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.routing.output_lengths import OutputLengths
-from router.routing.view import USUAL_OUTPUT_TOKENS
+from router.routing.placement import USUAL_OUTPUT_TOKENS
 
 
 def test_lengths_are_learnt_and_bounded() -> None:

@@ -15,9 +15,7 @@ from protocol.errors import Overloaded, PromptTooLong
 from router.routing.cache_index import PrefixMatch
 from router.routing.pace import pace_of
 from router.routing.pairs import Pairs
-from router.routing.policy import RETRY_STUCK_S, place
-from router.routing.prediction import WorkerSpeed
-from router.routing.view import (
+from router.routing.placement import (
     HeldElsewhere,
     Mode,
     Placement,
@@ -26,6 +24,8 @@ from router.routing.view import (
     Targets,
     WorkerLoad,
 )
+from router.routing.policy import RETRY_STUCK_S, place
+from router.routing.prediction import WorkerSpeed
 from tests.effort import times
 
 BLOCK = 16

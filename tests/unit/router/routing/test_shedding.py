@@ -7,10 +7,10 @@ import random
 import pytest
 
 from router.routing.pairs import Pairs
+from router.routing.placement import PlacementQuery, Targets
 from router.routing.policy import place
 from router.routing.prediction import WorkerSpeed
 from router.routing.shedding import Asker, Shed, WaitingPrompt, shed
-from router.routing.view import PlacementQuery, Targets
 from tests.unit.router.routing.test_policy import BLOCK, load
 
 SPEED = WorkerSpeed(1000.0, 200.0, 0.0, 10_000, 50.0, 0, 0, 10**6, 1.0, 1.0)

@@ -10,9 +10,9 @@ from router.routing.cache_index import PrefixMatch
 from router.routing.costs import LOAD_MS, Costs
 from router.routing.pace import pace_of
 from router.routing.pairs import Pairs
+from router.routing.placement import HeldElsewhere, Mode, Placement, PlacementQuery, WorkerLoad
 from router.routing.policy import place
 from router.routing.prediction import WorkerSpeed
-from router.routing.view import HeldElsewhere, Mode, Placement, PlacementQuery, WorkerLoad
 
 BLOCK = 16
 SPEED = WorkerSpeed(1000.0, 200.0, 0.01, 512, 50.0, 0, 0, 10**6)

@@ -13,7 +13,7 @@ from protocol.registration import KeptWindow
 from router.routing.cache_index import PrefixMatch
 from router.routing.costs import FETCH_MS, HANDOFF_MS, Costs
 from router.routing.pairs import Pairs
-from router.routing.view import HeldElsewhere
+from router.routing.placement import HeldElsewhere
 from scheduling.block_pools import BlockPools
 from scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduling.step_model import StepModel

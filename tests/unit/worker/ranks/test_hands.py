@@ -16,7 +16,7 @@ from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
 from engine.parallel.ranks import Step
 from engine.parallel.sums import RankLost
-from kv_transfer.transports.shared_memory import SharedMemory
+from kv_transfer.transports.memory_file import SharedMemory
 from scheduling.scheduler import SchedulerConfig
 from tests.paths import DEMO_MODEL
 from tests.sequences import greedy, sequence_of

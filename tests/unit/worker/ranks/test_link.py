@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from engine.parallel.sums import RankLost
-from kv_transfer.transports.shared_memory import SharedMemory
+from kv_transfer.transports.memory_file import SharedMemory
 from worker.ranks.link import Place, mapped, receive, send
 
 

@@ -19,8 +19,8 @@ from engine.checkpoint.files import model_fingerprint
 from engine.checkpoint.stored_tensors import FileTensors
 from engine.checkpoint.weights import load_weights
 from kv_transfer.transports.interface import Transport, WriteDone
+from kv_transfer.transports.memory_file import SharedMemory
 from kv_transfer.transports.registry import create_transport
-from kv_transfer.transports.shared_memory import SharedMemory
 from kv_transfer.transports.shm import ShmTransport
 from protocol.errors import ModelLoadError, TransferError
 from protocol.messages import Role

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoint.json_keys import JsonKeys
-from engine.checkpoint.blocks import Matrix, MatrixStack
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
 from engine.checkpoint.formats.quantization import parse_quantization
 from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
+from engine.checkpoint.quantized_blocks import Matrix, MatrixStack
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.stored_tensors import FileTensors
 from engine.checkpoint.weights import load_block_weights, load_weights

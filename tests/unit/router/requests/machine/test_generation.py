@@ -35,7 +35,7 @@ from router.requests.machine.generation import Generation
 from router.requests.machine.resumption import Searching
 from router.requests.machine.retries import MAX_DEATHS, Retries
 from router.requests.machine.token_stream import TokenPiece
-from router.routing.view import Candidate, Mode, Placement
+from router.routing.placement import Candidate, Mode, Placement
 from tests.effort import times
 from tests.unit.router.fake_worker import prefill_trace
 

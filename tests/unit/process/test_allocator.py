@@ -10,7 +10,7 @@ import pytest
 
 FREED_BLOCKS = """
 import psutil
-from process.memory import give_back_large_blocks
+from process.allocator import give_back_large_blocks
 
 def resident():
     return psutil.Process().memory_info().rss
@@ -29,7 +29,7 @@ print(resident() - before)
 
 SPARED = """
 import gc
-from process.memory import ALLOCATIONS, spare_the_collector
+from process.allocator import ALLOCATIONS, spare_the_collector
 
 class Node:
     pass

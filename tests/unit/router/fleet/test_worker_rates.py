@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.events import WorkerStats
-from router.fleet.rates import Rates
+from router.fleet.worker_rates import Rates
 
 
 def stats(at_s: float, steps: int, tokens: int) -> WorkerStats:

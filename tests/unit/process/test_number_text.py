@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from process import figures
+from process import number_text
 from tests.paths import ROOT
 
 NBSP = "\u00a0"
@@ -49,7 +49,7 @@ def unwritten(source: str) -> Iterator[tuple[int, str]]:
             spec = "" if part.format_spec is None else ast.unparse(part.format_spec)
             is_formatted = bool(re.search(r"[,_%]|\.\d", spec)) and "%H" not in spec
             is_counted = WRITTEN.match(text) and not value.endswith(POOLS)
-            if is_formatted or (is_counted and not value.startswith(tuple(dir(figures)))):
+            if is_formatted or (is_counted and not value.startswith(tuple(dir(number_text)))):
                 yield part.lineno, f"{{{value}}}{text[:20]}"
 
 
@@ -78,28 +78,28 @@ def test_the_page_writes_numbers_in_one_module(path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (figures.ms(7286), "7.29 s"),
-        (figures.ms(999.5), "1.00 s"),
-        (figures.ms(999.4), "999 ms"),
-        (figures.ms(0.418), "0.42 ms"),
-        (figures.ms(99.97), "100 ms"),
-        (figures.ms(9.996), "10.0 ms"),
-        (figures.ms(0), "0 ms"),
-        (figures.ms(None), "–"),
-        (figures.percent(0.02), "2.0 %"),
-        (figures.percent(0), "0 %"),
-        (figures.percent(0.996), "100 %"),
-        (figures.times(1.416), "1.42×"),
-        (figures.size(65536), "64.0 KiB"),
-        (figures.size(12), "12 B"),
-        (figures.rate(1.4e6), "1.40 MB/s"),
-        (figures.rate(38.1e9), "38.1 GB/s"),
-        (figures.tenths(12_041.25), "12,041.2"),
-        (figures.exact(1000.0), "1,000"),
-        (figures.exact(0.95), "0.95"),
-        (figures.count(1, "prefill worker"), "1 prefill worker"),
-        (figures.count(0, "request"), "0 requests"),
-        (figures.count(1204, "request"), "1,204 requests"),
+        (number_text.ms(7286), "7.29 s"),
+        (number_text.ms(999.5), "1.00 s"),
+        (number_text.ms(999.4), "999 ms"),
+        (number_text.ms(0.418), "0.42 ms"),
+        (number_text.ms(99.97), "100 ms"),
+        (number_text.ms(9.996), "10.0 ms"),
+        (number_text.ms(0), "0 ms"),
+        (number_text.ms(None), "–"),
+        (number_text.percent(0.02), "2.0 %"),
+        (number_text.percent(0), "0 %"),
+        (number_text.percent(0.996), "100 %"),
+        (number_text.times(1.416), "1.42×"),
+        (number_text.size(65536), "64.0 KiB"),
+        (number_text.size(12), "12 B"),
+        (number_text.rate(1.4e6), "1.40 MB/s"),
+        (number_text.rate(38.1e9), "38.1 GB/s"),
+        (number_text.tenths(12_041.25), "12,041.2"),
+        (number_text.exact(1000.0), "1,000"),
+        (number_text.exact(0.95), "0.95"),
+        (number_text.count(1, "prefill worker"), "1 prefill worker"),
+        (number_text.count(0, "request"), "0 requests"),
+        (number_text.count(1204, "request"), "1,204 requests"),
     ],
 )
 def test_the_forms(written: str, expected: str) -> None:

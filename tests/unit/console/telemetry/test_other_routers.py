@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from console.telemetry.peers import PeerRouters, RouterSummary, SlotData, merged_pairs
+from console.telemetry.other_routers import PeerRouters, RouterSummary, SlotData, merged_pairs
 from console.telemetry.request_log import Order, Outcome, RequestLog, RowQuery
-from console.telemetry.window import Ended, Slot
-from http_kit.origin import CURRENT_ORIGIN, NOBODY, Caller, Origin
+from console.telemetry.request_window import Ended, Slot
+from http_kit.caller import CURRENT_ORIGIN, NOBODY, Caller, Origin
 from protocol.messages import FinishReason, Generate
 from tests.unit.router.router_harness import Consumer, Harness, request
 

@@ -29,7 +29,7 @@ from gateway.api.anthropic.answer import (
     ToolUseBlock,
 )
 from gateway.api.replies.usage import Usage
-from gateway.chat.events import (
+from gateway.chat.message_events import (
     ContentText,
     MessageDelta,
     MessageEvent,

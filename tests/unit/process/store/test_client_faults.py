@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis.exceptions import RedisError
 
-from process.store.answers import answer_of
+from process.store.client_faults import answer_of
 from process.store.router_board import RouterBoard
 from process.store.router_leases import RouterLease
 

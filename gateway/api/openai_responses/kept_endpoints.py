@@ -11,11 +11,11 @@ from starlette.responses import Response
 from gateway.api.context import ApiContext
 from gateway.api.openai_responses import answer as api
 from gateway.api.openai_responses.background import BackgroundRuns
-from gateway.api.openai_responses.items import listed_items
+from gateway.api.openai_responses.kept_items import listed_items
 from gateway.api.openai_responses.memory import document_of, is_response_id
 from gateway.http.request_scope import record_of
 from gateway.text.tokenizer import Tokenizer
-from http_kit.origin import owner_of
+from http_kit.caller import owner_of
 from process.store.response_records import CANCELLED, ResponseName, ResponseRecord
 from protocol.errors import InvalidRequest, ResponseNotFound
 

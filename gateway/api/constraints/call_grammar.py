@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 from starlette.types import Scope
 
-from gateway.api.constraints.grammars import check_schema
+from gateway.api.constraints.answer_grammar import check_schema
 from gateway.api.context import ApiContext
 from gateway.chat.conversation import Conversation, ToolMode
 from gateway.grammars.grammar import only_rule

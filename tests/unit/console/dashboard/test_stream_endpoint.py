@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from console.dashboard.feed import Feed
-from console.dashboard.stream import stream_router
+from console.dashboard.stream_endpoint import stream_router
 from gateway.http.connection import BoundedProtocols, ConnectionLimits
 from gateway.http.server import Doorway, HttpServer, listen, url_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.inbound.fetch_pairs import CONNECT_S, MAX_PAIRS, TURN_S, FetchPairs, usual_speed
+from worker.inbound.fetch_rates import CONNECT_S, MAX_PAIRS, TURN_S, FetchPairs, usual_speed
 
 
 def test_an_unknown_pair_has_the_usual_costs_and_must_connect() -> None:

@@ -25,7 +25,7 @@ from protocol.registration import WorkerInfo, WorkerState
 from tests.registration import registration
 from tests.unit.worker_harness import Clock, DecodeBench
 from worker.assembly import Surroundings
-from worker.inbound.peers import SourcePeers
+from worker.inbound.source_links import SourcePeers
 
 SILENCE_S = 100.0
 WAIT_S = 60.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.api.half_pairs import SLICE_BYTES, without_half_pairs
+from gateway.api.surrogate_halves import SLICE_BYTES, without_half_pairs
 
 PAIR, HALF, REPLACED = rb"\ud83d\ude00", rb"\ud83d", rb"\ufffd"
 

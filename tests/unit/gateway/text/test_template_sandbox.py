@@ -9,7 +9,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from gateway.text import rendering_budget
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.rendering_budget import CURRENT, Budget, BudgetExceeded
-from gateway.text.template_budget import BudgetedEnvironment
+from gateway.text.template_sandbox import BudgetedEnvironment
 from protocol.errors import InvalidRequest, ModelLoadError
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]

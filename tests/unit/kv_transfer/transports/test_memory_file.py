@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.transports.shared_memory import SharedMemory, address_of, map_shared
+from kv_transfer.transports.memory_file import SharedMemory, address_of, map_shared
 from protocol.errors import ConfigError, TransferError
 from tests.processes import open_files
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from console.dashboard.versions import LISTS, Versions, merged
+from console.dashboard.summary_changes import LISTS, Versions, merged
 from tests.effort import times
 
 VALUES = st.none() | st.integers(0, 3) | st.lists(st.integers(0, 2), max_size=2)

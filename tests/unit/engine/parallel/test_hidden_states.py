@@ -11,8 +11,8 @@ import torch
 
 from engine.checkpoint.shard import Shard
 from engine.native.library import load_library
+from engine.parallel.hidden_states import SLOT_BYTES, StageLink
 from engine.parallel.shared_memory import RankMemory, RankSizes
-from engine.parallel.stages import SLOT_BYTES, StageLink
 from engine.parallel.sums import NoSums, RankLost
 
 DEADLINE_S = 60.0

@@ -15,7 +15,7 @@ from gateway.api.openai_responses import answer as api
 from gateway.api.replies.json_pieces import slices
 from gateway.api.replies.usage import Usage
 from gateway.chat.content_tokens import ContentTokens
-from gateway.chat.events import (
+from gateway.chat.message_events import (
     ContentText,
     MessageEvent,
     MessageFinish,

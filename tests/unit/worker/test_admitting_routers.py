@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from worker.admissions import Admissions
+from worker.admitting_routers import Admissions
 
 
 def test_every_live_router_must_have_admitted_it() -> None:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.cpu.integer_weights import GROUP_INPUTS, quantize
 from engine.cpu.native_linear import NativeLinear
-from engine.cpu.quantization import GROUP_INPUTS, quantize
 from tests.effort import times
 
 

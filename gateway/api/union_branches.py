@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from gateway.api.strict_model import StrictModel
-from gateway.api.unknown_fields.findings import note
+from gateway.api.unknown_fields.ignorable_fields import note
 
 TEXT, LIST, OBJECT, BOOLEAN = (Tag(f"<{each}>") for each in ("text", "list", "object", "boolean"))
 LEFT_OUT, REFUSED = Tag("<left out>"), Tag("<refused>")

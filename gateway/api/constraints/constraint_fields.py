@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.branches import BOOLEAN, OBJECT, TEXT, by_shape
 from gateway.api.constraints.constraint import Constraint, ConstraintKind
 from gateway.api.strict_model import StrictModel, bounded, first_error
-from gateway.api.unknown_fields.findings import ignorable
+from gateway.api.union_branches import BOOLEAN, OBJECT, TEXT, by_shape
+from gateway.api.unknown_fields.ignorable_fields import ignorable
 from protocol.errors import InvalidRequest
 
 MAX_CHOICE_TEXTS = 1024

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from console.telemetry.facts.router_presence import RouterPresence
-from console.telemetry.sketch import MOST_BUCKET, Sketch
-from console.telemetry.window import NUM_POINTS, Slot
-from http_kit.origin import Caller
+from console.telemetry.quantile_sketch import MOST_BUCKET, Sketch
+from console.telemetry.request_window import NUM_POINTS, Slot
+from http_kit.caller import Caller
 from process.clock import wall_us
 from process.store.ignored_entries import DECODE_ERRORS, SUMMARY, IgnoredEntries
 from protocol.bounds import Count
@@ -73,7 +73,7 @@ class RouterSummary(msgspec.Struct, frozen=True):
 
 
 class SharedPair(msgspec.Struct, frozen=True):
-    """One of the pairs of a summary; see `console.telemetry.pairs`."""
+    """One of the pairs of a summary; see `console.telemetry.worker_pairs`."""
 
     prefill: str
     decode: str

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from console.telemetry.sketch import Sketch, merged
+from console.telemetry.quantile_sketch import Sketch, merged
 
 SLOT_US = 5_000_000
 MINUTE_US = 60_000_000

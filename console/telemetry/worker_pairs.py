@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from console.telemetry.paths import is_below_way
-from console.telemetry.sketch import Sketch, merged
-from console.telemetry.window import MINUTE_US, SLOT_US, last_minute
+from console.telemetry.quantile_sketch import Sketch, merged
+from console.telemetry.request_window import MINUTE_US, SLOT_US, last_minute
 from protocol.traces import PrefillTrace, WriteSpan
 
 KEPT_US = 3_600_000_000

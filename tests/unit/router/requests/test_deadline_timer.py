@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from router.requests.deadlines import MIN_ENDED, Deadlines
+from router.requests.deadline_timer import MIN_ENDED, Deadlines
 
 LONG_S = 600.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router.requests.turnstile import Turnstile
+from router.requests.loop_turns import Turnstile
 
 
 async def test_tasks_that_wake_up_together_pass_one_by_one_in_order() -> None:

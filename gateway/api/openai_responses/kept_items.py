@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from gateway.api.branches import Refused
 from gateway.api.openai.chat_messages import RefusalPart
 from gateway.api.openai_responses.input_items import (
     FunctionOutputItem,
@@ -26,6 +25,7 @@ from gateway.api.openai_responses.input_items import (
     ReasoningItem,
     ReasoningPart,
 )
+from gateway.api.union_branches import Refused
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 _PREFIXES = {
