@@ -47,7 +47,7 @@ from router.metrics import FleetMetrics
 from router.recording.recorder import Recorder
 from router.recording.trace_file import TraceFile
 from router.requests.dispatcher import Dispatcher
-from router.requests.trace import TraceStore
+from router.requests.trace_store import TraceStore
 from router.routing.cache_index import CacheIndex
 from router.routing.placement import Targets as Limits
 from router_process.settings import RouterSettings

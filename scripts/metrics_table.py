@@ -42,7 +42,7 @@ from router.fleet.history import FleetHistory
 from router.fleet.listener import LinkCallbacks
 from router.fleet.worker import Link
 from router.metrics import FleetMetrics
-from router.requests.trace import TraceStore
+from router.requests.trace_store import TraceStore
 from router.routing.cache_index import CacheIndex
 from worker.counters import Count
 from worker.metrics import WorkerMetrics

@@ -20,7 +20,8 @@ from console.telemetry.caches.reuse import ReuseCurve
 from console.telemetry.report import FleetReport
 from gateway.metrics import EndpointMetrics, LatencyProbe
 from process.metrics import fast_metrics
-from router.requests.trace import RequestTrace, TraceStore
+from router.requests.trace import RequestTrace
+from router.requests.trace_store import TraceStore
 from router_process.main import main
 
 

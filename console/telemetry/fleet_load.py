@@ -16,7 +16,7 @@ from process.number_text import count, integer, percent
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
-from router.requests.trace import TraceStore
+from router.requests.trace_store import TraceStore
 from router.routing.prediction import decode_step_ms, ttft_ms
 
 MINUTE_US = 60_000_000

@@ -13,7 +13,8 @@ from process.flight_recorder import FlightRecorder
 from protocol.flight import FlightEvent, FlightKind
 from protocol.messages import FlightRequest
 from router.fleet.fleet import Fleet
-from router.requests.trace import RequestTrace, TraceStore
+from router.requests.trace import RequestTrace
+from router.requests.trace_store import TraceStore
 
 ROUTER = "router"
 _ENDS = {

@@ -44,7 +44,8 @@ from process.store.ignored_entries import IgnoredEntries
 from protocol.messages import Role
 from protocol.traces import PrefillTrace
 from router.fleet.fleet import Fleet
-from router.requests.trace import AttemptTrace, Durations, RequestTrace, TraceStore
+from router.requests.trace import AttemptTrace, Durations, RequestTrace
+from router.requests.trace_store import TraceStore
 from router.routing.placement import Mode
 
 P50, P95 = 0.5, 0.95

@@ -17,8 +17,9 @@ import msgspec
 from console.telemetry.other_routers import PeerRouters, RequestQuestion
 from http_kit.caller import Caller
 from process.store.ignored_entries import DECODE_ERRORS
-from router.requests.trace import RequestTrace, TraceStore
+from router.requests.trace import RequestTrace
 from router.requests.trace_json import RUNNING, receipt_json, row_json, trace_json
+from router.requests.trace_store import TraceStore
 
 MAX_ROWS = 200
 MAX_SHARED = 80

@@ -13,7 +13,7 @@ from router.requests.interface import TokenDelta
 from router.requests.machine import states
 from router.requests.machine.attempt import Attempt, Send
 from router.requests.served_generation import ServedGeneration
-from router.requests.trace import TraceStore
+from router.requests.trace_store import TraceStore
 from router.settings import RoutingSettings
 
 TracedMessage = FirstToken | PrefillDone | SequenceTokens | Resumed | HandedOver

@@ -58,7 +58,7 @@ from router.requests.machine.token_stream import TokenPiece
 from router.requests.measurements import Experience
 from router.requests.metric_labels import error_label
 from router.requests.served_generation import ServedGeneration
-from router.requests.trace import TraceStore
+from router.requests.trace_store import TraceStore
 from router.routing.placement import Targets
 from router.settings import RoutingSettings
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocol.traces import FetchSpan, PrefillTrace, WriteSpan
-from router.requests.trace import AttemptTrace, RequestTrace, TraceStore
+from router.requests.trace import AttemptTrace, RequestTrace
+from router.requests.trace_store import TraceStore
 from router.routing.output_lengths import OutputLengths
 from router.routing.pairs import Pairs
 

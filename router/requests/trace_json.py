@@ -23,7 +23,8 @@ from router.requests.stages import (
     first_token_times,
     stage_times,
 )
-from router.requests.trace import AttemptTrace, RequestTrace, TraceStore
+from router.requests.trace import AttemptTrace, RequestTrace
+from router.requests.trace_store import TraceStore
 from router.routing.placement import Candidate
 
 RUNNING = "running"

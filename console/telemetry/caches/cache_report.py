@@ -15,7 +15,8 @@ from console.telemetry.caches.reuse import ReuseCurve
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
-from router.requests.trace import AttemptTrace, Durations, RequestTrace, TraceStore
+from router.requests.trace import AttemptTrace, Durations, RequestTrace
+from router.requests.trace_store import TraceStore
 from router.routing.placement import Placement
 
 MINUTE_US = 60_000_000

@@ -29,7 +29,8 @@ from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.history import EventKind
 from router.fleet.worker import Worker
-from router.requests.trace import Durations, RequestTrace, TraceStore
+from router.requests.trace import Durations, RequestTrace
+from router.requests.trace_store import TraceStore
 
 MAX_PER_S = 4
 _PAIR_WINDOW_S = 60

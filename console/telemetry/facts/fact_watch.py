@@ -22,7 +22,7 @@ from protocol.registration import WorkerInfo
 from router.fleet.conditions import Condition
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
-from router.requests.trace import TraceStore
+from router.requests.trace_store import TraceStore
 
 
 class FactWatch:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from console.doctor.facts import KeyFacts
 from http_kit.door import Door
-from router.requests.trace import TraceStore
+from router.requests.trace_store import TraceStore
 
 SLOT_US = 5_000_000
 MINUTE_US = 60_000_000

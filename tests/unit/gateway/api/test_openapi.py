@@ -24,7 +24,7 @@ from gateway.api.body_reader import RequestBody
 from gateway.api.openapi import openapi_document
 from gateway.api.operations import OPERATIONS
 from router.metrics import FleetMetrics
-from router.requests.trace import TraceStore
+from router.requests.trace_store import TraceStore
 from tests.effort import times
 from tests.unit.gateway.api_harness import MODEL, LiveApi
 

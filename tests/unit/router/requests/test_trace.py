@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry
 from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import ChunkSpan, DecodeTrace
 from router.metrics import FleetMetrics
-from router.requests.trace import MAX_UNTOLD, AttemptTrace, TraceStore
+from router.requests.trace import AttemptTrace
 from router.requests.trace_json import trace_json
+from router.requests.trace_store import MAX_UNTOLD, TraceStore
 from router.routing.placement import Candidate, Mode, Placement
 from tests.unit.router.fake_worker import prefill_trace
 
