@@ -33,7 +33,7 @@ from engine.sampling.chosen_tokens import Choices, LateTokens, read_tokens
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_matcher import GrammarMatcher, TokenMask
 from engine.sampling.prompt_logprobs import record_chunk
-from engine.sampling.row_parameters import SampleRow
+from engine.sampling.sample_row import SampleRow
 from engine.sampling.sampler import InvalidLogits, Sampler
 from engine.sampling.token_history import TokenHistory, mask_of, words_ends
 from protocol.errors import GRAMMAR_FAILED

@@ -17,7 +17,7 @@ from engine.attention.base import AttentionBackend, Segment
 from engine.gpu.graphs import GRAPH_BYTES
 from engine.kv_pool import KvPool, blocks_for_memory, blocks_with
 from engine.models.runnable import RunnableModel
-from engine.sampling.row_parameters import SampleRow
+from engine.sampling.sample_row import SampleRow
 from engine.sampling.sampler import Sampler
 from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams

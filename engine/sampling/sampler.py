@@ -24,8 +24,10 @@ import torch
 
 from engine.runner import SampledToken
 from engine.sampling.chosen_tokens import Choices, ChosenLogprobs, LogTotals, read_tokens
+from engine.sampling.penalties import Adjustments
 from engine.sampling.row_argmax import largest
-from engine.sampling.row_parameters import Adjustments, Draws, RowNumbers, SampleRow
+from engine.sampling.row_parameters import Draws, RowNumbers
+from engine.sampling.sample_row import SampleRow
 from engine.sampling.top_p import FindCut, lowest_kept
 from protocol.errors import GenerationFailed
 from protocol.sampling import MAX_LOGPROBS

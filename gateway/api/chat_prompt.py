@@ -27,7 +27,6 @@ from gateway.api.generation_fields import GenerationFields
 from gateway.api.output_limit import OutputWish
 from gateway.api.strict_model import check_bounds
 from gateway.chat.continued_message import open_end
-from gateway.chat.control_text import TemplateInput
 from gateway.chat.conversation import Conversation
 from gateway.chat.markup import ChatMarkup
 from gateway.chat.message_parser import MessageParser
@@ -38,6 +37,7 @@ from gateway.output.event_ids import StreamIdentity
 from gateway.text.chat_template import RESERVED_NAMES, ChatTemplate
 from gateway.text.control_tokens import split_at_marks
 from gateway.text.fair_threads import Steps
+from gateway.text.template_input import TemplateInput
 from gateway.text.tokenizer import Tokenizer
 from protocol.errors import InvalidRequest
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.chat.content_scan import ToolContentScan
-from gateway.chat.control_text import ControlText, TemplateInput
 from gateway.chat.conversation import Conversation, ToolMode
 from gateway.chat.formats import (
     harmony,
@@ -34,6 +33,7 @@ from gateway.chat.tool_parser import MAX_HELD_CHARS, CallIds, CallParser, ToolPa
 from gateway.parser_names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from gateway.text.control_tokens import ControlTokens
 from gateway.text.reasoning_end import ThoughtMarkers
+from gateway.text.template_input import ControlText, TemplateInput
 from gateway.text.tokenizer import Tokenizer
 from http_kit.errors import MAX_PARAM_CHARS, shortened
 from protocol.errors import ModelLoadError

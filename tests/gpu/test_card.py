@@ -29,7 +29,7 @@ from engine.gpu.fp8_linear import Fp8Linear, scaled_rows
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.kv_pool import KvPool
 from engine.loader import load_engine
-from engine.sampling.row_parameters import SampleRow
+from engine.sampling.sample_row import SampleRow
 from engine.sampling.sampler import Sampler
 from protocol.sampling import SamplingParams
 from scheduling.scheduler import SchedulerConfig

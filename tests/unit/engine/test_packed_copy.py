@@ -17,7 +17,8 @@ from engine.gpu.graphs import DecodeGraphs
 from engine.model_runner import ModelRunner
 from engine.packed_copy import on_device, pack, unpack
 from engine.sampling.grammar import Grammars
-from engine.sampling.row_parameters import RowNumbers, SampleRow
+from engine.sampling.row_parameters import RowNumbers
+from engine.sampling.sample_row import SampleRow
 from engine.sampling.sampler import Sampler
 from engine.sampling.token_history import TokenHistory, mask_of
 from protocol.sampling import SamplingParams

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine.sampling.chosen_tokens import read_tokens
-from engine.sampling.row_parameters import RowNumbers, SampleRow, _mix64, uniform
+from engine.sampling.row_parameters import RowNumbers, _mix64, uniform
+from engine.sampling.sample_row import SampleRow
 from engine.sampling.sampler import InvalidLogits, Sampler, adjust
 from engine.sampling.token_history import TokenHistory
 from protocol.errors import GenerationFailed

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gateway.api.chat_prompt import render_conversation
-from gateway.chat.control_text import ControlText
 from gateway.chat.conversation import Conversation, Message
 from gateway.chat.markup import ChatMarkup
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.control_tokens import ControlTokens
+from gateway.text.template_input import ControlText
 from protocol.errors import InvalidRequest
 
 EACH = "{% for m in messages %}<|start|>{{ m.role }}\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.chat.control_text import ControlText, TemplateInput
 from gateway.text.control_tokens import ControlTokens
+from gateway.text.template_input import ControlText, TemplateInput
 
 TOKENS = ControlTokens(["<|end|>", "<call>"])
 CONTROL = ControlText(TOKENS, TOKENS.without(["<call>"]))

@@ -1,4 +1,4 @@
-"""Marks text of users that looks like control tokens, in all input of a template."""
+"""The input of a chat template, and the control tokens that must not come from text in it."""
 
 from __future__ import annotations
 
