@@ -13,7 +13,7 @@ from typing import Any
 from checkpoint.trial import limit_this_process, run_steps
 from gateway.api.checkpoint_defaults import load_sampling_defaults
 from gateway.chat.markup import find_markup
-from gateway.grammars.grammar import GrammarChecker
+from gateway.grammars.grammar_checker import GrammarChecker
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.checkpoint_texts import load_chat_templates
 from gateway.text.rendering_budget import BudgetExceeded

@@ -28,7 +28,7 @@ from gateway.api.openai_responses.responses import responses_router
 from gateway.api.probes import probe_router
 from gateway.api.tokenize import tokenize_router
 from gateway.chat.markup import find_markup
-from gateway.grammars.grammar import GrammarChecker
+from gateway.grammars.grammar_checker import GrammarChecker
 from gateway.history.answers import AnswerMemory
 from gateway.http.anthropic_errors import error_response
 from gateway.http.byte_budget import ByteBudget

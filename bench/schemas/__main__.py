@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.tools.paths import DEMO_MODEL
-from gateway.grammars.grammar import plain_trouble
+from gateway.grammars.grammar_checker import plain_trouble
 from gateway.grammars.json_schemas import SchemaReader
 from protocol.errors import InvalidRequest
 

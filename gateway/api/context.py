@@ -11,7 +11,7 @@ from starlette.types import Scope
 from gateway.admission.shared_prefixes import SharedPrefixes
 from gateway.api.checkpoint_defaults import SamplingDefaults
 from gateway.chat.markup import ChatMarkup
-from gateway.grammars.grammar import GrammarChecker
+from gateway.grammars.grammar_checker import GrammarChecker
 from gateway.history.answers import AnswerMemory
 from gateway.http.connection_limits import MAX_BODY_BYTES
 from gateway.http.request_scope import record_of

@@ -15,7 +15,8 @@ from typing import Any
 from llguidance import LLMatcher
 
 from gateway.grammars.finite_schemas import can_end
-from gateway.grammars.grammar import json_schema_grammar, too_hard, with_integers
+from gateway.grammars.grammar import json_schema_grammar, with_integers
+from gateway.grammars.grammar_checker import too_hard
 from gateway.grammars.patterns import BUILT_IN, NOT_ENFORCED, enforceable_pattern, format_schemas
 from protocol.errors import InvalidRequest
 

@@ -18,7 +18,7 @@ from gateway.api.openai_responses.request import ResponsesRequest
 from gateway.api.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.api.unknown_fields.ignorable_fields import Ignorable
 from gateway.chat import tool_parser
-from gateway.grammars import grammar
+from gateway.grammars import grammar, grammar_checker
 from gateway.http import connection, request_scope
 from gateway.http.variants import content_encoding
 from http_kit import errors
@@ -182,8 +182,8 @@ LIMITS: list[tuple[str, str, object]] = [
     ("api.md", "reports at most {:,} values", choice_planner.MAX_REPORTED_VALUES),
     ("api.md", "reports at most {:,} log-probabilities", choice_planner.MAX_REPEATED_VALUES),
     ("api.md", "have at most {:,} tokens", choice_planner.MAX_STARTED_TOKENS),
-    ("api.md", "nests deeper than {} levels", grammar.MAX_SCHEMA_NESTING),
-    ("api.md", "more than {} optional properties", grammar.MAX_OPTIONAL_PROPERTIES),
+    ("api.md", "nests deeper than {} levels", grammar_checker.MAX_SCHEMA_NESTING),
+    ("api.md", "more than {} optional properties", grammar_checker.MAX_OPTIONAL_PROPERTIES),
     ("api.md", "From {:,} characters on", tool_parser.MAX_HELD_CHARS),
     ("api.md", "| {} h, at most", response_records.TTL_S // 3600),
     ("api.md", "h, at most {:,} for each key", response_records.MOST_RECORDS),
