@@ -24,7 +24,7 @@ from cli.http_json import RouterAccess, RouterUnreachable, get_json, is_ok
 from cli.up_settings import UpSettings
 from gateway.admission.api_keys import make_key
 from process.orphans import reap_orphans
-from process.sockets.hosts import bracketed, unbracketed
+from process.sockets.host_names import bracketed, unbracketed
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.fleet_watcher import read_fleet
 from process.store.store_url import store_url

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from console.doctor.facts import Facts
-from console.telemetry.report import FleetReport
+from console.telemetry.fleet_report import FleetReport
 from protocol.messages import Role
 from router.fleet.conditions import Cause, State
 from router.fleet.fleet import Fleet

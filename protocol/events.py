@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.bounds import Count, Counts, Dimension, Duration, Hashes, Text
-from protocol.message import Message
+from protocol.field_bounds import Count, Counts, Dimension, Duration, Hashes, Text
+from protocol.message_base import Message
 from protocol.messages import TierName
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from protocol.bounds import Count, RequestId, Signed, Text
+from protocol.field_bounds import Count, RequestId, Signed, Text
 
 
 class FlightKind(StrEnum):

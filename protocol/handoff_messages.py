@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.bounds import (
+from protocol.field_bounds import (
     MAX_TOKENS,
     Blob,
     Count,
@@ -26,7 +26,7 @@ from protocol.bounds import (
     TtlMs,
 )
 from protocol.layout import KvLayout
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import SampledToken
 
 Blocks = Annotated[list[Dimension], Meta(max_length=MAX_TOKENS)]

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from protocol.bounds import Dimension, Text
 from protocol.errors import ConfigError
+from protocol.field_bounds import Dimension, Text
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Data types that a model computes in."""

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.bounds import (
+from protocol.field_bounds import (
     MAX_TOKENS,
     Count,
     Dimension,
@@ -32,7 +32,7 @@ from protocol.bounds import (
     TokenIds,
 )
 from protocol.flight import FlightEvent
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.retention import RetentionHint
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from protocol.traces import DecodeTrace, PrefillTrace

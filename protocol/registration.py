@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.bounds import Count, Duration, Endpoint, Name, Pid, Size, Text
+from protocol.field_bounds import Count, Duration, Endpoint, Name, Pid, Size, Text
 from protocol.layout import MAX_LAYERS
 from protocol.messages import Role
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.bounds import Count, Logprob, Number, Packed, TokenId
+from protocol.field_bounds import Count, Logprob, Number, Packed, TokenId
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this count as greedy: in fp32 they have the same effect."""

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.bounds import Blob, Count, Signed, Text
+from protocol.field_bounds import Blob, Count, Signed, Text
 
 MAX_SPANS = 65_536
 GAP_US = 5_000

@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.bounds import Count, Reason, Text
+from protocol.field_bounds import Count, Reason, Text
 from protocol.handoff_messages import PeerDescriptor
-from protocol.message import Message
+from protocol.message_base import Message
 
 
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
 from protocol.events import EventMessage
 from protocol.handoff_messages import KvWritten
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.registration import WorkerInfo
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

@@ -22,9 +22,9 @@ from console.metrics import FleetCollector, VllmNames
 from console.telemetry.caches.cache_report import CacheReport
 from console.telemetry.examination.diagnosis import Diagnosis
 from console.telemetry.examination.observer import FleetObserver
+from console.telemetry.fleet_report import FleetReport
 from console.telemetry.flight import FlightReport
 from console.telemetry.otlp import OtlpExporter
-from console.telemetry.report import FleetReport
 from console.telemetry.request_log import RequestLog
 from console.telemetry.targets import Targets
 from gateway.text.tokenizer import Tokenizer

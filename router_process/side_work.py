@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from console.telemetry.caches.cache_report import CacheReport
-from console.telemetry.report import FleetReport
+from console.telemetry.fleet_report import FleetReport
 from gateway.http.server import HttpServer
 from process.side_tasks import keep_running
 from protocol.flight import FlightKind

@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from console.metrics import FleetCollector
+from console.telemetry.fleet_report import FleetReport
 from console.telemetry.otlp import ExportMetrics
-from console.telemetry.report import FleetReport
 from console.telemetry.targets import Targets
 from gateway.admission.gate import Gate
 from gateway.admission.key_files import KeyFiles

@@ -21,7 +21,7 @@ from checkpoint.model_source import commit_of
 from checkpoint.texts_fingerprint import texts_fingerprint
 from checkpoint.trial import start_trial
 from engine.device import pick_device
-from engine.gpu.share import limit_to_share
+from engine.gpu.multiprocessor_share import limit_to_share
 from engine.loader import LoadedEngine
 from engine.parallel.sums import RankLost
 from kv_transfer.service import TransferService

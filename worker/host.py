@@ -26,12 +26,12 @@ from process.lifecycle import StopSignal
 from process.logs import about
 from process.sockets.control import ControlServer, Peer
 from process.wakeup import Wakeup
-from protocol.bounds import MAX_REASON_CHARS
 from protocol.control_message import ControlMessage
 from protocol.errors import TransferError
 from protocol.events import WorkerStats
+from protocol.field_bounds import MAX_REASON_CHARS
 from protocol.flight import FlightKind
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import (
     AttemptFailed,
     CacheDumpRequest,

@@ -32,7 +32,7 @@ from kv_transfer.transfer_loop import (
 )
 from process.sockets.control import Peer
 from protocol import wire
-from protocol.bounds import MAX_REASON_CHARS
+from protocol.field_bounds import MAX_REASON_CHARS
 from protocol.handoff_messages import (
     GroupBlocks,
     HandoffToken,

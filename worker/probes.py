@@ -16,7 +16,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from process.metrics.metrics_server import Probe, process_registry, start_metrics_server
-from process.sockets.hosts import bracketed
+from process.sockets.host_names import bracketed
 from worker.settings import WorkerSettings
 from worker.startup.start_phases import StartPhases
 

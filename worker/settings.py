@@ -14,7 +14,7 @@ from kv_transfer.transports.registry import AUTO, TRANSPORTS
 from process.cores import CORES_PATTERN
 from process.settings import setting
 from process.settings.shared import NAME_PATTERN, SharedSettings
-from process.sockets.hosts import is_wildcard
+from process.sockets.host_names import is_wildcard
 from protocol.errors import ConfigError
 from protocol.layout import ALL_TOKENS, MAX_RANKS, WINDOW
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from console.telemetry.caches.cache_report import CacheReport
 from console.telemetry.caches.reuse import ReuseCurve
-from console.telemetry.report import FleetReport
+from console.telemetry.fleet_report import FleetReport
 from gateway.metrics import EndpointMetrics, LatencyProbe
 from process.metrics import fast_metrics
 from router.requests.trace import RequestTrace

@@ -18,7 +18,7 @@ from cli.pods.store_front import serve_with_tls
 from cli.pods.store_settings import StoreSettings, configuration
 from process.logs import setup_logs
 from process.settings import settings_or_exit
-from process.sockets.hosts import is_loopback, is_wildcard
+from process.sockets.host_names import is_loopback, is_wildcard
 from process.store.valkey_binary import find_binary
 from protocol.errors import ConfigError
 

@@ -17,7 +17,7 @@ from console.dashboard.pages import pages_router
 from console.dashboard.sample_prompts import Encode, SamplePrompts
 from console.dashboard.stream_endpoint import stream_router
 from console.dashboard.summary import shown_summary
-from console.telemetry.report import FleetReport
+from console.telemetry.fleet_report import FleetReport
 from process.clock import wall_us
 from process.settings.shared import SharedSettings
 from process.store.store_url import store_url

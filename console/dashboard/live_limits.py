@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from console.dashboard.live_settings import ROUTER, LiveSetting, LiveSettings, Number
-from console.telemetry.report import FleetReport
+from console.telemetry.fleet_report import FleetReport
 from protocol.messages import Role, SetLimits
 from router.fleet.fleet import Fleet
 

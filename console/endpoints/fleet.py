@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse, Response
 from console.endpoints.requests import bad_query, requests_router
 from console.telemetry.caches.cache_report import CacheReport
 from console.telemetry.examination.diagnosis import Diagnosis
+from console.telemetry.fleet_report import FleetReport
 from console.telemetry.flight import ROUTER, FlightReport
-from console.telemetry.report import FleetReport
 from console.telemetry.request_log import RequestLog
 from http_kit.errors import HttpError
 from protocol.errors import RequestError

@@ -3,7 +3,7 @@
 Endpoints, page and metrics add nothing to these numbers. Imports `console.doctor`, `router` and
 `http_kit`. Parts:
 
-- `report.py`: the object of `GET /fleet`, which is also the dashboard stream's event `fleet`.
+- `fleet_report.py`: the object of `GET /fleet`, which is also the dashboard stream's event `fleet`.
 - `request_log.py`: rows, traces and receipts of single requests; `other_routers.py`: what other
   routers report. What happened to one request: `router/requests/trace.py`.
 - `otlp.py`: traces for a collector; `perfetto.py`: a trace as a file.

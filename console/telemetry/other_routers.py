@@ -20,7 +20,7 @@ from console.telemetry.request_window import NUM_POINTS, Slot
 from http_kit.caller import Caller
 from process.clock import wall_us
 from process.store.ignored_entries import DECODE_ERRORS, SUMMARY, IgnoredEntries
-from protocol.bounds import Count
+from protocol.field_bounds import Count
 
 SHARED_POINTS = 8
 Number = Annotated[float, Meta(ge=-1e15, le=1e15)]

@@ -40,7 +40,7 @@ from gateway.settings import GatewaySettings
 from http_kit.caller import CALLER, KEY_NAME, Caller, digest_of
 from http_kit.errors import HttpError
 from http_kit.tenant import EVERYBODY, KeyTerms, tenant_of
-from process.sockets.hosts import is_loopback
+from process.sockets.host_names import is_loopback
 from protocol.errors import RequestError
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from gateway.http.anthropic_errors import error_response
 from gateway.http.paths import PROBES
 from gateway.settings import GatewaySettings
 from http_kit.errors import HttpError
-from process.sockets.hosts import is_address
+from process.sockets.host_names import is_address
 from protocol.errors import RequestError
 
 ANY = "*"

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from gateway.http.certificates import CertificateReloader, TlsFiles
 from gateway.http.connection import BoundedProtocols
 from gateway.http.exchange import CLOSE_HEADER
-from process.sockets.hosts import unbracketed
+from process.sockets.host_names import unbracketed
 from protocol.errors import ConfigError
 
 BACKLOG = 2048

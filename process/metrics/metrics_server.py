@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from process.sockets.hosts import unbracketed
+from process.sockets.host_names import unbracketed
 from protocol.errors import ConfigError
 
 Probe = Callable[[], str | None]

@@ -24,7 +24,7 @@ from process.sockets.network import Network
 from protocol import wire
 from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import (
     Generate,
     Hello,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zmq
 
-from process.sockets.hosts import bracketed
+from process.sockets.host_names import bracketed
 from protocol import wire
 from protocol.errors import ConfigError
 

@@ -10,7 +10,7 @@ import ipaddress
 import socket
 from collections.abc import Iterator
 
-from process.sockets.hosts import is_loopback
+from process.sockets.host_names import is_loopback
 from protocol.errors import ConfigError
 
 _ANY_PORT = 9

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from process.sockets.hosts import is_wildcard, unbracketed
+from process.sockets.host_names import is_wildcard, unbracketed
 from protocol.errors import ConfigError
 
 log = logging.getLogger(__name__)

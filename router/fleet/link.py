@@ -30,7 +30,7 @@ from process.sockets.options import QUEUE_FRAMES
 from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
 from protocol.events import EventMessage
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import (
     Generate,
     Hello,

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from protocol.events import WorkerStats
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.registration import WorkerInfo
 from router.fleet.clock_offset import ClockOffset
 from router.fleet.conditions import (

@@ -13,7 +13,7 @@ from process.sockets.control import ControlLink, ControlServer, Peer
 from process.sockets.hello import HelloPolicy
 from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import PROTOCOL_VERSION, Abort, Hello, Role
 
 ANY_PORT = tcp_endpoint("127.0.0.1", 0)

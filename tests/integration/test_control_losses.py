@@ -8,7 +8,7 @@ import socket as tcp
 from process.sockets.control import ControlLink, ControlServer
 from process.sockets.hello import HelloPolicy
 from protocol.errors import ConfigError
-from protocol.message import Message
+from protocol.message_base import Message
 from tests.integration.control_bench import (
     HELLO,
     POLICY,

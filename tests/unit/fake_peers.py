@@ -18,7 +18,7 @@ from kv_transfer.transfer_loop import (
 )
 from process.sockets.control import Peer
 from protocol.handoff_messages import KvAsk, KvBegun, PeerDescriptor
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import KvPeer
 
 

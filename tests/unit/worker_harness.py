@@ -37,7 +37,7 @@ from process.sockets.control import Peer
 from process.wakeup import Wakeup
 from protocol.handoff_messages import PeerDescriptor
 from protocol.layout import KvLayout
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import Generate, KvPeer, Prefill, Role
 from protocol.registration import WorkerState
 from scheduling.batch import Batch

@@ -18,7 +18,7 @@ from process.sockets.control import ControlLink
 from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
 from protocol.handoff_messages import PeerDescriptor
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import KvPeer, Role
 from protocol.registration import WorkerInfo, WorkerState, generation
 from worker.assembly import Surroundings

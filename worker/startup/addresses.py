@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import zmq
 
-from process.sockets.hosts import is_wildcard, unbracketed
+from process.sockets.host_names import is_wildcard, unbracketed
 from process.sockets.options import bind, open_socket, tcp_endpoint
 from process.sockets.outer_address import outer_address
 from process.store.first_contact import check_store

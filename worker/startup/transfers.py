@@ -15,7 +15,7 @@ from kv_transfer.service import TransferService
 from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
 from kv_transfer.transports.registry import chosen_transport, create_transport
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
-from process.sockets.hosts import is_loopback
+from process.sockets.host_names import is_loopback
 from process.wakeup import Wakeup
 from protocol.handoff_messages import PeerDescriptor
 from worker.settings import WorkerSettings

@@ -30,7 +30,7 @@ from kv_transfer.staging import StagingPool
 from kv_transfer.transports.interface import PeerLost, PeerReady, Transport, WriteDone
 from process.sockets.control import Peer
 from protocol.errors import ModelLoadError, ProtocolError, TransferError
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.weight_messages import (
     WeightsAsk,
     WeightsClose,

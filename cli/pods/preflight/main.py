@@ -25,7 +25,7 @@ from cli.pods.preflight.settings import PreflightSettings
 from kv_transfer.transports.registry import chosen_transport, create_transport
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
 from process.settings import settings_or_exit
-from process.sockets.hosts import is_loopback
+from process.sockets.host_names import is_loopback
 from process.store.store_url import store_url
 from protocol.errors import BatonError, ServiceError
 

@@ -13,7 +13,7 @@ import msgspec
 from console.doctor.doctor import Doctor, Examination
 from console.doctor.observation import MIN_REQUESTS, WINDOW_S, Observation
 from console.telemetry.examination.observer import FleetObserver
-from console.telemetry.report import FleetReport
+from console.telemetry.fleet_report import FleetReport
 
 EXAMINE_S = 3
 """Seconds from one judgement to the next."""

@@ -24,7 +24,7 @@ from console.doctor.observation import (
 from console.telemetry.caches.cache_report import CacheReport, known_workers
 from console.telemetry.examination.request_facts import request_facts
 from console.telemetry.examination.worker_window import WorkerWindow
-from console.telemetry.report import FleetReport
+from console.telemetry.fleet_report import FleetReport
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.history import EventKind

@@ -10,7 +10,7 @@ import time
 
 from console.doctor.facts import Facts, StoreFacts, WorkerStanding
 from console.telemetry.facts.failing_tiers import TierWatch
-from console.telemetry.facts.hosts import HostWatch
+from console.telemetry.facts.host_cpu import HostWatch
 from console.telemetry.facts.keys import KeyWindow, key_facts
 from console.telemetry.facts.loop_lag import LoopLag
 from console.telemetry.facts.lost_logs import LogWatch

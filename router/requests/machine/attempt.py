@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import KvHolder
 from protocol.registration import WorkerState
 from router.fleet.worker import Worker

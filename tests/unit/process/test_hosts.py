@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from process.sockets.hosts import bracketed, is_loopback, is_wildcard, unbracketed
+from process.sockets.host_names import bracketed, is_loopback, is_wildcard, unbracketed
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from process.sockets.network import Network
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import (
     PROTOCOL_VERSION,
     CacheDump,

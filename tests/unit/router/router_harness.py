@@ -12,7 +12,7 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from console.telemetry.caches.cache_report import CacheReport
-from console.telemetry.report import FleetReport
+from console.telemetry.fleet_report import FleetReport
 from console.telemetry.targets import Targets
 from http_kit.door import Door
 from process.sockets.network import Network

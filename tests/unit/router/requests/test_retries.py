@@ -7,7 +7,7 @@ import pytest
 from protocol.errors import Overloaded
 from protocol.events import CacheEvents
 from protocol.hashing import block_hashes, chain_root, seed_of
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import Abort, FinishReason, Generate, Prefill
 from router.fleet.worker import Link
 from router.routing.policy import RETRY_STUCK_S

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from protocol.errors import Overloaded
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import (
     Abort,
     AttemptFailed,

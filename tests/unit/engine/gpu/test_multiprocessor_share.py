@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.gpu.share import limit_to_share
+from engine.gpu.multiprocessor_share import limit_to_share
 from protocol.errors import ConfigError
 
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from console.telemetry.facts.hosts import WINDOW_S, HostWatch
+from console.telemetry.facts.host_cpu import WINDOW_S, HostWatch
 from process.host_load import CpuTotals
 from process.process_watch import machine_name
 
