@@ -52,9 +52,9 @@ _LEAST_LOGITS_BITS = 8
 class CpuBackend:
     """A `Backend` by `kernels` (see engine.native) as far as they support the model, else by torch.
 
-    With `weight_bits` 12 the kernels store the same values in fewer bits; 8 and 4 round the weights
-    of all products to integers, but the logits' to at least 8 bits. Without kernels, weights are in
-    `dtype`.
+    With `weight_bits` 12 the kernels store the same values in fewer bits. With 8 or 4 the weights
+    of all products are rounded to integers, those of the logits to 8 bits in either case. Without
+    kernels, weights are in `dtype`.
     """
 
     shard = WHOLE
@@ -228,7 +228,7 @@ def _kernels(
     except KernelsUnavailable as error:
         if required:
             raise ConfigError(f"attention is 'kernel', but {error}") from error
-        logger.warning("attention by torch, slower than our own kernels: %s", error)
+        logger.warning("torch computes attention, slower than our own kernels would: %s", error)
         return None
 
 

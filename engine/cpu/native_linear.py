@@ -126,7 +126,7 @@ class NativeLinear:
 
     @property
     def count(self) -> int:
-        """Numbers in the weight."""
+        """The number of weights."""
         return int(self.weight.inputs) * int(self.weight.outputs)
 
     @property
@@ -172,7 +172,7 @@ class NativeLinear:
 
 
 def packed_bits(layers: Iterable[LinearLayer]) -> float | None:
-    """Average bits per weight that our kernels read, scales included; None if other products read
+    """The average bits per weight that our kernels read, scales included; None if torch multiplies
     some of the weights."""
     num_bytes = count = 0
     for layer in layers:

@@ -1,5 +1,5 @@
-"""Attention of grouped queries whose output is gated: each query head has a gate beside it, and
-what the head attends to is multiplied by the gate's sigmoid (Qwen3-Next, Qwen3.5).
+"""Attention of grouped queries with a gate for each query head (Qwen3-Next, Qwen3.5). The output of
+a head's attention is multiplied by the sigmoid of its gate.
 
 The heads of q and k are normed, and their first `rope_dim` numbers are rotated.
 """

@@ -1,4 +1,4 @@
-"""The address by which other hosts reach this one: that of the interface towards them.
+"""The address by which other hosts reach this one: that of its interface towards the store.
 
 Asks the kernel's routing table, and a name server for the store's name. Sends no packet: connecting
 a UDP socket only looks up its route.
@@ -21,8 +21,8 @@ _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 def outer_address(store_host: str | None, is_ipv4_only: bool) -> str:
     """This host's address on the route to the store, otherwise on the default route.
 
-    Without any route, but with a store on this host, the loopback address: then only processes of
-    this host can read the registration. Raises ConfigError if there is no address.
+    If there is no route but the store is on this host, returns the loopback address: only processes
+    of this host can read the registration then. Raises ConfigError if there is no address.
     """
     families = [socket.AF_INET] if is_ipv4_only else [socket.AF_INET, socket.AF_INET6]
     towards_store = [

@@ -1,4 +1,4 @@
-"""One worker as the router knows it: what decisions see of it, its link, its rates and losses."""
+"""One worker of the fleet: the view of it that placements use, its link, its rates and losses."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Worker(WorkerView):
         """Cached blocks evicted since the router has known this worker."""
 
     def look_at_link(self, now: float) -> None:
-        """Note what the link shows now, for decisions."""
+        """Update the liveness that placements see from the state of the link."""
         if not self.link.is_ready:
             self.note_liveness(Liveness.UNCONNECTED)
         elif self.link.is_responsive(now):
@@ -84,9 +84,9 @@ class Worker(WorkerView):
     def condition(self, now: float, wall_us: int) -> Condition:
         """The condition of this worker. A worker whose connection broke counts as lost a little
         later, although its lease may hold for a while."""
-        told = registered_condition(self.info.state)
-        if told is not None and (self.link.is_ready or told.state is State.DRAINING):
-            return told
+        reported = registered_condition(self.info.state)
+        if reported is not None and (self.link.is_ready or reported.state is State.DRAINING):
+            return reported
         if self.broken_us and wall_us - self.broken_us >= LOST_AFTER_US:
             return Condition(State.LOST, Cause.LOST, "its connection broke", self.broken_us)
         if self.link.trouble is not None:

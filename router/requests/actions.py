@@ -1,4 +1,4 @@
-"""Carries out the actions of generations: messages to workers, tokens to clients, notes."""
+"""Carries out the actions of generations: sends messages and tokens, starts timers, counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TracedMessage = FirstToken | PrefillDone | SequenceTokens | Resumed | HandedOver
 
 
 class ActionRunner:
-    """The hands of a dispatcher; keeps nothing."""
+    """Carries out actions for a dispatcher; has no state of its own."""
 
     def __init__(
         self, settings: RoutingSettings, traces: TraceStore, metrics: FleetMetrics
@@ -33,7 +33,8 @@ class ActionRunner:
     def carry_out(
         self, generation: ServedGeneration, actions: Sequence[states.Action], now_us: int = 0
     ) -> None:
-        """Do what an event at `now_us` asks for, in this order; let the task act on the state."""
+        """Carry out the actions that an event at `now_us` caused, in their order, and wake the
+        generation's task."""
         for action in actions:
             match action:
                 case TokenDelta():
@@ -55,8 +56,8 @@ class ActionRunner:
             generation.wake()
 
     def deliver(self, generation: ServedGeneration, delta: TokenDelta, now_us: int) -> None:
-        """Give a delta that came at `now_us` to the client, after those that wait. The first one is
-        timed when it is delivered."""
+        """Pass a delta that came at `now_us` to the client, behind those that wait. The time of the
+        first token is that of its delivery."""
         trace, sink = generation.trace, generation.sink
         is_first = not trace.first_token_received_us
         if is_first:
@@ -75,7 +76,7 @@ class ActionRunner:
         trace.num_output_tokens = len(generation.stream.token_ids)
 
     async def catch_up(self, generation: ServedGeneration) -> None:
-        """Give the oldest delta that waits to the sink as soon as it has room."""
+        """Wait until the sink has room, and pass it the oldest waiting delta."""
         while generation.sink.is_full:
             await generation.sink.wait_room()
         delta = generation.backlog.popleft()
@@ -85,7 +86,7 @@ class ActionRunner:
     def attach(
         self, worker: Worker, message: TracedMessage, trace: PrefillTrace | DecodeTrace
     ) -> None:
-        """Keep the trace of a message; a worker reports its own time only."""
+        """Keep the trace in a message, unless it is another worker's."""
         if trace.worker_id != worker.worker_id:
             return
         name, number, clock = message.request_id, message.attempt, worker.link.clock
@@ -99,7 +100,7 @@ class ActionRunner:
         self.carry_out(generation, generation.on_overdue(attempt))
 
     def _queue(self, generation: ServedGeneration, delta: TokenDelta) -> None:
-        """Let a delta wait until the client has room, unless too many wait."""
+        """Keep a delta until the sink has room; end the generation if too many wait."""
         generation.backlog.append(delta)
         generation.wake()
         if len(generation.backlog) > self._max_unread:

@@ -27,7 +27,7 @@ from worker.inbound.source_links import SourcePeers
 from worker.moved_blocks import bytes_by_group
 
 MAX_FETCHES = 4
-"""Fetches of one attempt; then it computes."""
+"""The most fetches of one attempt; what is missing then is computed."""
 HOLDER_SHARE, ALL_SHARE = 1 / 4, 1 / 2
 """The parts of the pool that may be granted to one holder, and to all."""
 CONNECT_WAIT_S = 0.25
@@ -70,7 +70,7 @@ class Fetches:
         paths = (host.transfers.transport_name, *host.transfers.paths)
         self._pairs = FetchPairs(usual_speed(" ".join(paths)))
         self._fetches: dict[HandoffKey, _Fetch] = {}
-        self._arrived: dict[HandoffKey, tuple[_Fetch, int, float]] = {}  # over, not closed yet
+        self._arrived: dict[HandoffKey, tuple[_Fetch, int, float]] = {}  # the holder has not closed
         self._scheduler.choose_fetch = self._choose_blocks
         inbound.fetch_owners.append(self)
         self._tiers = host.tiers
@@ -84,8 +84,8 @@ class Fetches:
     # -- calls by the role ------------------------------------------------------------------
 
     def hint(self, sequence: Sequence, holders: list[KvHolder]) -> None:
-        """These workers probably have leading blocks of a new sequence: connect to them. Our own
-        tiers may have some, too."""
+        """Connect to the workers that probably have leading blocks of a new sequence, and ask our
+        own tiers for its blocks."""
         may_load = self._tiers.is_on and not sequence.stays_in_pool
         if sequence.needs_prompt_logits or not (holders or may_load):
             return
@@ -101,7 +101,7 @@ class Fetches:
             self._peers.connect(holder.peer)
 
     def begin(self, sequence: Sequence) -> None:
-        """Load or fetch for a sequence that was admitted for it, or more, or compute the rest."""
+        """Load or fetch the next blocks of an admitted sequence, or compute it if neither pays."""
         if self._tiers.try_begin(sequence):
             return
         found = self._choose(sequence, sequence.num_computed // self._layout.block_size)
@@ -114,7 +114,8 @@ class Fetches:
             self._fetch(sequence, *found, slots)
 
     def drop(self, sequence: Sequence) -> None:
-        """A sequence is about to end: its granted blocks stay fenced until the holder closes."""
+        """Give up the fetch of a sequence that is about to end. Its granted blocks stay fenced
+        until the holder closes."""
         self._tiers.drop(sequence)
         holders = holders_of(sequence)
         if holders is None:
@@ -128,7 +129,7 @@ class Fetches:
     # -- events of fetches ------------------------------------------------------------------
 
     def on_closed(self, key: HandoffKey, closed: KvClosed) -> None:
-        """The holder writes no more. That may be known already, if all blocks have arrived."""
+        """The holder writes no more. A fetch whose blocks have all arrived is over already."""
         fetch = self._fetches.get(key)
         if fetch is not None:
             fetch.closed = closed
@@ -136,7 +137,7 @@ class Fetches:
             self._learn(*over, closed)
 
     def on_fetched(self, key: HandoffKey, num_blocks: int) -> None:
-        """The fetch is over: use its first blocks, and fetch or compute the rest."""
+        """Use the `num_blocks` leading blocks that have arrived, and fetch or compute the rest."""
         fetch = self._fetches.pop(key, None)
         if fetch is None:
             return
@@ -158,7 +159,7 @@ class Fetches:
         self.begin(fetch.sequence)
 
     def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
-        """The holder may still write: leave the granted blocks to it, and wait again."""
+        """Let the sequence wait again. The holder may still write, so its blocks stay fenced."""
         fetch = self._fetches.pop(key, None)
         if fetch is None:
             return
@@ -200,7 +201,7 @@ class Fetches:
         return None if may_come else 0
 
     def _choose(self, sequence: Sequence, num_cached: int) -> tuple[KvHolder, FetchChoice] | None:
-        """The first holder from which it pays to fetch blocks beyond the first `num_cached`."""
+        """The first holder that it pays to fetch from, beyond the `num_cached` blocks here."""
         holders, now = holders_of(sequence), self._clock.now()
         if holders is None or holders.num_fetches >= MAX_FETCHES:
             return None
@@ -273,7 +274,7 @@ class Fetches:
         self._inbound.fetch(key, fetch.peer, WantedBlocks(first, pairs, others), limits)
 
     def _learn(self, fetch: _Fetch, num_blocks: int, seconds: float, closed: KvClosed) -> None:
-        """Measure the pair by a fetch that took `seconds`."""
+        """Update the measurements of the pair with a fetch that took `seconds`."""
         now, write_s = self._clock.now(), closed.write_us / 1e6
         self._pairs.note_found(fetch.peer, num_blocks, len(fetch.blocks), now)
         self._pairs.note_turn(fetch.peer, seconds - write_s, now)

@@ -18,7 +18,8 @@ _LIMITED, _LEFT, _INVALID, _FAILED = 429, 499, 400, 500
 
 
 class KeyWindow:
-    """The ended requests of the last minute by key, as (those that count, good ones)."""
+    """The ended requests of the last minute by key: how many there were, and how many met the
+    targets (good ones)."""
 
     def __init__(self, wall_us: Callable[[], int]) -> None:
         self._wall_us = wall_us
@@ -52,7 +53,7 @@ class KeyWindow:
 def key_facts(
     window: KeyWindow, door: Door, traces: TraceStore, ttft_target_ms: float
 ) -> tuple[KeyFacts, ...]:
-    """Every key that sent something in the last minute or waits now, by name."""
+    """The keys that sent something in the last minute or have requests that wait now, by name."""
     ended, good = window.minute()
     by_key: dict[str, Counter[str]] = {}
     for (key, status), number in door.minute().items():

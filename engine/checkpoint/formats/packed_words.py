@@ -1,7 +1,8 @@
 """Integers of 4 or 8 bits, packed along inputs into words of 32 bits (`pack-quantized`).
 
-Codes are stored from 0 on, so the integer 0 is 8 or 128. Zero points are packed along outputs.
-`weight_g_idx` says which scale each input has, where groups are no neighbours. Definition:
+Codes are unsigned: the integer 0 is stored as 8 (of 4 bits) or 128 (of 8 bits). Zero points are
+packed along outputs. If the inputs of a group are not neighbours, `weight_g_idx` has the group of
+each input. Definition:
 https://github.com/vllm-project/compressed-tensors (`pack_quantized`).
 """
 
@@ -56,7 +57,8 @@ def packed_matrix(stored: ModuleTensors, quantization: Quantization) -> Quantize
 
 
 def codes_in(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The codes in each row of words, lower bits first: uint8 of 4 bits, int8 (128 less) of 8."""
+    """The codes in each row of words, lower bits first: codes of 4 bits as uint8, codes of 8 bits
+    minus 128 as int8."""
     if bits == 4:
         return nibbles(words)
     return (words.contiguous().view(torch.uint8) ^ 128).view(torch.int8)
@@ -65,14 +67,15 @@ def codes_in(words: torch.Tensor, bits: int) -> torch.Tensor:
 def stored_groups(
     stored: ModuleTensors, suffix: str, group_inputs: int, counts: tuple[int, int]
 ) -> torch.Tensor | None:
-    """Which scale each input has, [inputs] int64, from a tensor with this suffix; None if
-    neighbours share one. `counts` are those of inputs and groups. Raises ModelLoadError."""
+    """The group of each input, [inputs] int64, from the tensor with this suffix; None if groups
+    are neighbouring inputs. `counts`: the numbers of inputs and of groups. Raises ModelLoadError.
+    """
     if not stored.has(suffix):
         return None
     inputs, num_groups = counts
     stored.need(suffix, ("I32", "I64"), (inputs,))
     groups = stored.read(suffix).long()
-    if bool((groups == -1).all()):  # as writers fill a tensor that says nothing
+    if bool((groups == -1).all()):  # writers fill a tensor that is not used with -1
         return None
     if int(groups.min()) < 0 or int(groups.max()) >= num_groups:
         raise stored.wrong(suffix, f"that with groups from 0 to {num_groups - 1}")

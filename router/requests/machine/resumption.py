@@ -1,4 +1,4 @@
-"""The search for the decode worker that keeps a stream which its client resumes. Pure."""
+"""Finding the decode worker of a stream that its client resumes. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from router.routing.placement import Candidate, Mode, Placement, Rule
 
 @dataclass(eq=False)
 class Searching:
-    """The state of a generation that some worker may keep. Every decode worker that was known when
-    the search began is asked, with this attempt number, as soon as it is connected.
+    """The state of a generation whose decode worker is not known yet. All decode workers that the
+    router knew when the search began are asked for the stream, each as soon as it is connected.
 
-    `waiting` are the workers that may have the stream; `asked` of these were asked.
+    `number` is the attempt number in the question. `waiting` are the workers that may have the
+    stream; `asked` are those among them that were asked.
     """
 
     number: int
@@ -22,11 +23,11 @@ class Searching:
 
     @property
     def unasked(self) -> set[Worker]:
-        """Workers that could not be reached before."""
+        """The workers that were not connected until now."""
         return self.waiting - self.asked
 
     def is_answer(self, worker: Worker, number: int) -> bool:
-        """Whether a message answers the question."""
+        """Whether a worker's message with this attempt number answers the question."""
         return number == self.number and worker in self.asked
 
     def rule_out(self, worker: Worker) -> None:
