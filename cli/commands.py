@@ -97,6 +97,12 @@ COMMANDS = {
             "simulator.commands.settings:PlanSettings",
         ),
         Command(
+            "tune",
+            "find the settings that would have served recorded traffic best; changes nothing",
+            "simulator.commands.tune:main",
+            "simulator.commands.settings:TuneSettings",
+        ),
+        Command(
             "keys",
             "make a key of the HTTP API, and its hash for the router's key file",
             "cli.keys:main",

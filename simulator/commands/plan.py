@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import multiprocessing
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from process.settings import settings_or_exit
 from protocol.errors import ConfigError
 from simulator.commands.fleets import Devices, Size
-from simulator.commands.runs import num_jobs, trace_of
+from simulator.commands.runs import trace_of
 from simulator.commands.settings import PlanSettings
 from simulator.commands.simulate import print_wide
+from simulator.commands.trials import Trials, fingerprint
 from simulator.fleet import Fleet
 from simulator.planning.candidates import Candidate, fleets
 from simulator.planning.ledger import Ledger
-from simulator.planning.race import Standing, Trial, race
+from simulator.planning.race import Standing, Trial, Tries, race
 from simulator.policies.names import BATON, POLICIES
 from simulator.report.plan import plan_table, verdict
 from simulator.report.summary import Targets, summarize
@@ -31,6 +26,8 @@ from simulator.requests import Request
 
 _TRIED_WITH_ALL_CHUNKS = 2
 _USUAL_CHUNK = 2048
+_NOT_OF_TRIALS = ("jobs", "resume", "json", "rounds", "chunks", "gpus", "tp")
+"""Settings that trials depend on only by their candidates, or not at all."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,8 +43,13 @@ def main(argv: Sequence[str]) -> int:
     title = f"{trace_of(settings).name}: {settings.gpus} x {Devices(settings).card_name}"
     path = None if settings.resume is None else Path(settings.resume).expanduser()
     ledger = Ledger(path, Trial)
-    with _Trials.begun(settings, ledger) as trials:
-        standings = _search(settings, candidates, trials)
+    key_of = partial(_key, fingerprint(settings, _NOT_OF_TRIALS))
+    with Trials.begun(_try, key_of, ledger, settings.jobs) as trials:
+        standings = _search(
+            settings,
+            candidates,
+            lambda group, speed: trials.run([_Job(settings, each, speed) for each in group]),
+        )
     if settings.json:
         ranking = [{"fleet": each.candidate.name, **asdict(each)} for each in standings]
         found = {"title": title, "verdict": verdict(standings), "ranking": ranking}
@@ -75,18 +77,18 @@ def _usual_chunk(settings: PlanSettings) -> int:
 
 
 def _search(
-    settings: PlanSettings, candidates: Sequence[Candidate], trials: _Trials
+    settings: PlanSettings, candidates: Sequence[Candidate], tries: Tries
 ) -> list[Standing]:
     """The standings of all fleets; fleets that split and that do not race by themselves, so that
     the best of each is known exactly. The best ones race again with all chunk budgets."""
     found: list[Standing] = []
     for splits in (False, True):
         group = [each for each in candidates if each.splits is splits]
-        first = race(group, trials.run, 2)
+        first = race(group, tries, 2)
         best = [each.candidate for each in first if each.speed][:_TRIED_WITH_ALL_CHUNKS]
         chunks = sorted({int(each) for each in settings.chunks})
         final = [each.with_chunks(chunk) for each in best for chunk in chunks]
-        second = race(final, trials.run, settings.rounds)
+        second = race(final, tries, settings.rounds)
         known = {each.candidate for each in second}
         found += [*second, *(each for each in first if each.candidate not in known)]
     return sorted(found, key=lambda each: each.rank)
@@ -101,55 +103,8 @@ class _Job:
     speed: float
 
 
-class _Trials:
-    """Tries candidates, on several cores at once; each trial is done once, and remembered."""
-
-    def __init__(
-        self,
-        settings: PlanSettings,
-        ledger: Ledger[Trial],
-        pool: Executor | None,
-        progress: Progress,
-    ) -> None:
-        self._settings = settings
-        self._ledger = ledger
-        self._pool = pool
-        self._progress = progress
-        self._task = progress.add_task("simulations", total=0)
-        self._total = 0
-        self._base = _fingerprint(settings)
-
-    @classmethod
-    @contextmanager
-    def begun(cls, settings: PlanSettings, ledger: Ledger[Trial]) -> Iterator[_Trials]:
-        """The trials of a search, with their processes."""
-        console, jobs = Console(stderr=True), num_jobs(settings.jobs)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            if jobs == 1:
-                yield cls(settings, ledger, None, progress)
-                return
-            context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(jobs, context) as pool:
-                yield cls(settings, ledger, pool, progress)
-
-    def run(self, candidates: Sequence[Candidate], speed: float) -> list[Trial]:
-        """The trials of these candidates at one speed; see `planning.race`."""
-        self._total += len(candidates)
-        self._progress.update(self._task, total=self._total)
-        jobs = [_Job(self._settings, each, speed) for each in candidates]
-        keys = [f"{self._base} {each} {speed!r}" for each in candidates]
-        missing = [job for job, key in zip(jobs, keys, strict=True) if not self._ledger.find(key)]
-        made = map(_try, missing) if self._pool is None else self._pool.map(_try, missing)
-        trials = []
-        for key in keys:
-            trial = self._ledger.find(key)
-            if trial is None:
-                trial = next(made)
-                self._ledger.add(key, trial)
-            trials.append(trial)
-            self._progress.advance(self._task)
-        return trials
+def _key(base: str, job: _Job) -> str:
+    return f"{base} {job.candidate} {job.speed!r}"
 
 
 def _try(job: _Job) -> Trial:
@@ -182,15 +137,3 @@ def _try(job: _Job) -> Trial:
     tpot = 0.0 if summary.tpot_ms is None else summary.tpot_ms.p99
     good = (summary.goodput_per_s, summary.goodput_share)
     return Trial(True, *good, summary.ttft_ms.p99, tpot)
-
-
-def _fingerprint(settings: PlanSettings) -> str:
-    """Everything that a trial depends on besides its candidate and speed."""
-    values = asdict(settings)
-    for name in ("jobs", "resume", "json", "rounds", "chunks", "gpus", "tp"):
-        del values[name]
-    path = Path(settings.trace).expanduser()
-    if path.is_file():
-        stat = path.stat()
-        values["trace"] = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

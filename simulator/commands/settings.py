@@ -149,3 +149,24 @@ class PlanSettings(SimulationSettings):
         None, help="keep finished simulations in this file, and go on from those that are there"
     )
     json: bool = setting_of(SimulateSettings, "json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings(SimulationSettings):
+    """Settings of `baton tune`."""
+
+    prefill: int = setting_of(SimulateSettings, "prefill")
+    decode: int = setting(help="decode workers", unit="workers", minimum=1)
+    rounds: int = setting(
+        5, help="how often the search goes on from the best settings", minimum=1, maximum=50
+    )
+    parts: int = setting(
+        20,
+        help="parts of the trace, of which every other one chooses the settings, and the rest "
+        "says what they gain",
+        minimum=10,
+        maximum=1000,
+    )
+    jobs: int | None = setting_of(PlanSettings, "jobs")
+    resume: str | None = setting_of(PlanSettings, "resume")
+    json: bool = setting_of(SimulateSettings, "json")
