@@ -83,6 +83,7 @@ class Surroundings:
     is_alive: Callable[[str, str], bool]
     find: Callable[[str, str], WorkerInfo | None]
     members: Callable[[], Collection[WorkerInfo]]
+    look_again: Callable[[], None]
     machine: str
     stack: ExitStack
     add_check: Callable[[ReadinessCheck], None]
@@ -266,6 +267,7 @@ def _connect(
         is_alive=lease.is_alive,
         find=lease.find,
         members=lease.members,
+        look_again=lease.look_again,
         machine=info.machine,
         stack=stack,
         add_check=probes.add_check,

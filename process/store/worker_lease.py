@@ -102,6 +102,10 @@ class WorkerLease:
         """Announce new limits of our steps soon."""
         self._change(chunk_max_tokens=chunk_max_tokens, itl_target_ms=itl_target_ms)
 
+    def look_again(self) -> None:
+        """Read the fleet again soon."""
+        self._change()
+
     def note_start(self, start_ms: dict[str, int]) -> None:
         """Announce soon how long the phases of our start took."""
         self._change(start_ms=start_ms)

@@ -157,6 +157,7 @@ class FakePeers:
         self.mute: list[str] = []
         self.lapsed: set[str] = set()  # lost on other machines
         self.others: list[KvPeer] = []  # workers that can use our blocks, and we theirs
+        self.others_by_now: list[KvPeer] | None = None  # if our view of them is old
 
     @property
     def agents(self) -> set[str]:
@@ -179,6 +180,11 @@ class FakePeers:
         return {}
 
     is_seen_to_drain = True
+
+    def look_again(self) -> None:
+        """The view of the fleet becomes what it is to become."""
+        if self.others_by_now is not None:
+            self.others = self.others_by_now
 
     def takers(self) -> list[KvPeer]:
         return self.others

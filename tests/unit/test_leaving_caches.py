@@ -218,6 +218,20 @@ def test_nobody_is_waited_for_who_is_silent(fleet: WorkerFleet) -> None:
     fleet.frozen.clear()
 
 
+def test_a_taker_that_leaves_the_fleet_itself_is_not_waited_for(fleet: WorkerFleet) -> None:
+    """As when a whole fleet is told to stop: each worker has seen the others ready."""
+    talk(fleet, "one", prompt_of(1, 5))
+    leaver = drain(fleet, "d2", "d3")
+    fleet.frozen.add("d3")
+    leaver.peers.others_by_now = []
+    fleet.round()
+    assert not has_ended(leaver)
+    fleet.clock.now += QUIET_S / 4
+    fleet.round()
+    assert has_ended(leaver)
+    fleet.frozen.clear()
+
+
 def test_a_taker_that_fetches_for_long_is_waited_for(fleet: WorkerFleet) -> None:
     talk(fleet, "one", prompt_of(1, 40))
     leaver, taker = drain(fleet, "d2", "d3"), fleet.workers["d3"]

@@ -163,6 +163,10 @@ class SourcePeers:
             for info in self._around.members()
         )
 
+    def look_again(self) -> None:
+        """Bring our view of the fleet up to date soon."""
+        self._around.look_again()
+
     def leaving(self, worker_id: str) -> KvPeer | None:
         """The worker with this id, if its cached blocks are of use here."""
         for info in self._around.members():

@@ -68,6 +68,7 @@ class Pair:
             is_alive=lambda name, inc: self.alive,
             find=lambda name, inc: self.info,
             members=lambda: self.members,
+            look_again=lambda: None,
             machine="here",
             stack=ExitStack(),
             add_check=lambda check: None,
