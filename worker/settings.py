@@ -399,8 +399,6 @@ class WorkerSettings(SharedSettings):
         """Raises ConfigError for settings that several ranks do not have."""
         if self.weights_from == PEER:
             raise ConfigError(f"weights_from peer: {_RANKS} loads checkpoints")
-        if self.host_tier_bytes:
-            raise ConfigError(f"host_tier_bytes: {_RANKS} has no tiers")
         if self.batch_invariant and self.tensor_parallel > 1:
             raise ConfigError(
                 "batch_invariant: sums over several ranks (tensor_parallel) have other bits than "

@@ -32,29 +32,41 @@ class BlockCopies(Protocol):
         """Copy units of the pool into other ones, pairwise. The sources may change meanwhile."""
 
 
+class HostSlots:
+    """Slots of one size in host memory. All are resident, so that a lack of memory shows at the
+    start."""
+
+    def __init__(self, num_slots: int, size: int) -> None:
+        self.num_slots = num_slots
+        self._size = size
+        populate = getattr(mmap, "MAP_POPULATE", 0)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate
+        self._arena = mmap.mmap(-1, num_slots * size, flags=flags)
+        self._bytes = memoryview(self._arena)
+        self._anchor = ctypes.c_char.from_buffer(self._arena)
+        self.address = ctypes.addressof(self._anchor)
+
+    def __getitem__(self, number: int) -> memoryview:
+        """The bytes of a slot."""
+        return self._bytes[number * self._size : (number + 1) * self._size]
+
+
 class HostCopies:
-    """Slots beside a pool that lies in this process's memory, too. All are resident, so that a lack
-    of memory shows at the start."""
+    """Slots beside a pool that lies in this process's memory, too."""
 
     def __init__(self, pool: PoolMemory, num_slots: int) -> None:
         self._pool = pool
         self._size = pool.block_bytes
-        self._num_slots = num_slots
-        populate = getattr(mmap, "MAP_POPULATE", 0)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate
-        self._arena = mmap.mmap(-1, num_slots * self._size, flags=flags)
-        self._bytes = memoryview(self._arena)
-        self._anchor = ctypes.c_char.from_buffer(self._arena)
-        self._address = ctypes.addressof(self._anchor)
+        self._slots = HostSlots(num_slots, self._size)
 
     @property
     def num_slots(self) -> int:
         """See BlockCopies."""
-        return self._num_slots
+        return self._slots.num_slots
 
     def slot(self, number: int) -> memoryview:
         """See BlockCopies."""
-        return self._bytes[number * self._size : (number + 1) * self._size]
+        return self._slots[number]
 
     def save(self, units: Sequence[int], slots: Sequence[int]) -> None:
         """See BlockCopies. `memmove` lets other threads run."""
@@ -72,7 +84,7 @@ class HostCopies:
             ctypes.memmove(self._of_unit(target), self._of_unit(source), self._size)
 
     def _of_slot(self, slot: int) -> int:
-        return self._address + slot * self._size
+        return self._slots.address + slot * self._size
 
     def _of_unit(self, unit: int) -> int:
         return self._pool.address + unit * self._size

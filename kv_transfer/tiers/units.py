@@ -34,7 +34,7 @@ class Units:
 
     @classmethod
     def of(cls, layout: KvLayout) -> Units:
-        """The units of one rank's blocks of this layout."""
+        """The units of blocks of this layout, that of one rank or of a whole worker."""
         groups = range(len(layout.groups))
         return cls([layout.of_group(group).block_bytes for group in groups])
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from kv_transfer.head_slices import Pieces, Share
+from kv_transfer.head_slices import Share
+from kv_transfer.strided_pieces import pieces_of
 from kv_transfer.transports.framed_stream import MAX_FRAME_BYTES
 from kv_transfer.transports.interface import (
     PeerLost,
@@ -281,19 +282,10 @@ def _copy(
             for source, target, count in runs(source_blocks, target_blocks):
                 ctypes.memmove(theirs + target * size, ours + source * size, count * size)
             continue
-        sources = _pieces_of(ours, pool.num_blocks, share.slices.source)
-        targets = _pieces_of(theirs, peer.num_blocks[group], share.slices.target)
+        sources = pieces_of(ours, pool.num_blocks, share.slices.source)
+        targets = pieces_of(theirs, peer.num_blocks[group], share.slices.target)
         for source, target in zip(source_blocks, target_blocks, strict=True):
             np.copyto(targets[target], sources[source])
-
-
-def _pieces_of(address: int, num_blocks: int, pieces: Pieces) -> np.ndarray:
-    """View of a pool's pieces, [num_blocks, pieces of a block, bytes of a piece]. The view does
-    not keep the pool's mapping open and must not outlive it."""
-    memory = (ctypes.c_uint8 * (num_blocks * pieces.block_bytes)).from_address(address)
-    shape = (num_blocks, pieces.count, pieces.size)
-    strides = (pieces.block_bytes, pieces.stride, 1)
-    return np.ndarray(shape, np.uint8, memoryview(memory), pieces.start, strides)
 
 
 def _decode(descriptor: bytes) -> _Descriptor:

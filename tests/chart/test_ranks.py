@@ -51,3 +51,13 @@ def test_each_rank_has_a_core_and_memory_of_its_own() -> None:
     assert (alone["requests"]["cpu"], alone["limits"]["cpu"]) == ("1", "2")
     mebibytes = [int(each["limits"]["memory"].removesuffix("Mi")) for each in (of_four, alone)]
     assert mebibytes[0] - mebibytes[1] == 3 * 1024
+
+
+def test_a_worker_of_several_ranks_may_have_tiers() -> None:
+    tiers = {"host": "1Gi", "disk": {"size": "5Gi"}}
+    found = workers({"workers": {"tensorParallel": 2, "tiers": tiers}})["decode"]
+    flags = [flag.partition("=")[0] for flag in found["args"]]
+    assert {"--tensor-parallel", "--host-tier-bytes", "--disk-tier-bytes"} <= set(flags)
+    alone = workers({"workers": {"tensorParallel": 2}})["decode"]
+    memory = [int(each["resources"]["limits"]["memory"][:-2]) for each in (found, alone)]
+    assert memory[0] - memory[1] == 1024

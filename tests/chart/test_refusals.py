@@ -136,10 +136,6 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
         "pools.decode.pipelineParallel: a worker of several ranks runs on the CPUs of one pod, not",
     ),
     (
-        {"workers": {"tensorParallel": 2, "tiers": {"host": "1Gi"}}},
-        "pools.decode.tiers.host: a worker of several ranks (tensorParallel) has no tiers",
-    ),
-    (
         {"inferencePool": {"enabled": True}},
         "inferencePool.endpointPickerRef: name the Service of your endpoint picker",
     ),

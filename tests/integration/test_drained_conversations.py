@@ -28,11 +28,15 @@ ANSWER, NEW = 40, 50
 NUM_CONVERSATIONS = 3
 
 
-@pytest.fixture(params=some(["shm", "nixl"], 1))
+SPLIT = {"decode_tensor_parallel": 2, "decode_pipeline_parallel": 2}
+
+
+@pytest.fixture(params=some([("shm", {}), ("nixl", SPLIT), ("nixl", {})], 1), ids=str)
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     """Prompts are computed where they run. A lease is renewed every second, and with it
     `baton drain` is seen."""
-    settings = {"transport": request.param, "prefill": 0, "decode": 2}
+    transport, split = request.param
+    settings = {"transport": transport, "prefill": 0, "decode": 2, **split}
     with running_fleet({"BATON_LEASE_S": "3"}, **settings) as fleet:
         yield fleet
 
@@ -61,6 +65,36 @@ def test_the_next_turn_after_a_drain_computes_only_what_is_new(
     assert computed <= len(turns) * (NEW + BLOCK)
     fleet.processes[drained].start()
     wait_for("it to come back", lambda: workers(fleet).get(drained, {}).get("connected"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("transport", ["shm", "nixl"])
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"decode_tensor_parallel": 2},
+        {"prefill_tensor_parallel": 2},
+        {"prefill_pipeline_parallel": 2, "decode_tensor_parallel": 2},
+    ],
+    ids=str,
+)
+def test_workers_of_other_ranks_take_a_cache_over(
+    references: list[Reference], transport: str, split: dict[str, int]
+) -> None:
+    """Without another decode worker, a prefill worker takes it, and has the answers' blocks."""
+    prompt = next(list(each.prompt) for each in references if 1000 <= len(each.prompt) <= 1100)
+    settings = {"transport": transport, "prefill": 1, "decode": 1, "kv_checksum": True, **split}
+    with running_fleet({"BATON_LEASE_S": "3"}, **settings) as fleet:
+        answer = complete(fleet, prompt, max_tokens=ANSWER)
+        turn = prompt + answer["choices"][0]["token_ids"] + prompt[:NEW]
+        expected = complete(fleet, turn, max_tokens=ANSWER)["choices"][0]["token_ids"]
+        _drain(fleet, "decode-1", "SIGTERM")
+        assert counters(fleet, "prefill-1")["taken_blocks"] > 0
+        fleet.processes["decode-1"].start()
+        wait_for("it to come back", lambda: workers(fleet).get("decode-1", {}).get("connected"))
+        again = complete(fleet, turn, max_tokens=ANSWER)
+        assert again["choices"][0]["token_ids"] == expected
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(turn) - BLOCK
 
 
 def _drain(fleet: Fleet, name: str, how: str) -> None:

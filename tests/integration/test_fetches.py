@@ -3,6 +3,7 @@ the history fetches it, and the output is that of a single worker, token for tok
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from itertools import count
 
@@ -17,9 +18,20 @@ TURNS, ANSWER, NEW = 4, 40, 100
 ALONE: dict[int, list[list[int]]] = {}
 
 
-@pytest.fixture(scope="module", params=some(["shm", "nixl"], 1))
+SPLITS: list[dict[str, int]] = [
+    {},
+    {"prefill_tensor_parallel": 2},
+    {"decode_tensor_parallel": 2},
+    {"prefill_pipeline_parallel": 2, "decode_tensor_parallel": 2},
+]
+FLEETS = list(itertools.product(["shm", "nixl"], SPLITS))
+
+
+@pytest.fixture(scope="module", params=some(FLEETS, 1), ids=str)
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    settings = {"transport": request.param, "kv_checksum": True}
+    """Workers of any ranks fetch from each other."""
+    transport, split = request.param
+    settings = {"transport": transport, "kv_checksum": True, "dtype": "float32", **split}
     with running_fleet({"BATON_PLACEMENT": "load"}, prefill=2, decode=1, **settings) as fleet:
         yield fleet
 
@@ -74,6 +86,6 @@ def test_turns_compute_only_what_is_new(fleet: Fleet, long_prompts: list[list[in
     assert grown["fetched_tokens"] == grown["served_blocks"] * BLOCK > 0
     assert grown["frames_refused"] == 0
     if not ALONE:
-        with running_fleet(prefill=0, decode=1) as alone:
+        with running_fleet(prefill=0, decode=1, dtype="float32") as alone:
             ALONE.update(enumerate([t for t, _, _ in converse(alone, p)] for p in long_prompts))
     assert [[tokens for tokens, _, _ in turns] for turns in spoken] == list(ALONE.values())

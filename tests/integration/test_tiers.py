@@ -41,7 +41,7 @@ def long(references: list[Reference]) -> list[Reference]:
 
 @contextmanager
 def fleet_with(
-    prefill: int, host_blocks: int, folder: Path | None = None, decode: int = 1
+    prefill: int, host_blocks: int, folder: Path | None = None, decode: int = 1, **split: int
 ) -> Iterator[Fleet]:
     environment = {"BATON_HOST_TIER_BYTES": str(host_blocks * BLOCK_BYTES)}
     if folder is not None:
@@ -50,7 +50,7 @@ def fleet_with(
             "BATON_DISK_TIER_BYTES": str(2000 * (BLOCK_BYTES + 4096)),
         }
     sizes = {"prefill": prefill, "decode": decode, "num_blocks": POOL}
-    with running_fleet(environment, cluster_secret=SECRET, **sizes) as fleet:
+    with running_fleet(environment, cluster_secret=SECRET, **sizes, **split) as fleet:
         yield fleet
 
 
@@ -77,16 +77,23 @@ def test_blocks_come_back_from_host_memory(long: list[Reference], prefill: int) 
         assert total(fleet, "host_tier_failures") == 0
 
 
-@pytest.mark.parametrize("prefill", some([1, 0], 1))
+@pytest.mark.parametrize(
+    ("prefill", "former", "later"), some([(1, 1, 1), (0, 1, 1), (0, 2, 2), (1, 2, 1), (0, 1, 2)], 1)
+)
 def test_blocks_come_back_from_disk_also_after_a_restart(
-    long: list[Reference], prefill: int, tmp_path: Path
+    long: list[Reference], prefill: int, former: int, later: int, tmp_path: Path
 ) -> None:
-    with fleet_with(prefill, host_blocks=2 * POOL, folder=tmp_path) as fleet:
+    """Also if the decode worker has another number of ranks then."""
+    layouts = [
+        {"decode_tensor_parallel": each, "decode_pipeline_parallel": each, "kv_order": "pairs"}
+        for each in (former, later)
+    ]
+    with fleet_with(prefill, host_blocks=2 * POOL, folder=tmp_path, **layouts[0]) as fleet:
         assert grown(fleet, long, "loaded_tokens") == 0
         wait_for("blocks on disk", lambda: total(fleet, "disk_tier_stored_bytes") > ENOUGH)
         assert grown(fleet, long, "loaded_tokens") > 0
         wait_for("blocks read from disk", lambda: total(fleet, "disk_tier_loaded_bytes"))
-    with fleet_with(prefill, host_blocks=2 * POOL, folder=tmp_path) as fleet:
+    with fleet_with(prefill, host_blocks=2 * POOL, folder=tmp_path, **layouts[1]) as fleet:
         assert grown(fleet, long, "disk_tier_loaded_bytes") > 0
         assert total(fleet, "disk_tier_failures") == 0
 

@@ -42,13 +42,21 @@ class Usage(NamedTuple):
         return Usage(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-@pytest.fixture(scope="module", params=some(["load", "cache"], 1))
+SPLIT = {"prefill_tensor_parallel": 2, "decode_pipeline_parallel": 2}
+
+
+@pytest.fixture(
+    scope="module", params=some([("load", {}), ("load", SPLIT), ("cache", {})], 1), ids=str
+)
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    """Workers of several ranks count as any others."""
+    placement, split = request.param
     environment = {
-        "BATON_PLACEMENT": request.param,
+        "BATON_PLACEMENT": placement,
         "BATON_HOST_TIER_BYTES": str(HOST_BLOCKS * BLOCK_BYTES),
     }
-    with running_fleet(environment, prefill=2, decode=1, num_blocks=POOL, transport="shm") as made:
+    sizes = {"prefill": 2, "decode": 1, "num_blocks": POOL}
+    with running_fleet(environment, transport="shm", **sizes, **split) as made:
         yield made
 
 

@@ -21,8 +21,9 @@ from kv_transfer.tiers.disk_tier import DiskTier
 from kv_transfer.tiers.host_tier import HostTier
 from kv_transfer.tiers.io_thread import IoThread
 from kv_transfer.tiers.kv_tiers import KvTiers
+from kv_transfer.tiers.rank_copies import RankCopies
 from kv_transfer.tiers.units import Units
-from kv_transfer.transports.interface import PoolMemory
+from kv_transfer.transports.interface import PoolMemory, PoolPart
 from protocol.errors import ConfigError
 from worker.settings import WorkerSettings
 
@@ -39,7 +40,10 @@ def open_tiers(
     if pool.layout.has_states:
         log.warning("host_tier_bytes has no effect: states of layers are not kept below the pool")
         return None
-    units = Units.of(pool.layout)
+    if pool.layout.grouping and pool.others:
+        log.warning("host_tier_bytes has no effect: several ranks keep no groups below the pool")
+        return None
+    units = Units.of(pool.layout.unsharded)
     copies = _copies(pool, units, settings.host_tier_bytes)
     thread = IoThread("kv-host-tier", wake, lambda: bind_thread(pool.device))
     host = HostTier(copies, thread, units.unit_bytes, settings.tier_max_age_s)
@@ -47,7 +51,7 @@ def open_tiers(
     disk = _disk_tier(settings, pool, units, host, wake)
     if disk is not None:
         stack.callback(disk.close)
-    room = copies.num_slots * units.unit_bytes // pool.layout.block_bytes
+    room = copies.num_slots * units.unit_bytes // pool.layout.worker_block_bytes
     log.info("%d KV blocks of all layers fit into host memory below the pool", room)
     return KvTiers(loaded.engine.scheduler.pools, units, host, disk)
 
@@ -66,6 +70,12 @@ def _copies(pool: KvPool, units: Units, num_bytes: int) -> BlockCopies:
         )
     if pool.device.type == "cuda":
         return PinnedCopies(pool, units.unit_bytes, num_slots)
+    if pool.layout != pool.layout.unsharded:
+        others = (PoolPart(each.base_address, each.block_bytes, "cpu") for each in pool.others)
+        memory = PoolMemory(
+            pool.base_address, pool.block_bytes, pool.num_blocks, "cpu", tuple(others)
+        )
+        return RankCopies(memory, pool.layout, num_slots)
     num_units = pool.num_bytes // units.unit_bytes
     memory = PoolMemory(pool.base_address, units.unit_bytes, num_units, "cpu")
     return HostCopies(memory, num_slots)
@@ -80,7 +90,7 @@ def _disk_tier(
 ) -> DiskTier | None:
     if settings.disk_tier_dir is None:
         return None
-    scope = DiskScope(settings.cluster_secret, pool.layout.fingerprint)
+    scope = DiskScope(settings.cluster_secret, pool.layout.unsharded.fingerprint)
     fd = claim_file(Path(settings.disk_tier_dir), scope)
     file = BlockFile(fd, scope, units.unit_bytes, settings.disk_tier_bytes, time.time)
     if file.num_slots < max(units.per_block):
@@ -97,6 +107,6 @@ def _disk_tier(
     thread = IoThread("kv-disk-tier", wake)
     disk = DiskTier(file, host, thread, units.unit_bytes, settings.tier_max_age_s)
     found = disk.restore(time.monotonic(), time.time())
-    room = units.unit_bytes * found // pool.layout.block_bytes
+    room = units.unit_bytes * found // pool.layout.worker_block_bytes
     log.info("%d KV blocks of all layers were found again on disk", room)
     return disk

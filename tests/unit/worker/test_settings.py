@@ -85,7 +85,6 @@ def test_worker_ids() -> None:
     "flags",
     [
         ["--weights-from=peer"],
-        ["--host-tier-bytes=1000000"],
         ["--batch-invariant=true"],
     ],
 )
@@ -98,5 +97,3 @@ def test_what_several_ranks_do_not_have_is_refused_by_name(flags: list[str]) -> 
 
 def test_stages_change_no_bits() -> None:
     assert load("--pipeline-parallel=2", "--batch-invariant=true").num_ranks == 2
-    with pytest.raises(ConfigError, match=r"^host_tier_bytes.*pipeline_parallel"):
-        load("--pipeline-parallel=2", "--host-tier-bytes=1000000")

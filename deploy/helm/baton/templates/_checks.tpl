@@ -114,15 +114,9 @@
 {{- $wrong = append $wrong (printf "pools.%s.hugepages.amount: say how much memory, as 1Gi" $name) -}}
 {{- end -}}
 {{- $tiers := $pool.tiers -}}
-{{- if gt (include "baton.numRanks" (dict "pool" $pool) | int) 1 -}}
-{{- $path := printf "pools.%s" $name -}}
+{{- if and (gt (include "baton.numRanks" (dict "pool" $pool) | int) 1) (ne $pool.device "cpu") -}}
 {{- $value := ternary "tensorParallel" "pipelineParallel" (gt ($pool.tensorParallel | int) 1) -}}
-{{- if ne $pool.device "cpu" -}}
-{{- $wrong = append $wrong (printf "%s.%s: a worker of several ranks runs on the CPUs of one pod, not on %s; set it to 1" $path $value $pool.device) -}}
-{{- end -}}
-{{- if $tiers.host -}}
-{{- $wrong = append $wrong (printf "%s.tiers.host: a worker of several ranks (%s) has no tiers; leave it empty" $path $value) -}}
-{{- end -}}
+{{- $wrong = append $wrong (printf "pools.%s.%s: a worker of several ranks runs on the CPUs of one pod, not on %s; set it to 1" $name $value $pool.device) -}}
 {{- end -}}
 {{- if and $tiers.disk.size (not $tiers.host) -}}
 {{- $wrong = append $wrong (printf "pools.%s.tiers.host: blocks reach the disk through host memory; say how much, as 4Gi" $name) -}}
