@@ -2,6 +2,7 @@
 
     python -m bench.chaos [--faults 100 | --minutes 10] [--seed 1] [--model demo_model]
         [--clients 8] [--num-blocks 1024] [--transports shm,nixl] [--placement cache]
+        [--prefill-ranks 1x1] [--decode-ranks 1x1]
 
 Two routers, two prefill and two decode workers run as real processes. Faults: a worker or router
 is killed; a worker is stopped until it counts as dead, then continued; a prefill worker is stopped
@@ -11,7 +12,9 @@ bench.reliability.connection_cut), a connection to a worker or to the store is c
 at a time; ended processes are restarted before the next. The longest request takes 124 blocks, so
 that `--num-blocks 160` makes pools tight. With `--placement load` a talk's second turn lands where
 its KV is not, so that workers fetch from each other amid the faults; a run without a fetch proves
-nothing then and fails. Each transport gets a fleet and the minutes, or the faults. Exits with 1
+nothing then and fails. `--prefill-ranks 1x2` splits the model of prefill workers over one rank in
+each of two stages; then a rank is killed, too, or stopped for good, and its worker has to end by
+itself. Each transport gets a fleet and the minutes, or the faults. Exits with 1
 unless mismatches, duplicates, losses, errors and leaks are all zero; a client that gets 503 with
 Retry-After asks again.
 """
@@ -28,8 +31,9 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -37,9 +41,11 @@ from rich.table import Table
 
 from bench.reliability.chaos_load import Load, Tally
 from bench.reliability.connection_cut import can_cut, connections_of, cut, listening_ports
+from bench.reliability.rank_faults import Layout, RankFaults
 from bench.tools.fleet import BenchFleet, small_fleet
 from bench.tools.paths import DEMO_MODEL
 
+ROLES = ("prefill", "decode")
 PROMPT_LENGTHS = [5, 40, 120, 250, 400, 700, 1000, 1500, 90, 600, 330, 1900]
 NUM_TOKENS = 48
 STOPPED_S = 4.0
@@ -50,12 +56,16 @@ CUT_WAIT_S = 10.0
 class Chaos:
     """Injects faults into a fleet, one after the other."""
 
-    def __init__(self, fleet: BenchFleet, load: Load, rng: random.Random) -> None:
+    def __init__(
+        self, fleet: BenchFleet, load: Load, rng: random.Random, split: Sequence[str] = ()
+    ) -> None:
+        """`split`: roles whose workers have several ranks."""
         self.faults: Counter[str] = Counter()
         self._fetched: dict[tuple[str, int], int] = {}  # tokens, by worker and process
         self._fleet = fleet
         self._load = load
         self._rng = rng
+        self._ranks = RankFaults(fleet, rng)
         self._kinds: dict[str, Callable[[], None]] = {
             "prefill worker killed": lambda: self._kill("prefill"),
             "decode worker killed": lambda: self._kill("decode"),
@@ -68,6 +78,11 @@ class Chaos:
             "store killed": self._kill_store,
             "router killed": lambda: self._kill("router"),
         }
+        for role in split:
+            self._kinds |= {
+                f"rank of a {role} worker killed": partial(self._ranks.kill, role),
+                f"rank of a {role} worker stopped": partial(self._ranks.stop, role),
+            }
         if can_cut():
             self._kinds |= {
                 "router's connection to a worker cut": lambda: self._cut("router", "worker"),
@@ -101,10 +116,16 @@ class Chaos:
             kind = order.pop()
             time.sleep(self._rng.uniform(0.2, 1.5))
             self.note_fetches()
+            self._ranks.note_hands()
             self._kinds[kind]()
             self.faults[kind] += 1
             self._fleet.wait_ready()
             self._load.doomed.clear()
+        self._ranks.note_hands()
+
+    def num_ranks_left(self) -> int:
+        """Ranks that still run after the fleet has stopped."""
+        return self._ranks.num_left()
 
     def _kill(self, role: str) -> None:
         victim = self._rng.choice(self._fleet.names(role))
@@ -184,7 +205,8 @@ async def run(arguments: argparse.Namespace, fleet: BenchFleet) -> tuple[Chaos, 
     rng = random.Random(arguments.seed)
     chaos: Chaos
     load = Load(arguments.model, lambda: chaos.routers(), arguments.seed)
-    chaos = Chaos(fleet, load, rng)
+    split = [role for role, layout in layouts_of(arguments).items() if layout.is_split]
+    chaos = Chaos(fleet, load, rng, split)
     await load.learn(PROMPT_LENGTHS, NUM_TOKENS)
     until, most = time.monotonic() + 60 * arguments.minutes, math.inf
     if arguments.faults is not None:
@@ -217,7 +239,7 @@ def report(chaos: Chaos, tally: Tally, left: int, title: str) -> Table:
         ("streams cut with their router / resumed", f"{tally.cut} / {tally.resumed}"),
         ("longest pause of a stream, ms, p50 / p99", _percentiles(tally.pauses_ms)),
         ("tokens fetched by workers, as far as they reported", chaos.fetched_tokens),
-        ("requests, blocks, handoffs left at the end", left),
+        ("requests, blocks, handoffs, ranks left at the end", left),
     ]
     for what, count in rows:
         table.add_row(what, str(count))
@@ -241,6 +263,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--num-blocks", type=int, default=1024)
     parser.add_argument("--transports", default="shm,nixl")
     parser.add_argument("--placement", default="cache", choices=("cache", "load"))
+    for role in ROLES:
+        parser.add_argument(f"--{role}-ranks", type=Layout.parse, default=Layout(1, 1))
     arguments = parser.parse_args(argv)
     console = Console(soft_wrap=True)
     are_clean = [
@@ -254,15 +278,29 @@ def run_with(transport: str, arguments: argparse.Namespace, console: Console) ->
     config = small_fleet(arguments.model, arguments.num_blocks)
     flags = (*config.worker_flags, f"--transport={transport}", "--peer-silence-s=3")
     router_flags = (*config.router_flags, f"--placement={arguments.placement}")
-    config = replace(config, worker_flags=flags, router_flags=router_flags)
+    layouts = layouts_of(arguments)
+    if any(each.is_split for each in layouts.values()):
+        flags += ("--kv-order=pairs", "--kv-windows=all")
+    config = replace(
+        config,
+        worker_flags=flags,
+        router_flags=router_flags,
+        role_flags={role: layout.flags for role, layout in layouts.items()},
+    )
     with BenchFleet(config) as fleet:
         chaos, tally, left = asyncio.run(run(arguments, fleet))
+    left += chaos.num_ranks_left()
     title = f"chaos over {transport}, placement by {arguments.placement}, seed {arguments.seed}"
     console.print(report(chaos, tally, left, title))
     for error in tally.errors[:10]:
         console.print(f"error: {error}", markup=False)
     has_fetched = chaos.fetched_tokens > 0 or arguments.placement != "load"
     return is_clean(tally, left) and has_fetched
+
+
+def layouts_of(arguments: argparse.Namespace) -> dict[str, Layout]:
+    """How the models of each role's workers are split."""
+    return {role: getattr(arguments, f"{role}_ranks") for role in ROLES}
 
 
 def _percentiles(values: list[float]) -> str:

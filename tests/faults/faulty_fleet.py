@@ -31,6 +31,7 @@ from tests.integration.fleets import (
     SETTINGS,
     assert_idle,
     assert_no_other_processes,
+    complete,
     logs_on_failure,
     our_processes,
     segments_of,
@@ -41,6 +42,8 @@ from tests.integration.reference import DEMO_MODEL
 
 LEASE_S = "4"
 """Longer than a busy machine keeps a process waiting, but tests wait for leases of the dead."""
+TRIES = 12
+"""Streams of which one is fetched."""
 PAUSE_S = 0.2
 """What the others get between two steps of a worker that runs one by one."""
 
@@ -319,6 +322,23 @@ class Stream:
             self.choices[choice["index"]] += choice["token_ids"]
             self.text += choice["text"]
             self.finish = choice["finish_reason"] or self.finish
+
+
+def fetch_held_at(
+    fleet: FaultyFleet, point: str, prompt: list[int], max_tokens: int, **fields: Any
+) -> tuple[Stream, str]:
+    """A stream whose prompt is being fetched, and its holder, held at this point. By load, a prompt
+    comes to a worker that lacks it sooner or later."""
+    complete(fleet.fleet, prompt, max_tokens=1, **fields)
+    fleet.arm([*fleet.names(Role.PREFILL), *fleet.names(Role.DECODE)], point)
+    for _ in range(TRIES):
+        stream = Stream(fleet.url, prompt, max_tokens, **fields)
+        while not stream.is_over:
+            if fleet.is_any_held(point):
+                return stream, fleet.held(point)
+            PAUSE.wait(POLL_S)
+        stream.wait()
+    raise AssertionError("nobody fetched")
 
 
 def _text(file: Path) -> str:

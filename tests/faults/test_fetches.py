@@ -10,11 +10,10 @@ import pytest
 
 from protocol.messages import Role
 from tests.effort import some
-from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
-from tests.integration.fleets import PAUSE, POLL_S, all_counters, complete, workers
+from tests.faults.faulty_fleet import TRIES, FaultyFleet, Stream, faulty_fleet, fetch_held_at
+from tests.integration.fleets import all_counters, complete, workers
 from tests.integration.reference import NUM_TOKENS, Reference
 
-TRIES = 12
 LOAD = {"BATON_PLACEMENT": "load"}
 Counters = dict[str, dict[str, int]]
 
@@ -25,28 +24,13 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
         yield fleet
 
 
-def fetch_held_at(fleet: FaultyFleet, point: str, prompt: list[int]) -> tuple[Stream, str]:
-    """A stream whose prompt is being fetched, and its holder, held at this point. By load, a prompt
-    comes to a worker that lacks it sooner or later."""
-    complete(fleet.fleet, prompt, max_tokens=1)
-    fleet.arm([*fleet.names(Role.PREFILL), *fleet.names(Role.DECODE)], point)
-    for _ in range(TRIES):
-        stream = Stream(fleet.url, prompt, NUM_TOKENS)
-        while not stream.is_over:
-            if fleet.is_any_held(point):
-                return stream, fleet.held(point)
-            PAUSE.wait(POLL_S)
-        stream.wait()
-    raise AssertionError("nobody fetched")
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_holder_that_ends_or_stops_in_mid_fetch(
     fleet: FaultyFleet, long_prompts: list[Reference], how: signal.Signals
 ) -> None:
     fleet.revive()
     reference = long_prompts[-1 if how is signal.SIGKILL else -3]  # not cached by the other test
-    stream, holder = fetch_held_at(fleet, "serve", list(reference.prompt))
+    stream, holder = fetch_held_at(fleet, "serve", list(reference.prompt), NUM_TOKENS)
     if how is signal.SIGKILL:
         fleet.kill(holder)
     else:

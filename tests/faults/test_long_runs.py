@@ -13,12 +13,22 @@ NUM_RESTARTS = 20
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("placement", ["cache", "load"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--placement=cache"],
+        ["--placement=load"],
+        ["--placement=load", "--prefill-ranks=1x2", "--decode-ranks=2x1"],
+        ["--placement=cache", "--prefill-ranks=2x2", "--transports=nixl"],
+    ],
+    ids=" ".join,
+)
 def test_streams_are_what_they_would_have_been(
-    capsys: pytest.CaptureFixture[str], placement: str
+    capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
-    """By load, workers fetch from each other amid the faults."""
-    status = chaos.main(["--faults=26", "--seed=7", "--clients=4", f"--placement={placement}"])
+    """By load, workers fetch from each other amid the faults; with several ranks, these are killed
+    and stopped, too."""
+    status = chaos.main(["--faults=26", "--seed=7", "--clients=4", *flags])
     assert status == 0, capsys.readouterr().out
 
 

@@ -253,9 +253,11 @@ def shares_memory(fleet: Fleet) -> bool:
 
 
 def _mapped(fleet: Fleet) -> set[Path]:
-    pids = [child.pid for child in fleet.processes.values()]
-    maps = [Path(f"/proc/{pid}/maps").read_text().splitlines() for pid in pids]
-    named = [
-        fields[5] for lines in maps for line in lines if len(fields := line.split(None, 5)) > 5
-    ]
+    return {path for child in fleet.processes.values() for path in mapped_by(child.pid)}
+
+
+def mapped_by(pid: int) -> set[Path]:
+    """The files that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    named = [fields[5] for line in lines if len(fields := line.split(None, 5)) > 5]
     return {Path(each.removesuffix(" (deleted)")) for each in named}

@@ -33,7 +33,7 @@ from worker.ranks.link import Orders, Place, send
 log = logging.getLogger(__name__)
 
 SILENCE_S = 30.0
-"""How long a step waits for a rank."""
+"""How long a step waits for a rank, unless the worker says otherwise."""
 LOADING_S = 900.0
 """How much longer than the head a rank may take to load its weights."""
 _END_S = 5.0
@@ -65,7 +65,8 @@ class Hands:
         silence_s: float = SILENCE_S,
         loading_s: float = LOADING_S,
     ) -> None:
-        """Start the hands, which load their shards at once. `lost` is called from another thread,
+        """Start the hands, which load their shards at once. A step waits `silence_s` for a hand.
+        `lost` is called from another thread,
         with the reason, when a hand ends after `allocate`. When a hand ends earlier, its link
         closes, and calls of `ranks` raise RankLost. Raises ConfigError without our kernels."""
         try:

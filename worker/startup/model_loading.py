@@ -36,6 +36,10 @@ from worker.weights.server import TransferMeans
 
 log = logging.getLogger(__name__)
 
+LOST_AFTER_SILENCES = 3
+"""A rank that a step waits for counts as lost after this many times `peer_silence_s`: peers have
+given the worker up by then."""
+
 
 def fetched(settings: WorkerSettings) -> Path:
     """The model's folder, without its weights if a peer is to send them. Raises ModelLoadError and
@@ -138,6 +142,7 @@ class ModelLoading:
                 settings.pipeline_parallel,
             ),
             end_process,
+            LOST_AFTER_SILENCES * settings.peer_silence_s,
         )
         stack.callback(self._hands.close)
         return threads

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from bench.tools.listeners import listeners_of
 from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
 from engine.parallel.ranks import Step
@@ -38,14 +39,18 @@ class Group:
     """Two ranks of the demo model, in one stage or in two, and what the head was told of them."""
 
     def __init__(
-        self, num_stages: int = 1, silence_s: float = DEADLINE_S, config: EngineConfig = CONFIG
+        self,
+        num_stages: int = 1,
+        silence_s: float = DEADLINE_S,
+        config: EngineConfig = CONFIG,
+        loading_s: float = DEADLINE_S,
     ) -> None:
         self.config = config
         self.told: list[str] = []
         self.was_told = threading.Event()
         size = 2 // num_stages
         settings = HandSettings(config, size, 1, "warning", "text", "test", num_stages)
-        self.hands = Hands(settings, self._note, silence_s)
+        self.hands = Hands(settings, self._note, silence_s, loading_s)
         (self.hand,) = hands()
 
     def _note(self, reason: str) -> None:
@@ -91,6 +96,7 @@ def test_they_compute_what_one_rank_computes(groups: list[Group], num_stages: in
     assert generate(loaded) == expected
     (other,) = loaded.pool.others
     assert other.tensor.any(), "the hand writes into memory that the head has, too"
+    assert listeners_of(group.hand.pid) == [], "nobody but the head can talk to it"
     group.hands.close()
     assert not group.hand.is_running()
     assert group.told == []
@@ -144,6 +150,15 @@ def test_a_hand_that_ends_while_it_loads_leaves_the_word_to_the_head(groups: lis
     with pytest.raises(RankLost, match="gone"):
         group.load()
     assert group.told == []
+
+
+@pytest.mark.nightly
+def test_a_hand_that_stands_still_while_it_loads_fails_the_start(groups: list[Group]) -> None:
+    group = Group(loading_s=1.0)
+    groups.append(group)
+    group.hand.send_signal(signal.SIGSTOP)
+    with pytest.raises(RankLost, match="rank 1 has not loaded within 1 s"):
+        group.load()
 
 
 def test_a_hand_that_reads_no_more_steps_fails_the_next_one(groups: list[Group]) -> None:
