@@ -60,17 +60,18 @@ class Scheduler:
         self._tables = SequenceBlocks(blocks, config.chunk_max_tokens)
         self.shares = TargetShares(config.target_share * blocks.num_pages, self._tables)
         self.turns = Turns(config.aging_s)
-        self._roster = Roster(config.block_size, self._tables)
+        self.roster = Roster(config.block_size, self._tables)
+        """The unfinished sequences, and how many there are; changed by the scheduler alone."""
         self._expected = ExpectedBlocks(config.block_size)
         self._admission = Admission(
             config,
-            self._roster,
+            self.roster,
             self._tables,
             self.turns,
             self.shares,
             self._expected,
         )
-        self._growth = Growth(self._roster, self._tables, self.turns, config.max_preemptions)
+        self._growth = Growth(self.roster, self._tables, self.turns, config.max_preemptions)
         self._leaving: set[Sequence] = set()
         self._in_steps: set[Sequence] = set()
         self._order = 0
@@ -88,7 +89,7 @@ class Scheduler:
         self._order += 1
         sequence.order = self._order
         self._tables.open_tables(sequence)
-        self._roster.wait(sequence)
+        self.roster.wait(sequence)
 
     def schedule(self, now: float) -> Batch:
         """The next batch. Finishes sequences past their deadline and releases their blocks.
@@ -99,8 +100,8 @@ class Scheduler:
         self.blocks.retention.now = now
         expired = self._expire(now)
         if self.pools.has_windows:
-            self._tables.slide(self._roster.prefilling.values())
-            self._tables.slide(self._roster.running.values())
+            self._tables.slide(self.roster.prefilling.values())
+            self._tables.slide(self.roster.running.values())
         ready, held = self._split_running(now)
         decodes, preempted = self._growth.grow(ready, self._preempt, bool(self._leaving))
         if decodes is None:
@@ -119,7 +120,7 @@ class Scheduler:
         for chunk in batch.chunks:
             self._note_chunk(chunk)
             if chunk.completes:
-                self._roster.move(chunk.sequence, SequenceState.RUNNING)
+                self.roster.move(chunk.sequence, SequenceState.RUNNING)
         for sequence in batch.decodes:
             sequence.num_computed += 1
             self._tables.publish(sequence)
@@ -166,7 +167,7 @@ class Scheduler:
         assert sequence.state is SequenceState.RECEIVING
         sequence.num_computed = sequence.num_tokens
         self._tables.publish(sequence)
-        self._roster.move(sequence, SequenceState.RUNNING)
+        self.roster.move(sequence, SequenceState.RUNNING)
         return self._append(sequence, token_id, now)
 
     def fetched(self, sequence: Sequence, num_blocks: int) -> None:
@@ -191,7 +192,7 @@ class Scheduler:
     def fetch_over(self, sequence: Sequence) -> None:
         """Compute what a sequence that has fetched still lacks."""
         self._expected.forget(sequence)
-        self._roster.move(sequence, SequenceState.PREFILLING)
+        self.roster.move(sequence, SequenceState.PREFILLING)
         self.turns.charge(sequence, max(sequence.num_remaining, self.config.block_size))
 
     def detach(self, sequence: Sequence, blocks: Collection[int], group: int = 0) -> None:
@@ -205,11 +206,11 @@ class Scheduler:
         """Let a sequence that fetches wait again, with its old age; the blocks that were not
         detached are released."""
         assert sequence.state is SequenceState.FETCHING
-        self._roster.move(sequence, SequenceState.WAITING)
+        self.roster.move(sequence, SequenceState.WAITING)
         self.release_blocks(sequence)
         sequence.num_computed = sequence.num_cached = sequence.num_fetched = 0
         sequence.num_published = 0
-        self._roster.wait(sequence)
+        self.roster.wait(sequence)
 
     def completed(self, sequence: Sequence, token_id: int, now: float) -> Produced:
         """End a waiting sequence with the token that a peer delivered: it completes the output, so
@@ -221,7 +222,7 @@ class Scheduler:
         """End a sequence in any state. With `release` False its blocks stay pinned until
         `release_blocks`, because a peer still reads or writes them."""
         self._expected.forget(sequence)
-        self._roster.move(sequence, SequenceState.FINISHED)
+        self.roster.move(sequence, SequenceState.FINISHED)
         if release:
             self.release_blocks(sequence)
 
@@ -255,48 +256,28 @@ class Scheduler:
 
     def find(self, key: Key) -> Sequence | None:
         """The sequence with this key; None if it is unknown or finished."""
-        return self._roster.find(key)
+        return self.roster.find(key)
 
     @property
     def sequences(self) -> list[Sequence]:
         """All unfinished sequences."""
-        return list(self._roster)
+        return list(self.roster)
 
     @property
     def num_waiting(self) -> int:
         """Sequences without blocks."""
-        return len(self._roster.waiting)
+        return len(self.roster.waiting)
 
     @property
     def num_running(self) -> int:
         """Sequences with blocks: receiving, fetching, prefilling, decoding."""
-        return self._roster.num_begun
-
-    @property
-    def num_held_up(self) -> int:
-        """Number of waiting sequences that need only room or time here."""
-        return self._roster.num_held_up
+        return self.roster.num_begun
 
     @property
     def blocks_used(self) -> int:
         """Blocks in use. Of several groups, pages in use, counted in blocks of the first group, as
-        `blocks.num_blocks` is; so are the next two."""
+        `blocks.num_blocks` is; so are the blocks of `roster`."""
         return self.pools.in_blocks(self.pools.num_used)
-
-    @property
-    def blocks_granted(self) -> int:
-        """Blocks of sequences whose KV a peer is writing."""
-        return self._roster.blocks_granted
-
-    @property
-    def blocks_waiting(self) -> int:
-        """Blocks that the waiting sequences will need, cached ones included."""
-        return self._roster.blocks_waiting
-
-    @property
-    def queued_tokens(self) -> int:
-        """Tokens that this worker still has to prefill."""
-        return self._roster.queued_tokens
 
     @property
     def most_tokens(self) -> int:
@@ -317,14 +298,14 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether `schedule` may return something to compute."""
-        return bool(self._roster.running or self._roster.prefilling or self._roster.waiting)
+        return bool(self.roster.running or self.roster.prefilling or self.roster.waiting)
 
     # -- steps of `schedule`, in order ------------------------------------------------------
 
     def _expire(self, now: float) -> list[Sequence]:
         """Finish sequences past their deadline. A peer may still use the blocks of receiving,
         fetching and prefill-only sequences; their owner releases these blocks."""
-        expired = self._roster.expired(now)
+        expired = self.roster.expired(now)
         for sequence in expired:
             held = sequence.state in _WRITTEN_TO or sequence.prefill_only
             self.finish(sequence, release=not held)
@@ -335,7 +316,7 @@ class Scheduler:
         because their grammar awaits a mask. Held ones count as served, so no step hurries for
         them."""
         ready, held = [], []
-        for sequence in self.turns.by_seniority(self._roster.running.values()):
+        for sequence in self.turns.by_seniority(self.roster.running.values()):
             if sequence.grammar is None or not sequence.grammar.awaits_mask:
                 sequence.is_held = False
                 ready.append(sequence)
@@ -347,7 +328,7 @@ class Scheduler:
         return ready, held
 
     def _continue_prefills(self, step: StepPlan) -> None:
-        for sequence in self.turns.by_seniority(self._roster.prefilling.values()):
+        for sequence in self.turns.by_seniority(self.roster.prefilling.values()):
             if sequence.num_launched == sequence.num_tokens or sequence.awaits_mask:
                 continue  # the step under way completes it, or it awaits a mask
             most = self._tables.most_chunk_tokens(sequence)
@@ -371,13 +352,13 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         assert not sequence.prefill_only, f"{sequence.key}: a peer reads its blocks"
-        self._roster.move(sequence, SequenceState.WAITING)
+        self.roster.move(sequence, SequenceState.WAITING)
         self.release_blocks(sequence)
         sequence.num_computed = 0
         sequence.num_published = 0
         sequence.num_preemptions += 1
         sequence.remote = False
-        self._roster.wait(sequence)
+        self.roster.wait(sequence)
 
     def _note_chunk(self, chunk: Chunk) -> None:
         """Note a chunk that is computed, or will be in time. A later one may be known already."""

@@ -59,7 +59,7 @@ class StallAlarm:
         progress = (self._counters[Count.STEPS], blocks.num_moves)
 
         def waits() -> bool:
-            return self._scheduler.num_held_up > 0 and not waits_for_others()
+            return self._scheduler.roster.num_held_up > 0 and not waits_for_others()
 
         if not self._watch.update(now, progress, waits):
             return
@@ -68,7 +68,7 @@ class StallAlarm:
             log.error(
                 "%d requests wait, and for %g s nothing was computed, granted or released; %d of "
                 "%d blocks are free; held are:%s",
-                self._scheduler.num_held_up,
+                self._scheduler.roster.num_held_up,
                 self._alarm_s,
                 blocks.num_free,
                 blocks.num_blocks,

@@ -296,7 +296,7 @@ class TakenCaches:
         """Free blocks that waiting and running requests will need."""
         scheduler = self._scheduler
         headroom = scheduler.config.headroom_per_sequence * scheduler.num_running
-        return scheduler.blocks_waiting + headroom
+        return scheduler.roster.blocks_waiting + headroom
 
     def _room(self) -> int:
         """Blocks that may be taken: empty ones, and some that hold the prefixes used least."""

@@ -423,10 +423,10 @@ def test_a_remote_prompt_that_its_source_has_not_begun_holds_nothing_and_holds_u
     scheduler.add(make_sequence("local", list(range(20, 32))))
     batch = scheduler.schedule(0.0)
     assert [chunk.sequence.request_id for chunk in batch.chunks] == ["local"]
-    assert (batch.received, waits.block_table, scheduler.num_held_up) == ([], [], 0)
+    assert (batch.received, waits.block_table, scheduler.roster.num_held_up) == ([], [], 0)
     waits.source_has_begun = True
-    assert scheduler.num_held_up == 1
-    assert scheduler.blocks_waiting == 3
+    assert scheduler.roster.num_held_up == 1
+    assert scheduler.roster.blocks_waiting == 3
 
 
 def make_prompt(name: str, num_blocks: int, target: str) -> Sequence:

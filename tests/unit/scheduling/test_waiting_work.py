@@ -17,8 +17,8 @@ def test_blocks_that_several_wait_for_count_once() -> None:
     scheduler = make_scheduler(num_blocks=64)
     for number in range(10):
         scheduler.add(make_sequence(f"s{number}", [*SHARED, 1000 + number]))
-    assert scheduler.blocks_waiting == 8 + 10
-    assert scheduler.queued_tokens == 8 * BLOCK + 10
+    assert scheduler.roster.blocks_waiting == 8 + 10
+    assert scheduler.roster.queued_tokens == 8 * BLOCK + 10
 
 
 def test_tokens_of_a_cached_prefix_are_not_queued() -> None:
@@ -27,15 +27,15 @@ def test_tokens_of_a_cached_prefix_are_not_queued() -> None:
     drain(scheduler)
     for number in range(10):
         scheduler.add(make_sequence(f"s{number}", [*SHARED, 1000 + number]))
-    assert scheduler.queued_tokens == 10
-    assert scheduler.blocks_waiting == 8 + 10
+    assert scheduler.roster.queued_tokens == 10
+    assert scheduler.roster.blocks_waiting == 8 + 10
 
 
 def test_remote_prompts_need_blocks_and_no_computing() -> None:
     scheduler = make_scheduler(num_blocks=64)
     for number in range(3):
         scheduler.add(make_sequence(f"s{number}", [*SHARED, 1000 + number], remote=True))
-    assert (scheduler.queued_tokens, scheduler.blocks_waiting) == (0, 8 + 3)
+    assert (scheduler.roster.queued_tokens, scheduler.roster.blocks_waiting) == (0, 8 + 3)
 
 
 def test_nothing_is_left_when_nothing_waits() -> None:
@@ -47,6 +47,6 @@ def test_nothing_is_left_when_nothing_waits() -> None:
     while scheduler.sequences:
         preempted += run_step(scheduler, token=len(preempted)).preempted
         waiting = scheduler.num_waiting
-        assert (scheduler.blocks_waiting > 0) == (waiting > 0)
+        assert (scheduler.roster.blocks_waiting > 0) == (waiting > 0)
     assert preempted, "preempted ones wait again"
-    assert (scheduler.queued_tokens, scheduler.blocks_waiting) == (0, 0)
+    assert (scheduler.roster.queued_tokens, scheduler.roster.blocks_waiting) == (0, 0)
