@@ -133,10 +133,10 @@ class KvFetch(Message, frozen=True, kw_only=True, omit_defaults=True):
     hash.
 
     The blocks are those of the first group. The other groups keep windows: `others` are slots for
-    each, with `first_block` 0. Of a run of n blocks, the last slots' worth of each window's blocks
-    is written, the run's last block into the last of these slots: with w slots, slot j gets block
-    n - min(w, n) + j of the run. The source looks for the longest run at whose end it has all of
-    them, and writes all or nothing. The sink has what the windows reach before the run.
+    each, with `first_block` 0. Of a run of n blocks, a group with w slots gets the last min(w, n):
+    slot j gets block n - min(w, n) + j of the run. The source looks for the longest run for which
+    it has all of these, and writes all or nothing. The sink already has the blocks before the run
+    that the windows reach.
     """
 
     request_id: RequestId
@@ -160,8 +160,8 @@ class KvRenew(Message, frozen=True, kw_only=True):
 
 
 class HandoffToken(SampledToken, frozen=True, kw_only=True):
-    """Source to sink: the first token. `cached_tokens` of the prompt were not computed by the
-    attempt that gave the output's first token."""
+    """Source to sink: the first token. `cached_tokens` counts the prompt's tokens that the attempt
+    with the output's first token found in caches."""
 
     cached_tokens: Count
     last_chunk_end_us: Count

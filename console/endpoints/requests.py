@@ -19,7 +19,7 @@ _QUERY = ("order", "outcome", "limit", "prefix")
 
 
 class _BadQuery(ValueError):
-    """A parameter of the query is wrong; the arguments are its name and what is wanted."""
+    """A parameter of the query is wrong. The arguments: its name, and what it must be."""
 
 
 def requests_router(log: RequestLog) -> APIRouter:
@@ -52,7 +52,7 @@ def requests_router(log: RequestLog) -> APIRouter:
 
     @router.get("/v1/requests/{request_id}/receipt")
     async def get_receipt(request_id: str, request: Request) -> Response:
-        """Where one's own request went and why, and what happened to it."""
+        """What happened to a request of the caller's own: its workers, the reasons, its times."""
         receipt = await log.receipt(request_id, request.scope.get(CALLER, NOBODY))
         return _not_found(request_id).response() if receipt is None else JSONResponse(receipt)
 

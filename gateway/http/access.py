@@ -156,8 +156,8 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope, door: Door) -> bool:
-        """Whether a request may pass. Notes the sender in its scope, if the path depends on it.
-        Looks up each of its keys once, and only for the doors of the path."""
+        """Whether a request may pass. Writes its caller to its scope, if the path depends on the
+        caller. Looks up each of its keys once, and only for the doors of the path."""
         rules, keys = self._rules, _keys(scope)
         if door is Door.OPEN and not keys:
             return True

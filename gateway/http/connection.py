@@ -141,9 +141,8 @@ class BoundedProtocol(RequestReader):
                     break  # nothing is read after a refused request
                 self._parse(data[start : start + PARSED_AT_ONCE])
         if self.flow.read_paused and self._owed() is not None:
-            self._peers.try_watch_end(
-                self, self.transport
-            )  # otherwise only a read would notice it, late
+            # without this, only the next read would notice that the client has left
+            self._peers.try_watch_end(self, self.transport)
 
     def eof_received(self) -> bool:
         """Handle the end of the client's data. True keeps the connection, for the answers to whole

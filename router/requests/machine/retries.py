@@ -28,8 +28,8 @@ class FailureHistory:
     that hang.
 
     `suspects` are the legs of attempts that lost a worker, by incarnation. A second leg's death
-    counts as another death only if that leg outlived the first; it proves so by answering the ping
-    with the number in `suspects` (None: the leg is dead). A decode worker may report a failed
+    counts as another death only if that leg outlived the first: it has then answered the ping
+    whose number is in `suspects` (None: the leg is dead). A decode worker may report a failed
     handoff before the router knows that the other end, `lost_peer`, has died. `failed` holds the
     incarnations to avoid, and `keeper` is the decode worker that already holds some blocks.
     """
@@ -49,7 +49,7 @@ class FailureHistory:
 
     @property
     def pinged_keeper(self) -> tuple[Worker, int] | None:
-        """The worker that is to keep the request, if it is a suspect, and the ping to answer."""
+        """The `keeper`, if it is a suspect that was pinged, and the number of that ping."""
         ping = None if self.keeper is None else self.suspects.get(self.keeper.info.incarnation)
         return None if self.keeper is None or ping is None else (self.keeper, ping)
 
