@@ -105,7 +105,8 @@ class RequestFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
       steps, None for short outputs.
     - `failed_attempts`: for each attempt that failed, the workers that it was placed on.
     - `num_long_steps`: those of its `num_steps` decode steps that took over twice their median;
-      `num_long_shared_steps` of these computed prompt tokens of other requests.
+      `num_long_shared_steps` of these computed prompt tokens of other requests. The long ones took
+      `long_step_ms` at the median, None if there are none.
     """
 
     received_us: int
@@ -127,6 +128,7 @@ class RequestFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     num_steps: int = 0
     num_long_steps: int = 0
     num_long_shared_steps: int = 0
+    long_step_ms: float | None = None
     early_step_ms: float | None = None
     late_step_ms: float | None = None
 

@@ -45,9 +45,10 @@ class Load:
         start = 3 + 37 * (number % self.num_prefixes)
         length = self.prompts[number % len(self.prompts)]
         prefix = [(start + 11 * k) % 900 + 20 for k in range(self.prefix)]
-        rest = [(number * 31 + 7 * k) % 900 + 20 for k in range(length - self.prefix)]
+        own = [20 + number % 900, 20 + number // 900 % 900]  # no prompt comes a second time
+        own += [(number * 31 + 7 * k) % 900 + 20 for k in range(length - self.prefix)]
         return {
-            "model": self.model, "prompt": prefix + rest, "ignore_eos": True,
+            "model": self.model, "prompt": (prefix + own)[:length], "ignore_eos": True,
             "max_tokens": self.outputs[number % len(self.outputs)], "stream": True,
         }  # fmt: skip
 

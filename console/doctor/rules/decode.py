@@ -23,7 +23,8 @@ from protocol.messages import Role
 GROWTH = 1.5
 """Late decode steps over early ones, from which an output counts as slowing down."""
 LONG_STEPS = 0.01
-"""Share of decode steps over twice their request's median, from which streams stutter."""
+"""Share of decode steps over twice their request's median and over the target of a token, from
+which streams stutter."""
 SHARED = 0.6
 """Share of the long steps with prompt tokens, from which prefill is their cause."""
 FULL, NEARLY_FULL = 0.9, 0.7
@@ -195,25 +196,24 @@ def check_stalls(seen: Observation) -> Finding | str | None:
     while prefill is short, because no other worker has room for the prompts."""
     if Role.PREFILL in seen.short:
         return None
-    steps = sum(each.num_steps for each in seen.requests)
-    long = sum(each.num_long_steps for each in seen.requests)
-    shared = sum(each.num_long_shared_steps for each in seen.requests)
+    steps, long, shared = _steps(seen)
     if not has_stalls(seen):
         if not steps or long / steps >= LONG_STEPS:
             return None  # steps stand out, and no prompt is the reason
-        return f"{percent(long / steps)} of decode steps exceed 2× the median"
+        return f"{percent(long / steps)} of decode steps exceed 2× the median and the TPOT target"
     return Finding(
         rule="stalls",
         title="Prompts on decode workers hold up streams",
         text=(
-            f"{percent(long / steps)} of decode steps take over twice their stream's median, and "
-            f"{percent(shared / long)} of these also computed prompt tokens of other requests.",
+            f"{percent(long / steps)} of decode steps take over twice their stream's median and "
+            f"longer than the TPOT target of {ms(seen.targets.tpot_ms)}. {percent(shared / long)} "
+            "of these also computed prompt tokens of other requests.",
         ),
         urgency=urgency(seen),
         evidence=Evidence(
             kind="decode steps",
             numbers=(
-                Number(percent(long / steps), "over 2× the median"),
+                Number(percent(long / steps), "stand out"),
                 Number(percent(shared / long), "of these with prompt tokens"),
             ),
         ),
@@ -236,10 +236,19 @@ def _prompts_elsewhere(seen: Observation) -> tuple[Change, ...]:
 
 def has_stalls(seen: Observation) -> bool:
     """Whether steps with prompt tokens stand out among the decode steps."""
-    steps = sum(each.num_steps for each in seen.requests)
-    long = sum(each.num_long_steps for each in seen.requests)
-    shared = sum(each.num_long_shared_steps for each in seen.requests)
+    steps, long, shared = _steps(seen)
     return steps > 0 and long / steps >= LONG_STEPS and shared >= SHARED * long
+
+
+def _steps(seen: Observation) -> tuple[int, int, int]:
+    """The decode steps, those among them that stand out, and those of these with prompt tokens. A
+    step that keeps the target of a token stands out to nobody."""
+    noticed = [e for e in seen.requests if (e.long_step_ms or 0.0) > seen.targets.tpot_ms]
+    return (
+        sum(each.num_steps for each in seen.requests),
+        sum(each.num_long_steps for each in noticed),
+        sum(each.num_long_shared_steps for each in noticed),
+    )
 
 
 def check_memory_full(seen: Observation) -> Finding | str:

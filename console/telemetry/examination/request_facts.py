@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from console.doctor.observation import RequestFacts
+from console.doctor.symptoms import median_or_none
 from protocol.traces import StepSpan
 from router.requests.stages import Part, stage_times
 from router.requests.trace import AttemptTrace, RequestTrace
@@ -27,7 +28,7 @@ def request_facts(trace: RequestTrace, now_us: int) -> RequestFacts:
     placement = last.placement if last else None
     spans = last.decode.step_spans if last and last.decode else []
     durations = [(each.end_us - each.start_us) / each.num_steps / 1000 for each in spans]
-    long, shared = _long_steps(spans, durations)
+    long, shared, long_ms = _long_steps(spans, durations)
     early, late = _quarters(durations)
     return RequestFacts(
         received_us=trace.received_us,
@@ -49,6 +50,7 @@ def request_facts(trace: RequestTrace, now_us: int) -> RequestFacts:
         num_steps=sum(each.num_steps for each in spans),
         num_long_steps=long,
         num_long_shared_steps=shared,
+        long_step_ms=long_ms,
         early_step_ms=early,
         late_step_ms=late,
     )
@@ -70,14 +72,17 @@ def _expected(attempt: AttemptTrace | None, num_tokens: int) -> int:
     return max(0, num_tokens - chosen.missing_tokens)
 
 
-def _long_steps(spans: Sequence[StepSpan], durations: Sequence[float]) -> tuple[int, int]:
-    """Number of steps that took over twice the median, and of those among them with prompt
-    tokens."""
+def _long_steps(
+    spans: Sequence[StepSpan], durations: Sequence[float]
+) -> tuple[int, int, float | None]:
+    """Number of steps that took over twice the median, of those among them with prompt tokens, and
+    how long they took at the median, in ms."""
     if not spans:
-        return 0, 0
+        return 0, 0, None
     limit = 2 * median(durations)
-    long = [span for span, ms in zip(spans, durations, strict=True) if ms > limit]
-    return sum(each.num_steps for each in long), sum(e.num_steps for e in long if e.chunk_tokens)
+    long = [(span, ms) for span, ms in zip(spans, durations, strict=True) if ms > limit]
+    shared = sum(span.num_steps for span, _ in long if span.chunk_tokens)
+    return sum(span.num_steps for span, _ in long), shared, median_or_none(ms for _, ms in long)
 
 
 def _quarters(durations: Sequence[float]) -> tuple[float | None, float | None]:

@@ -261,7 +261,7 @@ def _facts(plan: Plan, done: _Sequence, rng: random.Random) -> RequestFacts:
         ttft = (done.first_token_s - done.arrived_s) * 1e3
         facts = replace_facts(facts, ttft_ms=ttft, first={"prefill": ttft})
     usual = median(steps)
-    long = [shared for took, shared in done.steps if took > 2 * usual]
+    long = [(took, shared) for took, shared in done.steps if took > 2 * usual]
     quarter = len(steps) // 4
     is_failed = rng.random() < plan.fail_share
     return replace_facts(
@@ -270,7 +270,8 @@ def _facts(plan: Plan, done: _Sequence, rng: random.Random) -> RequestFacts:
         tpot_ms=(done.at_s - done.first_token_s) * 1e3 / max(1, len(steps)),
         num_steps=len(steps),
         num_long_steps=len(long),
-        num_long_shared_steps=sum(long),
+        num_long_shared_steps=sum(shared for _, shared in long),
+        long_step_ms=median(took for took, _ in long) * 1e3 if long else None,
         rest={
             "decode": sum(steps) * 1e3,
             "transfer": max(0.0, (done.at_s - done.first_token_s - sum(steps)) * 1e3),

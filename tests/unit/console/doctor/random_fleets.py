@@ -95,6 +95,7 @@ def requests(draw: st.DrawFn) -> tuple[RequestFacts, ...]:
         num_steps=steps,
         num_long_steps=long,
         num_long_shared_steps=draw(st.sampled_from((0, long))),
+        long_step_ms=draw(st.sampled_from((8.0, 80.0))) if long else None,
         early_step_ms=9.0 if slow_late else tpot_ms,
         late_step_ms=tpot_ms,
         expected_cached_tokens=draw(st.sampled_from((0, 200))),

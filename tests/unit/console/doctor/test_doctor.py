@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -278,9 +280,14 @@ def test_a_worker_that_forbids_the_best_way_is_named_alone() -> None:
     assert "p" not in change.scope
 
 
+STUTTERING: dict[str, Any] = {
+    "num_steps": 10, "num_long_steps": 5, "num_long_shared_steps": 5, "long_step_ms": 90.0,
+}  # fmt: skip
+
+
 def test_stalls_ask_for_no_setting_of_routers() -> None:
     """How many prompts decode workers compute follows from costs."""
-    request = msgspec.structs.replace(GOOD, num_steps=10, num_long_steps=5, num_long_shared_steps=5)
+    request = msgspec.structs.replace(GOOD, **STUTTERING)
     workers = tuple(
         WorkerFacts(worker_id=each.value, role=each) for each in (Role.PREFILL, Role.DECODE)
     )
@@ -289,8 +296,17 @@ def test_stalls_ask_for_no_setting_of_routers() -> None:
     assert [each.setting for each in found.changes if each.scope == "router"] == []
 
 
+def test_long_steps_that_keep_the_target_of_a_token_are_no_stalls() -> None:
+    """Nobody notices them, however many they are."""
+    request = msgspec.structs.replace(GOOD, **STUTTERING)
+    stuttering = Observation(now_us=1, requests=(request,) * MIN_REQUESTS)
+    for tpot_ms, is_found in ((89.0, True), (90.0, False)):
+        seen = msgspec.structs.replace(stuttering, targets=Targets(tpot_ms=tpot_ms))
+        assert isinstance(check_stalls(seen), Finding) is is_found
+
+
 def test_prompts_on_decode_workers_are_no_cause_while_prefill_is_short() -> None:
-    request = msgspec.structs.replace(GOOD, num_steps=10, num_long_steps=5, num_long_shared_steps=5)
+    request = msgspec.structs.replace(GOOD, **STUTTERING)
     stuttering = Observation(now_us=1, requests=(request,) * MIN_REQUESTS)
     assert isinstance(check_stalls(stuttering), Finding)
     assert check_stalls(msgspec.structs.replace(stuttering, short=(Role.PREFILL,))) is None

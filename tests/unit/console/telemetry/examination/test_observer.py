@@ -101,6 +101,7 @@ async def test_steps_of_a_request_are_summed_up(harness: Harness) -> None:
     (trace,) = harness.traces.all()
     facts = request_facts(trace, harness.traces.wall_us())
     assert (facts.num_steps, facts.num_long_steps, facts.num_long_shared_steps) == (40, 1, 1)
+    assert facts.long_step_ms == 900.0
     assert (facts.early_step_ms, facts.late_step_ms) == (10.0, 30.0)
     assert facts.ttft_ms == pytest.approx(sum(facts.first.values()))
 
