@@ -126,6 +126,6 @@ def trouble_of(path: Path, step: Callable[[], Any]) -> str | None:
         return f"{path} is nested too deeply"
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - a panic in native code is no Exception
+    except BaseException as error:  # noqa: BLE001 - panics in native code are not Exceptions
         return one_line(f"{path} cannot be read ({type(error).__name__}: {error})")
     return None

@@ -26,7 +26,7 @@ ORPHAN_GRACE_S = 60.0
 
 
 class Stopped(BaseException):
-    """The process was told to stop before it served. Like KeyboardInterrupt, this is no error."""
+    """The process was told to stop before it served. Not an error, like KeyboardInterrupt."""
 
 
 class StopSignal:

@@ -57,7 +57,7 @@ class KvGroup(msgspec.Struct, frozen=True):
     """Layers that keep the same tokens: all of them, or of a layer with a `window` those that later
     tokens still see. A window counts the token itself.
 
-    Layers with `state_numbers` keep a state of so many fp32 numbers each. A token needs the state
+    Layers with `state_numbers` keep a state of that many fp32 numbers each. A token needs the state
     behind the token before it, so such a group has a window of 2: its block i holds the state
     behind the last computed token of block i, and one block is all that a prefix needs of it.
     """
@@ -264,7 +264,7 @@ def group_layers(windows: Sequence[int | None], context: int) -> tuple[KvGroup, 
 
 
 def group_states(keep_state: Sequence[bool], state_numbers: int) -> tuple[KvGroup, ...]:
-    """The `grouping` of a model of which some layers keep a state of so many numbers."""
+    """The `grouping` of a model in which some layers keep a state of `state_numbers` numbers."""
     full = tuple(layer for layer, keeps in enumerate(keep_state) if not keeps)
     states = tuple(layer for layer, keeps in enumerate(keep_state) if keeps)
     return KvGroup(full), KvGroup(states, STATE_WINDOW, state_numbers)

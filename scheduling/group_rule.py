@@ -51,8 +51,9 @@ class GroupRule:
         return min(num_blocks, self.cover + 2 - (-STEPS * step_tokens // self.block_size))
 
     def is_checkpoint(self, block: int, every: int, prompt_blocks: int) -> bool:
-        """Whether a windowed group needs this block to go on behind a checkpoint: a boundary every
-        so many blocks, or one of the last two of a prompt with so many full blocks."""
+        """Whether a windowed group needs this block to continue from a checkpoint. Checkpoints are
+        the boundaries after each `every` blocks, and the last two of `prompt_blocks` full blocks.
+        """
         if block >= self.covers_from(-(-(block + 1) // every) * every):
             return True
         return self.covers_from(max(0, prompt_blocks - 1)) <= block < prompt_blocks

@@ -30,7 +30,7 @@ from protocol.errors import ModelLoadError
 SUFFIX = ".gguf"
 LINK_NAME = "model-{:05}-of-{:05}" + SUFFIX
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-_PROJECTOR = "mmproj"  # files whose names begin with it read images and are no model
+_PROJECTOR = "mmproj"  # files whose names begin with it encode images and hold no language model
 _MAX_SPLITS = 1000
 
 

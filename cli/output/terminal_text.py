@@ -37,6 +37,6 @@ def shown_json(value: Any) -> Any:
 
 
 def plain_console(soft_wrap: bool = True, file: IO[str] | None = None) -> Console:
-    """A console that prints text as it is: brackets in it are no markup, colons no emoji. To
-    `file`, or standard output."""
+    """A console that prints text unchanged, without markup in brackets and emoji in colons, to
+    `file` or standard output."""
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap, file=file)

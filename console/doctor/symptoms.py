@@ -74,7 +74,7 @@ def _is_good(request: RequestFacts, seen: Observation) -> bool:
 
 
 def failed(request: RequestFacts) -> bool:
-    """Whether Baton failed the request; a client that left is no failure."""
+    """Whether Baton failed the request; a client that left does not count as a failure."""
     return request.outcome == "failed"
 
 

@@ -113,8 +113,8 @@ def load_block_weights(
     device: torch.device | str = "cpu",
     shard: Shard | None = None,
 ) -> Weights:
-    """Like `load_weights`, but quantized weights stay in their files, as blocks. Those whose parts
-    on a `shard` are no whole blocks are dequantized."""
+    """Like `load_weights`, but quantized weights stay in their files, as blocks. Those whose
+    parts on a `shard` are not whole blocks are dequantized."""
     target = _Target(torch.device(device), dtype, shard, keeps_blocks=True)
     return _load(FileTensors(folder), config, target, progress)
 
@@ -254,7 +254,7 @@ def _check(tensors: StoredTensors, places: Places, num_layers: int) -> None:
 
 
 def _layer_of(name: str) -> int | None:
-    """The layer that a tensor belongs to; None if it is of none."""
+    """The layer that a tensor belongs to; None if it belongs to no layer."""
     match = _LAYER.match(name)
     return int(match[1]) if match else None
 

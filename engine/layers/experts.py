@@ -27,8 +27,8 @@ _ALIGNMENT = 8
 class ExpertWeights:
     """The weights of one layer of experts, or of a rank's share of each expert. Rows of each of
     `gate_up` [2 * inner, hidden] are gate's, then up's; each of `down` is [hidden, inner]. The
-    shared expert's are there if the layer has one, biases of all or of none. Others than the
-    matrices and their biases are fp32."""
+    shared expert's weights are there if the layer has one. Either all matrices have biases or none
+    has. All but the matrices and their biases are fp32."""
 
     router: torch.Tensor  # [experts, hidden]
     choice_bias: torch.Tensor | None  # [experts]

@@ -54,7 +54,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Logits(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Logits of so many hidden states, by all ranks of the last stage."""
+    """Announces that all ranks of the last stage compute logits, of `num_rows` hidden states."""
 
     num_rows: int
 

@@ -44,7 +44,7 @@ _MISS_S = 1.0
 
 
 def make_key() -> str:
-    """A new key, `baton-ID-SECRET`: an id that is no secret, and 256 random bits."""
+    """A new key, `baton-ID-SECRET`: an id that may be known, and 256 random bits."""
     return f"baton-{secrets.token_hex(_ID_BYTES)}-{secrets.token_urlsafe(32)}"
 
 

@@ -41,7 +41,7 @@ class FunctionTool(StrictModel):
 
 
 class OtherTool(LeftOut):
-    """A tool that is no function."""
+    """A tool of another kind than a function."""
 
     usual = ("function",)
 

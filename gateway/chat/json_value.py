@@ -103,9 +103,9 @@ class JsonValue:
         return True
 
     def complete_anyhow(self) -> bool:
-        """Like `close`, but also ends a string, and leaves out a key without a value, and a number
-        or a word of which more may be missing. Returns False if there is no value. No JSON may
-        have been taken before."""
+        """Like `close`, but also ends a string, and leaves out a key without a value and a number
+        or a word that may be cut off. Returns False if there is no value. Call it before any JSON
+        is taken."""
         self._escape = ""
         is_key = self._expected is Expected.KEY_OR_END
         if self._closers and (is_key or self._word.strip() not in _CONSTANTS):

@@ -247,7 +247,7 @@ class ToolParser(ABC):
         self._block = None
 
     def _end_block(self, content: str) -> None:
-        """Ends the block; `content` is the part of its text, up to its end, that is no call."""
+        """Ends the block; `content` is the rest of its text, which does not belong to a call."""
         self._block = None
         self._scan.pass_content(content)
         self._add_content(content)

@@ -47,7 +47,7 @@ def _check_depth(value: Any, param: str) -> None:
     level, depth = [value], 0
     while level:
         depth += 1
-        if depth > MAX_DEPTH + 1:  # of which the innermost values are no lists or objects
+        if depth > MAX_DEPTH + 1:  # the innermost level holds no lists or objects
             raise too_deep(param)
         inner: list[Any] = []
         for each in level:

@@ -56,7 +56,7 @@ class Load:
         return self._copied.is_whole
 
     def cancel(self) -> None:
-        """Load no more of it, if it has not begun. `over` is called all the same."""
+        """Cancel the copies that have not begun. `over` is called in any case."""
         self._copied.is_cancelled = True
 
 

@@ -101,7 +101,7 @@ class SlotIndex:
         self._free.append(slot)
 
     def retire_free(self) -> None:
-        """Do without the free slots from now on: there is no room behind them."""
+        """Use the free slots no longer: the file could not grow to hold them."""
         self._num_slots -= len(self._free)
         self._free.clear()
 

@@ -88,8 +88,8 @@ class HealingTransport:
         return self._target.transport.descriptor()
 
     def renew(self, failed: str) -> bool:
-        """Let new peers, and those that cannot write to the end `failed`, write to another one:
-        `agent` and `descriptor` are its. False if there is no other."""
+        """Let new peers, and those that cannot write to the end `failed`, write to another one;
+        `agent` and `descriptor` describe that one. False if there is no other."""
         if failed == self.agent:
             end = self._newest_after(self._target)
             if end is self._target:
@@ -107,8 +107,8 @@ class HealingTransport:
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
     ) -> None:
-        """Connect to a peer from the newest end or, if the way from there has failed, from a new
-        one. Raises TransferError; a PoolMismatch is no failure of the way."""
+        """Connect to a peer from the newest end or, if connecting from there has failed, from a new
+        one. Raises TransferError; a PoolMismatch does not count as a failed connection."""
         if any(each.transport.agent == agent for each in self._ends):
             raise PoolMismatch("a transport cannot be its own peer")
         self.remove_peer(agent)

@@ -1,7 +1,7 @@
 """Entries of the store that a process ignores: whatever the store holds is untrusted.
 
 Any process with the store's password may have written anything under any key: another type,
-another shape, text that is no UTF-8, a gigabyte. Readers decode what they read into types with
+another shape, text that is not UTF-8, a gigabyte. Readers decode what they read into types with
 bounds, leave out what does not fit, and count it here. Each such entry is logged once, as long as
 it stays the same.
 """

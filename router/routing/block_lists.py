@@ -51,7 +51,7 @@ class BlockLists:
             self._jobs.append(job)
 
     def empty(self, worker: WorkerBlocks) -> None:
-        """A worker has no blocks, as far as is known."""
+        """Forget what is known of a worker's blocks."""
         self.put(worker, Listed())
 
     def leave(self, worker: WorkerBlocks) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class StateStep:
     """A step that computes a sequence's tokens from position `start` on. `read` is the slot of the
-    state before them; None if there is none: the step begins with an empty state. `writes` are
-    slots for the states behind the first so many of its tokens, ascending; the last one is behind
-    all of them. No slot is both read and written, so a step that is computed again gives the
-    same."""
+    state before them; None if there is none: the step begins with an empty state. `writes` pairs
+    numbers of the step's tokens, ascending, with the slots for the states behind these tokens; the
+    last number is that of all its tokens. No slot is both read and written, so a step that is
+    computed again gives the same."""
 
     start: int
     read: int | None

@@ -13,7 +13,7 @@ _MOST_SPLITS = 8
 @dataclass(frozen=True, order=True)
 class Candidate:
     """One fleet. `tp` is the number of GPUs of a worker, `chunk_tokens` the most prompt tokens in a
-    step: of prefill workers, or of decode workers where there are no others."""
+    step: of prefill workers, or of decode workers if the fleet has no prefill workers."""
 
     prefill: int
     decode: int

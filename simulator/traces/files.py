@@ -69,7 +69,7 @@ def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[
 
 
 def _first(lines: Iterator[TraceLine]) -> TraceLine | None:
-    """The first line of JSON lines; None if it is no JSON object."""
+    """The first of the lines; None if it does not hold a JSON object."""
     try:
         return next(lines, None)
     except ConfigError:

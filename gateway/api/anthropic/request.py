@@ -51,7 +51,7 @@ class AnthropicFunction(StrictModel):
 
 
 class OtherAnthropicTool(LeftOut):
-    """A tool that is no function."""
+    """A tool of another kind than a function."""
 
     usual = ("custom",)
 
