@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from process.figures import exact, ms
 from rich.table import Table
 
+from process.number_text import exact, ms
 from simulator.planning.tuning import Gain, Tried, Values, best_of, gain
 
 _SHOWN = 12
