@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from protocol.layout import KvGroup, KvLayout
+from protocol.layout import STATE_WINDOW, KvGroup, KvLayout
 
 
 def bare_layout(block_size: int) -> KvLayout:
@@ -27,3 +27,9 @@ def windowed_layout(block_size: int, *windows: int) -> KvLayout:
     layout = bare_layout(block_size)
     num_layers = 1 + 2 * len(windows)
     return msgspec.structs.replace(layout, num_layers=num_layers, grouping=tuple(groups))
+
+
+def state_layout(block_size: int, state_numbers: int) -> KvLayout:
+    """A layer that keeps all tokens, and two layers with states of so many numbers."""
+    groups = (KvGroup((0,)), KvGroup((1, 2), STATE_WINDOW, state_numbers))
+    return msgspec.structs.replace(bare_layout(block_size), grouping=groups)

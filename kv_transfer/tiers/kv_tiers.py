@@ -56,7 +56,7 @@ class KvTiers:
             manager.on_withdraw = partial(self.drop, group=group)
         pools.is_kept_below = partial(self.has, 0)
         for tier in self.by_name.values() if pools.has_windows else ():
-            tier.index.report_by(GroupNews(len(pools.managers) - 1))
+            tier.index.report_by(GroupNews(units.per_block))
 
     @property
     def by_name(self) -> dict[str, HostTier | DiskTier]:

@@ -7,6 +7,7 @@ these have gone. Changes are taken in portions. A block has one pending change a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -68,36 +69,38 @@ class TierNews:
 
 class GroupNews(TierNews):
     """The changes of a tier that has units of several groups of layers, the first of which keeps
-    all tokens: the first group's blocks, and ends (`protocol.hashing.end_of`).
+    all tokens: the first group's blocks, and ends (`protocol.hashing.end_of`). `per_block` are the
+    units of a block, by group.
 
-    A block counts as an end if all `num_windowed` groups with windows have it. Only blocks that a
-    prefix needs to end somewhere are kept there, so the last of them is an end; those before it may
-    be none.
+    A block counts as an end if all other groups have all units of theirs. Only blocks that a prefix
+    needs to end somewhere are kept there, so the last of them is an end; those before it may be
+    none.
     """
 
-    def __init__(self, num_windowed: int, most: int = MAX_REPORTED) -> None:
+    def __init__(self, per_block: Sequence[int], most: int = MAX_REPORTED) -> None:
         super().__init__(most)
-        self._num_windowed = num_windowed
-        self._num_there: Counter[bytes] = Counter()
+        self._whole = (per_block[0], sum(per_block[1:]))
+        self._num_there: tuple[Counter[bytes], Counter[bytes]] = (Counter(), Counter())
 
     def store(self, digest: bytes) -> None:
         """A unit has come, by its name."""
-        block, unit = digest[:HASH_BYTES], digest[HASH_BYTES:]
-        if not unit:
-            super().store(block)
-        elif unit[0] and not unit[1]:  # the first of a block with a window
-            self._num_there[block] += 1
-            if self._num_there[block] == self._num_windowed:
-                super().store(end_of(block))
+        block, is_of_end = _parse(digest)
+        there = self._num_there[is_of_end]
+        there[block] += 1
+        if there[block] == self._whole[is_of_end]:
+            super().store(end_of(block) if is_of_end else block)
 
     def remove(self, digest: bytes) -> None:
         """A unit has left."""
-        block, unit = digest[:HASH_BYTES], digest[HASH_BYTES:]
-        if not unit:
-            super().remove(block)
-        elif unit[0] and not unit[1]:
-            if self._num_there[block] == self._num_windowed:
-                super().remove(end_of(block))
-            self._num_there[block] -= 1
-            if not self._num_there[block]:
-                del self._num_there[block]
+        block, is_of_end = _parse(digest)
+        there = self._num_there[is_of_end]
+        if there[block] == self._whole[is_of_end]:
+            super().remove(end_of(block) if is_of_end else block)
+        there[block] -= 1
+        if not there[block]:
+            del there[block]
+
+
+def _parse(name: bytes) -> tuple[bytes, bool]:
+    """The block of a unit, and whether it is one of a group other than the first."""
+    return name[:HASH_BYTES], any(name[HASH_BYTES : HASH_BYTES + 1])

@@ -1,8 +1,10 @@
 """How blocks of all groups of layers share the slots of a tier: in units of one size.
 
-A unit is the largest piece of which a block of every group is a whole number, so the pool's memory
-is a row of units. Each unit of a block is an entry of its own in a tier, by its name. A block of a
-layout with one group is one unit, and its hash is the unit's name. Pure.
+A unit is the largest piece of which the distance between two blocks of every group is a whole
+number, so the pool's memory is a row of units. Blocks with tokens follow each other closely. A
+state begins its large page, and takes as many units as hold it. Each unit of a block is an entry of
+its own in a tier, by its name. A block of a layout with one group is one unit, and its hash is the
+unit's name. Pure.
 """
 
 from __future__ import annotations
@@ -24,30 +26,42 @@ class ColdUnit(NamedTuple):
     block: ColdBlock
 
 
-class Units:
-    """The units of blocks with these sizes in bytes, by group."""
+_PART_BYTES = 2
+NAME_BYTES = 1 + _PART_BYTES
+"""Of a unit's name, behind its block's hash: the number of the group, and that of the part."""
 
-    def __init__(self, block_bytes: Sequence[int]) -> None:
+
+class Units:
+    """The units of blocks with these sizes in bytes, by group. Two blocks of a group begin
+    `strides` bytes apart: their size, unless it is given."""
+
+    def __init__(self, block_bytes: Sequence[int], strides: Sequence[int] | None = None) -> None:
+        strides = strides or block_bytes
         self.block_bytes = tuple(block_bytes)
-        self.unit_bytes = math.gcd(*block_bytes)
-        self.per_block = tuple(size // self.unit_bytes for size in block_bytes)
+        self.unit_bytes = math.gcd(*strides)
+        self.per_block = tuple(-(-size // self.unit_bytes) for size in block_bytes)
+        self._strides = tuple(stride // self.unit_bytes for stride in strides)
 
     @classmethod
     def of(cls, layout: KvLayout) -> Units:
         """The units of blocks of this layout, that of one rank or of a whole worker."""
-        groups = range(len(layout.groups))
-        return cls([layout.of_group(group).block_bytes for group in groups])
+        sizes = [layout.of_group(group).block_bytes for group in range(len(layout.groups))]
+        strides = [
+            size if group.state_numbers is None else layout.page_bytes
+            for group, size in zip(layout.groups, sizes, strict=True)
+        ]
+        return cls(sizes, strides)
 
     def names(self, group: int, digest: bytes) -> list[bytes]:
         """The names of a block's units."""
         rest = range(0 if group else 1, self.per_block[group])
-        names = [digest + bytes((group, part)) for part in rest]
+        names = [digest + bytes((group,)) + part.to_bytes(_PART_BYTES) for part in rest]
         return names if group else [digest, *names]
 
     def of_block(self, group: int, block: int) -> range:
         """The units of a block of the pool."""
-        number = self.per_block[group]
-        return range(block * number, (block + 1) * number)
+        first = block * self._strides[group]
+        return range(first, first + self.per_block[group])
 
     def cold(self, group: int, block: ColdBlock) -> list[ColdUnit]:
         """The units of an unpinned cached block."""

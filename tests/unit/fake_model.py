@@ -100,7 +100,8 @@ class LateStep:
 class FakeModel:
     """A runner over a pool of token ids: `memory` has that of each group, [blocks, layers * BLOCK],
     where each layer repeats the tokens. A layer with a window reads no others: if one is not there,
-    the next token is wrong.
+    the next token is wrong. So it is if a state, in the groups `states`, is not that of all tokens
+    before it.
 
     `broken` names requests whose logits are not finite, `late_masks` those whose mask is late once.
     `explodes` makes the next step raise, at its launch or when what was launched ahead is read
@@ -114,10 +115,12 @@ class FakeModel:
         memory: Seq[torch.Tensor],
         is_owned: Callable[[int, int], bool],
         windows: Seq[int | None] = (None,),
+        states: Seq[int] = (),
     ) -> None:
         self._memory = memory
         self._is_owned = is_owned
         self._windows = windows
+        self._states = states
         self.is_reading: Callable[[int, int], bool] = lambda group, block: False
         self.broken: set[str] = set()
         self.late_masks: set[str] = set()
@@ -137,17 +140,48 @@ class FakeModel:
     def write(self, tables: Tables, start: int, tokens: Seq[int]) -> None:
         """Store tokens at positions from `start` on."""
         for group, (blocks, first) in enumerate(tables):
+            if group in self._states:
+                continue
             for position, token in enumerate(tokens, start):
                 block = blocks[position // BLOCK - first]
                 if not self._is_owned(group, block) or self.is_reading(group, block):
                     self.strays.append(block)
                 self._memory[group][block, position % BLOCK :: BLOCK] = token
 
+    def write_states(self, sequence: Sequence, tokens: Seq[int]) -> None:
+        """Store the states behind the tokens of a sequence's staged step."""
+        step = sequence.state_step
+        for group in self._states:
+            assert step is not None
+            memory = self._memory[group]
+            state = 0 if step.read is None else int(memory[step.read, 0])
+            slots = dict(step.writes)
+            for count, token in enumerate(tokens, 1):
+                state = _next_state(state, token)
+                slot = slots.get(count)
+                if slot is None:
+                    continue
+                if not self._is_owned(group, slot) or self.is_reading(group, slot):
+                    self.strays.append(slot)
+                memory[slot] = state
+
+    def has_states(self, sequence: Sequence) -> bool:
+        """Whether the states behind a sequence's staged step are right."""
+        state, step = 0, sequence.state_step
+        for token in sequence.tokens if self._states else ():
+            state = _next_state(state, token)
+        return all(
+            step is not None and bool((self._memory[group][step.writes[-1][1]] == state).all())
+            for group in self._states
+        )
+
     def choose(self, tables: Tables, length: int) -> int:
         """The token that follows `length` stored ones."""
         blocks, _ = tables[0]
         tokens = self._memory[0][list(blocks), :BLOCK].flatten()[:length].tolist()
         for group, window in enumerate(self._windows):
+            if group in self._states:
+                continue
             blocks, first = tables[group]
             for position in range(max(0, length - window) if window else length, length):
                 at = position // BLOCK - first
@@ -186,7 +220,9 @@ class FakeModel:
         spans = [(s, s.num_computed, 1) for s in batch.decodes]
         spans += [(c.sequence, c.start, c.num_tokens) for c in batch.chunks]
         for sequence, start, size in spans:
-            self.write(_tables(sequence), start, sequence.tokens[start : start + size])
+            tokens = sequence.tokens[start : start + size]
+            self.write(_tables(sequence), start, tokens)
+            self.write_states(sequence, tokens)
             if sequence.needs_prompt_logits:
                 _record(sequence, start, size)
         return torch.empty(0), self.fence
@@ -194,13 +230,18 @@ class FakeModel:
     def sample(self, batch: Batch, logits: torch.Tensor) -> list[Row]:
         rows: list[Row] = []
         for sequence in batch.sampled:
-            token = SampledToken(self.choose(_tables(sequence), sequence.num_tokens))
+            chosen = self.choose(_tables(sequence), sequence.num_tokens)
+            token = SampledToken((chosen + (not self.has_states(sequence))) % VOCAB)
             if sequence.request_id in self.late_masks:
                 self.late_masks.remove(sequence.request_id)
                 rows.append(LATE)
             else:
                 rows.append(NOT_FINITE if sequence.request_id in self.broken else token)
         return rows
+
+
+def _next_state(state: int, token: int) -> int:
+    return zlib.crc32(f"{state} {token}".encode())
 
 
 def _record(sequence: Sequence, start: int, size: int) -> None:

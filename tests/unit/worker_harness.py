@@ -185,7 +185,10 @@ class Bench:
         )
         managers = self.scheduler.pools.managers
         self.model = FakeModel(
-            self.memories, lambda group, block: managers[group]._pins[block] > 0, windows
+            self.memories,
+            lambda group, block: managers[group]._pins[block] > 0,
+            windows,
+            [at for at, each in enumerate(self.layout.groups) if each.state_numbers is not None],
         )
         limits = EngineLimits(VOCAB, managers[0].num_blocks * BLOCK)
         self.engine = Engine(self.scheduler, self.model, self.layout, limits, self.clock)  # type: ignore[arg-type]
@@ -228,17 +231,20 @@ class Bench:
         self.as_peer = Peer(self.name.encode(), self.name, self.role_name)  # as sources know it
 
     def _memories(self) -> list[torch.Tensor]:
-        """The pool's memory as blocks of each group: [blocks, layers * BLOCK]."""
+        """The pool's memory as blocks of each group: [blocks, layers * BLOCK], or of as many
+        numbers as a state has bytes for."""
         layout = self.layout
-        sizes = [BLOCK * len(each.layers) for each in layout.groups]
-        counts = [self.num_blocks * layout.blocks_per_page(g) for g in range(len(sizes))]
-        whole = torch.full((counts[0] * sizes[0],), -1, dtype=torch.int64)
-        return [whole.view(count, size) for count, size in zip(counts, sizes, strict=True)]
+        whole = torch.full((self.num_blocks, layout.page_bytes // 8), -1, dtype=torch.int64)
+        views = []
+        for group, each in enumerate(layout.groups):
+            size = layout.of_group(group).block_bytes // 8
+            tokens = each.state_numbers is None
+            views.append(whole.view(-1, size) if tokens else whole[:, :size])
+        return views
 
     def tiers(self, num_slots: int) -> KvTiers:
         """Host memory below the pool, for `num_slots` units."""
-        sizes = [each.shape[1] * each.element_size() for each in self.memories]
-        units, memory = Units(sizes), self.memory
+        units, memory = Units.of(self.layout), self.memory
         num_units = memory.numel() * memory.element_size() // units.unit_bytes
         pool = PoolMemory(memory.data_ptr(), units.unit_bytes, num_units, "cpu")
         thread: Any = self.tier_thread

@@ -163,9 +163,7 @@ class LeavingCache:
 
 def why_nothing_moves(layout: KvLayout) -> str | None:
     """Why blocks with such a layout stay with a worker that drains; None if others may have them:
-    a taker goes by prefixes of layers without a window, and states do not move without requests."""
-    if layout.has_states:
-        return "some layers keep states"
+    a taker goes by prefixes of layers without a window."""
     if layout.groups[0].window is not None:
         return "all layers keep windows"
     return None

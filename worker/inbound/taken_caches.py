@@ -5,13 +5,15 @@ our pool. They are pinned while the holder writes a part, then cached, as blocks
 left behind; a fetch that fails leaves them fenced, as any other. Nothing is pinned between two
 parts, and a part waits for nothing but writes, so this adds no wait of memory for memory.
 
-If layers keep windows, the last part of a prefix brings what all windows see from its end, and is
-at least as long, so that nothing before it is needed. The other parts bring no window's blocks.
+If layers keep windows or states, the last part of a prefix brings what all windows see from its
+end, and the states there. It is at least as long as the windows, so that nothing before it is
+needed. The other parts bring only blocks of layers that keep all tokens.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from dataclasses import dataclass, field
 
@@ -54,7 +56,8 @@ class _Offer:
 
     While a part is fetched, `held` are the pinned blocks of `prefix` from its first one on, of the
     first group, and `granted` by group those that the holder writes: of the first group the blocks
-    behind them, of the others slots (see `KvFetch`). `num_left` blocks may still be taken.
+    behind them, of the others slots (see `KvFetch`). `num_left` blocks may still be taken: what the
+    other groups take counts as so many blocks of the first one.
     """
 
     peer: KvPeer
@@ -89,6 +92,9 @@ class TakenCaches:
         self._block_bytes = bytes_by_group(host.engine.layout)[0]
         windows = [rule for rule in self._pools.rules if rule.window is not None]
         self._reach = max((rule.cover for rule in windows), default=0)
+        first = self._pools.rules[0].blocks_per_page
+        pages = (rule.cover / rule.blocks_per_page for rule in windows)
+        self._end_blocks = math.ceil(first * sum(pages))  # that windows and states at an end take
         self._inbound = inbound
         self._peers = peers
         self._offers: dict[str, _Offer] = {}  # by incarnation
@@ -194,8 +200,9 @@ class TakenCaches:
             room = self._room()
             offer.num_left = room if offer.num_left is None else min(room, offer.num_left)
             offer.is_asked = True
-            self._peers.send(offer.peer.incarnation, CacheAsk(num_blocks=offer.num_left))
-            if not offer.num_left:
+            wanted = max(0, offer.num_left - self._end_blocks)
+            self._peers.send(offer.peer.incarnation, CacheAsk(num_blocks=wanted))
+            if not wanted:
                 self._finish(offer)
 
     def _fetch_part(self, offer: _Offer) -> None:
@@ -208,7 +215,8 @@ class TakenCaches:
             return
         offer.granted = self._pools.take(self._pools.nothing, counts)
         offer.num_parts += 1
-        offer.num_left = (offer.num_left or 0) - counts[0]
+        taken = counts[0] + (self._end_blocks if any(counts[1:]) else 0)
+        offer.num_left = max(0, (offer.num_left or 0) - taken)
         offer.why = None
         hashes = offer.prefix[first : first + counts[0]]
         pairs = list(zip(hashes, offer.granted[0], strict=True))
@@ -233,7 +241,8 @@ class TakenCaches:
                 tail - first,
             )
             return first, [most, *(0 for _ in rules)]
-        if self._pools.match(offer.prefix).num_blocks == end or end - tail > room:
+        is_here = self._pools.match(offer.prefix).num_blocks == end
+        if is_here or end - tail + self._end_blocks > room:
             return first, [0, *(0 for _ in rules)]
         return tail, [end - tail, *(min(rule.cover, end - tail) for rule in rules)]
 

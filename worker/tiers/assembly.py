@@ -37,9 +37,6 @@ def open_tiers(
     if not settings.host_tier_bytes:
         return None
     pool = loaded.pool
-    if pool.layout.has_states:
-        log.warning("host_tier_bytes has no effect: states of layers are not kept below the pool")
-        return None
     if pool.layout.grouping and pool.others:
         log.warning("host_tier_bytes has no effect: several ranks keep no groups below the pool")
         return None

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.tiers.slot_index import SlotIndex
 from kv_transfer.tiers.tier_news import GroupNews, TierNews
+from kv_transfer.tiers.units import Units
 from protocol.hashing import end_of
 from tests.effort import times
 
@@ -70,23 +71,28 @@ def test_every_entry_of_a_tier_is_told_of_until_it_leaves() -> None:
 
 
 def test_of_several_groups_the_first_one_s_blocks_and_ends_are_told() -> None:
-    """An end is where all groups with windows have a block; further units of a block say nothing
-    new."""
-    news, a, b = GroupNews(2), digest(1), digest(2)
-    for name in (a, a + bytes((0, 1)), a + bytes((1, 0)), a + bytes((1, 1)), b + bytes((1, 0))):
+    """An end is where all other groups have all units of a block."""
+    units = Units([20, 110, 30])
+    news, a, b = GroupNews(units.per_block), digest(1), digest(2)
+    first, *windows = (units.names(group, a) for group in range(3))
+    news.store(first[0])
+    assert news.take(9) == ([], [])
+    for name in (first[1], *windows[0], *units.names(1, b), *windows[1][1:]):
         news.store(name)
     assert news.take(9) == ([a], [])
-    news.store(a + bytes((2, 0)))
+    news.store(windows[1][0])
     assert news.take(9) == ([end_of(a)], [])
     assert set(news.hashes()) == {a, end_of(a)}
-    news.remove(a + bytes((1, 0)))
-    news.remove(a + bytes((2, 0)))
-    news.remove(b + bytes((1, 0)))
+    for name in (windows[0][5], *windows[1], units.names(1, b)[0]):
+        news.remove(name)
     assert news.take(9) == ([], [end_of(a)])
+    news.remove(first[1])
+    assert news.take(9) == ([], [a])
 
 
 def test_entries_that_were_there_before_are_told() -> None:
-    index = SlotIndex(3, max_age_s=10.0)
-    index.restore([(0, digest(1), 0.0), (1, digest(1) + bytes((1, 0)), 0.0)])
-    index.report_by(GroupNews(1))
+    index, units = SlotIndex(3, max_age_s=10.0), Units([10, 10])
+    (window,) = units.names(1, digest(1))
+    index.restore([(0, digest(1), 0.0), (1, window, 0.0)])
+    index.report_by(GroupNews(units.per_block))
     assert set(index.news.take(9).stored) == {digest(1), end_of(digest(1))}

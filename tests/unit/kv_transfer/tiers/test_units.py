@@ -8,6 +8,7 @@ from kv_transfer.tiers.block_file import BlockFile
 from kv_transfer.tiers.disk_folder import claim_file
 from kv_transfer.tiers.units import Units
 from scheduling.block_manager import ColdBlock
+from tests.layouts import state_layout
 from tests.unit.kv_transfer.tiers.test_disk_tier import SCOPE
 
 A, B = b"a" * 16, b"b" * 14 + b"\0\0"
@@ -20,6 +21,15 @@ def test_blocks_of_all_groups_are_whole_numbers_of_units() -> None:
     cold = units.cold(2, ColdBlock(4, A, 1))
     assert [each.unit for each in cold] == [12, 13, 14]
     assert [each.name for each in cold] == units.names(2, A)
+
+
+def test_a_state_begins_its_page_and_takes_the_units_that_hold_it() -> None:
+    units = Units.of(state_layout(block_size=4, state_numbers=3001))
+    assert (units.unit_bytes, units.per_block) == (32, (1, 751))
+    page = 24032 // 32
+    assert list(units.of_block(1, 2)) == list(range(2 * page, 2 * page + 751))
+    assert list(units.of_block(0, 2)) == [2]
+    assert len(set(units.names(1, A))) == 751
 
 
 def test_one_group_is_named_by_its_hashes_alone() -> None:

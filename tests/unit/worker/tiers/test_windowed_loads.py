@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kv_transfer.tiers.units import Units
 from protocol.messages import Abort, CacheDump, TierName
 from router.routing.cache_index import CacheIndex
 from scheduling import fetch_rule
@@ -42,6 +43,17 @@ def warm(bench: DecodeBench) -> None:
     bench.scheduler.pools.clear_cache()
 
 
+def units_of(bench: DecodeBench) -> Units:
+    tiers = bench.host.tiers._tiers
+    assert tiers is not None
+    return tiers.units
+
+
+def names_of(bench: DecodeBench, group: int) -> list[bytes]:
+    """The units of the last block that a prefix of LONG needs."""
+    return units_of(bench).names(group, root(bench, LONG)[15])
+
+
 def test_an_evicted_prompt_is_loaded_up_to_its_end(bench: DecodeBench) -> None:
     warm(bench)
     assert run(bench, "again", LONG) == 1
@@ -64,7 +76,7 @@ def test_windows_that_are_still_in_the_pool_are_copied_there(bench: DecodeBench)
     full.clear_cache()
     for group, manager in enumerate(windowed, 1):
         for digest in manager.hashes():
-            for name in bench.host.tiers._tiers.units.names(group, digest):  # type: ignore[union-attr]
+            for name in units_of(bench).names(group, digest):
                 host_tier(bench).index.drop(name)
     assert run(bench, "again", LONG) == 1
     assert host_tier(bench).counts.num_loaded == 16
@@ -74,7 +86,7 @@ def test_a_copy_whose_source_was_evicted_meanwhile_does_not_count(bench: DecodeB
     run(bench, "first", LONG)
     turn(bench, 20)
     bench.scheduler.blocks.clear_cache()
-    host_tier(bench).index.drop(root(bench, LONG)[15] + bytes((1, 0)))
+    host_tier(bench).index.drop(names_of(bench, 1)[0])
     bench.tier_thread.is_held = True
     ask(bench, "again", LONG)
     turn(bench)
@@ -88,7 +100,7 @@ def test_a_copy_whose_source_was_evicted_meanwhile_does_not_count(bench: DecodeB
 def test_a_unit_that_fails_costs_a_computation(bench: DecodeBench, group: int) -> None:
     warm(bench)
     tier = host_tier(bench)
-    slot = tier.index.find(root(bench, LONG)[15] + bytes((group, 1 if group else 0))[: 2 * group])
+    slot = tier.index.find(names_of(bench, group)[-1])
     assert slot is not None
     tier.slot(slot)[0] ^= 1
     assert run(bench, "again", LONG) > 1
@@ -117,7 +129,7 @@ def test_what_no_prompt_can_go_on_from_is_not_kept(bench: DecodeBench) -> None:
     turn(bench, 20)
     names = host_tier(bench).index.names()
     assert sum(len(name) == len(names[0]) for name in names) == 16
-    windows = sum(name[-2:-1] == b"\2" for name in names if len(name) > 16)
+    windows = sum(name[16:17] == b"\2" for name in names if len(name) > 16)
     assert 0 < windows < 2 * 16
     for group, manager in enumerate(bench.scheduler.pools.managers):
         manager.on_withdraw(root(bench, LONG)[:16])
