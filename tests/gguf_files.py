@@ -91,6 +91,7 @@ def write_metadata(
     name: str,
     config: dict[str, Any],
     has_tokens: bool = True,
+    has_inner: bool = True,
     **others: Any,
 ) -> None:
     """What llama.cpp's converter writes for a config.json, and a small vocabulary."""
@@ -98,7 +99,8 @@ def write_metadata(
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if has_inner:
+        writer.add_feed_forward_length(config["intermediate_size"])
     if name == "deepseek2":
         _write_deepseek(writer, config)
     elif experts := config.get("num_local_experts"):

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoint.gguf import deepseek
+from checkpoint.gguf import deepseek, hybrids
 from checkpoint.gguf.header import GgufTensor
 from checkpoint.json_keys import MAX_INTEGER, JsonKeys
 from checkpoint.regular_file import open_regular
@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "gpt-oss": "GptOssForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    **hybrids.ARCHITECTURES,
 }
 """Our names by those in `general.architecture`, which calls Mistral's models llama, too."""
 PERMUTED = frozenset({"llama"})
@@ -37,8 +38,11 @@ _MIXTURES = {
     "llama": "MixtralForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
+    "qwen3next": "Qwen3NextForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
 }
 """Architectures that may be mixtures of experts."""
+_WITH_SHARED_EXPERT = ("qwen3next", "qwen35moe")
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """The number of layers of the Gemma models whose scores are divided by the root of hidden size per
 head; files do not say it."""
@@ -65,6 +69,7 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
     experts = _experts(keys, name)
     window = keys.integer(f"{name}.attention.sliding_window", None)
     num_heads, num_kv_heads, head_dim = _heads(keys, name)
+    rope_dim = _rope_dim(keys, name, head_dim)
     ours = "MistralForCausalLM" if name == "llama" and window else ARCHITECTURES[name]
     config = {
         **_common(keys, name, tensors),
@@ -72,7 +77,7 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
-        "rope_parameters": _rope(keys, name, head_dim, tensors),
+        "rope_parameters": _rope(keys, name, rope_dim, tensors),
         "sliding_window": window,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
@@ -80,6 +85,7 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
         "is_gguf": True,
         **experts,
         **_gemma(keys, name),
+        **hybrids.state_keys(keys, name, rope_dim / head_dim, tensors),
     }
     if name in ("qwen2", "qwen3", "qwen3moe") and window:
         raise ModelLoadError(f"{keys.where}: a sliding window of {name} is not supported")
@@ -91,8 +97,8 @@ def _common(keys: JsonKeys, name: str, tensors: Mapping[str, GgufTensor]) -> dic
     return {
         "vocab_size": _rows(keys, tensors, _EMBED),
         "hidden_size": keys.integer(f"{name}.embedding_length"),
-        "intermediate_size": _uniform(keys, f"{name}.feed_forward_length"),
-        "num_hidden_layers": keys.integer(f"{name}.block_count"),
+        "intermediate_size": _inner(keys, name),
+        "num_hidden_layers": _num_layers(keys, name),
         "max_position_embeddings": keys.integer(f"{name}.context_length"),
         "rms_norm_eps": keys.number(f"{name}.attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
@@ -102,12 +108,28 @@ def _common(keys: JsonKeys, name: str, tensors: Mapping[str, GgufTensor]) -> dic
     }
 
 
+def _num_layers(keys: JsonKeys, name: str) -> int:
+    """Without the layers at the end that predict further tokens ahead."""
+    number: int = keys.integer(f"{name}.block_count")
+    ahead = keys.integer(f"{name}.nextn_predict_layers", 0, minimum=0)
+    if ahead >= number:
+        raise keys.wrong(f"{name}.nextn_predict_layers", f"below the number of blocks, {number}")
+    return number - ahead
+
+
+def _inner(keys: JsonKeys, name: str) -> int:
+    """The size of dense feed-forward layers; files of a mixture that has none may leave it out."""
+    key = f"{name}.feed_forward_length"
+    is_left_out = key not in keys and name in _WITH_SHARED_EXPERT
+    return _uniform(keys, f"{name}.expert_feed_forward_length" if is_left_out else key)
+
+
 def _deepseek(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     attention = deepseek.attention_keys(keys, tensors)
     rope = _rope(keys, deepseek.NAME, attention["qk_rope_head_dim"], tensors)
     if rope["rope_type"] == "yarn":
         rope |= deepseek.yarn_keys(keys)
-    num_layers = keys.integer(f"{deepseek.NAME}.block_count")
+    num_layers = _num_layers(keys, deepseek.NAME)
     return {
         "architectures": [deepseek.architecture(keys, tensors)],
         "num_attention_heads": _uniform(keys, f"{deepseek.NAME}.attention.head_count"),
@@ -145,7 +167,11 @@ def _experts(keys: JsonKeys, name: str) -> dict[str, Any]:
         raise ModelLoadError(f"{keys.where}: mixtures of experts of this kind are not supported")
     if keys.number(f"{name}.expert_weights_scale", 1.0) != 1.0:
         raise keys.wrong(f"{name}.expert_weights_scale", "1 or absent")
-    inner = _uniform(keys, f"{name}.feed_forward_length")
+    inner = _inner(keys, name)
+    shared = {}
+    if name in _WITH_SHARED_EXPERT:
+        size = keys.integer(f"{name}.expert_shared_feed_forward_length", inner)
+        shared["shared_expert_intermediate_size"] = size
     return {
         "num_experts": count,
         "num_local_experts": count,
@@ -155,6 +181,7 @@ def _experts(keys: JsonKeys, name: str) -> dict[str, Any]:
             keys.integer(f"{name}.expert_feed_forward_length", inner),
         ),
         "norm_topk_prob": True,
+        **shared,
     }
 
 
@@ -193,11 +220,17 @@ def _heads(keys: JsonKeys, name: str) -> tuple[int, int, int]:
     head_dim = keys.integer(f"{name}.attention.key_length", max(hidden // num_heads, 1))
     if keys.integer(f"{name}.attention.value_length", head_dim) != head_dim:
         raise keys.wrong(f"{name}.attention.value_length", f"the length of keys, {head_dim}")
-    if keys.integer(f"{name}.rope.dimension_count", head_dim) != head_dim:
+    return num_heads, num_kv_heads, head_dim
+
+
+def _rope_dim(keys: JsonKeys, name: str, head_dim: int) -> int:
+    """Numbers of a head that are rotated; all of them but in hybrids."""
+    count: int = keys.integer(f"{name}.rope.dimension_count", head_dim)
+    if count != head_dim and (name not in hybrids.ARCHITECTURES or count > head_dim):
         raise keys.wrong(
             f"{name}.rope.dimension_count", f"the length of heads, {head_dim} (they rotate whole)"
         )
-    return num_heads, num_kv_heads, head_dim
+    return count
 
 
 def _uniform(keys: JsonKeys, key: str) -> int:

@@ -42,6 +42,11 @@ _LLAMA3 = _Splitting(
     rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}", whole_words=True, adds_bos=True
 )
 _QWEN2 = _Splitting(rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}|{_REST}", composes=True)
+_QWEN35 = _Splitting(
+    rf"{_CONTRACTIONS}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    composes=True,
+)
 _TEKKEN = _Splitting(
     rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -77,6 +82,7 @@ SPLITTINGS = {
     "llama-v3": _LLAMA3,
     "smaug-bpe": _LLAMA3,
     "qwen2": _QWEN2,
+    "qwen35": _QWEN35,
     "deepseek-r1-qwen": _Splitting(_QWEN2.pattern, adds_bos=True),
     "tekken": _TEKKEN,
     "gpt-4o": _GPT_4O,

@@ -236,7 +236,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
     if mlp_bias and experts is not None:
         raise keys.wrong("mlp_bias", "false or absent (experts have no biases)")
     is_gguf = keys.flag("is_gguf", False)
-    kinds = kind.gguf_kinds if is_gguf and kind.gguf_kinds is not None else kind.layer_kinds
+    kinds, state_kinds = _kinds(keys, kind, is_gguf)
     return ModelConfig(
         architecture=name,
         vocab_size=vocab_size,
@@ -256,7 +256,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=kind.qk_norm,
-        layer_kinds=_layer_kinds(kinds, kind.state_kinds, mixed, has_state),
+        layer_kinds=_layer_kinds(kinds, state_kinds, mixed, has_state),
         sliding_windows=parse_windows(keys, kind, num_layers),
         eos_token_ids=_end_ids(keys, generation_eos, vocab_size),
         scoring=parse_scoring(keys, kind, head_dim),
@@ -284,6 +284,18 @@ def _states(
     if not keys.flag("attn_output_gate", True):
         raise keys.wrong("attn_output_gate", "true or absent")
     return parse_delta(keys, num_layers)
+
+
+def _kinds(
+    keys: JsonKeys, kind: Architecture, is_gguf: bool
+) -> tuple[LayerKinds, LayerKinds | None]:
+    """What layers are made of, by the names in the checkpoint's files; those that keep a state."""
+    if not is_gguf:
+        return kind.layer_kinds, kind.state_kinds
+    state_kinds = kind.gguf_state_kinds
+    if state_kinds is not None and keys.flag("qkvz_by_head", False):
+        state_kinds = replace(state_kinds, attention="gated_delta_by_head")
+    return kind.gguf_kinds or kind.layer_kinds, state_kinds
 
 
 def _layer_kinds(

@@ -18,14 +18,20 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
 
 @dataclass(frozen=True)
 class DeltaConfig:
-    """The heads of a layer with a gated delta rule, and the taps of its convolution. Each key head
-    serves `num_value_heads // num_key_heads` value heads in turn."""
+    """The heads of a layer with a gated delta rule, and the taps of its convolution.
+
+    Each key head serves `num_value_heads // num_key_heads` value heads in turn. In GGUF files where
+    `keys_by_turns`, the first so many value heads have a key head each, and so have the next ones.
+    `has_rates`: the checkpoint holds the rates of decay, not the logarithms of their amounts.
+    """
 
     num_key_heads: int
     num_value_heads: int
     key_dim: int
     value_dim: int
     num_taps: int
+    keys_by_turns: bool = False
+    has_rates: bool = False
 
     @property
     def keys_width(self) -> int:
@@ -65,6 +71,8 @@ def parse_delta(keys: JsonKeys, num_layers: int) -> tuple[DeltaConfig | None, tu
         keys.integer("linear_key_head_dim", maximum=MAX_HEAD_DIM),
         keys.integer("linear_value_head_dim", maximum=MAX_HEAD_DIM),
         keys.integer("linear_conv_kernel_dim", minimum=2, maximum=MAX_TAPS),
+        keys.flag("keys_by_turns", False),
+        keys.flag("is_gguf", False),
     )
     if config.num_value_heads % config.num_key_heads:
         expected = f"a multiple of linear_num_key_heads ({config.num_key_heads})"

@@ -149,4 +149,5 @@ def _with_shared(keys: JsonKeys, kind: ExpertKeys, experts: ExpertsConfig) -> Ex
         most = _MAX_INNER // experts.inner
         inner = keys.integer("n_shared_experts", 0, minimum=0, maximum=most) * experts.inner
     gated = kind.gates_shared and inner > 0
-    return replace(experts, shared_inner=inner, shared_name=kind.shared_name, gates_shared=gated)
+    name = "shared_experts" if keys.flag("is_gguf", False) else kind.shared_name
+    return replace(experts, shared_inner=inner, shared_name=name, gates_shared=gated)

@@ -42,28 +42,53 @@ _OF_LAYER = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_experts_gate",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
 }
-_CHOICE_BIAS = "exp_probs_b", "mlp.gate.e_score_correction_bias"
+_WITHOUT_KIND = {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "attn_sinks.weight": "self_attn.sinks",
+    "ssm_a": "linear_attn.rates",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+"""Names of tensors of a layer that do not end as llama.cpp's do."""
 _HEAD_BY_HEAD = re.compile(r".+\.self_attn\.[kv]_b_proj\.weight")
-_SINKS = re.compile(r"blk\.(\d+)\.attn_sinks\.weight")
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_CONVOLUTION = re.compile(r".+\.linear_attn\.conv1d\.weight")
+_SHARED_GATE = re.compile(r".+\.mlp\.shared_experts_gate\.weight")
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_WEIGHT = re.compile(r"(\w+)\.(weight|bias)")
 
 
 def hugging_face_name(name: str) -> str:
     """Hugging Face's name of the tensor that llama.cpp calls `name`."""
-    if sinks := _SINKS.fullmatch(name):
-        return f"model.layers.{sinks[1]}.self_attn.sinks"
-    match = _LAYER.fullmatch(name)
-    if match is not None and match[2] == _CHOICE_BIAS[0]:
-        return f"model.layers.{match[1]}.{_CHOICE_BIAS[1]}"
-    if match is None or match[2] not in _OF_LAYER:
+    layer = _LAYER.fullmatch(name)
+    if layer is None:
         return _WHOLE.get(name, name)
-    return f"model.layers.{match[1]}.{_OF_LAYER[match[2]]}.{match[3]}"
+    number, rest = layer.groups()
+    weight = _WEIGHT.fullmatch(rest)
+    if rest in _WITHOUT_KIND:
+        return f"model.layers.{number}.{_WITHOUT_KIND[rest]}"
+    if weight is None or weight[1] not in _OF_LAYER:
+        return name
+    return f"model.layers.{number}.{_OF_LAYER[weight[1]]}.{weight[2]}"
 
 
 def matrix_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a tensor by Hugging Face's name, with the rows of all heads one below the other
-    where the file has a matrix for each head."""
+    """The shape of a tensor by Hugging Face's name, as a checkpoint has it: with the rows of all
+    heads one below the other where the file has a matrix for each head, and with the dimensions of
+    1 that the file leaves out."""
     if len(shape) == 3 and _HEAD_BY_HEAD.fullmatch(name):
         return (shape[0] * shape[1], shape[2])
+    if len(shape) == 2 and _CONVOLUTION.fullmatch(name):
+        return (shape[0], 1, shape[1])
+    if len(shape) == 1 and _SHARED_GATE.fullmatch(name):
+        return (1, *shape)
     return shape

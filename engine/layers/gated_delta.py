@@ -32,7 +32,8 @@ class GatedDelta:
         self._qkvz = make.linear(matrices.pop("qkvz"), None)
         self._ba = make.linear(matrices.pop("ba"), None)
         self._taps = vectors["conv"].t().contiguous()  # [num_taps, conv_width]
-        self._rate = -vectors["a_log"].exp()  # [num_value_heads]
+        rates = vectors["rates"]  # [num_value_heads]
+        self._rate = rates if self._config.has_rates else -rates.exp()
         self._rate_bias = vectors["dt_bias"]
         self._norm = vectors["norm"]  # [value_dim]
         self._o = make.output_linear(matrices.pop("o"), None)
@@ -40,13 +41,9 @@ class GatedDelta:
     @staticmethod
     def tensors(config: ModelConfig) -> list[LayerTensor]:
         """See Kind."""
-        delta = _delta(config)
-        qkvz = [
-            Rows("in_proj_qkv.weight", delta.conv_width),
-            Rows("in_proj_z.weight", delta.values_width),
-        ]
-        ba = [Rows(f"in_proj_{name}.weight", delta.num_value_heads) for name in "ba"]
-        return _tensors(config, qkvz, ba)
+        heads = _delta(config).num_value_heads
+        ba = [Rows(f"in_proj_{name}.weight", heads) for name in "ba"]
+        return _tensors(config, _inputs_of_all(config), ba)
 
     @property
     def products(self) -> Sequence[LinearLayer]:
@@ -56,7 +53,8 @@ class GatedDelta:
     def attend(self, x: torch.Tensor, layer: int, batch: AttentionPass) -> torch.Tensor:
         """See AttentionLayer."""
         delta, states = self._config, batch.states(layer)
-        mixed, z, b, a = self._split(self._qkvz(x), self._ba(x))
+        mixed, z = self._split_inputs(self._qkvz(x))
+        b, a = self._split_gates(self._ba(x))
         mixed, beta = mixed.float(), b.float().sigmoid()
         g = self._rate * softplus(a.float() + self._rate_bias)
         out = mixed.new_empty(len(x), delta.num_value_heads, delta.value_dim)
@@ -73,14 +71,15 @@ class GatedDelta:
         """See AttentionLayer."""
         return self._o(attended, add=add)
 
-    def _split(
-        self, qkvz: torch.Tensor, ba: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k and v of all heads [N, conv_width], the gates z [N, values_width], and b and a,
-        [N, num_value_heads] each."""
+    def _split_inputs(self, qkvz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """q, k and v of all heads [N, conv_width], and the gates z [N, values_width]."""
         mixed, z = qkvz.split([self._config.conv_width, self._config.values_width], dim=1)
+        return mixed, z
+
+    def _split_gates(self, ba: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """b and a, [N, num_value_heads] each."""
         b, a = ba.chunk(2, dim=1)
-        return mixed, z, b, a
+        return b, a
 
     def _run(
         self,
@@ -129,43 +128,63 @@ class GatedDelta:
         delta = self._config
         widths = [delta.keys_width, delta.keys_width, delta.values_width]
         q, k, v = silu(convolved).split(widths, dim=1)
-        return DeltaInputs(
-            q.unflatten(1, (-1, delta.key_dim)),
-            k.unflatten(1, (-1, delta.key_dim)),
-            v.unflatten(1, (-1, delta.value_dim)),
-            g,
-            beta,
-        )
+        q, k = (each.unflatten(1, (-1, delta.key_dim)) for each in (q, k))
+        if delta.keys_by_turns:
+            repeats = delta.num_value_heads // delta.num_key_heads
+            q, k = q.repeat(1, repeats, 1), k.repeat(1, repeats, 1)
+        return DeltaInputs(q, k, v.unflatten(1, (-1, delta.value_dim)), g, beta)
 
 
-class GatedDeltaByHead(GatedDelta):
-    """Tensors hold q, k, v and z of the first key head, then those of the second (Qwen3-Next)."""
+class GatedDeltaGatesByHead(GatedDelta):
+    """Tensors hold b and a of the first key head, then those of the second (Qwen3-Next in GGUF
+    files)."""
+
+    @staticmethod
+    def tensors(config: ModelConfig) -> list[LayerTensor]:
+        """See Kind."""
+        return _tensors(config, _inputs_of_all(config), _gates_by_head(config))
+
+    def _split_gates(self, ba: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See GatedDelta."""
+        b, a = ba.unflatten(1, (self._config.num_key_heads, 2, -1)).unbind(2)
+        return b.flatten(1), a.flatten(1)
+
+
+class GatedDeltaByHead(GatedDeltaGatesByHead):
+    """So do those with q, k, v and z (Qwen3-Next, and its older GGUF files)."""
 
     @staticmethod
     def tensors(config: ModelConfig) -> list[LayerTensor]:
         """See Kind."""
         delta = _delta(config)
         qkvz = [Rows("in_proj_qkvz.weight", delta.conv_width + delta.values_width)]
-        ba = [Rows("in_proj_ba.weight", 2 * delta.num_value_heads)]
-        return _tensors(config, qkvz, ba)
+        return _tensors(config, qkvz, _gates_by_head(config))
 
-    def _split(
-        self, qkvz: torch.Tensor, ba: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _split_inputs(self, qkvz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See GatedDelta."""
         delta = self._config
-        repeats = delta.num_value_heads // delta.num_key_heads
-        values = repeats * delta.value_dim
+        values = delta.num_value_heads // delta.num_key_heads * delta.value_dim
         widths = [delta.key_dim, delta.key_dim, values, values]
         by_head = qkvz.unflatten(1, (delta.num_key_heads, -1)).split(widths, dim=2)
         q, k, v, z = (each.flatten(1) for each in by_head)
-        b, a = ba.unflatten(1, (delta.num_key_heads, -1)).split(repeats, dim=2)
-        return torch.cat((q, k, v), dim=1), z, b.flatten(1), a.flatten(1)
+        return torch.cat((q, k, v), dim=1), z
 
 
 def _delta(config: ModelConfig) -> DeltaConfig:
     assert config.delta is not None
     return config.delta
+
+
+def _inputs_of_all(config: ModelConfig) -> list[Rows]:
+    delta = _delta(config)
+    return [
+        Rows("in_proj_qkv.weight", delta.conv_width),
+        Rows("in_proj_z.weight", delta.values_width),
+    ]
+
+
+def _gates_by_head(config: ModelConfig) -> list[Rows]:
+    return [Rows("in_proj_ba.weight", 2 * _delta(config).num_value_heads)]
 
 
 def _tensors(config: ModelConfig, qkvz: list[Rows], ba: list[Rows]) -> list[LayerTensor]:
@@ -176,7 +195,7 @@ def _tensors(config: ModelConfig, qkvz: list[Rows], ba: list[Rows]) -> list[Laye
         LayerTensor("qkvz", qkvz, hidden),
         LayerTensor("ba", ba, hidden),
         LayerTensor("conv", [conv], delta.num_taps, is_wide=True),
-        LayerTensor("a_log", [Rows("A_log", heads)], is_wide=True),
+        LayerTensor("rates", [Rows("rates" if delta.has_rates else "A_log", heads)], is_wide=True),
         LayerTensor("dt_bias", [Rows("dt_bias", heads)], is_wide=True),
         LayerTensor("norm", [Rows("norm.weight", delta.value_dim)], is_wide=True),
         LayerTensor("o", [Rows("out_proj.weight", hidden)], delta.values_width),

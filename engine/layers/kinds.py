@@ -17,7 +17,7 @@ from engine.checkpoint.layer_tensors import KindWeights, LayerTensor
 from engine.layers.attention_pass import AttentionPass
 from engine.layers.experts import LayerFactory
 from engine.layers.experts_feed_forward import ExpertsFeedForward
-from engine.layers.gated_delta import GatedDelta, GatedDeltaByHead
+from engine.layers.gated_delta import GatedDelta, GatedDeltaByHead, GatedDeltaGatesByHead
 from engine.layers.gated_feed_forward import GatedFeedForward
 from engine.layers.grouped_attention import GroupedAttention
 from engine.layers.latent_attention import LatentAttention
@@ -71,6 +71,7 @@ ATTENTION: dict[str, Kind[AttentionLayer]] = {
     "latent": Kind(LatentAttention.tensors, LatentAttention),
     "output_gated": Kind(OutputGatedAttention.tensors, OutputGatedAttention),
     "gated_delta": Kind(GatedDelta.tensors, GatedDelta),
+    "gated_delta_gates_by_head": Kind(GatedDeltaGatesByHead.tensors, GatedDeltaGatesByHead),
     "gated_delta_by_head": Kind(GatedDeltaByHead.tensors, GatedDeltaByHead),
 }
 FEED_FORWARD: dict[str, Kind[FeedForwardLayer]] = {

@@ -79,6 +79,7 @@ class Architecture:
     has_text_config: bool = False  # the language model's keys are in a table of that name
     layer_kinds: LayerKinds = LayerKinds()  # of all layers
     gguf_kinds: LayerKinds | None = None  # the same with the names in GGUF files, if they differ
+    gguf_state_kinds: LayerKinds | None = None
     experts: ExpertKeys | None = None  # of those layers that are mixtures
 
 
@@ -184,6 +185,12 @@ _QWEN_3_NEXT = Architecture(
     rotates_part=True,
     layer_kinds=LayerKinds(attention="output_gated"),
     state_kinds=LayerKinds(attention="gated_delta_by_head", attention_name="linear_attn"),
+    gguf_kinds=LayerKinds(attention="output_gated", post_norm_name="post_attention_norm"),
+    gguf_state_kinds=LayerKinds(
+        attention="gated_delta_gates_by_head",
+        attention_name="linear_attn",
+        post_norm_name="post_attention_norm",
+    ),
     experts=_GATED_SHARED,
     defaults={
         "head_dim": 256,
@@ -199,6 +206,11 @@ _QWEN_3_NEXT = Architecture(
 _QWEN_3_5 = replace(
     _QWEN_3_NEXT,
     state_kinds=LayerKinds(attention="gated_delta", attention_name="linear_attn"),
+    gguf_state_kinds=LayerKinds(
+        attention="gated_delta",
+        attention_name="linear_attn",
+        post_norm_name="post_attention_norm",
+    ),
     experts=None,
     has_text_config=True,
 )

@@ -1,0 +1,46 @@
+"""The keys of layers with a gated delta rule, from the metadata of a hybrid's file (Qwen3-Next,
+Qwen3.5).
+
+llama.cpp's converter moves value heads of Qwen3.5, so that key heads serve them by turns, and says
+which layers have full attention by their distance. It writes the two halves of a layer's inputs
+apart; older files of Qwen3-Next have them as checkpoints do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from checkpoint.json_keys import JsonKeys
+
+ARCHITECTURES = {
+    "qwen3next": "Qwen3NextForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
+}
+_WITH_HEADS_AS_STORED = "qwen3next"
+_OLDER_INPUTS = ".ssm_in.weight"
+
+
+def state_keys(
+    keys: JsonKeys, name: str, rotated_part: float, tensor_names: Iterable[str]
+) -> dict[str, Any]:
+    """The sizes of these layers, and which part of a head is rotated in the others; none for
+    another architecture. Raises ModelLoadError."""
+    if name not in ARCHITECTURES:
+        return {}
+    num_values = keys.integer(f"{name}.ssm.time_step_rank")
+    inner = keys.integer(f"{name}.ssm.inner_size")
+    if inner % num_values:
+        raise keys.wrong(f"{name}.ssm.inner_size", f"a multiple of the value heads, {num_values}")
+    return {
+        "linear_num_key_heads": keys.integer(f"{name}.ssm.group_count"),
+        "linear_num_value_heads": num_values,
+        "linear_key_head_dim": keys.integer(f"{name}.ssm.state_size"),
+        "linear_value_head_dim": inner // num_values,
+        "linear_conv_kernel_dim": keys.integer(f"{name}.ssm.conv_kernel"),
+        "full_attention_interval": keys.integer(f"{name}.full_attention_interval", 4),
+        "partial_rotary_factor": rotated_part,
+        "keys_by_turns": name != _WITH_HEADS_AS_STORED,
+        "qkvz_by_head": any(each.endswith(_OLDER_INPUTS) for each in tensor_names),
+    }
