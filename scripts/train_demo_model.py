@@ -102,6 +102,7 @@ class Settings:
     seed: int
     learning_rate: float
     threads: int
+    scale: int = 1
 
 
 def main() -> None:
@@ -118,8 +119,11 @@ def main() -> None:
     report(settings, topics, loss)
 
 
-def parse_args(what: str = "Train Baton's bundled demo model.", steps: int = 3500) -> Settings:
-    """The flags. `steps` is the default number of steps."""
+def parse_args(
+    what: str = "Train Baton's bundled demo model.", steps: int = 3500, can_scale: bool = False
+) -> Settings:
+    """The flags. `steps` is the default number of steps; `can_scale`: whether wider models can be
+    trained, too."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--steps", type=int, default=steps, help=f"optimiser steps ({steps})")
@@ -129,6 +133,8 @@ def parse_args(what: str = "Train Baton's bundled demo model.", steps: int = 350
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (0)")
     parser.add_argument("--learning-rate", type=float, default=5e-3, help="at its peak (5e-3)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (1)")
+    if can_scale:
+        parser.add_argument("--scale", type=int, default=1, help="how many times as wide (1)")
     return Settings(**vars(parser.parse_args()))
 
 

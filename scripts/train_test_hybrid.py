@@ -31,12 +31,12 @@ TOKENS_PER_STEP = 512
 
 def main() -> None:
     """Train the model, write it with its tokenizer, and report its loss on fresh batches."""
-    settings = parse_args("Train the hybrid of Baton's tests.", STEPS)
+    settings = parse_args("Train the hybrid of Baton's tests.", STEPS, can_scale=True)
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     topics = load_topics()
     tokenizer = train_tokenizer(topics, settings.seed)
-    model = Qwen3_5ForCausalLM(model_config(tokenizer))
+    model = Qwen3_5ForCausalLM(model_config(tokenizer, settings.scale))
     data = batches(tokenizer, topics, settings.seed, ROW_LENGTHS, TOKENS_PER_STEP)
     optimizers = _optimizers(model, settings.learning_rate)
     loss = train(model, data, settings, optimizers, in_bf16=False)
@@ -49,16 +49,16 @@ def main() -> None:
     print(f"loss of the written weights on fresh batches: {sum(losses) / len(losses):.3f}")
 
 
-def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5TextConfig:
-    """Small enough to be trained in minutes."""
+def model_config(tokenizer: PreTrainedTokenizerFast, scale: int = 1) -> Qwen3_5TextConfig:
+    """Small enough to be trained in minutes; `scale` times as wide."""
     shared = shared_config(tokenizer) | {"num_hidden_layers": 3, "num_key_value_heads": 1}
     return Qwen3_5TextConfig(
-        hidden_size=96,
-        intermediate_size=192,
-        num_attention_heads=3,
+        hidden_size=96 * scale,
+        intermediate_size=192 * scale,
+        num_attention_heads=3 * scale,
         layer_types=["linear_attention", "linear_attention", "full_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
+        linear_num_key_heads=2 * scale,
+        linear_num_value_heads=4 * scale,
         linear_key_head_dim=24,
         linear_value_head_dim=24,
         **shared,

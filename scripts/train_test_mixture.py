@@ -33,12 +33,12 @@ EXPERTS_RATE = 0.4  # of the learning rate: AdamW takes larger steps than Muon
 
 def main() -> None:
     """Train the model, write it with its tokenizer, and report its loss on fresh batches."""
-    settings = parse_args("Train the mixture of experts of Baton's tests.", STEPS)
+    settings = parse_args("Train the mixture of experts of Baton's tests.", STEPS, can_scale=True)
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     topics = load_topics()
     tokenizer = train_tokenizer(topics, settings.seed)
-    model = Qwen3MoeForCausalLM(model_config(tokenizer))
+    model = Qwen3MoeForCausalLM(model_config(tokenizer, settings.scale))
     data = batches(tokenizer, topics, settings.seed, ROW_LENGTHS, TOKENS_PER_STEP)
     loss = train(model, data, settings, _optimizers(model, settings.learning_rate))
     write(model, tokenizer, settings.out)
@@ -50,16 +50,16 @@ def main() -> None:
     print(f"loss of the written weights on fresh batches: {sum(losses) / len(losses):.3f}")
 
 
-def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeConfig:
-    """Each token has two experts of eight."""
+def model_config(tokenizer: PreTrainedTokenizerFast, scale: int = 1) -> Qwen3MoeConfig:
+    """Each token has two experts of eight; the model is `scale` times as wide."""
     return Qwen3MoeConfig(
-        hidden_size=128,
-        intermediate_size=256,
-        moe_intermediate_size=96,
+        hidden_size=128 * scale,
+        intermediate_size=256 * scale,
+        moe_intermediate_size=96 * scale,
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,
-        num_attention_heads=4,
+        num_attention_heads=4 * scale,
         **shared_config(tokenizer),
     )
 

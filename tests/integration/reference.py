@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import pydoc_data.topics
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -93,6 +94,25 @@ class GreedyGeneration:
         )
         top = torch.stack(out.logits).squeeze(1).topk(2, dim=-1).values  # [steps, 2]
         return out.sequences[0, len(prompt) :].tolist(), float((top[:, 0] - top[:, 1]).min())
+
+
+def clear_references(folder: Path, lengths: Sequence[int], of_each: int = 2) -> list[Reference]:
+    """Prompts of these lengths from Python's help text, and what transformers makes of them with a
+    trained model in `folder`."""
+    generate = GreedyGeneration(folder)
+    text = pydoc_data.topics.topics["with"] + pydoc_data.topics.topics["lambda"]
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+
+    def clear(length: int) -> Iterator[Reference]:
+        for start in range(0, len(tokens) - length, 13):
+            prompt = tokens[start : start + length]
+            output, margin = generate(prompt)
+            if margin >= MIN_MARGIN:
+                yield Reference(tuple(prompt), tuple(output))
+
+    found = [each for length in lengths for each in islice(clear(length), of_each)]
+    assert len(found) == of_each * len(lengths), "the model is too unsure of the text"
+    return found
 
 
 if __name__ == "__main__":

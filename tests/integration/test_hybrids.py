@@ -3,17 +3,13 @@ two states on the way besides the blocks. A trained one shows what random weight
 
 from __future__ import annotations
 
-import pydoc_data.topics
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
 
 from cli.fleet import Fleet
 from tests.effort import some
@@ -30,13 +26,7 @@ from tests.integration.fleets import (
     workers,
 )
 from tests.integration.random_checkpoints import Expected, demo_without_weights
-from tests.integration.reference import (
-    BLOCK,
-    MIN_MARGIN,
-    NUM_TOKENS,
-    GreedyGeneration,
-    Reference,
-)
+from tests.integration.reference import BLOCK, NUM_TOKENS, Reference, clear_references
 from tests.paths import DEMO_MODEL, HYBRID
 
 LENGTHS = (1, 17, 64, 150)
@@ -114,19 +104,7 @@ def test_a_conversation_that_moves_among_workers_stays_right(
 @pytest.mark.parametrize("dtype", some(["float32", "bfloat16"], 1))
 def test_a_trained_hybrid_served_apart_gives_the_tokens_of_transformers(dtype: str) -> None:
     """Prompts from Python's help text, and each of them again, which goes on from its state."""
-    generate = GreedyGeneration(HYBRID)
-    text = pydoc_data.topics.topics["with"] + pydoc_data.topics.topics["lambda"]
-    tokens = Tokenizer.from_file(str(HYBRID / "tokenizer.json")).encode(text).ids
-
-    def clear(length: int) -> Iterator[Reference]:
-        for start in range(0, len(tokens) - length, 13):
-            prompt = tokens[start : start + length]
-            output, margin = generate(prompt)
-            if margin >= MIN_MARGIN:
-                yield Reference(tuple(prompt), tuple(output))
-
-    prompts = [found for length in (1, 17, 100) for found in islice(clear(length), 2)]
-    assert len(prompts) == 6
+    prompts = clear_references(HYBRID, (1, 17, 100))
     with running_fleet(
         model=str(HYBRID),
         served_model_name=(DEMO_MODEL.name,),  # as all requests of these tests say
