@@ -41,6 +41,10 @@ _NAMES = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.gate.": "ffn_gate_inp.",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
@@ -108,6 +112,8 @@ def write_metadata(
         writer.add_expert_used_count(config["num_experts_per_tok"])
         if name != "llama":
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        if size := config.get("shared_expert_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(size)
     writer.add_head_count(heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -203,7 +209,7 @@ def write_gguf(  # noqa: PLR0913 - all but four are keywords of tests
     write_metadata(writer, name, config, **others)
     quant = gguf.GGMLQuantizationType[kind]
     values = {}
-    tensors = _with_stacks(load_file(folder / "model.safetensors"))
+    tensors = with_stacks(load_file(folder / "model.safetensors"))
     if splits_kv_b:
         heads = config["num_attention_heads"]
         tensors = with_halves_of_kv_b(tensors, heads, config["qk_nope_head_dim"])
@@ -228,7 +234,7 @@ def write_gguf(  # noqa: PLR0913 - all but four are keywords of tests
     return values
 
 
-def _with_stacks(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def with_stacks(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """With gate and up of all experts apart, as llama.cpp keeps them."""
     found = {}
     for name, tensor in tensors.items():

@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     deepseek.NAME: "DeepseekV3ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
@@ -36,13 +37,14 @@ ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that divides each rotary frequency, as Llama 3.1 scales them."""
 _MIXTURES = {
     "llama": "MixtralForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "qwen3next": "Qwen3NextForCausalLM",
     "qwen35moe": "Qwen3_5MoeForCausalLM",
 }
 """Architectures that may be mixtures of experts."""
-_WITH_SHARED_EXPERT = ("qwen3next", "qwen35moe")
+_WITH_SHARED_EXPERT = ("qwen2moe", "qwen3next", "qwen35moe")
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """The number of layers of the Gemma models whose scores are divided by the root of hidden size per
 head; files do not say it."""
@@ -87,7 +89,7 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
         **_gemma(keys, name),
         **hybrids.state_keys(keys, name, rope_dim / head_dim, tensors),
     }
-    if name in ("qwen2", "qwen3", "qwen3moe") and window:
+    if name in ("qwen2", "qwen3", "qwen2moe", "qwen3moe") and window:
         raise ModelLoadError(f"{keys.where}: a sliding window of {name} is not supported")
     return config
 
@@ -158,8 +160,8 @@ def _gemma(keys: JsonKeys, name: str) -> dict[str, Any]:
 
 
 def _experts(keys: JsonKeys, name: str) -> dict[str, Any]:
-    """The keys of a mixture of experts, whose weights llama.cpp always normalizes for these; none
-    of a dense model."""
+    """The keys of a mixture of experts, whose weights llama.cpp normalizes, but for Qwen2-MoE's;
+    none of a dense model."""
     count = keys.integer(f"{name}.expert_count", 0, minimum=0)
     if not count:
         return {}
@@ -180,7 +182,7 @@ def _experts(keys: JsonKeys, name: str) -> dict[str, Any]:
             ("moe_intermediate_size",) + ("intermediate_size",) * (name == "gpt-oss"),
             keys.integer(f"{name}.expert_feed_forward_length", inner),
         ),
-        "norm_topk_prob": True,
+        "norm_topk_prob": name != "qwen2moe",
         **shared,
     }
 

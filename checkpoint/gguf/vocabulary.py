@@ -98,7 +98,7 @@ _SPECIAL = {
 }
 """The keys of tokenizer_config.json, and what GGUF's keys call the same tokens."""
 _CHAT_TEMPLATE = "tokenizer.chat_template"
-_BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2"}
+_BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen2moe": "qwen2", "qwen3": "qwen2"}
 """For files that are older than the key `unknown_token_id`."""
 
 

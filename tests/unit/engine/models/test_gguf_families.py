@@ -1,4 +1,4 @@
-"""Gemma and gpt-oss from GGUF files as llama.cpp's converter writes them: transformers' logits."""
+"""Gemma, gpt-oss and Qwen2-MoE from GGUF files of llama.cpp's converter: transformers' logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.quantized_blocks import BlockMatrix
 from engine.checkpoint.weights import load_block_weights
-from tests.gguf_files import llama_cpp_name, write_metadata
+from tests.gguf_files import llama_cpp_name, with_stacks, write_metadata
 from tests.unit.engine.models.test_decoder import CLOSE, TABLE
 
 Tensors = dict[str, torch.Tensor]
@@ -69,7 +69,13 @@ def of_gpt_oss(tensors: Tensors) -> Tensors:
     return found
 
 
+def of_qwen2_moe(tensors: Tensors) -> Tensors:
+    return {llama_cpp_name(name): tensor for name, tensor in with_stacks(tensors).items()}
+
+
 def add_keys(writer: gguf.GGUFWriter, name: str, config: dict[str, Any]) -> None:
+    if name == "qwen2moe":
+        return
     writer.add_sliding_window(config["sliding_window"])
     if name == "gemma3":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -91,7 +97,9 @@ def write(
     config = json.loads((folder / "config.json").read_text())
     rope = config["rope_parameters"]
     config["rope_parameters"] = rope.get("full_attention", rope)
-    config["moe_intermediate_size"] = config["intermediate_size"]
+    config.setdefault("moe_intermediate_size", config["intermediate_size"])
+    if name == "qwen2moe":
+        config["num_local_experts"] = config["num_experts"]
     writer = gguf.GGUFWriter(file, name)
     write_metadata(writer, name, config)
     add_keys(writer, name, config)
@@ -118,6 +126,16 @@ FAMILIES: dict[str, tuple[str, Callable[[Tensors], Tensors], dict[str, Any]]] = 
         {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, "sliding_window_pattern": 6},
     ),
     "gpt-oss": ("GptOssForCausalLM", of_gpt_oss, {}),
+    "qwen2moe": (
+        "Qwen2MoeForCausalLM",
+        of_qwen2_moe,
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
 }
 
 
@@ -125,6 +143,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Tensors], Tensors], dict[str, Any]]] = 
 def test_logits_equal_transformers(make_tiny, paged_model, text, tmp_path, name):
     architecture, change, options = FAMILIES[name]
     tiny = make_tiny(architecture, tie_word_embeddings=change is of_gemma, **options)
+    tiny.reference.save_pretrained(tiny.folder, save_original_format=False)
     write(tmp_path / "tiny.gguf", tiny.folder, name, change, "F32")
     folder = resolve_model(tmp_path / "tiny.gguf")
     tokens = text(30)

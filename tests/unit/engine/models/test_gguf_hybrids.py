@@ -17,7 +17,7 @@ from engine.checkpoint.blocks import BlockMatrix
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.weights import load_block_weights
 from protocol.errors import ModelLoadError
-from tests.gguf_files import llama_cpp_name, write_metadata
+from tests.gguf_files import llama_cpp_name, with_stacks, write_metadata
 from tests.hybrid_models import HYBRIDS
 from tests.unit.engine.models.test_decoder import CLOSE, TABLE
 
@@ -60,7 +60,7 @@ class Converted:
         self._per_key = self.config["linear_num_value_heads"] // self._keys
         self._widths = (self.config["linear_key_head_dim"], self.config["linear_value_head_dim"])
         self.tensors: Tensors = {}
-        for each, tensor in load_file(folder / "model.safetensors").items():
+        for each, tensor in with_stacks(load_file(folder / "model.safetensors")).items():
             self._add(each, tensor)
 
     def _add(self, name: str, tensor: torch.Tensor) -> None:
@@ -68,15 +68,6 @@ class Converted:
             tensor = tensor + 1
         if "linear_attn" in name:
             self._add_state(f"blk.{name.split('.')[2]}", name.split("linear_attn.")[1], tensor)
-        elif "mlp.shared_expert" in name:
-            kind = name.split("mlp.shared_expert")[1].removesuffix("_proj.weight")
-            kind = {"_gate.weight": "gate_inp"}.get(kind, kind[1:])
-            self.tensors[f"blk.{name.split('.')[2]}.ffn_{kind}_shexp.weight"] = tensor
-        elif name.endswith("experts.gate_up_proj"):
-            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
-                self.tensors[f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight"] = half
-        elif name.endswith("experts.down_proj"):
-            self.tensors[f"blk.{name.split('.')[2]}.ffn_down_exps.weight"] = tensor
         else:
             name = name.replace("post_attention_layernorm", "post_attention_norm")
             self.tensors[llama_cpp_name(name)] = tensor
@@ -136,9 +127,6 @@ def write(file: Path, converted: Converted, name: str, kind: str = "F32", ahead:
     writer.add_full_attention_interval(INTERVAL["full_attention_interval"])
     part = config["rope_parameters"]["partial_rotary_factor"]
     writer.add_rope_dimension_count(int(config["head_dim"] * part))
-    if name != "qwen35":
-        size = config["shared_expert_intermediate_size"]
-        writer.add_expert_shared_feed_forward_length(size)
     if ahead:
         writer.add_nextn_predict_layers(ahead)
         writer.add_tensor("blk.4.nextn.enorm.weight", torch.ones(48).numpy())
@@ -155,7 +143,9 @@ def write(file: Path, converted: Converted, name: str, kind: str = "F32", ahead:
 
 def tiny_of(make_tiny: Any, family: str, **options: Any) -> Any:
     architecture, usual = HYBRIDS[FAMILIES[family]]
-    return make_tiny(architecture, **usual | INTERVAL | options)
+    tiny = make_tiny(architecture, **usual | INTERVAL | options)
+    tiny.reference.save_pretrained(tiny.folder, save_original_format=False)
+    return tiny
 
 
 @pytest.mark.parametrize(
