@@ -234,15 +234,17 @@ class GroupBlocks(BlockManager):
         return free + (self.pages.num_available - num_opened) * self.blocks_per_page
 
     def coldest(self, count: int) -> list[ColdBlock]:
-        """See BlockManager; of the group's own blocks, without those that go first anyway."""
+        """See BlockManager; of the group's own blocks, without those that go first anyway. Of many
+        blocks, looks at as many as there are pages."""
         idle = (block for page in self.pages.idle_pages(self) for block in self._blocks_of(page))
-        return [
+        found = (
             ColdBlock(block, digest, self._num_uses[block])
-            for block in islice(chain(self._free, idle), count)
+            for block in islice(chain(self._free, idle), max(count, self.pages.num_pages))
             if (digest := self._hash_of[block]) is not None
             and self._freed_at[block] != _COLD
             and block not in self._stays_here
-        ]
+        )
+        return list(islice(found, count))
 
     def evict(self, page: int) -> None:
         """Forget the contents of a page that was idle."""

@@ -68,7 +68,8 @@ class ServedFetches:
         why = FetchShortfall.EVICTED if len(run) < len(fetch.hashes) else None
         slots = [len(each.block_ids) for each in fetch.others]
         of_slots = sum(size * count for size, count in zip(self._sizes[1:], slots, strict=True))
-        room = max(1, int(SERVE_SHARE * managers[0].num_blocks) - of_slots)
+        least = max([1, *slots])  # or no end would ever be served
+        room = max(least, int(SERVE_SHARE * managers[0].num_blocks) - of_slots)
         room -= sum(each.num_alone for each in self._served.values())
         num_alone = 0
         for index, block in enumerate(run):

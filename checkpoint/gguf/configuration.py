@@ -113,7 +113,7 @@ def _common(keys: JsonKeys, name: str, tensors: Mapping[str, GgufTensor]) -> dic
 def _num_layers(keys: JsonKeys, name: str) -> int:
     """Without the layers at the end that predict further tokens ahead."""
     number: int = keys.integer(f"{name}.block_count")
-    ahead = keys.integer(f"{name}.nextn_predict_layers", 0, minimum=0)
+    ahead: int = keys.integer(f"{name}.nextn_predict_layers", 0, minimum=0)
     if ahead >= number:
         raise keys.wrong(f"{name}.nextn_predict_layers", f"below the number of blocks, {number}")
     return number - ahead

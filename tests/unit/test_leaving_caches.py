@@ -435,7 +435,7 @@ def test_a_conversation_with_windows_that_cannot_move_holds_nothing_up(
     talk(windowed, "one", prompt_of(1, 12))
     taker = windowed.workers["d3"]
     if how == "is busy for ever":
-        monkeypatch.setattr("worker.served_fetches.SERVE_SHARE", 0.0)
+        monkeypatch.setattr("worker.served_fetches.ServedFetches._fits", lambda *_: False)
         monkeypatch.setattr("worker.inbound.taken_caches.MOST_BUSY", 5)
     running = taker.scheduler.blocks.allocate(2 * POOL - 8) if how == "gets no room" else []
     leaver = drain(windowed, "d2", "d3")
