@@ -29,12 +29,15 @@ def state_keys(
     another architecture. Raises ModelLoadError."""
     if name not in ARCHITECTURES:
         return {}
+    num_keys = keys.integer(f"{name}.ssm.group_count")
     num_values = keys.integer(f"{name}.ssm.time_step_rank")
+    if num_values % num_keys:
+        raise keys.wrong(f"{name}.ssm.time_step_rank", f"a multiple of the key heads, {num_keys}")
     inner = keys.integer(f"{name}.ssm.inner_size")
     if inner % num_values:
         raise keys.wrong(f"{name}.ssm.inner_size", f"a multiple of the value heads, {num_values}")
     return {
-        "linear_num_key_heads": keys.integer(f"{name}.ssm.group_count"),
+        "linear_num_key_heads": num_keys,
         "linear_num_value_heads": num_values,
         "linear_key_head_dim": keys.integer(f"{name}.ssm.state_size"),
         "linear_value_head_dim": inner // num_values,

@@ -91,6 +91,13 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(names))]
 
 
+def place_of(folder: Path) -> str:
+    """What messages call the checkpoint in a folder: a GGUF file by its own name, of several parts
+    the first one's."""
+    first = weight_files(folder)[0]
+    return os.path.realpath(first) if first.suffix == SUFFIX else str(folder)
+
+
 def read_all_entries(files: Iterable[Path]) -> dict[str, TensorEntry]:
     """The tensors of several files, as `read_tensor_entries` reads them."""
     found: dict[str, TensorEntry] = {}
@@ -165,10 +172,11 @@ def _read_gguf(file: Path, version: tuple[int, int] | None) -> tuple[int, dict[s
     takes a while."""
     header = read_header(file)
     entries = {}
+    place = Path(os.path.realpath(file))  # which messages name, not the link to it
     for tensor in header.tensors:
         name = hugging_face_name(tensor.name)
         shape = matrix_shape(name, tensor.shape)
-        entries[name] = TensorEntry(file, tensor.type.name, shape, tensor.begin, tensor.end)
+        entries[name] = TensorEntry(place, tensor.type.name, shape, tensor.begin, tensor.end)
     return header.size, _with_experts(file, entries)
 
 

@@ -60,6 +60,9 @@ _WITHOUT_KIND = {
     "ssm_dt.bias": "linear_attn.dt_bias",
 }
 """Names of tensors of a layer that do not end as llama.cpp's do."""
+_OURS = {theirs: name for names in (_OF_LAYER, _WITHOUT_KIND) for name, theirs in names.items()}
+_OUR_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_OUR_EXPERT = re.compile(r"(mlp\.experts)\.\d+\.(\w+)")
 _HEAD_BY_HEAD = re.compile(r".+\.self_attn\.[kv]_b_proj\.weight")
 _CONVOLUTION = re.compile(r".+\.linear_attn\.conv1d\.weight")
 _SHARED_GATE = re.compile(r".+\.mlp\.shared_experts_gate\.weight")
@@ -79,6 +82,20 @@ def hugging_face_name(name: str) -> str:
     if weight is None or weight[1] not in _OF_LAYER:
         return name
     return f"model.layers.{number}.{_OF_LAYER[weight[1]]}.{weight[2]}"
+
+
+def llama_cpp_name(name: str) -> str:
+    """llama.cpp's name of the tensor that has the one of Hugging Face's name `name`, for
+    messages."""
+    layer = _OUR_LAYER.fullmatch(name)
+    if layer is None:
+        return next((ours for ours, theirs in _WHOLE.items() if theirs == name), name)
+    number, rest = layer.groups()
+    if rest in _OURS:
+        return f"blk.{number}.{_OURS[rest]}"
+    part, _, kind = rest.rpartition(".")
+    part = _OUR_EXPERT.sub(r"\1.\2", part)
+    return f"blk.{number}.{_OURS[part]}.{kind}" if part in _OURS else name
 
 
 def matrix_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

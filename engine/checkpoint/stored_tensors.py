@@ -18,6 +18,7 @@ from checkpoint.regular_file import open_regular
 from engine.checkpoint.files import (
     TensorEntry,
     model_fingerprint,
+    place_of,
     read_all_entries,
     weight_files,
 )
@@ -47,7 +48,7 @@ class StoredTensors(Protocol):
 
     @property
     def where(self) -> str:
-        """The folder or worker, for messages."""
+        """The folder, GGUF file or worker, for messages."""
 
     @property
     def entries(self) -> Mapping[str, TensorEntry]:
@@ -79,7 +80,7 @@ class FileTensors:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.where = str(folder)
+        self.where = place_of(folder)
         self.entries = read_all_entries(weight_files(folder))
 
     @property

@@ -19,9 +19,11 @@ from pathlib import Path
 
 import torch
 
+from checkpoint.gguf.folder import SUFFIX
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.files import read_tensor_entries, weight_files
 from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
+from engine.checkpoint.gguf_names import llama_cpp_name
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Split
 from engine.checkpoint.paired_experts import PairedExperts
 from engine.checkpoint.quantized_blocks import (
@@ -222,7 +224,8 @@ def _check(tensors: StoredTensors, places: Places, num_layers: int) -> None:
     for name, place in places.items():
         expected = place.stored_shape
         if name not in found:
-            raise ModelLoadError(f"{where}: tensor {name!r} {list(expected)} is missing")
+            shown = llama_cpp_name(name) if where.endswith(SUFFIX) else name
+            raise ModelLoadError(f"{where}: tensor {shown!r} {list(expected)} is missing")
         entry = found[name]
         if entry.shape != expected:
             raise ModelLoadError(

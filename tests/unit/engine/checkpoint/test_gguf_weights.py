@@ -12,6 +12,7 @@ import torch
 from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.gguf_names import hugging_face_name, llama_cpp_name
 from engine.checkpoint.quantized_blocks import BlockMatrix, MatrixStack
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.weights import load_block_weights, load_weights
@@ -340,3 +341,18 @@ def test_the_fingerprint_follows_the_content(make_tiny, tmp_path):
         write_gguf(file, tiny.folder, "llama", **theta)
         prints.append(model_fingerprint(resolve_model(file)))
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_messages_call_tensors_as_the_file_does():
+    for name in (
+        "output_norm.weight",
+        "blk.3.attn_q.bias",
+        "blk.11.ssm_a",
+        "blk.0.ssm_conv1d.weight",
+        "blk.2.exp_probs_b.bias",
+    ):
+        assert llama_cpp_name(hugging_face_name(name)) == name
+    assert (
+        llama_cpp_name("model.layers.3.mlp.experts.7.up_proj.weight") == "blk.3.ffn_up_exps.weight"
+    )
+    assert llama_cpp_name("model.layers.3.nothing.weight") == "model.layers.3.nothing.weight"

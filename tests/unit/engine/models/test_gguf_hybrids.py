@@ -13,8 +13,8 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from checkpoint.model_source import resolve_model
-from engine.checkpoint.blocks import BlockMatrix
 from engine.checkpoint.config import load_model_config
+from engine.checkpoint.quantized_blocks import BlockMatrix
 from engine.checkpoint.weights import load_block_weights
 from protocol.errors import ModelLoadError
 from tests.gguf_files import llama_cpp_name, with_stacks, write_metadata
@@ -192,8 +192,10 @@ def test_what_a_file_lacks_is_named(make_tiny, tmp_path):
     converted = Converted(tiny.folder, "qwen35", True)
     del converted.tensors["blk.2.ssm_a"]
     folder = write(tmp_path / "tiny.gguf", converted, "qwen35")
-    with pytest.raises(ModelLoadError, match=r"layers\.2\.linear_attn\.rates' \[6\] is missing"):
+    with pytest.raises(
+        ModelLoadError, match=r"tiny\.gguf: tensor 'blk\.2\.ssm_a' \[6\] is missing"
+    ):
         load_block_weights(folder, load_model_config(folder), torch.float32)
     converted.config["linear_num_value_heads"] = 5
-    with pytest.raises(ModelLoadError, match="'linear_num_value_heads' must be a multiple"):
-        load_model_config(write(tmp_path / "other.gguf", converted, "qwen35"))
+    with pytest.raises(ModelLoadError, match=r"other.gguf: 'qwen35\.ssm\.time_step_rank' must be"):
+        write(tmp_path / "other.gguf", converted, "qwen35")
