@@ -135,12 +135,12 @@ def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None
     if model.latent is not None:
         _check_latent(config)
     device = pick_device(config.device)
-    if model.delta is not None and (device.type != "cpu" or ranks is not None):
+    if model.state_numbers is not None and (device.type != "cpu" or ranks is not None):
         raise ConfigError(
             "layers of this model keep states, which workers of one rank on a CPU serve: set "
             "device to cpu, tensor_parallel and pipeline_parallel to 1"
         )
-    if model.delta is not None and config.batch_invariant:
+    if model.state_numbers is not None and config.batch_invariant:
         raise ConfigError(
             "batch_invariant is true, but torch computes the states of this model's layers; leave "
             "it out"

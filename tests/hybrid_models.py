@@ -41,4 +41,23 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         _DELTA | {"rope_parameters": _DELTA["rope_parameters"] | _MROPE},
     ),
     "qwen3.5 moe": ("Qwen3_5MoeForCausalLM", _DELTA | _EXPERTS),
+    "nemotron-h": (
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": [
+                "linear_attention",
+                "mlp",
+                "linear_attention",
+                "full_attention",
+                "mlp",
+                "linear_attention",
+            ],
+            "head_dim": 16,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 10,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "conv_kernel": 4,
+        },
+    ),
 }

@@ -15,14 +15,16 @@ from checkpoint.generation_config import load_generation_config
 from checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
 from checkpoint.regular_file import is_there
 from engine.checkpoint.attention_config import Scoring, parse_cap, parse_scoring, parse_windows
-from engine.checkpoint.delta_config import DeltaConfig, parse_delta
-from engine.checkpoint.experts_config import ExpertsConfig, parse_experts
+from engine.checkpoint.delta_config import DeltaConfig
+from engine.checkpoint.experts_config import ExpertsConfig
 from engine.checkpoint.formats.quantization import (
     Quantization,
     parse_model_optimizer,
     parse_quantization,
 )
 from engine.checkpoint.latent_config import LatentConfig, parse_latent
+from engine.checkpoint.layers_config import parse_layers
+from engine.checkpoint.mamba_config import MambaConfig
 from engine.checkpoint.rope_config import RopeConfig, parse_ropes, rotated_part
 from engine.checkpoint.shard import Shard
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, LayerKinds
@@ -40,7 +42,6 @@ from protocol.layout import (
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 _SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 """What the clamped activation is made of."""
-MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 22
 """Of a layer or a vocabulary, in numbers; many times that of the largest models."""
 
@@ -93,8 +94,11 @@ class ModelConfig:
     latent: LatentConfig | None = None
     """Sizes of latent attention; None for attention of grouped queries."""
     delta: DeltaConfig | None = None
-    """Sizes of the layers that keep a state (`state_layers`); None if none does."""
+    mamba: MambaConfig | None = None
+    """Sizes of the layers that keep a state (`state_layers`), by their kind; None if none does."""
     state_layers: tuple[bool, ...] = ()
+    stored_numbers: tuple[tuple[int, int], ...] = ()
+    """By layer, the numbers of its attention and of its feed-forward half in the checkpoint."""
     rotary_dim: int | None = None
     """Numbers of a head that are rotated, the first ones; None: all."""
     qk_rows_in_pairs: bool = False
@@ -112,7 +116,6 @@ class ModelConfig:
     def kv_layout(self, model_fingerprint: str, block_size: int, dtype: str) -> KvLayout:
         """The layout of this model's KV blocks, unsharded; `dtype` as in `KV_DTYPE_BYTES`. Layers
         that keep a state are a group of their own."""
-        is_hybrid = self.delta is not None
         return KvLayout(
             model_fingerprint=model_fingerprint,
             dtype=dtype,
@@ -121,15 +124,22 @@ class ModelConfig:
             block_size=block_size,
             head_dim=self.head_dim,
             num_planes=KEYS_AND_VALUES if self.latent is None else 1,
-            grouping=self.kv_grouping() if is_hybrid else (),
+            grouping=() if self.state_numbers is None else self.kv_grouping(),
         )
 
     def kv_grouping(self) -> tuple[KvGroup, ...]:
         """The groups of layers (`KvLayout.grouping`) where windows keep only what they reach, and
         states what they are."""
-        if self.delta is not None:
-            return group_states(self.state_layers, self.delta.state_numbers)
+        if self.state_numbers is not None:
+            return group_states(self.state_layers, self.state_numbers)
         return group_layers(self.sliding_windows, self.max_position_embeddings)
+
+    @property
+    def state_numbers(self) -> int | None:
+        """Numbers that a layer keeps of a sequence instead of keys and values; None if none
+        does."""
+        sizes = self.delta or self.mamba
+        return None if sizes is None else sizes.state_numbers
 
     @property
     def rope_dim(self) -> int:
@@ -175,6 +185,7 @@ class ModelConfig:
             layer_kinds=self.layer_kinds[own.start : own.stop],
             sliding_windows=self.sliding_windows[own.start : own.stop],
             state_layers=self.state_layers[own.start : own.stop],
+            stored_numbers=self.stored_numbers[own.start : own.stop],
             first_layer=own.start,
             gives_logits=own.stop == self.num_layers,
         )
@@ -219,7 +230,8 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
     name, kind = _architecture(keys)
     keys = _with_defaults(keys, kind)
     vocab_size = _width(keys, "vocab_size")
-    num_layers = keys.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    layers = parse_layers(keys, kind)
+    num_layers = len(layers.kinds)
     max_positions = keys.integer("max_position_embeddings")
     rope, local_rope = parse_ropes(keys, max_positions, kind.has_local_rope, kind.rotates_part)
     if kind.layer_kinds.attention == "latent":
@@ -231,12 +243,9 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         latent, rope_dim = None, _rotary_dim(keys, kind, head_dim)
     hidden_size = _width(keys, "hidden_size")
     qkv_bias, o_bias, mlp_bias = _biases(keys, kind)
-    experts, mixed = parse_experts(keys, kind.experts, num_layers)
-    delta, has_state = _states(keys, kind, num_layers)
-    if mlp_bias and experts is not None:
+    if mlp_bias and layers.experts is not None:
         raise keys.wrong("mlp_bias", "false or absent (experts have no biases)")
     is_gguf = keys.flag("is_gguf", False)
-    kinds, state_kinds = _kinds(keys, kind, is_gguf)
     return ModelConfig(
         architecture=name,
         vocab_size=vocab_size,
@@ -247,7 +256,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=max_positions,
-        rms_norm_eps=keys.number("rms_norm_eps"),
+        rms_norm_eps=keys.number(kind.eps_key),
         hidden_act=_hidden_act(keys, kind),
         rope=_checked_rope(keys, kind, rope, rope_dim),
         dtype=_dtype(keys),
@@ -256,7 +265,7 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=kind.qk_norm,
-        layer_kinds=_layer_kinds(kinds, state_kinds, mixed, has_state),
+        layer_kinds=layers.kinds,
         sliding_windows=parse_windows(keys, kind, num_layers),
         eos_token_ids=_end_ids(keys, generation_eos, vocab_size),
         scoring=parse_scoring(keys, kind, head_dim),
@@ -265,51 +274,16 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         has_sinks=kind.has_sinks,
         logits_cap=parse_cap(keys, kind, "final"),
         norm_offset=1.0 if kind.norms_from_zero and not is_gguf else 0.0,
-        experts=experts,
+        experts=layers.experts,
         latent=latent,
-        delta=delta,
-        state_layers=has_state,
+        delta=layers.delta,
+        mamba=layers.mamba,
+        state_layers=layers.keeps_state,
+        stored_numbers=layers.stored_numbers,
         rotary_dim=None if rope_dim == head_dim else rope_dim,
         qk_rows_in_pairs=keys.flag("qk_rows_in_pairs", False),
         quantization=parse_quantization(keys),
     )
-
-
-def _states(
-    keys: JsonKeys, kind: Architecture, num_layers: int
-) -> tuple[DeltaConfig | None, tuple[bool, ...]]:
-    """The sizes of layers that keep a state, and which layers do."""
-    if kind.state_kinds is None:
-        return None, (False,) * num_layers
-    if not keys.flag("attn_output_gate", True):
-        raise keys.wrong("attn_output_gate", "true or absent")
-    return parse_delta(keys, num_layers)
-
-
-def _kinds(
-    keys: JsonKeys, kind: Architecture, is_gguf: bool
-) -> tuple[LayerKinds, LayerKinds | None]:
-    """What layers are made of, by the names in the checkpoint's files; those that keep a state."""
-    if not is_gguf:
-        return kind.layer_kinds, kind.state_kinds
-    state_kinds = kind.gguf_state_kinds
-    if state_kinds is not None and keys.flag("qkvz_by_head", False):
-        state_kinds = replace(state_kinds, attention="gated_delta_by_head")
-    return kind.gguf_kinds or kind.layer_kinds, state_kinds
-
-
-def _layer_kinds(
-    kinds: LayerKinds,
-    state_kinds: LayerKinds | None,
-    mixed: tuple[bool, ...],
-    has_state: tuple[bool, ...],
-) -> tuple[LayerKinds, ...]:
-    """What each layer is made of, by whether it is a mixture and whether it keeps a state."""
-    found = []
-    for is_mixture, keeps_state in zip(mixed, has_state, strict=True):
-        each = state_kinds if keeps_state and state_kinds is not None else kinds
-        found.append(replace(each, feed_forward="experts") if is_mixture else each)
-    return tuple(found)
 
 
 def _rotary_dim(keys: JsonKeys, kind: Architecture, head_dim: int) -> int:
@@ -416,18 +390,19 @@ def _heads(keys: JsonKeys, kind: Architecture) -> tuple[int, int, int]:
     if num_heads % num_kv_heads:
         raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
     hidden_size = _width(keys, "hidden_size")
-    if "head_dim" not in keys and not kind.head_dim_required and hidden_size % num_heads:
+    key = next((each for each in kind.head_dim_keys if each in keys), "head_dim")
+    if key not in keys and not kind.head_dim_required and hidden_size % num_heads:
         raise keys.wrong("hidden_size", f"a multiple of num_attention_heads ({num_heads})")
     head_dim = keys.integer(
-        "head_dim",
+        key,
         REQUIRED if kind.head_dim_required else hidden_size // num_heads,
         minimum=2,
         maximum=MAX_WIDTH,
     )
     if num_heads * head_dim > MAX_WIDTH:
-        raise keys.wrong("head_dim", f"at most {MAX_WIDTH} with num_attention_heads ({num_heads})")
+        raise keys.wrong(key, f"at most {MAX_WIDTH} with num_attention_heads ({num_heads})")
     if head_dim % 2:
-        raise keys.wrong("head_dim", "even")
+        raise keys.wrong(key, "even")
     return num_heads, num_kv_heads, head_dim
 
 

@@ -4,7 +4,8 @@ Files hold a tensor for each expert, by Qwen's names or Mixtral's, or one for al
 transformers writes them since version 5 and GGUF files do. An expert's part of such a tensor is one
 range of bytes, so it counts as a tensor of its own, by Qwen's name.
 
-Tensors of a language model that is one part of several have a prefix, which is left out.
+Tensors of a language model that is one part of several have a prefix, which is left out. Nemotron-H
+calls its embedding, its last norm and all layers together otherwise.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj
 _STACKED_BIAS = re.compile(r"(.+\.experts)\.(\w+_proj)[._]bias")
 _STACKED_BLOCKS = re.compile(r"(.+\.experts)\.(\w+_proj_(?:blocks|scales))")
 _OF_TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\.)?(.+)")
+_NEMOTRON = re.compile(r"(?:backbone|model)\.(embeddings|norm_f)\.weight|backbone\.(.+)")
+_OF_NEMOTRON = {"embeddings": "embed_tokens.weight", "norm_f": "norm.weight"}
 _HALVES = ("gate_proj", "up_proj")
 _MAX_STACKED = 4096
 
@@ -57,6 +60,8 @@ def _parts_of_gpt_oss(name: str, shape: Sequence[int]) -> list[str] | None:
 
 def _of_text(name: str) -> str:
     """The name in a checkpoint of the language model alone."""
+    if nemotron := _NEMOTRON.fullmatch(name):
+        return f"model.{nemotron[2] or _OF_NEMOTRON[nemotron[1]]}"
     match = _OF_TEXT.fullmatch(name)
     return name if match is None else f"{match[1] or 'model.'}{match[2]}"
 

@@ -63,7 +63,7 @@ class LayerWeights:
 
     input_norm: torch.Tensor
     attention: KindWeights
-    post_norm: torch.Tensor
+    post_norm: torch.Tensor | None  # None: nothing follows the attention
     feed_forward: KindWeights
     attention_out_norm: torch.Tensor | None = None
     feed_forward_out_norm: torch.Tensor | None = None
@@ -141,7 +141,7 @@ def _load(
     if config.quantization is not None:
         tensors = QuantizedTensors(tensors, config.quantization, expected)
     entries = tensors.entries
-    _check(tensors, expected, config.num_layers)
+    _check(tensors, expected, 1 + max(map(max, config.stored_numbers)))
     part = config if shard is None else config.part_of(shard)
     own = _places(part, empty_weights(part, torch.device("meta"), dtype))
     blocks = _kept_blocks(own, tensors, shard) if target.keeps_blocks else {}
@@ -302,22 +302,18 @@ def empty_weights(
 
     hidden = config.hidden_size
     layers = []
-    for index, kinds in enumerate(config.layer_kinds, start=config.first_layer):
-        name = f"model.layers.{index}"
+    pairs = zip(config.layer_kinds, config.stored_numbers, strict=True)
+    for kinds, (number, feed_forward_number) in pairs:
         tensors = ATTENTION[kinds.attention].tensors(config)
-        attention = half(f"{name}.{kinds.attention_name}", tensors)
+        attention = half(f"model.layers.{number}.{kinds.attention_name}", tensors)
         tensors = FEED_FORWARD[kinds.feed_forward].tensors(config)
-        feed_forward = half(f"{name}.{kinds.feed_forward_name}", tensors)
-        outs = (kinds.attention_out_norm_name, kinds.feed_forward_out_norm_name)
-        layers.append(
-            LayerWeights(
-                empty(hidden, is_wide=True),
-                attention,
-                empty(hidden, is_wide=True),
-                feed_forward,
-                *(empty(hidden, is_wide=True) if each else None for each in outs),
-            )
-        )
+        name = f"model.layers.{feed_forward_number}.{kinds.feed_forward_name}"
+        norms = (
+            kinds.post_norm_name, kinds.attention_out_norm_name, kinds.feed_forward_out_norm_name,
+        )  # fmt: skip
+        post, *outs = (empty(hidden, is_wide=True) if each else None for each in norms)
+        input_norm = empty(hidden, is_wide=True)
+        layers.append(LayerWeights(input_norm, attention, post, half(name, tensors), *outs))
     num_tokens = len(config.own_tokens)
     embed = empty(num_tokens if _needs_embed(config) else 0, hidden)
     lm_head = embed
@@ -339,12 +335,12 @@ def _places(config: ModelConfig, weights: Weights) -> Places:
         places[_EMBED] = Place(_plain(weights.embed), Split.TOKENS)
     if config.gives_logits and not config.tie_word_embeddings:
         places[_LM_HEAD] = Place(_plain(weights.lm_head), Split.TOKENS)
-    for name, kinds, layer in _layers(config, weights):
-        for norm_name, norm in (
-            (kinds.input_norm_name, layer.input_norm),
-            (kinds.attention_out_norm_name, layer.attention_out_norm),
-            (kinds.post_norm_name, layer.post_norm),
-            (kinds.feed_forward_out_norm_name, layer.feed_forward_out_norm),
+    for names, kinds, layer in _layers(config, weights):
+        for name, norm_name, norm in (
+            (names[0], kinds.input_norm_name, layer.input_norm),
+            (names[0], kinds.attention_out_norm_name, layer.attention_out_norm),
+            (names[1], kinds.post_norm_name, layer.post_norm),
+            (names[1], kinds.feed_forward_out_norm_name, layer.feed_forward_out_norm),
         ):
             if norm is not None:
                 places[f"{name}.{norm_name}.weight"] = _norm_place(norm, config)
@@ -368,20 +364,22 @@ def _halves(
     config: ModelConfig, weights: Weights
 ) -> Iterator[tuple[str, Sequence[LayerTensor], KindWeights]]:
     """Of every layer the attention and the feed-forward: name, tensors and weights."""
-    for name, kinds, layer in _layers(config, weights):
+    for names, kinds, layer in _layers(config, weights):
         tensors = ATTENTION[kinds.attention].tensors(config)
-        yield f"{name}.{kinds.attention_name}", tensors, layer.attention
+        yield f"{names[0]}.{kinds.attention_name}", tensors, layer.attention
         tensors = FEED_FORWARD[kinds.feed_forward].tensors(config)
-        yield f"{name}.{kinds.feed_forward_name}", tensors, layer.feed_forward
+        yield f"{names[1]}.{kinds.feed_forward_name}", tensors, layer.feed_forward
 
 
 def _layers(
     config: ModelConfig, weights: Weights
-) -> Iterator[tuple[str, LayerKinds, LayerWeights]]:
-    """For every layer, its name in the checkpoint, its kinds and its weights."""
-    pairs = zip(config.layer_kinds, weights.layers, strict=True)
-    for index, (kinds, layer) in enumerate(pairs, start=config.first_layer):
-        yield f"model.layers.{index}", kinds, layer
+) -> Iterator[tuple[tuple[str, str], LayerKinds, LayerWeights]]:
+    """For every layer, the names of its halves' blocks in the checkpoint, its kinds and its
+    weights."""
+    layers = zip(config.stored_numbers, config.layer_kinds, weights.layers, strict=True)
+    for (number, feed_forward_number), kinds, layer in layers:
+        names = f"model.layers.{number}", f"model.layers.{feed_forward_number}"
+        yield names, kinds, layer
 
 
 def _needs_embed(config: ModelConfig) -> bool:

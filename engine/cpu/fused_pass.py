@@ -95,7 +95,7 @@ def _ends(parts: ModelParts) -> Ends | None:
 def _fused_layer(layer: Layer, rope: int) -> FusedLayer | None:
     """The fused form of a layer; None if the kernels do not compute all of its parts."""
     attention = layer.attention
-    if not isinstance(attention, GroupedAttention):
+    if not isinstance(attention, GroupedAttention) or layer.post_norm is None:
         return None
     feed_forward = _fused_feed_forward(layer.feed_forward)
     qkv, o = attention.qkv, part_of(attention.o)

@@ -1,22 +1,22 @@
 """A layer with a gated delta rule: a convolution over the last tokens, then linear attention whose
 state is all that later tokens see (Qwen3-Next, Qwen3.5).
 
-A layer's slot holds the recurrent states of its heads and, behind them, the last inputs of the
-convolution, [num_taps - 1, conv_width], both fp32. `engine.layers.delta_rule` computes.
+`engine.layers.convolved_states` has the states, and `engine.layers.delta_rule` computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import silu, softplus
 
-from engine.attention.states import LayerStates, Piece
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.delta_config import DeltaConfig
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows
 from engine.layers.attention_pass import AttentionPass
+from engine.layers.convolved_states import ConvolvedStates
 from engine.layers.delta_rule import DeltaInputs, chunked, one_each
 from engine.layers.linear import LinearFactory, LinearLayer
 
@@ -31,9 +31,11 @@ class GatedDelta:
         matrices, vectors = weights.matrices, weights.vectors
         self._qkvz = make.linear(matrices.pop("qkvz"), None)
         self._ba = make.linear(matrices.pop("ba"), None)
-        self._taps = vectors["conv"].t().contiguous()  # [num_taps, conv_width]
+        delta = self._config
+        shape = (delta.num_value_heads, delta.key_dim, delta.value_dim)
+        self._states = ConvolvedStates(vectors["conv"].t().contiguous(), shape)
         rates = vectors["rates"]  # [num_value_heads]
-        self._rate = rates if self._config.has_rates else -rates.exp()
+        self._rate = rates if delta.has_rates else -rates.exp()
         self._rate_bias = vectors["dt_bias"]
         self._norm = vectors["norm"]  # [value_dim]
         self._o = make.output_linear(matrices.pop("o"), None)
@@ -55,15 +57,11 @@ class GatedDelta:
         delta, states = self._config, batch.states(layer)
         mixed, z = self._split_inputs(self._qkvz(x))
         b, a = self._split_gates(self._ba(x))
-        mixed, beta = mixed.float(), b.float().sigmoid()
+        mixed = mixed.float()
         g = self._rate * softplus(a.float() + self._rate_bias)
+        rule = _DeltaRule(delta, g, b.float().sigmoid())
         out = mixed.new_empty(len(x), delta.num_value_heads, delta.value_dim)
-        for piece in states.plan.pieces:
-            at = slice(piece.start, piece.end)
-            out[at] = self._run(mixed[at], g[at], beta[at], states.slots, piece)
-        if len(states.plan.rows):
-            rows = states.plan.rows
-            out[rows] = self._run_each(mixed[rows], g[rows], beta[rows], states)
+        self._states.run(mixed, states, rule, out)
         normed = out * torch.rsqrt(out.square().mean(2, keepdim=True) + self._eps) * self._norm
         return (normed * silu(z.float()).view_as(out)).flatten(1).to(x.dtype)
 
@@ -81,58 +79,37 @@ class GatedDelta:
         b, a = ba.chunk(2, dim=1)
         return b, a
 
-    def _run(
-        self,
-        mixed: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        slots: torch.Tensor,
-        piece: Piece,
+
+@dataclass(frozen=True)
+class _DeltaRule:
+    """See Rule. The logarithms of the decays `g` and the strengths `beta` are those of a batch's
+    tokens, [N, num_value_heads], fp32."""
+
+    config: DeltaConfig
+    g: torch.Tensor
+    beta: torch.Tensor
+
+    def consecutive(
+        self, convolved: torch.Tensor, at: slice, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Rule."""
+        return chunked(self._inputs(convolved, at), state)
+
+    def one_each(
+        self, convolved: torch.Tensor, at: torch.Tensor, state: torch.Tensor
     ) -> torch.Tensor:
-        """Consecutive tokens of one sequence, from a slot to another."""
-        state, before = None, mixed.new_zeros(len(self._taps) - 1, mixed.shape[1])
-        if piece.read is not None:
-            state, before = self._parts(slots[piece.read])
-        inputs = torch.cat((before, mixed))
-        windows = (inputs[tap : tap + len(mixed)] * taps for tap, taps in enumerate(self._taps))
-        out, state = chunked(self._inputs(sum(windows), g, beta), state)
-        new_state, new_before = self._parts(slots[piece.write])
-        new_state.copy_(state)
-        new_before.copy_(inputs[len(mixed) :])
-        return out
+        """See Rule."""
+        return one_each(self._inputs(convolved, at), state)
 
-    def _run_each(
-        self, mixed: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, states: LayerStates
-    ) -> torch.Tensor:
-        """One token of each of several sequences."""
-        held = states.slots.index_select(0, states.plan.reads)
-        state, before = self._parts(held)
-        inputs = torch.cat((before, mixed.unsqueeze(1)), dim=1)
-        convolved = (inputs * self._taps).sum(1)
-        out = one_each(self._inputs(convolved, g, beta), state)
-        before.copy_(inputs[:, 1:])
-        states.slots.index_copy_(0, states.plan.writes, held)
-        return out
-
-    def _parts(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The recurrent states and the last inputs in slots [..., state_numbers], as views."""
-        delta, split = self._config, self._config.recurrent_numbers
-        shape = (delta.num_value_heads, delta.key_dim, delta.value_dim)
-        before = (delta.num_taps - 1, delta.conv_width)
-        return slots[..., :split].unflatten(-1, shape), slots[..., split:].unflatten(-1, before)
-
-    def _inputs(
-        self, convolved: torch.Tensor | int, g: torch.Tensor, beta: torch.Tensor
-    ) -> DeltaInputs:
-        assert isinstance(convolved, torch.Tensor)
-        delta = self._config
+    def _inputs(self, convolved: torch.Tensor, at: slice | torch.Tensor) -> DeltaInputs:
+        delta = self.config
         widths = [delta.keys_width, delta.keys_width, delta.values_width]
-        q, k, v = silu(convolved).split(widths, dim=1)
+        q, k, v = convolved.split(widths, dim=1)
         q, k = (each.unflatten(1, (-1, delta.key_dim)) for each in (q, k))
         if delta.keys_by_turns:
             repeats = delta.num_value_heads // delta.num_key_heads
             q, k = q.repeat(1, repeats, 1), k.repeat(1, repeats, 1)
-        return DeltaInputs(q, k, v.unflatten(1, (-1, delta.value_dim)), g, beta)
+        return DeltaInputs(q, k, v.unflatten(1, (-1, delta.value_dim)), self.g[at], self.beta[at])
 
 
 class GatedDeltaGatesByHead(GatedDelta):

@@ -22,8 +22,11 @@ from engine.layers.gated_feed_forward import GatedFeedForward
 from engine.layers.grouped_attention import GroupedAttention
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import LinearLayer
+from engine.layers.mamba2 import Mamba2
 from engine.layers.ops import LayerOps
 from engine.layers.output_gated_attention import OutputGatedAttention
+from engine.layers.squared_relu import NoFeedForward, SquaredRelu
+from engine.layers.unrotated_attention import UnrotatedAttention
 
 
 class AttentionLayer(Protocol):
@@ -70,11 +73,15 @@ ATTENTION: dict[str, Kind[AttentionLayer]] = {
     "grouped": Kind(GroupedAttention.tensors, GroupedAttention),
     "latent": Kind(LatentAttention.tensors, LatentAttention),
     "output_gated": Kind(OutputGatedAttention.tensors, OutputGatedAttention),
+    "unrotated": Kind(UnrotatedAttention.tensors, UnrotatedAttention),
+    "mamba2": Kind(Mamba2.tensors, Mamba2),
     "gated_delta": Kind(GatedDelta.tensors, GatedDelta),
     "gated_delta_gates_by_head": Kind(GatedDeltaGatesByHead.tensors, GatedDeltaGatesByHead),
     "gated_delta_by_head": Kind(GatedDeltaByHead.tensors, GatedDeltaByHead),
 }
 FEED_FORWARD: dict[str, Kind[FeedForwardLayer]] = {
     "gated": Kind(GatedFeedForward.tensors, GatedFeedForward),
+    "squared_relu": Kind(SquaredRelu.tensors, SquaredRelu),
+    "none": Kind(NoFeedForward.tensors, NoFeedForward),
     "experts": Kind(ExpertsFeedForward.tensors, ExpertsFeedForward),
 }

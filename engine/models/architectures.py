@@ -57,6 +57,7 @@ class Architecture:
     qk_norm: bool = False
     multi_head_default: bool = False  # without num_key_value_heads, one KV head per query head
     head_dim_required: bool = False
+    head_dim_keys: tuple[str, ...] = ("head_dim",)  # the first of them that is there
     windows: str = "none"
     """Or "refused", "uniform" (Mistral), "layers" (Qwen), "listed" (dots.llm1), "by turns": all
     but each `window_turn`-th layer have one (Gemma)."""
@@ -72,6 +73,8 @@ class Architecture:
     has_sinks: bool = False  # logits of each head that take part in its softmax, without a value
     rotates_part: bool = False  # of a head: partial_rotary_factor
     state_kinds: LayerKinds | None = None  # of layers that keep a state; which: their config says
+    has_mixer_blocks: bool = False  # each computes one thing: see `engine.checkpoint.mixer_blocks`
+    eps_key: str = "rms_norm_eps"
     activation_key: str = "hidden_act"
     activation: str = ""  # whatever that key says
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -219,6 +222,16 @@ _QWEN_3_5_MOE = replace(
     experts=replace(_GATED_SHARED, normalizes=True),
     defaults={**_QWEN_3_NEXT.defaults, "intermediate_size": 5632},  # no layer has it
 )
+_NEMOTRON_H = Architecture(
+    configurable_biases=True,
+    mlp_bias_keys=("mlp_bias",),
+    eps_key="layer_norm_epsilon",
+    head_dim_keys=("head_dim", "attention_head_dim"),
+    has_mixer_blocks=True,
+    layer_kinds=LayerKinds("unrotated", "squared_relu", "norm", "mixer", "norm", "mixer"),
+    state_kinds=LayerKinds("mamba2", "squared_relu", "norm", "mixer", "norm", "mixer"),
+    defaults={"layer_norm_epsilon": 1e-5},
+)
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,
     "LLaMAForCausalLM": _LLAMA,
@@ -290,6 +303,7 @@ ARCHITECTURES = {
     ),
     "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
     "KimiK2ForCausalLM": _DEEPSEEK_V3,
+    "NemotronHForCausalLM": _NEMOTRON_H,
     "Qwen3NextForCausalLM": _QWEN_3_NEXT,
     "Qwen3_5ForCausalLM": _QWEN_3_5,
     "Qwen3_5ForConditionalGeneration": _QWEN_3_5,
@@ -319,6 +333,7 @@ MODEL_TYPES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "kimi_k2": "KimiK2ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",

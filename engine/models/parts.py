@@ -22,7 +22,7 @@ class Layer:
 
     input_norm: torch.Tensor
     attention: AttentionLayer
-    post_norm: torch.Tensor
+    post_norm: torch.Tensor | None  # None: there is no feed-forward half
     feed_forward: FeedForwardLayer
     attention_out_norm: torch.Tensor | None = None
     feed_forward_out_norm: torch.Tensor | None = None

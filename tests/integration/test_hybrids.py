@@ -30,11 +30,15 @@ from tests.integration.reference import BLOCK, NUM_TOKENS, Reference, clear_refe
 from tests.paths import DEMO_MODEL, HYBRID
 
 LENGTHS = (1, 17, 64, 150)
+CLASSES = {
+    "qwen3.5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
+    "nemotron-h": (transformers.NemotronHConfig, transformers.NemotronHForCausalLM),
+}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random checkpoint of Qwen3.5, and the demo's tokenizer."""
+@pytest.fixture(scope="module", params=some(["qwen3.5", "nemotron-h"], 1))
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A random checkpoint, and the demo's tokenizer."""
     to = demo_without_weights(tmp_path_factory.mktemp("model"))
     sizes = {
         "vocab_size": 2048,
@@ -47,8 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "eos_token_id": None,
     }
     torch.manual_seed(5)
-    config = transformers.Qwen3_5TextConfig(**HYBRIDS["qwen3.5"][1] | sizes)
-    transformers.Qwen3_5ForCausalLM(config).save_pretrained(to)
+    config_class, model_class = CLASSES[request.param]
+    model_class(config_class(**HYBRIDS[request.param][1] | sizes)).save_pretrained(to)
     return to
 
 
@@ -118,6 +122,49 @@ def test_a_trained_hybrid_served_apart_gives_the_tokens_of_transformers(dtype: s
         run(fleet, prompts)
         assert counters(fleet, "decode-1")["handoffs"] == 2 * len(prompts)
         assert counters(fleet, "prefill-1")["cached_tokens"] == 2 * (1 + 6) * BLOCK
+
+
+@pytest.mark.nightly
+def test_evicted_prompts_come_back_from_tiers_with_their_states(
+    folder: Path, expected: Expected, tmp_path: Path
+) -> None:
+    """Also after a restart, from disk."""
+    prompts = [expected.after((number,), 150) for number in range(8)]
+    environment = {
+        "BATON_HOST_TIER_BYTES": str(16 << 20),
+        "BATON_DISK_TIER_DIR": str(tmp_path),
+        "BATON_DISK_TIER_BYTES": str(64 << 20),
+    }
+    settings = {"prefill": 0, "decode": 1, "num_blocks": 60, "cluster_secret": "kept for a restart"}
+    for is_first in (True, False):
+        with running_fleet(environment, model=str(folder), dtype="float32", **settings) as fleet:
+            run(fleet, prompts)
+            run(fleet, prompts)
+            assert counters(fleet, "decode-1")["loaded_tokens"] >= 4 * 9 * BLOCK
+            assert counters(fleet, "decode-1")["host_tier_failures"] == 0
+            stored = "disk_tier_stored_bytes" if is_first else "disk_tier_loaded_bytes"
+            wait_for("the disk", lambda: counters(fleet, "decode-1")[stored] > 0)  # noqa: B023
+
+
+@pytest.mark.nightly
+def test_the_next_turn_after_a_drain_goes_on_from_its_state(
+    folder: Path, expected: Expected
+) -> None:
+    first = [expected.after((number,), 150) for number in range(3)]
+    with fleet_of(folder, prefill=0, decode=2) as fleet:
+        run(fleet, first)
+        held = {name: each["prefill_tokens"] for name, each in all_counters(fleet).items()}
+        drained = max(("decode-1", "decode-2"), key=lambda name: held[name])
+        (other,) = {"decode-1", "decode-2"} - {drained}
+        fleet.processes[drained].signal(signal.SIGTERM)
+        assert fleet.processes[drained].wait(60)
+        turns = [expected.after((*each.prompt, *each.output), 9) for each in first]
+        before = counters(fleet, other)["prefill_tokens"]
+        run(fleet, turns)
+        computed = counters(fleet, other)["prefill_tokens"] - before
+        assert computed <= len(turns) * (9 + 2 * BLOCK)
+        fleet.processes[drained].start()
+        wait_for("it to come back", lambda: workers(fleet).get(drained, {}).get("connected"))
 
 
 @pytest.mark.nightly

@@ -52,6 +52,7 @@ _CLASSES = {
         transformers.Qwen3_5MoeTextConfig,
         transformers.Qwen3_5MoeForCausalLM,
     ),
+    "NemotronHForCausalLM": (transformers.NemotronHConfig, transformers.NemotronHForCausalLM),
     "IQuestCoderForCausalLM": (transformers.IQuestCoderConfig, transformers.LlamaForCausalLM),
 }
 _STRONG = {"sinks": 2.0, "gate_up_proj_bias": 4.0}

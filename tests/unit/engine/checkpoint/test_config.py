@@ -46,6 +46,14 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 8,
 }
+MAMBA = {
+    "hybrid_override_pattern": "M-*-",
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 8,
+    "conv_kernel": 4,
+}
 WITHOUT = "(left out)"
 
 
@@ -103,7 +111,9 @@ def test_only_architectures_that_do_scale_their_queries():
 
 @pytest.mark.parametrize("model_type", sorted(MODEL_TYPES))
 def test_without_architectures_the_model_type_tells(model_type):
-    config = parse(architectures=WITHOUT, model_type=model_type, head_dim=8, **EXPERTS, **LATENT)
+    config = parse(
+        architectures=WITHOUT, model_type=model_type, head_dim=8, **EXPERTS, **LATENT, **MAMBA
+    )
     assert config.architecture == MODEL_TYPES[model_type]
 
 

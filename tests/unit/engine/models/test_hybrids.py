@@ -1,8 +1,10 @@
-"""Hybrids against transformers: layers with a gated delta rule beside full attention."""
+"""Hybrids against transformers: layers with a gated delta rule or a state space beside full
+attention."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.weights import load_weights
+from engine.layers import state_space
 from engine.layers.delta_rule import DeltaInputs, chunked, one_each
 from protocol.errors import ModelLoadError
 from tests.effort import some
@@ -35,7 +38,7 @@ def test_logits_equal_transformers_whole_and_in_chunks_of_any_size(
         torch.testing.assert_close(logits, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5", "nemotron-h"])
 def test_longer_than_chunks_of_the_rule(make_tiny, paged_model, text, name):
     architecture, options = HYBRIDS[name]
     tiny = make_tiny(architecture, max_position_embeddings=512, **options)
@@ -104,6 +107,26 @@ def test_the_chunked_rule_equals_the_rule_token_by_token():
     out, last = chunked(whole, state[0].clone())
     one_by_one = [
         one_each(DeltaInputs(*(x[at : at + 1] for x in whole)), state) for at in range(num_tokens)
+    ]
+    torch.testing.assert_close(out, torch.cat(one_by_one), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last, state[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_chunked_space_equals_the_space_token_by_token():
+    torch.manual_seed(2)
+    num_tokens, heads, groups, head_dim, size = 150, 4, 2, 6, 8
+    whole = state_space.SpaceInputs(
+        torch.randn(num_tokens, heads, head_dim),
+        torch.randn(num_tokens, groups, size),
+        torch.randn(num_tokens, groups, size),
+        torch.rand(num_tokens, heads),
+        -torch.rand(num_tokens, heads),
+    )
+    state = torch.randn(1, heads, head_dim, size)
+    out, last = state_space.chunked(whole, state[0].clone())
+    one_by_one = [
+        state_space.one_each(state_space.SpaceInputs(*(x[at : at + 1] for x in whole)), state)
+        for at in range(num_tokens)
     ]
     torch.testing.assert_close(out, torch.cat(one_by_one), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(last, state[0], rtol=1e-4, atol=1e-5)
@@ -186,6 +209,75 @@ def test_what_is_not_supported_is_named(make_tiny, changes, message):
     rewrite_config(tiny, **changes)
     with pytest.raises(ModelLoadError, match=message):
         load_model_config(tiny.folder)
+
+
+def test_published_files_of_nemotron_h_say_blocks_by_signs(make_tiny, paged_model, text):
+    """And call all layers together the backbone."""
+    tiny = make(make_tiny, "nemotron-h")
+    rewrite_config(
+        tiny,
+        layers_block_type=None,
+        layer_types=None,
+        hybrid_override_pattern="M-M*-M",
+        head_dim=None,
+        attention_head_dim=16,
+        time_step_limit=[0.0, float("inf")],
+    )
+    weights = tiny.folder / "model.safetensors"
+    renamed = {re.sub(r"^model\.", "backbone.", k): v for k, v in load_file(weights).items()}
+    assert "backbone.embeddings.weight" in renamed
+    save_file(renamed, weights)
+    tokens = text(20)
+    logits = paged_model(tiny.folder).in_chunks(tokens, 8, TABLE)
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"hybrid_override_pattern": "M-E*"},
+            r"'hybrid_override_pattern' must be made of M, \*, -",
+        ),
+        ({"layers_block_type": ["mamba", "moe", "attention"]}, "'layers_block_type' must be made"),
+        ({"layers_block_type": ["mlp", "mamba", "attention"]}, "must be such that each mlp"),
+        ({"layers_block_type": ["mamba"]}, "of both at least one"),
+        ({"layers_block_type": [["mamba"]]}, "'layers_block_type' must be made of"),
+        ({"mlp_hidden_act": "silu"}, "'mlp_hidden_act' must be relu2"),
+        ({"n_groups": 4}, r"'n_groups' must be a divisor of mamba_num_heads \(6\)"),
+        ({"use_bias": True}, "'use_bias' must be false"),
+        ({"time_step_limit": [1.0]}, "'time_step_limit' must be a list of two numbers"),
+        ({"time_step_limit": [1.0, 0.1]}, "'time_step_limit' must be a list of two numbers, of"),
+        ({"time_step_limit": [1.0, "a"]}, "'time_step_limit' must be a list of two numbers, of"),
+    ],
+)
+def test_what_of_nemotron_h_is_not_supported_is_named(make_tiny, changes, message):
+    tiny = make(make_tiny, "nemotron-h")
+    if "hybrid_override_pattern" in changes:
+        changes |= {"layers_block_type": None, "layer_types": None}
+    rewrite_config(tiny, **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        load_model_config(tiny.folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("qwen3-next", "model.layers.0.linear_attn.A_log"),
+        ("qwen3.5", "model.layers.1.self_attn.k_norm.weight"),
+        ("nemotron-h", "model.layers.4.mixer.up_proj.weight"),
+        ("nemotron-h", "model.layers.5.mixer.conv1d.bias"),
+    ],
+)
+def test_a_tensor_that_is_missing_is_named(make_tiny, name, tensor):
+    tiny = make(make_tiny, name)
+    file = tiny.folder / "model.safetensors"
+    tensors = load_file(file)
+    stored = tensor if tensor in tensors else tensor.replace("model.", "backbone.", 1)
+    del tensors[stored]
+    save_file(tensors, file)
+    with pytest.raises(ModelLoadError, match=rf"{re.escape(tensor)}' \[.*\] is missing"):
+        load_weights(tiny.folder, load_model_config(tiny.folder))
 
 
 def test_a_tensor_of_another_shape_is_named(make_tiny):

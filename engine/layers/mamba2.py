@@ -1,0 +1,119 @@
+"""A layer of Mamba-2: a convolution over the last tokens, then a state space whose state is all
+that later tokens see (Nemotron-H).
+
+`engine.layers.convolved_states` has the states, and `engine.layers.state_space` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import silu, softplus
+
+from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows
+from engine.checkpoint.mamba_config import MambaConfig
+from engine.layers.attention_pass import AttentionPass
+from engine.layers.convolved_states import ConvolvedStates
+from engine.layers.linear import LinearFactory, LinearLayer
+from engine.layers.state_space import SpaceInputs, chunked, one_each
+
+
+class Mamba2:
+    """One layer, from normed inputs to the sum with the residual."""
+
+    def __init__(self, config: ModelConfig, weights: KindWeights, make: LinearFactory) -> None:
+        self._config = mamba = _mamba(config)
+        self._eps = config.rms_norm_eps
+        matrices, vectors = weights.matrices, weights.vectors
+        self._in = make.linear(matrices.pop("in"), None)
+        shape = (mamba.num_heads, mamba.head_dim, mamba.state_size)
+        taps = vectors["conv"].t().contiguous()  # [num_taps, conv_width]
+        self._states = ConvolvedStates(taps, shape, vectors.get("conv_bias"))
+        self._rate = -vectors["a_log"].exp()  # [num_heads]
+        self._step_bias, self._skip = vectors["dt_bias"], vectors["skip"]  # [num_heads]
+        self._norm = vectors["norm"]  # [inner]
+        self._o = make.output_linear(matrices.pop("o"), None)
+
+    @staticmethod
+    def tensors(config: ModelConfig) -> list[LayerTensor]:
+        """See Kind. Rows of `in` are the gate's, the convolution's, and the steps'."""
+        mamba, hidden = _mamba(config), config.hidden_size
+        num_rows = mamba.inner + mamba.conv_width + mamba.num_heads
+        conv = Rows("conv1d.weight", mamba.conv_width, middle=(1,))
+        found = [
+            LayerTensor("in", [Rows("in_proj.weight", num_rows)], hidden),
+            LayerTensor("conv", [conv], mamba.num_taps, is_wide=True),
+            LayerTensor("a_log", [Rows("A_log", mamba.num_heads)], is_wide=True),
+            LayerTensor("dt_bias", [Rows("dt_bias", mamba.num_heads)], is_wide=True),
+            LayerTensor("skip", [Rows("D", mamba.num_heads)], is_wide=True),
+            LayerTensor("norm", [Rows("norm.weight", mamba.inner)], is_wide=True),
+            LayerTensor("o", [Rows("out_proj.weight", hidden)], mamba.inner),
+        ]
+        if mamba.has_conv_bias:
+            rows = [Rows("conv1d.bias", mamba.conv_width)]
+            found.append(LayerTensor("conv_bias", rows, is_wide=True))
+        return found
+
+    @property
+    def products(self) -> Sequence[LinearLayer]:
+        """See AttentionLayer."""
+        return self._in, self._o
+
+    def attend(self, x: torch.Tensor, layer: int, batch: AttentionPass) -> torch.Tensor:
+        """See AttentionLayer."""
+        mamba = self._config
+        widths = [mamba.inner, mamba.conv_width, mamba.num_heads]
+        gate, mixed, steps = self._in(x).split(widths, dim=1)
+        dt = softplus(steps.float() + self._step_bias).clamp(*mamba.step_limits)
+        rule = _SpaceRule(mamba, dt, dt * self._rate, self._skip)
+        out = torch.empty(len(x), mamba.num_heads, mamba.head_dim, device=x.device)
+        self._states.run(mixed.float(), batch.states(layer), rule, out)
+        gated = (out.flatten(1) * silu(gate.float())).unflatten(1, (mamba.num_groups, -1))
+        normed = gated * torch.rsqrt(gated.square().mean(2, keepdim=True) + self._eps)
+        return (normed.flatten(1) * self._norm).to(x.dtype)
+
+    def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """See AttentionLayer."""
+        return self._o(attended, add=add)
+
+
+@dataclass(frozen=True)
+class _SpaceRule:
+    """See Rule. The steps `dt` and the logarithms of the decays `g` are those of a batch's tokens,
+    [N, num_heads]; `skip` [num_heads] times a head's input is added to its output; fp32."""
+
+    config: MambaConfig
+    dt: torch.Tensor
+    g: torch.Tensor
+    skip: torch.Tensor
+
+    def consecutive(
+        self, convolved: torch.Tensor, at: slice, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Rule."""
+        inputs = self._inputs(convolved, at)
+        out, state = chunked(inputs, state)
+        return out + self.skip.unsqueeze(1) * inputs.x, state
+
+    def one_each(
+        self, convolved: torch.Tensor, at: torch.Tensor, state: torch.Tensor
+    ) -> torch.Tensor:
+        """See Rule."""
+        inputs = self._inputs(convolved, at)
+        return one_each(inputs, state) + self.skip.unsqueeze(1) * inputs.x
+
+    def _inputs(self, convolved: torch.Tensor, at: slice | torch.Tensor) -> SpaceInputs:
+        mamba = self.config
+        of_groups = mamba.num_groups * mamba.state_size
+        x, b, c = convolved.split([mamba.inner, of_groups, of_groups], dim=1)
+        b, c = (each.unflatten(1, (mamba.num_groups, -1)) for each in (b, c))
+        x = x.unflatten(1, (mamba.num_heads, -1))
+        return SpaceInputs(x, b, c, self.dt[at], self.g[at])
+
+
+def _mamba(config: ModelConfig) -> MambaConfig:
+    assert config.mamba is not None
+    return config.mamba

@@ -1,0 +1,74 @@
+"""The state space of Mamba-2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060), in fp32 by torch.
+
+Each head keeps a state S, [head_dim, state_size]. A token with the input x, the step dt, the decay
+exp(g) and the group's b and c changes it to `S' = exp(g) S + dt x b`, and its output is `S' c`.
+`chunked` computes many tokens of one sequence by matrix products over chunks, `one_each` one token
+of each of many sequences. Knows no layer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+CHUNK = 64
+
+
+class SpaceInputs(NamedTuple):
+    """Of N tokens: `x` [N, num_heads, head_dim], `b` and `c` [N, num_groups, state_size], each of
+    which serves as many heads in turn, the steps `dt` and the logarithms of the decays `g`, both
+    [N, num_heads]; fp32."""
+
+    x: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+    dt: torch.Tensor
+    g: torch.Tensor
+
+
+def chunked(inputs: SpaceInputs, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs of consecutive tokens, [N, num_heads, head_dim], and the state behind them,
+    [num_heads, head_dim, state_size]. `state` is the one before; None: empty."""
+    stepped, b, c = _by_head(inputs)
+    num_tokens, size = len(stepped), min(CHUNK, len(stepped))
+    num_chunks = -(-num_tokens // size)
+    missing = num_chunks * size - num_tokens
+
+    def by_chunk(x: torch.Tensor) -> torch.Tensor:  # [heads, chunks, size, ...]
+        x = x.transpose(0, 1)
+        x = pad(x, (0, 0) * (x.dim() - 2) + (0, missing))
+        return x.reshape(len(x), num_chunks, size, *x.shape[2:])
+
+    stepped, b, c, g = (by_chunk(x) for x in (stepped, b, c, inputs.g))
+    decay = g.cumsum(2)  # of a token, since its chunk began
+    above = torch.ones(size, size, dtype=torch.bool, device=g.device).triu(1)
+    between = (decay.unsqueeze(3) - decay.unsqueeze(2)).masked_fill(above, -torch.inf).exp()
+    out = (c @ b.transpose(2, 3) * between) @ stepped
+    c = c * decay.exp().unsqueeze(3)
+    left = (decay[:, :, -1:] - decay).exp().unsqueeze(3)
+    added = (stepped * left).transpose(2, 3) @ b  # by each chunk, at its end
+    kept = decay[:, :, -1].exp()[..., None, None]
+    if state is None:
+        state = torch.zeros_like(added[:, 0])
+    for chunk in range(num_chunks):
+        out[:, chunk] += c[:, chunk] @ state.transpose(1, 2)
+        state = state * kept[:, chunk] + added[:, chunk]
+    return out.flatten(1, 2)[:, :num_tokens].transpose(0, 1), state
+
+
+def one_each(inputs: SpaceInputs, state: torch.Tensor) -> torch.Tensor:
+    """The outputs of one token of each of N sequences, [N, num_heads, head_dim]; their states
+    `state`, [N, num_heads, head_dim, state_size], are changed in place."""
+    stepped, b, c = _by_head(inputs)
+    state *= inputs.g.exp()[..., None, None]
+    state += stepped.unsqueeze(3) * b.unsqueeze(2)
+    return (state @ c.unsqueeze(3)).squeeze(3)
+
+
+def _by_head(inputs: SpaceInputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The inputs times their steps, and b and c for each head."""
+    repeats = inputs.x.shape[1] // inputs.b.shape[1]
+    b, c = (each.repeat_interleave(repeats, 1) for each in (inputs.b, inputs.c))
+    return inputs.x * inputs.dt.unsqueeze(2), b, c
