@@ -31,8 +31,8 @@ from typing import Any
 import torch
 
 from engine.attention.base import KvTarget
-from engine.attention.flashinfer_backend import HEAD_DIMS
-from engine.attention.invariant_backend import TileCall
+from engine.attention.flashinfer_attention import HEAD_DIMS
+from engine.attention.invariant_attention import TileCall
 from engine.attention.tiles import Partials, TileShape, TileTensors
 from engine.gpu.fp8_format import FP8, MIN_CAPABILITY
 from engine.gpu.toolchain import compile_sample, first_error, prepare_builds

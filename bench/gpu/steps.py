@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu.card import BLOCK_SIZE, Card, Passes, Row, seconds
 from engine.attention.base import Segment
-from engine.attention.flashinfer_backend import FlashInferAttention
+from engine.attention.flashinfer_attention import FlashInferAttention
 from engine.attention.pool_layers import PoolLayers
 from engine.device import wait_for
 from engine.engine import Engine, EngineLimits

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.attention.cpu_backend import KernelAttention
+from engine.attention.cpu_attention import KernelAttention
 from engine.attention.latents import UpProjection
 from engine.attention.torch_latents import PlannedSegment, TorchLatentAttention
 from engine.checkpoint.attention_config import Scoring

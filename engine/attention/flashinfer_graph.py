@@ -14,7 +14,7 @@ import torch
 
 from engine.attention.base import Segment
 from engine.attention.fixed_buffers import CopyFence, FixedBuffers
-from engine.attention.flashinfer_backend import (
+from engine.attention.flashinfer_attention import (
     LAYOUT,
     FlashInferChoice,
     load_flashinfer,

@@ -19,7 +19,7 @@ from engine.attention.base import (
     Segment,
     StoringAttention,
 )
-from engine.attention.cpu_backend import KernelAttention
+from engine.attention.cpu_attention import KernelAttention
 from engine.attention.states import LayerStates, StateSlots
 from engine.kv_pool import KvPool
 

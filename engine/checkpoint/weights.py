@@ -21,6 +21,7 @@ import torch
 
 from checkpoint.gguf.folder import SUFFIX
 from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.device_copies import copies_to
 from engine.checkpoint.files import read_tensor_entries, weight_files
 from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.gguf_names import llama_cpp_name
@@ -35,7 +36,6 @@ from engine.checkpoint.quantized_blocks import (
     together,
 )
 from engine.checkpoint.shard import Shard
-from engine.checkpoint.staging import copies_to
 from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
 from engine.checkpoint.tensor_places import Place, cut, heads_in_file, part_of, stored_part
 from engine.device import available_bytes, torch_dtype

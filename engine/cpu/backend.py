@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.attention.cpu_backend import KernelAttention, orders_for, supports
+from engine.attention.cpu_attention import KernelAttention, orders_for, supports
 from engine.attention.cpu_latents import KernelLatentAttention
 from engine.attention.groups import by_group
 from engine.attention.states import StateSlots
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.torch_attention import TorchAttention
 from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, Sizes
 from engine.checkpoint.config import ModelConfig

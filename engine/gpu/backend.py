@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.attention.groups import by_group
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.torch_attention import TorchAttention
 from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, CapturedDecodes, FusedPass, Sizes
 from engine.checkpoint.config import ModelConfig

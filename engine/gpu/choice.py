@@ -7,7 +7,7 @@ import logging
 
 import torch
 
-from engine.attention.flashinfer_backend import FlashInferUnavailable
+from engine.attention.flashinfer_attention import FlashInferUnavailable
 from engine.checkpoint.config import ModelConfig
 from engine.device import kv_torch_dtype, torch_dtype
 from engine.engine_config import EngineConfig

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
-from engine.attention.flashinfer_backend import (
+from engine.attention.flashinfer_attention import (
     FlashInferAttention,
     FlashInferChoice,
     FlashInferUnavailable,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.invariant_backend import (
+from engine.attention.invariant_attention import (
     Attend,
     FixedInvariantDecodes,
     InvariantAttention,

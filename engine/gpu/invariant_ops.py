@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from engine.attention.invariant_backend import TileCall
+from engine.attention.invariant_attention import TileCall
 from engine.attention.tiles import PART_TOKENS
 from engine.gpu import invariant_kernels as kernels
 from engine.gpu.ops import ROUNDING

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.base import Segment
-from engine.attention.flashinfer_backend import FlashInferAttention
+from engine.attention.flashinfer_attention import FlashInferAttention
 from engine.attention.pool_layers import PoolLayers
 from engine.device import wait_for
 

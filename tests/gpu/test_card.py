@@ -18,7 +18,7 @@ from bench.gpu.card import random_model
 from bench.tools.checkpoints import random_weights
 from checkpoint.json_keys import JsonKeys
 from engine.attention.base import AttentionBackend, Segment
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.torch_attention import TorchAttention
 from engine.checkpoint.config import ModelConfig, parse_model_config
 from engine.device import bind_thread
 from engine.engine import Engine

@@ -8,7 +8,7 @@ import torch
 
 from bench.gpu.card import Card, Passes, random_model
 from bench.gpu.numerics import Bits, check_bits
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.torch_attention import TorchAttention
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.gpu.invariant_backend import InvariantBackend
 from engine.kv_pool import KvPool

@@ -17,7 +17,7 @@ from gguf.quants import dequantize
 from bench.accuracy import Kind, compare, held_text
 from checkpoint.model_source import resolve_model
 from engine.attention.base import Segment
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.torch_attention import TorchAttention
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.quantized_blocks import BlockMatrix
 from engine.checkpoint.weights import load_block_weights, load_weights

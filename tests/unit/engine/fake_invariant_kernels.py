@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from engine.attention.invariant_backend import TileCall
+from engine.attention.invariant_attention import TileCall
 from engine.attention.tiles import ALL_PARTS, NO_ITEM, PART_TOKENS
 from engine.gpu.graphs import Capture
 from engine.gpu.invariant_backend import InvariantBackend, InvariantKernels

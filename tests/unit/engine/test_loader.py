@@ -12,7 +12,7 @@ import torch
 
 from checkpoint.model_source import resolve_model
 from engine import loader
-from engine.attention.flashinfer_backend import FlashInferUnavailable
+from engine.attention.flashinfer_attention import FlashInferUnavailable
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.shard import Shard
 from engine.cpu.backend import CpuBackend, cpu_backend

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.gpu.compile_kernels import KINDS, variants
-from engine.attention.flashinfer_backend import HEAD_DIMS, choose_kernels
+from engine.attention.flashinfer_attention import HEAD_DIMS, choose_kernels
 from engine.gpu.fp8_format import FP8
 
 DTYPES = ("bfloat16", "float16")

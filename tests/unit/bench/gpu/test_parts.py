@@ -20,7 +20,7 @@ from bench.gpu import steps as gpu_steps
 from bench.gpu.card import Row, check_builds
 from bench.gpu.latents import LatentLoad, check_latents
 from checkpoint.json_keys import JsonKeys
-from engine.attention.flashinfer_backend import FlashInferChoice
+from engine.attention.flashinfer_attention import FlashInferChoice
 from engine.attention.pool_layers import PoolLayers
 from engine.checkpoint.config import ModelConfig, parse_model_config
 from engine.checkpoint.latent_config import LatentConfig

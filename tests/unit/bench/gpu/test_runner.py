@@ -52,8 +52,8 @@ from bench.gpu.steps import (
 from bench.interference import Contestant, Result
 from bench.tools.stream_load import Phase
 from checkpoint.json_keys import JsonKeys
-from engine.attention.flashinfer_backend import FlashInferAttention, FlashInferChoice
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.flashinfer_attention import FlashInferAttention, FlashInferChoice
+from engine.attention.torch_attention import TorchAttention
 from engine.checkpoint.config import parse_model_config
 from engine.gpu.backend import CardBackend
 from engine.gpu.tuning import MixedStep

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from engine.attention.cpu_backend import orders_for
+from engine.attention.cpu_attention import orders_for
 from engine.checkpoint.attention_config import Scoring
 from protocol.layout import PAIRS, TOKENS, KvLayout
 

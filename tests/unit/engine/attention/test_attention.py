@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.torch_attention import TorchAttention
 from engine.kv_pool import KvPool
 from protocol.layout import KvLayout
 from tests.effort import times

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
-from engine.attention.cpu_backend import KernelAttention
+from engine.attention.cpu_attention import KernelAttention
 from engine.device import torch_dtype
 from engine.kv_pool import KvPool
 from engine.native.library import KernelsUnavailable, load_library

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
-from engine.attention.cpu_backend import KernelAttention, supports
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.cpu_attention import KernelAttention, supports
+from engine.attention.torch_attention import TorchAttention
 from engine.checkpoint.attention_config import Scoring
 from engine.kv_pool import KvPool
 from engine.native.library import (

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
-from engine.attention.cpu_backend import KernelAttention, orders_for
+from engine.attention.cpu_attention import KernelAttention, orders_for
 from engine.kv_pool import KvPool
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.layout import FP8, KvLayout

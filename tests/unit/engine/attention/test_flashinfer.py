@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment, StoringAttention
-from engine.attention.flashinfer_backend import (
+from engine.attention.flashinfer_attention import (
     FlashInferAttention,
     FlashInferChoice,
     FlashInferUnavailable,
@@ -27,7 +27,7 @@ from engine.attention.flashinfer_backend import (
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
 from engine.attention.paging import NO_SLOT, pad_decodes, page
 from engine.attention.pool_layers import PoolLayers
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.torch_attention import TorchAttention
 from engine.gpu import tuning
 from engine.gpu.tuning import MixedStep, choose_mixed, faster_chunks
 from engine.kv_pool import KvPool

@@ -15,7 +15,7 @@ import torch
 
 from engine.attention import tiles
 from engine.attention.base import Segment
-from engine.attention.invariant_backend import (
+from engine.attention.invariant_attention import (
     Attend,
     FixedInvariantDecodes,
     InvariantAttention,

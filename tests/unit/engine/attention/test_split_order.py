@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
-from engine.attention.cpu_backend import KernelAttention, orders_for
+from engine.attention.cpu_attention import KernelAttention, orders_for
 from engine.kv_pool import KvPool
 from protocol.layout import PAIRS, SPLIT
 from scheduling.block_manager import BlockManager

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checkpoint.json_keys import JsonKeys
-from engine.attention.flashinfer_backend import FlashInferUnavailable
+from engine.attention.flashinfer_attention import FlashInferUnavailable
 from engine.checkpoint.config import parse_model_config
 from engine.gpu.flashinfer_backend import FlashInferBackend, FlashInferLibrary
 from tests.unit.engine.attention import fake_flashinfer

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from engine.attention.flashinfer_backend import plan_arguments
+from engine.attention.flashinfer_attention import plan_arguments
 from engine.attention.pool_layers import PoolLayers
 from engine.checkpoint.config import load_model_config
 from engine.engine_config import EngineConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.attention.base import Segment
-from engine.attention.flashinfer_backend import FlashInferChoice
+from engine.attention.flashinfer_attention import FlashInferChoice
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
 from engine.gpu.graphs import GRAPH_BYTES, DecodeGraphs, graph_sizes
 from engine.gpu.memory import CONTEXT_BYTES, NO_GRAPHS, CardMemory, Graphs, blocks_for_card

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from engine import loader
-from engine.attention.cpu_backend import KernelAttention
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.cpu_attention import KernelAttention
+from engine.attention.torch_attention import TorchAttention
 from engine.engine_config import EngineConfig
 from engine.loader import load_engine
 from engine.native import library

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
-from engine.attention.cpu_backend import KernelAttention
+from engine.attention.cpu_attention import KernelAttention
 from engine.cpu.native_linear import NativeLinear
 from engine.cpu.native_ops import NativeOps
 from engine.kv_pool import KvPool

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.checkpoint.staging import DirectCopies, StagedCopies, copies_to
+from engine.checkpoint.device_copies import DirectCopies, StagedCopies, copies_to
 
 
 class LateDevice:
