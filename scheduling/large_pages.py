@@ -89,7 +89,7 @@ class LargePages:
         return self._owner[page] is group
 
     def idle_pages(self, group: GroupBlocks) -> Iterator[int]:
-        """The idle pages of a group, the one that goes first first."""
+        """The idle pages of a group, beginning with the one that is evicted first."""
         return (page for page in self._idle if self._owner[page] is group)
 
     def check(self) -> None:
@@ -220,8 +220,8 @@ class GroupBlocks(BlockManager):
                 self.pages.set_idle(block // self.blocks_per_page, self.pages.now)
 
     def free_after_pinning(self, cached: Sequence[int]) -> tuple[int, int]:
-        """The free blocks in open pages (below 0: those that more pages have to have), and the
-        number of idle pages that would be open, if `cached` were pinned."""
+        """If `cached` were pinned: the free blocks in open pages (negative: the blocks that further
+        pages must provide), and the number of idle pages that would be open."""
         size = self.blocks_per_page
         fresh = [block for block in cached if self._pins[block] == 0]
         opened = {block // size for block in fresh if self.pages.is_idle(block // size)}

@@ -31,8 +31,8 @@ class LeadingAttention:
 
 class LeadingModel:
     """Rank 0's shard of a model for the runner; announces each pass before running it, unless it
-    is announced already. After errors of this rank others are in the midst of the pass and would
-    mix parts of different ones, so methods raise RankLost for them, too."""
+    is announced already. After an error of this rank the others are still in the middle of the
+    pass and would mix it with the next one, so methods raise RankLost for such errors, too."""
 
     def __init__(self, model: RunnableModel, ranks: Ranks) -> None:
         self._ahead: deque[Step] = deque()

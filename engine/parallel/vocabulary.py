@@ -44,7 +44,7 @@ def gather_likeliest(own: Likeliest, sums: Sums, size: int) -> Likeliest | None:
 
 
 def _best(row: list[list[float]]) -> list[float]:
-    """The largest logit and its token, of each rank's; the first of equal ones, or that is NaN."""
+    """The largest of the ranks' logits and its token: the first of equal ones, or the first NaN."""
     found = row[0]
     for each in row[1:]:
         if not math.isnan(found[0]) and (math.isnan(each[0]) or each[0] > found[0]):

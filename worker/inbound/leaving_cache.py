@@ -65,9 +65,9 @@ class LeavingCache:
         self._asking.pop(peer, None)
 
     def sweep(self, is_busy: bool, is_serving: bool) -> None:
-        """Begin with the drain, answer takers, and stop waiting for those that are quiet, which
-        none is while the worker `is_serving` fetches. While it `is_busy` with requests, more
-        prefixes may come."""
+        """Begin with the drain, answer takers, and stop waiting for those that are quiet. None
+        counts as quiet while the worker `is_serving` fetches. While it `is_busy` with requests,
+        more prefixes may come."""
         if not self._host.lifecycle.is_draining:
             if self._begun:
                 self._start_over()

@@ -45,9 +45,9 @@ PART_SHARE = 1 / 8
 PART_LIMITS = FetchLimits(deadline_s=2.0, stop_wait_s=0.5)
 BUSY_PAUSE_S = 0.02
 MOST_BUSY = 100
-"""A holder that serves nothing this many times in a row may never serve this part."""
+"""After this many answers in a row without a block, a part is given up."""
 LOOK_S = 5.0
-"""A worker that offers its cache, and that the fleet does not list, is looked for that long."""
+"""How long to look for a worker that offers its cache but is not in our view of the fleet."""
 
 
 @dataclass

@@ -25,7 +25,7 @@ from worker.inbound.holders import DiskRead, Holders, TierLoad, holders_of
 
 HOST, DISK = "host memory", "disk"
 CHANGES_AT_ONCE = 400
-"""Blocks that came into a tier, and that left it, in one report."""
+"""The most blocks in a report that came into a tier, and the most that left it."""
 TURN_S = 0.001
 """The time until the tier's thread begins, and until the loop learns that it is done."""
 
@@ -70,7 +70,7 @@ class TierLoads:
         return sizes
 
     def take_changes(self) -> list[TierChange]:
-        """Changes of what the tiers hold since the last call; of many, some."""
+        """The changes of what the tiers hold since the last call, `CHANGES_AT_ONCE` at a time."""
         if self._tiers is None or self._pools.rules[0].window is not None:
             return []
         news = self._tiers.take_news(CHANGES_AT_ONCE)
@@ -81,14 +81,14 @@ class TierLoads:
         ]
 
     def hashes(self) -> dict[TierName, list[bytes]]:
-        """The blocks that the tiers hold, as far as changes were told or will be."""
+        """The blocks in the tiers that reports have named, or will name."""
         if self._tiers is None or self._pools.rules[0].window is not None:
             return {}
         tiers = self._tiers.by_name.items()
         return {TierName(name): tier.index.news.hashes() for name, tier in tiers}
 
     def turn(self) -> None:
-        """Take note of what is over, and keep what the pool will evict."""
+        """Finish the copies that are done, and save the blocks that the pool evicts next."""
         if self._tiers is not None:
             self._tiers.turn(self._clock.now())
             self._count(self._tiers)
