@@ -131,19 +131,23 @@ def test_evicted_prompts_come_back_from_tiers_with_their_states(
     """Also after a restart, from disk."""
     prompts = [expected.after((number,), 150) for number in range(8)]
     environment = {
-        "BATON_HOST_TIER_BYTES": str(16 << 20),
+        "BATON_HOST_TIER_BYTES": str(320 << 10),  # for most of the prompts
         "BATON_DISK_TIER_DIR": str(tmp_path),
         "BATON_DISK_TIER_BYTES": str(64 << 20),
     }
     settings = {"prefill": 0, "decode": 1, "num_blocks": 60, "cluster_secret": "kept for a restart"}
-    for is_first in (True, False):
+    for counter in ("disk_tier_stored_bytes", "disk_tier_loaded_bytes"):
         with running_fleet(environment, model=str(folder), dtype="float32", **settings) as fleet:
+
+            def has_counted(counter: str = counter, fleet: Fleet = fleet) -> bool:
+                run(fleet, prompts)
+                return counters(fleet, "decode-1")[counter] > 0
+
+            wait_for("the disk", has_counted)
             run(fleet, prompts)
-            run(fleet, prompts)
-            assert counters(fleet, "decode-1")["loaded_tokens"] >= 4 * 9 * BLOCK
+            assert counters(fleet, "decode-1")["loaded_tokens"] > 0
             assert counters(fleet, "decode-1")["host_tier_failures"] == 0
-            stored = "disk_tier_stored_bytes" if is_first else "disk_tier_loaded_bytes"
-            wait_for("the disk", lambda: counters(fleet, "decode-1")[stored] > 0)  # noqa: B023
+            assert counters(fleet, "decode-1")["disk_tier_failures"] == 0
 
 
 @pytest.mark.nightly
