@@ -1,11 +1,14 @@
 """How fast KV blocks move between two processes of one host, over NIXL and through shared memory.
 
-    python -m bench.transports [--rounds 15]
+    python -m bench.transports [--rounds 15] [--pieces]
 
 A sender and a receiver hold a pool for each transport and use it as workers do, by the transfer
 service. In each round every transport makes every write once, in turn. The time runs from posting
 to the notification's arrival at the receiver, which comes after all blocks; processor time is the
 sender's. Prints medians and ratios.
+
+With `--pieces` the writes are between workers of different ranks, whose blocks lie layer by layer
+or so that each pair of ranks shares one piece of a block.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -27,11 +32,13 @@ from rich.table import Table
 from bench.tools.records import add_record_option, keep_table
 from engine.cpu import huge_pages
 from engine.device import torch_dtype
+from kv_transfer.head_slices import num_pieces, plan_shares
 from kv_transfer.service import TransferService
 from kv_transfer.transfer_loop import NotificationArrived, PeerAdded, WriteCommand, WriteFinished
-from kv_transfer.transports.interface import PoolMemory
+from kv_transfer.transports.interface import PoolMemory, PoolPart
 from kv_transfer.transports.registry import create_transport
 from kv_transfer.transports.ucx_network import ucx_network
+from protocol.layout import KvLayout
 
 TRANSPORTS = ("nixl", "shm")
 _NUM_BLOCKS = 64
@@ -41,16 +48,30 @@ _DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of write: scattered blocks of one size."""
+    """One kind of write: scattered blocks of one size, of workers with one rank or with those of
+    `layouts`, the sender's and the receiver's."""
 
     title: str
     block_bytes: int
     num_blocks: int
+    layouts: tuple[KvLayout, KvLayout] | None = None
 
     @property
     def num_bytes(self) -> int:
         """The bytes of all blocks together."""
         return self.block_bytes * self.num_blocks
+
+    @property
+    def layout(self) -> KvLayout | None:
+        """That of the receiver."""
+        return None if self.layouts is None else self.layouts[1]
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of all blocks together, between all ranks."""
+        if self.layouts is None:
+            return self.num_blocks
+        return self.num_blocks * sum(num_pieces(plan_shares(*self.layouts)).values())
 
 
 CASES = (
@@ -61,10 +82,41 @@ CASES = (
 )
 
 
+_LLAMA_8B = KvLayout(
+    model_fingerprint="bench",
+    dtype="bfloat16",
+    num_layers=32,
+    num_kv_heads=8,
+    block_size=16,
+    head_dim=128,
+)
+
+
+def _between(source: int, target: int) -> list[Case]:
+    """Writes between workers of so many ranks: before and after pieces are joined."""
+    title = f"{source} to {target} ranks"
+    found = []
+    for order, peer_stages in (("layer by layer", 0), ("joined", 1)):
+        one, other = (
+            msgspec.structs.replace(_LLAMA_8B, peer_stages=peer_stages).shard(0, size)
+            for size in (source, target)
+        )
+        case = Case(f"{title}, {order}", _LLAMA_8B.block_bytes, 32, (one, other))
+        found.append(case)
+    return found
+
+
+PIECES = (
+    Case("1 to 1 rank, whole blocks", _LLAMA_8B.block_bytes, 32),
+    *_between(1, 2),
+    *_between(4, 8),
+)
+
+
 class End:
     """A transfer service with a pool in it; all pages have been touched."""
 
-    def __init__(self, transport: str, block_bytes: int) -> None:
+    def __init__(self, transport: str, block_bytes: int, layout: KvLayout | None = None) -> None:
         self.service = TransferService(lambda: create_transport(transport, "cpu"), lambda: None)
         self.service.start()
         num_bytes = block_bytes * _NUM_BLOCKS
@@ -75,7 +127,13 @@ class End:
             pool = np.frombuffer(memory.view, np.float32)
         pool[:] = 1.0
         self._pool = pool
-        place = PoolMemory(pool.ctypes.data, block_bytes, _NUM_BLOCKS, "cpu")
+        parts, address = [], pool.ctypes.data
+        sizes = [block_bytes] if layout is None else [each.block_bytes for each in layout.ranks]
+        for size in sizes:
+            parts.append(PoolPart(address, size, "cpu"))
+            address += size * _NUM_BLOCKS
+        others = tuple(parts[1:])
+        place = PoolMemory(parts[0].address, sizes[0], _NUM_BLOCKS, "cpu", others)
         self.descriptor = self.service.register(place)
         self.service.expect(True)
 
@@ -92,14 +150,15 @@ class End:
 
 def receive(conn: Connection) -> None:
     """The receiver's process: says when the notification of each write arrived."""
-    ends: dict[tuple[str, int], End] = {}
+    ends: dict[tuple[str, Case], End] = {}
     while (key := conn.recv()) is not None:
         if key in ends:
             conn.send("ready")
             ends[key].wait_for(NotificationArrived)
             conn.send(time.time_ns())
         else:
-            end = ends[key] = End(*key)
+            transport, case = key
+            end = ends[key] = End(transport, case.block_bytes, case.layout)
             conn.send((end.service.agent, end.descriptor))
     for end in ends.values():
         end.service.close()
@@ -110,24 +169,25 @@ class Sender:
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
-        self._ends: dict[tuple[str, int], End] = {}
-        self._agents: dict[tuple[str, int], str] = {}
+        self._ends: dict[tuple[str, Case], End] = {}
+        self._agents: dict[tuple[str, Case], str] = {}
 
-    def connect(self, transport: str, block_bytes: int) -> None:
+    def connect(self, transport: str, case: Case) -> None:
         """Make pools at both ends and let this one write to the other."""
-        key = (transport, block_bytes)
-        if key in self._ends:
-            return
+        key = (transport, case)
         self._conn.send(key)
         agent, descriptor = self._conn.recv()
-        end = self._ends[key] = End(transport, block_bytes)
-        end.service.add_peer(agent, descriptor, _NUM_BLOCKS)
+        layouts = case.layouts
+        own = None if layouts is None else layouts[0]
+        end = self._ends[key] = End(transport, case.block_bytes, own)
+        shares = () if layouts is None else plan_shares(*layouts)
+        end.service.add_peer(agent, descriptor, _NUM_BLOCKS, shares)
         end.wait_for(PeerAdded)
         self._agents[key] = agent
 
     def write(self, transport: str, case: Case) -> tuple[float, float]:
         """One write: seconds until the receiver knows of it, and of this process's cores."""
-        key = (transport, case.block_bytes)
+        key = (transport, case)
         end, agent = self._ends[key], self._agents[key]
         self._conn.send(key)
         assert self._conn.recv() == "ready"
@@ -151,7 +211,7 @@ class Sender:
 Figures = dict[tuple[str, Case], list[tuple[float, float]]]
 
 
-def measure(num_rounds: int) -> Figures:
+def measure(cases: Sequence[Case], num_rounds: int) -> Figures:
     """Seconds and processor seconds of every write, by transport and case."""
     os.environ.update(ucx_network(None, (), False, os.environ))
     context = multiprocessing.get_context("spawn")
@@ -161,19 +221,38 @@ def measure(num_rounds: int) -> Figures:
     sender = Sender(ours)
     figures: Figures = {}
     try:
-        for case in CASES:
+        for case in cases:
             for transport in TRANSPORTS:
-                sender.connect(transport, case.block_bytes)
+                sender.connect(transport, case)
                 sender.write(transport, case)
         for number in range(num_rounds):
             order = TRANSPORTS if number % 2 else TRANSPORTS[::-1]
-            for case in CASES:
+            for case in cases:
                 for transport in order:
                     figures.setdefault((transport, case), []).append(sender.write(transport, case))
     finally:
         sender.close()
         receiver.join()
     return figures
+
+
+def report_pieces(figures: Figures, num_rounds: int) -> Table:
+    """Median GB/s, by the pieces that ranks share."""
+    title = f"512 tokens of KV between workers of several ranks, medians of {num_rounds} writes"
+    table = Table(title=title)
+    for name in ("write", "descriptors", "of KiB", *(f"{each} GB/s" for each in TRANSPORTS)):
+        table.add_column(name, justify="left" if name == "write" else "right")
+    for case in PIECES:
+        seconds = [
+            statistics.median(value for value, _ in figures[each, case]) for each in TRANSPORTS
+        ]
+        table.add_row(
+            case.title,
+            f"{case.num_pieces:,}",
+            f"{case.num_bytes // case.num_pieces >> 10:,}",
+            *(f"{case.num_bytes / each / 1e9:.2f}" for each in seconds),
+        )
+    return table
 
 
 def report(figures: Figures, num_rounds: int) -> Table:
@@ -210,11 +289,15 @@ def main(argv: list[str]) -> int:
     """Run and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.transports", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--pieces", action="store_true", help="between workers of several ranks")
     add_record_option(parser)
     arguments = parser.parse_args(argv)
-    table = report(measure(arguments.rounds), arguments.rounds)
+    if arguments.pieces:
+        table = report_pieces(measure(PIECES, arguments.rounds), arguments.rounds)
+    else:
+        table = report(measure(CASES, arguments.rounds), arguments.rounds)
     Console(soft_wrap=True).print(table)
-    keep_table(arguments.record, "transports", table)
+    keep_table(arguments.record, "pieces" if arguments.pieces else "transports", table)
     return 0
 
 

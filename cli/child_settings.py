@@ -92,7 +92,7 @@ class ChildSettings:
             "torch_threads": self.torch_threads,
         }
         if self._has_ranks:
-            own |= self._ranks_of(role) | self._shared_layout
+            own |= self._ranks_of(role) | self._peers_of(role) | self._shared_layout
         if cores:
             own["cores"] = ranges_of(cores)
         fraction = self._memory_fraction()
@@ -167,6 +167,11 @@ class ChildSettings:
         """The settings of this role's workers that split the model."""
         names = ("tensor_parallel", "pipeline_parallel")
         return {name: getattr(self._settings, f"{role.value}_{name}") for name in names}
+
+    def _peers_of(self, role: Role) -> dict[str, int]:
+        """The settings that tell this role's workers the ranks of the other role's."""
+        other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
+        return {f"peer_{name}": count for name, count in self._ranks_of(other).items()}
 
     @property
     def _shared_layout(self) -> dict[str, str]:

@@ -39,6 +39,11 @@ class EngineConfig:
     kv_windows: str = ALL_TOKENS
     """What layers with a window keep of a sequence: ALL_TOKENS, or WINDOW, what the window still
     reaches (on a CPU, with one rank). `auto`: WINDOW there if other layers keep all tokens."""
+    peer_tensor_parallel: int | None = None
+    """The ranks of a stage of the workers that blocks are exchanged with; None: as here. If they
+    are other than here, blocks lie so that what two ranks share is contiguous."""
+    peer_pipeline_parallel: int | None = None
+    """Those workers' stages; None: as here."""
     kernels_dir: Path | None = None
     """A folder of kernels that `build_library` has built; they need no compiler."""
     cuda_graphs: bool = True

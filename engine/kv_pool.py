@@ -21,6 +21,7 @@ import torch
 from engine.cpu import huge_pages
 from engine.device import available_bytes, kv_torch_dtype
 from engine.gpu.shareable_memory import shareable_zeros, why_not_shareable
+from protocol.block_order import layer_places
 from protocol.errors import ConfigError
 from protocol.layout import SPLIT, KvLayout
 
@@ -70,8 +71,7 @@ class KvPool:
         """The spans of a split pool's quads as far as this process knows them, [num_layers,
         num_blocks, quads of a block], uint8 (engine/native/split.h)."""
         dtype = kv_torch_dtype(layout.dtype)
-        # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
-        shape: tuple[int, ...] = (num_blocks, *layout.block_shape)
+        shape = (num_blocks, *_tensor_shape(layout))
         if layout.grouping:
             shape = (self.num_pages, layout.page_bytes // dtype.itemsize)
         if buffer is None and self.device.type == "cpu":
@@ -100,13 +100,13 @@ class KvPool:
     def digest(self, block: int) -> bytes:
         """The digest of a block's keys and values of all layers and heads, whatever ranks hold
         them. Of a pool with several groups, ask the group's."""
-        if not self.others:
+        if not self.others and not self.layout.peer_stages:
             return block_digest(self.tensor[block])
         whole = torch.empty(self.layout.unsharded.block_shape, dtype=self.tensor.dtype)
         for part in (self, *self.others):
-            layers, heads = part.layout.layers, part.layout.heads
-            own = whole[layers.start : layers.stop, :, heads.start : heads.stop]
-            own.copy_(part.tensor[block])
+            heads = part.layout.heads
+            for number, layer in enumerate(part.layout.layers):
+                whole[layer, :, heads.start : heads.stop].copy_(part.layer(number)[block])
         return block_digest(whole)
 
     def forget(self, blocks: Sequence[int]) -> None:
@@ -122,8 +122,16 @@ class KvPool:
 
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer: `[num_blocks, num_planes, num_kv_heads, block_size, head_dim]`,
-        strided."""
-        return self.tensor[:, index]
+        strided; of a group with states `[num_blocks, numbers]`."""
+        if not self.layout.peer_stages or self.holds_states:
+            return self.tensor[:, index]
+        place, (_, *of_layer) = layer_places(self.layout)[index], self.layout.block_shape
+        strides = place.plane_stride, place.head_stride, self.layout.head_dim, 1
+        return self.tensor.as_strided(
+            (self.num_blocks, *of_layer),
+            (self.tensor.stride(0), *strides),
+            self.tensor.storage_offset() + place.start,
+        )
 
 
 def pages_of(layout: KvLayout, num_blocks: int) -> int:
@@ -161,7 +169,7 @@ def _view(pool: KvPool, index: int) -> KvPool:
     view.num_blocks = pool.num_pages * pool.layout.blocks_per_page(index)
     view.block_bytes = layout.block_bytes
     if group.state_numbers is None:
-        view.tensor = pool.tensor.view(view.num_blocks, *layout.block_shape)
+        view.tensor = pool.tensor.view(view.num_blocks, *_tensor_shape(layout))
     else:
         view.holds_states, shape = True, (len(group.layers), group.state_numbers)
         numbers = pool.tensor.view(torch.float32)[:, : math.prod(shape)]
@@ -172,6 +180,11 @@ def _view(pool: KvPool, index: int) -> KvPool:
     if layout.order == SPLIT:
         view.spans = _unknown_spans(layout, view.num_blocks)
     return view
+
+
+def _tensor_shape(layout: KvLayout) -> tuple[int, ...]:
+    """The dimensions of a block. One that is not layer by layer has no other view than `layer`."""
+    return (math.prod(layout.block_shape),) if layout.peer_stages else layout.block_shape
 
 
 def block_digest(block: torch.Tensor) -> bytes:

@@ -17,6 +17,7 @@ import torch
 from engine.backend import Backend, Sizes
 from engine.checkpoint.config import ModelConfig, load_model_config
 from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.shard import Shard
 from engine.checkpoint.weights import Progress, has_blocks, load_block_weights, load_weights
 from engine.cpu.backend import cpu_backend
 from engine.device import pick_device, torch_dtype
@@ -34,7 +35,7 @@ from engine.parallel.ranks import Ranks
 from engine.runner import AnyRunner
 from engine.sampling.grammar import Grammars
 from protocol.errors import ConfigError
-from protocol.layout import FP8, TOKENS, WINDOW, KvLayout
+from protocol.layout import FP8, SPLIT, TOKENS, WINDOW, KvLayout
 from scheduling.block_pools import BlockPools
 from scheduling.scheduler import Scheduler
 from scheduling.step_model import StepModel
@@ -200,8 +201,12 @@ def _layout(
     if backend.numerics:  # keys and values have the same bits only if computed alike
         fingerprint += f"-{backend.numerics}"
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, backend.kv_dtype)
-    order = order_of(config.kv_order, backend.orders(layout))
     shard = backend.shard
+    peer_stages = _peer_stages(config, shard)
+    orders = backend.orders(layout)
+    if peer_stages:
+        orders = [order for order in orders if order != SPLIT]
+    order = order_of(config.kv_order, orders)
     has_groups = backend.device.type == "cpu" and shard.size * shard.num_stages == 1
     grouping = layout.grouping
     if config.kv_windows == WINDOW or (config.kv_windows == "auto" and has_groups):
@@ -210,8 +215,17 @@ def _layout(
         grouping = wanted if keeps_all or config.kv_windows == WINDOW else grouping
     if grouping and not has_groups:
         raise ConfigError("kv_windows window is for workers of one rank on a CPU: set it to all")
-    layout = msgspec.structs.replace(layout, order=order, grouping=grouping)
+    layout = msgspec.structs.replace(
+        layout, order=order, grouping=grouping, peer_stages=peer_stages
+    )
     return layout.shard(shard.rank, shard.size, shard.stage, shard.num_stages)
+
+
+def _peer_stages(config: EngineConfig, shard: Shard) -> int:
+    """The stages of workers that divide heads in another way; 0 if there are none."""
+    if (config.peer_tensor_parallel or shard.size) == shard.size:
+        return 0
+    return config.peer_pipeline_parallel or shard.num_stages
 
 
 def order_of(wanted: str, orders: Sequence[str]) -> str:

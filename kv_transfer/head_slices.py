@@ -1,10 +1,9 @@
 """Maps the bytes of a block between workers whose ranks hold different parts of it.
 
-Each rank of a worker has a part of every block: `[layers of its stage, planes, heads of the rank,
-block_size, head_dim]`, contiguous (`KvLayout`). The layers that two ranks share are one contiguous
-piece if both hold the same heads; else the heads that they share are one piece per layer and plane
-(keys, values), at a fixed stride on each side. No data has to be staged or transposed. Pure
-arithmetic; moves no data.
+Each rank of a worker has a part of every block, in the order of its layout
+(`protocol.block_order`). What two ranks share of a block are pieces, each as large as it is
+contiguous on both sides: one piece if both hold the same heads, or if each worker orders its blocks
+for the other's ranks. No data has to be staged or transposed. Pure arithmetic; moves no data.
 """
 
 from __future__ import annotations
@@ -12,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from protocol.block_order import layer_places
 from protocol.errors import ConfigError
 from protocol.layout import KV_DTYPE_BYTES, KvLayout
 
@@ -83,13 +85,22 @@ def plan_shares(source: KvLayout, target: KvLayout) -> tuple[Share, ...]:
     is in one share. Raises ConfigError if the two are not of one model's cache."""
     for layout in (source, target):
         layout.check_ranks()
-    shares = []
-    for theirs in target.ranks:
-        for ours in source.ranks:
-            slices = plan_head_slices(ours, theirs) if sends(ours, theirs) else None
-            if slices is not None:
-                shares.append(Share(ours.rank, theirs.rank, slices))
-    return tuple(shares)
+    return tuple(
+        Share(ours.rank, theirs.rank, slices)
+        for theirs in target.ranks
+        for ours in source.ranks
+        if sends(ours, theirs)
+        for slices in plan_head_slices(ours, theirs)
+    )
+
+
+def num_pieces(shares: Sequence[Share]) -> dict[tuple[int, int], int]:
+    """How many pieces of a block each pair of ranks (source, target) has."""
+    counts: dict[tuple[int, int], int] = {}
+    for share in shares:
+        pair = share.source, share.target
+        counts[pair] = counts.get(pair, 0) + share.slices.source.count
+    return counts
 
 
 def sends(source: KvLayout, target: KvLayout) -> bool:
@@ -98,8 +109,9 @@ def sends(source: KvLayout, target: KvLayout) -> bool:
     return source.tp_rank % source.num_copies == target.tp_rank % source.num_copies
 
 
-def plan_head_slices(source: KvLayout, target: KvLayout) -> HeadSlices | None:
-    """The pieces that rank `source` has for rank `target`; None if they share nothing.
+def plan_head_slices(source: KvLayout, target: KvLayout) -> tuple[HeadSlices, ...]:
+    """The pieces that rank `source` has for rank `target`, in series; none if the ranks share
+    nothing.
 
     Raises ConfigError if the two are not ranks of one model's cache.
     """
@@ -111,9 +123,13 @@ def plan_head_slices(source: KvLayout, target: KvLayout) -> HeadSlices | None:
     layers = _common(source.layers, target.layers)
     heads = _common(source.heads, target.heads)
     if not layers or not heads:
-        return None
-    is_joined = source.heads == target.heads
-    return HeadSlices(*(_pieces(each, layers, heads, is_joined) for each in (source, target)))
+        return ()
+    offsets = np.stack([_head_offsets(each, layers, heads) for each in (source, target)])
+    head_bytes = source.block_size * source.head_dim * KV_DTYPE_BYTES[source.dtype]
+    block_bytes = source.block_bytes, target.block_bytes
+    orders = (offsets[:, np.argsort(side)] for side in offsets)
+    found = [_series(block_bytes, *_joined(each, head_bytes)) for each in orders]
+    return min(found, key=len)
 
 
 def _common(one: range, other: range) -> range:
@@ -121,19 +137,46 @@ def _common(one: range, other: range) -> range:
     return range(first, max(first, min(one.stop, other.stop)))
 
 
-def _pieces(layout: KvLayout, layers: range, heads: range, is_joined: bool) -> Pieces:
-    """The pieces of a rank's block that hold these layers and heads: one if it `is_joined`, that
-    is, has all heads of the rank, otherwise one per layer and plane."""
-    head_bytes = layout.block_size * layout.head_dim * KV_DTYPE_BYTES[layout.dtype]
-    plane_bytes = len(layout.heads) * head_bytes
-    layer_bytes = layout.num_planes * plane_bytes
-    start = (layers.start - layout.layers.start) * layer_bytes
-    if is_joined:
-        return Pieces(layout.block_bytes, len(layers) * layer_bytes, start=start)
-    return Pieces(
-        layout.block_bytes,
-        size=len(heads) * head_bytes,
-        count=layout.num_planes * len(layers),
-        start=start + (heads.start - layout.heads.start) * head_bytes,
-        stride=plane_bytes,
-    )
+def _head_offsets(layout: KvLayout, layers: range, heads: range) -> np.ndarray:
+    """Where in a rank's block, in bytes, one head's part of one plane of one layer begins: for
+    these layers, all planes and these heads."""
+    own = slice(layers.start - layout.layers.start, layers.stop - layout.layers.start)
+    places = np.array(layer_places(layout)[own])  # [layers, 3]
+    starts, plane_strides, head_strides = places.T[:, :, None, None]
+    planes = np.arange(layout.num_planes)[:, None]
+    own_heads = np.array(heads) - layout.heads.start
+    numbers: np.ndarray = starts + plane_strides * planes + head_strides * own_heads
+    return numbers.reshape(-1) * KV_DTYPE_BYTES[layout.dtype]
+
+
+def _joined(offsets: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Join parts of `size` bytes that are adjacent on both sides; `offsets` are [2, parts]. Returns
+    the pieces' offsets, [2, pieces], and sizes."""
+    begins = np.flatnonzero((np.diff(offsets) != size).any(axis=0)) + 1
+    firsts = np.concatenate(([0], begins))
+    return offsets[:, firsts], size * np.diff(firsts, append=offsets.shape[1])
+
+
+def _series(
+    block_bytes: tuple[int, int], offsets: np.ndarray, sizes: np.ndarray
+) -> tuple[HeadSlices, ...]:
+    """Pieces as series of equal size and at one distance on each side."""
+    found = []
+    first = 0
+    steps = np.diff(offsets)
+    while first < len(sizes):
+        end = first + 1
+        while (
+            end < len(sizes)
+            and sizes[end] == sizes[first]
+            and (steps[:, end - 1] == steps[:, first]).all()
+            and (steps[:, first] > 0).all()
+        ):
+            end += 1
+        count = end - first
+        strides = steps[:, first].tolist() if count > 1 else (0, 0)
+        sides = zip(block_bytes, offsets[:, first].tolist(), strides, strict=True)
+        size = int(sizes[first])
+        found.append(HeadSlices(*(Pieces(each, size, count, *at) for each, *at in sides)))
+        first = end
+    return tuple(found)

@@ -65,7 +65,8 @@ class PeerDescriptor(Message, frozen=True, kw_only=True):
     """Sink to source, after Hello: how to reach my pool by this transport.
 
     `descriptor` is in the transport's own format; `digest` authenticates it (keyed BLAKE2b).
-    `layout` is that of rank 0 if several ranks share the pool: it says which heads each rank gets.
+    `layout` is that of rank 0 unless one rank has blocks layer by layer: it says which heads each
+    rank gets, and where in its part of a block they lie.
     `wants_digests`: notifications of writes there carry one digest per block.
     """
 

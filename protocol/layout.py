@@ -41,7 +41,13 @@ KEYS_AND_VALUES = 2
 """Planes of a layer's part of a block; latents have one."""
 
 
-_UNNAMED = {"stage": 0, "num_stages": 1, "num_planes": KEYS_AND_VALUES, "grouping": ()}
+_UNNAMED = {
+    "stage": 0,
+    "num_stages": 1,
+    "num_planes": KEYS_AND_VALUES,
+    "grouping": (),
+    "peer_stages": 0,
+}
 """Fields that a fingerprint leaves out while they have these values, as workers that do not know
 them compute it."""
 
@@ -69,13 +75,15 @@ class KvGroup(msgspec.Struct, frozen=True):
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of one KV block of a rank: `[layers, num_planes, heads, block_size, head_dim]`,
-    contiguous.
+    contiguous, in an order that `protocol.block_order` describes.
 
     A pool consists of `num_blocks` such blocks, so a block is one contiguous range over all
     `layers` of the rank. `num_layers` and `num_kv_heads` are those of the whole cache. A rank has
     the layers of stage `stage` of `num_stages`, and of them the heads of rank `tp_rank` of
-    `tp_size`. With more ranks than heads, neighbours have copies of one head. The two planes are
-    keys and values. Latent attention has one plane of one head, whose rows serve as both.
+    `tp_size`. With more ranks than heads, neighbours have copies of one head. If the workers that
+    this one exchanges blocks with divide heads in another way, `peer_stages` is the number of their
+    stages, else 0. The two planes are keys and values. Latent attention has one plane of one head,
+    whose rows serve as both.
 
     With `grouping`, each group of layers has blocks of its own, of the shape of `of_group`. The
     pool then consists of large pages. A page holds blocks of one group at a time: a whole number of
@@ -95,6 +103,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     num_stages: Dimension = 1
     order: Text = TOKENS
     num_planes: Dimension = KEYS_AND_VALUES
+    peer_stages: Dimension = 0
     grouping: Annotated[tuple[KvGroup, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()
 
     @property
@@ -185,8 +194,11 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unsharded(self) -> KvLayout:
-        """The layout of the whole cache in one pool; the same for all ranks of one cache."""
-        return msgspec.structs.replace(self, tp_rank=0, tp_size=1, stage=0, num_stages=1)
+        """The layout of the whole cache in one pool, layer by layer; the same for all ranks of one
+        cache."""
+        return msgspec.structs.replace(
+            self, tp_rank=0, tp_size=1, stage=0, num_stages=1, peer_stages=0
+        )
 
     @property
     def rank(self) -> int:
@@ -222,7 +234,9 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 0 <= self.stage < stages <= min(self.num_layers, MAX_RANKS):
             raise ConfigError(f"{self.num_layers} layers have no stage {self.stage} of {stages}")
-        if self.order == SPLIT and size > 1:
+        if self.peer_stages > MAX_RANKS:
+            raise ConfigError(f"no worker has {self.peer_stages} stages, only up to {MAX_RANKS}")
+        if self.order == SPLIT and (size > 1 or self.peer_stages):
             raise ConfigError("blocks in the order 'split' cannot be shared out by heads")
         if self.grouping and size * stages > 1:
             raise ConfigError(

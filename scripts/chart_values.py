@@ -40,6 +40,7 @@ CHART_SETS = frozenset(
         *("device", "advertise_address", "control_port", "events_port", "metrics_port"),
         "probe_port",
         *("tensor_parallel", "pipeline_parallel"),
+        *("peer_tensor_parallel", "peer_pipeline_parallel"),
         *("host_tier_bytes", "disk_tier_bytes", "disk_tier_dir"),
         *("metrics_host", "kv_interface", "allow_kv_over_tcp", "kv_ports"),
         *("request_deadline_s", "drain_grace_s", "require_prefill", "pod_name", "pod_uid"),

@@ -1,9 +1,11 @@
-"""A KV layout for tests to which only the size of its blocks is not all the same."""
+"""KV layouts for tests to which only the size of their blocks matters, and blocks of any layout."""
 
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
+from protocol.block_order import cells
 from protocol.layout import STATE_WINDOW, KvGroup, KvLayout
 
 
@@ -33,3 +35,13 @@ def state_layout(block_size: int, state_numbers: int) -> KvLayout:
     """A layer that keeps all tokens, and two layers with states of so many numbers."""
     groups = (KvGroup((0,)), KvGroup((1, 2), STATE_WINDOW, state_numbers))
     return msgspec.structs.replace(bare_layout(block_size), grouping=groups)
+
+
+def part_of(layout: KvLayout, blocks: np.ndarray) -> np.ndarray:
+    """The part of whole `blocks` [blocks, layers, 2, heads, block_size, head_dim] that the rank
+    holds, [blocks, numbers]."""
+    own = blocks[:, :, :, layout.heads.start : layout.heads.stop]
+    if not layout.peer_stages:
+        return own[:, layout.layers.start : layout.layers.stop].reshape(len(blocks), -1)
+    parts = [own[:, cell.start : cell.stop].transpose(0, 3, 1, 2, 4, 5) for cell in cells(layout)]
+    return np.concatenate([part.reshape(len(blocks), -1) for part in parts], axis=1)

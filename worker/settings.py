@@ -91,6 +91,21 @@ class WorkerSettings(SharedSettings):
         minimum=1,
         maximum=MAX_RANKS,
     )
+    peer_tensor_parallel: int | None = setting(
+        None,
+        help="tensor_parallel of the workers that this one exchanges KV with; none: as its own; "
+        "if it differs, KV blocks lie so that each pair of ranks shares one piece of a block",
+        unit="ranks",
+        minimum=1,
+        maximum=MAX_RANKS,
+    )
+    peer_pipeline_parallel: int | None = setting(
+        None,
+        help="pipeline_parallel of those workers; none: as its own",
+        unit="stages",
+        minimum=1,
+        maximum=MAX_RANKS,
+    )
     torch_threads: int | None = setting(
         None,
         help="CPU threads of torch, shared out to the ranks; none: one for each of `cores`, if "

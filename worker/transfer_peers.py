@@ -7,11 +7,11 @@ the verified descriptors, by agent.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from engine.kv_pool import KvPool
 from kv_transfer.authentication import verify_descriptor
-from kv_transfer.head_slices import Share, plan_shares
+from kv_transfer.head_slices import Share, num_pieces, plan_shares
 from kv_transfer.service import TransferService
 from protocol.errors import ConfigError, ProtocolError
 from protocol.handoff_messages import PeerDescriptor
@@ -54,6 +54,7 @@ class TransferPeers:
             log.warning("refused the pool of agent %s: %s", message.agent, error)
             self._counters.add(Count.DESCRIPTORS_REFUSED)
             return False
+        _warn_of_small_pieces(message.agent, shares)
         self._descriptors[message.agent] = message, shares
         self.restore(message.agent)
         return True
@@ -92,7 +93,19 @@ class TransferPeers:
         self._added.discard(agent)
         self._transfers.remove_peer(agent)
 
-    def digests(self, blocks: Seq[int], group: int = 0) -> list[bytes]:
+    def digests(self, blocks: Sequence[int], group: int = 0) -> list[bytes]:
         """One digest per block of a group in our pool."""
         pool = self._pool.groups[group]
         return [pool.digest(block) for block in blocks]
+
+
+def _warn_of_small_pieces(agent: str, shares: Sequence[Share]) -> None:
+    most = max(num_pieces(shares).values(), default=1)
+    if most > 1:
+        log.warning(
+            "each KV block goes to agent %s in %d pieces for each pair of ranks, which is slow: "
+            "start both workers with each other's ranks as peer_tensor_parallel and "
+            "peer_pipeline_parallel",
+            agent,
+            most,
+        )

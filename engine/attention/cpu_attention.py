@@ -14,6 +14,7 @@ import ctypes
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ import torch
 from engine.attention.base import Segment
 from engine.checkpoint.attention_config import Scoring
 from engine.kv_pool import KvPool
+from protocol.block_order import layer_places
 from protocol.layout import FP8, PAIRS, SPLIT, TOKENS, KvLayout
 
 _COMPUTED = (torch.float32, torch.bfloat16)  # dtypes of queries and results
@@ -38,7 +40,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("slots", "units", "merges", "tables", "partials")),
         ("spans", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("layer_spans", "q_stride", "kv_stride")),
-        ("block_stride", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("block_stride", "head_stride")),
         *((name, ctypes.c_int64) for name in ("value_offset", "num_tokens")),
         *((name, ctypes.c_int64) for name in ("num_units", "num_merges")),
         *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
@@ -86,6 +88,17 @@ class _WindowPlan:
         self._units_at, self._merges_at = self._units.ctypes.data, self._merges.ctypes.data
 
 
+class KernelPlace(NamedTuple):
+    """Where the kernels find a layer of a model: its index in the backend's `plans`, its number
+    among the layers of the plan's pool, where in a block it begins, in bytes, and how many numbers
+    lie between two heads there."""
+
+    plan: int
+    pool_layer: int
+    pool_start: int
+    head_stride: int
+
+
 class KernelAttention:
     """`GroupedBackend` over `pool`, by the kernels in `library`.
 
@@ -107,14 +120,13 @@ class KernelAttention:
         assert supports(layout.dtype, layout.head_dim), layout
         assert layout.order in orders_for(layout, library), layout
         assert pool.device.type == "cpu"
-        _, num_layers, num_planes, num_kv_heads, block_size, head_dim = pool.tensor.shape
+        num_layers, num_planes, num_kv_heads, block_size, head_dim = layout.block_shape
         assert len(windows) == num_layers
         scoring = scoring or Scoring(1 / math.sqrt(head_dim))
         self._pool = pool
         self._windows = tuple(windows)
         self._attend, self._divide = library.baton_attention, library.baton_plan
-        plane = num_kv_heads * block_size * head_dim
-        self.layer_bytes = num_planes * plane * pool.tensor.element_size()
+        self._places, self._number_bytes = layer_places(layout), pool.tensor.element_size()
         self._plans = {window: _WindowPlan() for window in set(windows)}
         self._calls: dict[int | None, _Call] = {}
         self._last_plan = _WindowPlan()
@@ -136,7 +148,7 @@ class KernelAttention:
             pool=pool.base_address,
             num_heads=num_heads,
             block_stride=pool.tensor.stride(0),
-            value_offset=(num_planes - 1) * plane,
+            value_offset=(num_planes - 1) * self._places[0].plane_stride,
             is_fp8=pool.tensor.dtype == torch.float8_e4m3fn,
             is_paired=layout.order != TOKENS,
             spans=None if pool.spans is None else pool.spans.data_ptr(),
@@ -181,7 +193,7 @@ class KernelAttention:
 
     def planned(self, window: int | None) -> ctypes.Structure:
         """The kernels' call structure of the planned batch, for layers of this window; points to
-        the first layer's pool. Valid until the next plan."""
+        the pool's first block. Valid until the next plan."""
         return self._calls[window]
 
     @property
@@ -194,9 +206,10 @@ class KernelAttention:
         """Number of `plans`."""
         return len(self._plans)
 
-    def place(self, layer: int) -> tuple[int, int]:
-        """A layer's index in `plans`, and its index among the layers of the plan's pool."""
-        return list(self._plans).index(self._windows[layer]), layer
+    def place(self, layer: int) -> KernelPlace:
+        """Where the kernels find a layer."""
+        plan, at = list(self._plans).index(self._windows[layer]), self._places[layer]
+        return KernelPlace(plan, layer, at.start * self._number_bytes, at.head_stride)
 
     @property
     def planned_last(self) -> ctypes.Structure | None:
@@ -223,7 +236,9 @@ class KernelAttention:
         assert len(q) == len(k) == len(v) == self._calls[self._windows[layer]].num_tokens
         out = torch.empty(q.shape, dtype=q.dtype)
         call = self._calls[self._windows[layer]]
-        call.pool = self._pool.base_address + layer * self.layer_bytes
+        place = self._places[layer]
+        call.pool = self._pool.base_address + place.start * self._number_bytes
+        call.head_stride = place.head_stride
         if call.spans:
             call.spans = self._call.spans + layer * call.layer_spans
         call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()

@@ -31,7 +31,7 @@ class KernelLatentAttention(TorchLatentAttention):
         self, pool: KvPool, config: LatentConfig, num_heads: int, library: ctypes.CDLL
     ) -> None:
         super().__init__(pool, config)
-        windows = (None,) * pool.tensor.shape[1]
+        windows = (None,) * len(pool.layout.layers)
         self._kernel = KernelAttention(
             pool, windows, num_heads, library, _SPLIT_KEYS, Scoring(config.softmax_scale)
         )

@@ -19,7 +19,7 @@ from engine.attention.base import (
     Segment,
     StoringAttention,
 )
-from engine.attention.cpu_attention import KernelAttention
+from engine.attention.cpu_attention import KernelAttention, KernelPlace
 from engine.attention.states import LayerStates, StateSlots
 from engine.kv_pool import KvPool
 
@@ -95,7 +95,6 @@ class KernelsByGroup(AttentionByGroup):
         self._kernels = [each for each in backends if isinstance(each, KernelAttention)]
         assert len(self._kernels) == len(backends)
         self._last = self._kernels[self.places[max(self.places)][0]]
-        self.layer_bytes = self._last.layer_bytes
 
     @property
     def longest(self) -> int:
@@ -107,12 +106,12 @@ class KernelsByGroup(AttentionByGroup):
         """See KernelAttention."""
         return [plan for each in self._kernels for plan in each.plans]
 
-    def place(self, layer: int) -> tuple[int, int]:
+    def place(self, layer: int) -> KernelPlace:
         """See KernelAttention."""
         group, index = self.places[layer]
-        plan, pool_layer = self._kernels[group].place(index)
+        place = self._kernels[group].place(index)
         before = sum(each.num_plans for each in self._kernels[:group])
-        return before + plan, pool_layer
+        return place._replace(plan=before + place.plan)
 
     @property
     def planned_last(self) -> ctypes.Structure | None:

@@ -35,7 +35,7 @@ class PoolLayers:
         self.windows = tuple(windows)
         self.num_heads = num_heads
         self.dtype = dtype  # of queries and results
-        _, _, _, self.num_kv_heads, self.block_size, self.head_dim = pool.tensor.shape
+        _, _, self.num_kv_heads, self.block_size, self.head_dim = pool.layout.block_shape
         self.scoring = scoring or Scoring(1 / math.sqrt(self.head_dim))
         self.kv_dtype = pool.tensor.dtype
         self.device = pool.device

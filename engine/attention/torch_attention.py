@@ -22,6 +22,7 @@ from engine.attention.torch_scores import attention
 from engine.checkpoint.attention_config import Scoring
 from engine.device import to_device
 from engine.kv_pool import KvPool
+from protocol.block_order import LayerPlace, layer_places
 from protocol.layout import TOKENS
 
 
@@ -30,7 +31,7 @@ class _DecodeGroup:
     """B segments of one query token each, padded to S keys."""
 
     tokens: torch.Tensor | None  # [B] rows of q; None: all of them, in order
-    # [2 * B * num_kv_heads * blocks] rows of `_head_blocks`, for layer 0
+    # [2 * B * num_kv_heads * blocks] rows of `_head_blocks`, before the layer's start is added
     head_blocks: torch.Tensor
     # indices of rows to zero in the gathered copy, which has 2 * B * num_kv_heads * S rows
     stale: torch.Tensor
@@ -43,17 +44,23 @@ class _Chunk:
 
     start: int
     end: int
-    head_blocks: torch.Tensor  # [2 * num_kv_heads * blocks] rows of `_head_blocks`, for layer 0
+    head_blocks: torch.Tensor  # [2 * num_kv_heads * blocks], as in `_DecodeGroup`
     keys: slice  # the positions in the gathered blocks that some query sees
     mask: torch.Tensor | None  # [end - start, number of keys], 0 or -inf; None: plain causal mask
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """One batch's plan for the layers of one window size."""
+    """One batch's plan for the layers of one kind."""
 
     decodes: list[_DecodeGroup]
     chunks: list[_Chunk]
+
+
+_Strides = tuple[int, int]
+"""From one plane to the next, and from one head to the next, in head-blocks."""
+_Kind = tuple[int | None, _Strides]
+"""What layers with a common plan have in common: their window, and how they lie in a block."""
 
 
 class TorchAttention:
@@ -75,22 +82,28 @@ class TorchAttention:
         self._max_mask_elements = max_mask_elements
         assert len(self._windows) == len(pool.layout.layers)
         assert pool.layout.order == TOKENS
-        _, _, _, self._num_kv_heads, self._block_size, self._head_dim = pool.tensor.shape
+        _, _, self._num_kv_heads, self._block_size, self._head_dim = pool.layout.block_shape
         self._scoring = scoring or Scoring(1 / math.sqrt(self._head_dim))
-        self._layer_stride = 2 * self._num_kv_heads  # head-blocks of one layer in one block
-        self._block_stride = self._layer_stride * len(self._windows)
+        numbers = self._block_size * self._head_dim  # of a head-block
+        self._places = [
+            LayerPlace(*(each // numbers for each in place)) for place in layer_places(pool.layout)
+        ]
+        """Where each layer lies in a block, in head-blocks."""
+        self._block_stride = pool.tensor.stride(0) // numbers
         self._rows = pool.tensor.view(-1, self._head_dim)  # one row: a token's k or v of a head
         self._head_blocks = pool.tensor.view(-1, self._block_size * self._head_dim)
-        self._plans: dict[int | None, _Plan] = {}
-        self._slots = torch.empty(0)
+        self._plans: dict[_Kind, _Plan] = {}
+        self._slots: dict[_Strides, torch.Tensor] = {}
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """See AttentionBackend."""
         tables = [_whole_table(segment) for segment in segments]
-        self._slots = self._device(self._slot_rows(segments, tables))
-        self._plans = {
-            window: self._plan_for(window, segments, tables) for window in set(self._windows)
+        kinds = {self._kind(layer) for layer in range(len(self._windows))}
+        self._slots = {
+            strides: self._device(self._slot_rows(segments, tables, strides))
+            for strides in {strides for _, strides in kinds}
         }
+        self._plans = {kind: self._plan_for(kind, segments, tables) for kind in kinds}
 
     def run(
         self,
@@ -102,12 +115,13 @@ class TorchAttention:
     ) -> torch.Tensor:
         """See GroupedBackend."""
         num_tokens, num_heads, head_dim = q.shape
-        slots = self._slots + layer * self._layer_stride * self._block_size
+        kind = self._kind(layer)
+        slots = self._slots[kind[1]] + self._places[layer].start * self._block_size
         self._rows.index_copy_(0, slots[0], k.reshape(-1, head_dim))
         self._rows.index_copy_(0, slots[1], v.reshape(-1, head_dim))
         # Query heads as [kv head, its group of query heads]
         grouped = q.reshape(num_tokens, self._num_kv_heads, -1, head_dim)
-        plan = self._plans[self._windows[layer]]
+        plan = self._plans[kind]
         out = torch.empty_like(grouped)
         if sinks is not None:
             sinks = sinks.view(self._num_kv_heads, -1, 1)
@@ -145,20 +159,25 @@ class TorchAttention:
         return result.permute(2, 0, 1, 3)
 
     def _gather(self, layer: int, head_blocks: torch.Tensor) -> torch.Tensor:
-        return self._head_blocks.index_select(0, head_blocks + layer * self._layer_stride)
+        return self._head_blocks.index_select(0, head_blocks + self._places[layer].start)
+
+    def _kind(self, layer: int) -> _Kind:
+        place = self._places[layer]
+        return self._windows[layer], (place.plane_stride, place.head_stride)
 
     # Planning, in numpy on the host
 
     def _plan_for(
-        self, window: int | None, segments: Sequence[Segment], tables: list[np.ndarray]
+        self, kind: _Kind, segments: Sequence[Segment], tables: list[np.ndarray]
     ) -> _Plan:
+        window, _ = kind
         starts = np.cumsum([0] + [segment.query_len for segment in segments])
         # Segment indices by bit length of their block count: padding at most doubles a group's size
         decodes: dict[int, list[int]] = {}
         chunks = []
         for index, segment in enumerate(segments):
             if segment.query_len > 1:
-                chunks += self._chunks(window, segment, tables[index], int(starts[index]))
+                chunks += self._chunks(kind, segment, tables[index], int(starts[index]))
             else:
                 first_key = _first_key(window, segment.context_len - 1)
                 num_blocks = -(-segment.context_len // self._block_size)
@@ -167,7 +186,7 @@ class TorchAttention:
         return _Plan(
             [
                 self._decode_group(
-                    window,
+                    kind,
                     np.array([segments[index].context_len for index in group]),
                     [tables[index] for index in group],
                     None if len(group) == len(segments) else starts[group],
@@ -179,11 +198,12 @@ class TorchAttention:
 
     def _decode_group(
         self,
-        window: int | None,
+        kind: _Kind,
         contexts: np.ndarray,
         tables: list[np.ndarray],
         tokens: np.ndarray | None,
     ) -> _DecodeGroup:
+        window, strides = kind
         first_keys = np.maximum(0, contexts - window) if window else np.zeros_like(contexts)
         first_blocks = first_keys // self._block_size
         num_blocks = -(-contexts // self._block_size) - first_blocks
@@ -198,15 +218,14 @@ class TorchAttention:
         )
         return _DecodeGroup(
             tokens=None if tokens is None else self._device(tokens),
-            head_blocks=self._device(self._head_block_rows(padded)),
+            head_blocks=self._device(self._head_block_rows(padded, strides)),
             stale=self._device(np.flatnonzero(stale)),
             mask=self._mask(valid[:, None, None, :]),
         )
 
-    def _chunks(
-        self, window: int | None, segment: Segment, table: np.ndarray, start: int
-    ) -> list[_Chunk]:
+    def _chunks(self, kind: _Kind, segment: Segment, table: np.ndarray, start: int) -> list[_Chunk]:
         """The segment's queries, in slices whose masks stay small."""
+        window, strides = kind
         num_cached = segment.context_len - segment.query_len
         step = max(1, self._max_mask_elements // segment.context_len)
         chunks = []
@@ -224,30 +243,35 @@ class TorchAttention:
                     visible &= keys > queries - window
                 mask = self._mask(visible)
             rows = self._head_block_rows(
-                table[None, first_block : last_key // self._block_size + 1]
+                table[None, first_block : last_key // self._block_size + 1], strides
             )
             skipped = first_block * self._block_size
             seen = slice(first_key - skipped, last_key + 1 - skipped)
             chunks.append(_Chunk(start + offset, start + end, self._device(rows), seen, mask))
         return chunks
 
-    def _slot_rows(self, segments: Sequence[Segment], tables: list[np.ndarray]) -> np.ndarray:
-        """Where to store the batch's tokens in layer 0. Returns [2, N * num_kv_heads] rows of
-        `_rows`."""
+    def _slot_rows(
+        self, segments: Sequence[Segment], tables: list[np.ndarray], strides: _Strides
+    ) -> np.ndarray:
+        """Where to store the batch's tokens in a layer that begins where a block does. Returns
+        [2, N * num_kv_heads] rows of `_rows`."""
         blocks, offsets = [], []
         for segment, table in zip(segments, tables, strict=True):
             positions = np.arange(segment.context_len - segment.query_len, segment.context_len)
             blocks.append(table[positions // self._block_size])
             offsets.append(positions % self._block_size)
-        head_blocks = self._head_block_rows(np.concatenate(blocks)[:, None])
+        head_blocks = self._head_block_rows(np.concatenate(blocks)[:, None], strides)
         head_blocks = head_blocks.reshape(2, -1, self._num_kv_heads)
         rows = head_blocks * self._block_size + np.concatenate(offsets)[:, None]
         return rows.reshape(2, -1)
 
-    def _head_block_rows(self, blocks: np.ndarray) -> np.ndarray:
-        """Rows of `_head_blocks` for `blocks` [B, n] in layer 0, ordered by k/v, sequence, head."""
-        heads = np.arange(2 * self._num_kv_heads).reshape(2, 1, self._num_kv_heads, 1)
-        return (blocks[None, :, None, :] * self._block_stride + heads).reshape(-1)
+    def _head_block_rows(self, blocks: np.ndarray, strides: _Strides) -> np.ndarray:
+        """Rows of `_head_blocks` for `blocks` [B, n], ordered by k/v, sequence, head, in a layer
+        that begins where a block does."""
+        plane_stride, head_stride = strides
+        heads = np.arange(self._num_kv_heads) * head_stride
+        parts = np.arange(2).reshape(2, 1, 1, 1) * plane_stride + heads.reshape(1, 1, -1, 1)
+        return (blocks[None, :, None, :] * self._block_stride + parts).reshape(-1)
 
     def _mask(self, visible: np.ndarray) -> torch.Tensor:
         mask = np.where(visible, np.float32(0), np.float32(-np.inf))

@@ -82,7 +82,7 @@ class TorchLatentAttention:
         self._scale = config.softmax_scale
         self._rank = config.kv_lora_rank
         self._most_absorbed = config.most_absorbed if most_absorbed is None else most_absorbed
-        self._block_size, self._num_layers = layout.block_size, pool.tensor.shape[1]
+        self._block_size, self._num_layers = layout.block_size, len(layout.layers)
         self._piece_blocks = max(1, piece_tokens // layout.block_size)
         self._max_scores = max_scores
         self._has_flash = pool.device.type == "cpu"

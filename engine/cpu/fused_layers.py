@@ -31,7 +31,8 @@ class _Layer(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("sinks", "attention_out_norm", "feed_forward_out_norm")
         ),
-        *((name, ctypes.c_int64) for name in ("attention", "pool_layer", "rope")),
+        *((name, ctypes.c_int64) for name in ("attention", "pool_layer", "pool_start")),
+        *((name, ctypes.c_int64) for name in ("head_stride", "rope")),
     )
 
 
@@ -45,7 +46,7 @@ class Forward(ctypes.Structure):
         ("positions", ctypes.c_void_p),
         *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
         *((name, ctypes.c_int64) for name in ("tokens", "num_wanted")),
-        *((name, ctypes.c_int64) for name in ("num_layers", "layer_bytes")),
+        ("num_layers", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_threads", "gate")),
         ("eps", ctypes.c_float),
         ("ranks", ctypes.c_void_p),
@@ -180,7 +181,6 @@ class FusedLayers:
             num_tokens,
             num_wanted,
             len(self._layers),
-            attention.layer_bytes,
             torch.get_num_threads(),
             self._gate,
             self._eps,
@@ -197,7 +197,9 @@ class FusedLayers:
     def _place_in(self, attention: FusedAttention) -> None:
         """Note where the layers' plans and parts of the pool are."""
         for layer, struct in enumerate(self._structs):
-            struct.attention, struct.pool_layer = attention.place(layer)
+            place = attention.place(layer)
+            struct.attention, struct.pool_layer = place.plan, place.pool_layer
+            struct.pool_start, struct.head_stride = place.pool_start, place.head_stride
         self._placed_in = attention
 
     def _memory(self, num_tokens: int) -> list[int]:

@@ -206,7 +206,7 @@ void write_token(const AttentionCall& call, int64_t token) {
     }
     k += call.head_dim;
     v += call.head_dim;
-    to += (int64_t)call.block_size * call.head_dim;
+    to += call.head_stride;
   }
 }
 
@@ -231,8 +231,8 @@ void write_sixteen(const AttentionCall& call, int64_t token) {
     if constexpr (std::is_same_v<P, Split>) {
       write_split_group(call, k, v, call.kv_stride, slot[0], head, (int)slot[1]);
     } else {
-      P* to = (P*)call.pool + slot[0] * call.block_stride +
-              ((int64_t)head * call.block_size + slot[1]) * head_dim;
+      P* to = (P*)call.pool + slot[0] * call.block_stride + head * call.head_stride +
+              slot[1] * head_dim;
       write_group(k, v, call.kv_stride, head_dim, to, to + call.value_offset);
     }
   }

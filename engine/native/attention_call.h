@@ -27,6 +27,7 @@ struct AttentionCall {
   int64_t q_stride;
   int64_t kv_stride;
   int64_t block_stride;     // between blocks of the pool
+  int64_t head_stride;      // between heads of a block, unless it is split
   int64_t value_offset;     // from a block's keys to its values
   int64_t num_tokens;
   int64_t num_units;

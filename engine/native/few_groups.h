@@ -81,7 +81,9 @@ class FewGroups {
   int find(const Unit& unit, int first, bool is_value, const void** to, Group<P>* of_first) {
     const int left = (unit.end_key - first + kGroupTokens - 1) / kGroupTokens;
     const int n = left < 0 ? 0 : left < kTileGroups ? left : kTileGroups;
-    const size_t head_bytes = group_bytes<P>(call_.head_dim) * (call_.block_size / kGroupTokens);
+    const size_t head_bytes =
+        std::is_same_v<P, Split> ? group_bytes<P>(call_.head_dim) * (call_.block_size / kGroupTokens)
+                                 : call_.head_stride * sizeof(P);
     for (int group = 0; group < n; ++group) {
       of_first[group] = group_at<P>(call_, unit.table, unit.kv_head, first + group * kGroupTokens,
                                     is_value);

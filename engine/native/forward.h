@@ -32,13 +32,15 @@ struct LayerWeights {
   const float* feed_forward_out_norm;  // [hidden], or null: of a mixture it is
   int64_t attention;                   // index of the layer's plan
   int64_t pool_layer;                  // index of the layer in the plan's pool
+  int64_t pool_start;                  // where it begins in a block, in bytes
+  int64_t head_stride;                 // between heads there
   int64_t rope;                        // index of the layer's cos and sin
 };
 
 // Mirrors `_Forward` in fused_layers.py.
 struct ForwardCall {
   const LayerWeights* layers;
-  const AttentionCall* const* attention;  // by plan; the pool is that of its first layer
+  const AttentionCall* const* attention;  // by plan; the pool is that of all layers
   const AttentionCall* last;              // of the wanted tokens in the last layer; null: all are
   const int64_t* wanted;                  // [num_wanted], ascending
   Bf16* x;                                // [tokens, hidden], changed in place: the wanted ones
@@ -54,7 +56,6 @@ struct ForwardCall {
   int64_t tokens;
   int64_t num_wanted;
   int64_t num_layers;
-  int64_t layer_bytes;                    // from one layer's pool to the next
   int32_t num_threads;
   int32_t gate;
   float eps;
@@ -112,7 +113,8 @@ inline AttentionCall attention_of(const ForwardCall& call, const LayerWeights& l
                                   const AttentionCall& plan) {
   AttentionCall attention = plan;
   const int64_t num_heads = attention.num_heads, kv_heads = attention.num_kv_heads;
-  attention.pool = (char*)attention.pool + layer.pool_layer * call.layer_bytes;
+  attention.pool = (char*)attention.pool + layer.pool_start;
+  attention.head_stride = layer.head_stride;
   if (attention.spans != nullptr) attention.spans += layer.pool_layer * attention.layer_spans;
   attention.q = call.qkv;
   attention.k = call.qkv + num_heads * attention.head_dim;

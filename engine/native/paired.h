@@ -41,7 +41,7 @@ struct Group {
 
   // The same group of the head that comes `heads` later.
   Group later(const AttentionCall& call, int heads) const {
-    return {at + (int64_t)heads * call.block_size * call.head_dim};
+    return {at + heads * call.head_stride};
   }
 };
 
@@ -66,8 +66,7 @@ inline Group<P> group_at(const AttentionCall& call, int64_t table, int head, int
     return {quads_at(call, block, is_value, head, offset)};
   } else {
     return {(const P*)call.pool + block * call.block_stride + is_value * call.value_offset +
-            ((int64_t)head * call.block_size + offset / kGroupTokens * kGroupTokens) *
-                call.head_dim};
+            head * call.head_stride + offset / kGroupTokens * kGroupTokens * call.head_dim};
   }
 }
 

@@ -21,8 +21,7 @@ class TokenKeys {
   // Packs the keys from `first` on, with zeros from the unit's end on.
   void find(const AttentionCall& call, const Unit& unit, int head, int first, const void* zeros) {
     const int end = unit.end_key;
-    const P* pool = (const P*)call.pool +
-                    (int64_t)(unit.kv_head + head) * call.block_size * call.head_dim;
+    const P* pool = (const P*)call.pool + (unit.kv_head + head) * call.head_stride;
     const int count = end - first < kTileKeys ? (end > first ? end - first : 0) : kTileKeys;
     int64_t table = unit.table + first / call.block_size;
     int offset = first % call.block_size;

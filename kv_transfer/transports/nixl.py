@@ -348,8 +348,9 @@ def _num_pieces(places: _Places) -> int:
 
 
 def _entries(blocks: Sequence[int], num_blocks: int, count: int) -> np.ndarray:
-    """Indices of all pieces of these blocks in the list of a pool's pieces, block by block."""
+    """Indices of all pieces of these blocks in the list of a pool's pieces, piece by piece: NIXL
+    joins neighbours that are adjacent on both sides."""
     entries = np.asarray(blocks, dtype=np.int32)
     if count == 1:
         return entries
-    return np.add.outer(entries, np.arange(count, dtype=np.int32) * num_blocks).reshape(-1)
+    return np.add.outer(np.arange(count, dtype=np.int32) * num_blocks, entries).reshape(-1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.chart.chart import Object, objects, pod_templates
 
-SPLIT = ("--tensor-parallel", "--pipeline-parallel", "--kv-order", "--kv-windows")
+SPLIT = ("--tensor-parallel", "--pipeline-parallel", "--peer-", "--kv-order", "--kv-windows")
 SHARED = {"kv_order": "tokens", "kv_windows": "window"}
 RANKS = {
     "workers": {"pipelineParallel": 2},
@@ -36,11 +36,14 @@ def test_each_pool_splits_its_model_and_all_keep_blocks_that_can_be_split() -> N
     assert split(found["prefill"]) == [
         "--tensor-parallel=2",
         "--pipeline-parallel=2",
+        "--peer-tensor-parallel=1",
+        "--peer-pipeline-parallel=1",
         "--kv-order=pairs",
         "--kv-windows=all",
     ]
-    assert split(found["decode"]) == ["--kv-order=pairs", "--kv-windows=all"]
-    assert split(found["other"]) == ["--kv-order=tokens", "--kv-windows=window"]
+    peers = ["--peer-tensor-parallel=2", "--peer-pipeline-parallel=2"]
+    assert split(found["decode"]) == [*peers, "--kv-order=pairs", "--kv-windows=all"]
+    assert split(found["other"]) == [*peers, "--kv-order=tokens", "--kv-windows=window"]
     assert [split(each) for each in workers({}).values()] == [[], []]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -23,10 +24,13 @@ from protocol.errors import TransferError
 from protocol.layout import KvLayout
 from tests.effort import pairwise as pairwise_tested
 from tests.integration.pool_ends import PoolEnd, poll_until
+from tests.layouts import part_of
 
 NUM_BLOCKS = 6
 RANKS = [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 3)]
 """Ranks of a layer, more than heads, too; and stages, of one or two layers."""
+KNOWS = [(True, True), (False, True), (True, False), (False, False)]
+"""Which of the two workers orders its blocks for the other's ranks."""
 LAYOUT = KvLayout(
     model_fingerprint="model",
     dtype="bfloat16",
@@ -38,11 +42,13 @@ LAYOUT = KvLayout(
 
 
 class End(PoolEnd):
-    """A worker's pool, shared by its ranks, in one memory: `parts` are [blocks, layers, 2, heads of
-    a rank, block_size, head_dim]."""
+    """A worker's pool, shared by its ranks, in one memory: `parts` are [blocks, numbers]."""
 
-    def __init__(self, transport: str, num_ranks: int, num_stages: int = 1) -> None:
-        self.layout = LAYOUT.shard(0, num_ranks, num_stages - 1, num_stages)
+    def __init__(
+        self, transport: str, num_ranks: int, num_stages: int = 1, peer_stages: int = 0
+    ) -> None:
+        layout = msgspec.structs.replace(LAYOUT, peer_stages=peer_stages)
+        self.layout = layout.shard(0, num_ranks, num_stages - 1, num_stages)
         super().__init__(create_transport(transport, "cpu"))
         ends = [0, *accumulate(each.block_bytes * NUM_BLOCKS for each in self.layout.ranks)]
         memory = self.transport.allocate(ends[-1])
@@ -50,8 +56,8 @@ class End(PoolEnd):
             memory = SharedMemory(ends[-1])
         view = memoryview(memory.view)
         self.parts = [
-            np.frombuffer(view[start:end], np.uint16).reshape(NUM_BLOCKS, *each.block_shape)
-            for each, (start, end) in zip(self.layout.ranks, pairwise(ends), strict=True)
+            np.frombuffer(view[start:end], np.uint16).reshape(NUM_BLOCKS, -1)
+            for start, end in pairwise(ends)
         ]
         places = [
             PoolPart(part.ctypes.data, each.block_bytes, "cpu")
@@ -63,11 +69,8 @@ class End(PoolEnd):
         self.transport.register(pool)
 
     def parts_of(self, blocks: np.ndarray) -> list[np.ndarray]:
-        """Each rank's part of `blocks`, [blocks, layers, 2, heads, ...]."""
-        return [
-            blocks[:, each.layers.start : each.layers.stop, :, each.heads.start : each.heads.stop]
-            for each in self.layout.ranks
-        ]
+        """Each rank's part of `blocks`, [blocks, numbers]."""
+        return [part_of(each, blocks) for each in self.layout.ranks]
 
 
 @pytest.fixture
@@ -84,11 +87,16 @@ def add(one: End, other: End) -> None:
     one.transport.add_peer(agent, other.transport.descriptor(), NUM_BLOCKS, shares)
 
 
-@pairwise_tested("transport, source, target", ["nixl", "shm"], RANKS, RANKS)
+@pairwise_tested("transport, knows, source, target", ["nixl", "shm"], KNOWS, RANKS, RANKS)
 def test_each_rank_gets_its_heads_of_its_layers(
-    ends: list[End], transport: str, source: tuple[int, int], target: tuple[int, int]
+    ends: list[End],
+    transport: str,
+    knows: tuple[bool, bool],
+    source: tuple[int, int],
+    target: tuple[int, int],
 ) -> None:
-    one, other = End(transport, *source), End(transport, *target)
+    one = End(transport, *source, peer_stages=target[1] * knows[0])
+    other = End(transport, *target, peer_stages=source[1] * knows[1])
     ends += [one, other]
     shape = (NUM_BLOCKS, *LAYOUT.block_shape)
     numbers = np.random.default_rng(7).integers(1, 1 << 16, shape, dtype=np.uint16)

@@ -196,6 +196,8 @@ def engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
         kv_dtype=settings.kv_dtype,
         kv_order=settings.kv_order,
         kv_windows=settings.kv_windows,
+        peer_tensor_parallel=settings.peer_tensor_parallel,
+        peer_pipeline_parallel=settings.peer_pipeline_parallel,
         kernels_dir=None if settings.kernels_dir is None else Path(settings.kernels_dir),
         cuda_graphs=settings.cuda_graphs,
         batch_invariant=settings.batch_invariant,

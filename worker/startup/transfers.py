@@ -45,7 +45,8 @@ def register_pool(
 ) -> PeerDescriptor:
     """Let transfers use the pool. Returns the descriptor with which peers reach it."""
     pool = loaded.pool
-    device, layout = str(pool.device), pool.layout if pool.others else None
+    device, is_plain = str(pool.device), pool.layout == pool.layout.unsharded
+    layout = None if is_plain else pool.layout
     others = tuple(
         PoolPart(each.base_address, each.block_bytes, str(each.device)) for each in pool.others
     )

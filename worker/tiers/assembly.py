@@ -37,8 +37,11 @@ def open_tiers(
     if not settings.host_tier_bytes:
         return None
     pool = loaded.pool
-    if pool.layout.grouping and pool.others:
-        log.warning("host_tier_bytes has no effect: several ranks keep no groups below the pool")
+    if pool.layout.grouping and pool.layout != pool.layout.unsharded:
+        log.warning(
+            "host_tier_bytes has no effect: groups are not kept below pools of several ranks, or "
+            "for peers of several"
+        )
         return None
     units = Units.of(pool.layout.unsharded)
     copies = _copies(pool, units, settings.host_tier_bytes)
@@ -87,7 +90,9 @@ def _disk_tier(
 ) -> DiskTier | None:
     if settings.disk_tier_dir is None:
         return None
-    scope = DiskScope(settings.cluster_secret, pool.layout.unsharded.fingerprint)
+    # a card's blocks are kept as they lie
+    kept = pool.layout if pool.device.type == "cuda" else pool.layout.unsharded
+    scope = DiskScope(settings.cluster_secret, kept.fingerprint)
     fd = claim_file(Path(settings.disk_tier_dir), scope)
     file = BlockFile(fd, scope, units.unit_bytes, settings.disk_tier_bytes, time.time)
     if file.num_slots < max(units.per_block):

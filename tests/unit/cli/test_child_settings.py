@@ -150,6 +150,16 @@ def test_a_worker_is_told_its_cores() -> None:
     assert parsed(children.worker(Role.DECODE, "d", SHARED, DIR)).cores == ()
 
 
+def test_workers_are_told_the_ranks_of_the_other_role() -> None:
+    ranks = {"prefill_pipeline_parallel": 3, "decode_tensor_parallel": 4}
+    children = ChildSettings(UpSettings(model="/m", **ranks), environ={})
+    prefill, decode = (
+        parsed(children.worker(role, "w", SHARED, DIR)) for role in (Role.PREFILL, Role.DECODE)
+    )
+    assert (prefill.peer_tensor_parallel, prefill.peer_pipeline_parallel) == (4, 1)
+    assert (decode.peer_tensor_parallel, decode.peer_pipeline_parallel) == (1, 3)
+
+
 def test_workers_of_any_number_of_ranks_get_one_layout() -> None:
     def layout(**fields: Any) -> tuple[str, str]:
         children = ChildSettings(UpSettings(model="/m", **fields), environ={})

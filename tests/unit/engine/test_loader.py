@@ -182,6 +182,23 @@ def test_ranks_share_blocks_that_have_shards(wanted: str, is_sharded: bool, orde
 
 
 @pytest.mark.parametrize(
+    ("peers", "order", "peer_stages"),
+    [
+        ({}, SPLIT, 0),
+        ({"peer_tensor_parallel": 1, "peer_pipeline_parallel": 2}, SPLIT, 0),
+        ({"peer_tensor_parallel": 2}, PAIRS, 1),
+        ({"peer_tensor_parallel": 2, "peer_pipeline_parallel": 3}, PAIRS, 3),
+    ],
+)
+def test_blocks_lie_for_peers_that_divide_heads_in_another_way(
+    peers: dict[str, int], order: str, peer_stages: int
+) -> None:
+    model = load_model_config(DEMO_MODEL)
+    layout = loader._layout(config(**peers), model, SplitOrders(model, "bfloat16"), "m")
+    assert (layout.order, layout.peer_stages) == (order, peer_stages)
+
+
+@pytest.mark.parametrize(
     ("weights", "dtype", "attention", "bits"),
     [
         ("auto", "bfloat16", "auto", 12),

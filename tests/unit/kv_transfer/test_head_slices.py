@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kv_transfer.head_slices import HeadSlices, Pieces, Share, plan_head_slices, plan_shares
 from protocol.errors import ConfigError
 from protocol.layout import KvLayout
+from tests.layouts import part_of
 
 
 def rank(heads: int, tp_size: int, tp_rank: int, **changed: int) -> KvLayout:
@@ -24,28 +25,25 @@ def rank(heads: int, tp_size: int, tp_rank: int, **changed: int) -> KvLayout:
     )
 
 
-def block(layout: KvLayout, whole: np.ndarray) -> np.ndarray:
-    """The part of `whole` [layers, 2, heads, block_size, head_dim] that the rank holds."""
-    layers, heads = layout.layers, layout.heads
-    part = whole[layers.start : layers.stop, :, heads.start : heads.stop]
-    return np.ascontiguousarray(part)
-
-
 sizes = st.sampled_from([1, 2, 3, 4, 6, 12, 24])
 stages = st.integers(1, 4)
+peers = st.integers(0, 5)
 
 
-@given(sizes, stages, sizes, stages, st.integers(4, 9))
+@given(st.tuples(sizes, stages, peers), st.tuples(sizes, stages, peers), st.integers(4, 9))
 def test_every_rank_gets_its_block_whole_and_once(
-    source_size: int, source_stages: int, target_size: int, target_stages: int, num_layers: int
+    one: tuple[int, int, int], other: tuple[int, int, int], num_layers: int
 ) -> None:
-    """Whatever the ranks, with more of them than heads and stages of different sizes, too."""
+    """Whatever the ranks, with more of them than heads and stages of different sizes, too, and in
+    whatever order each side keeps its blocks."""
     heads = 12
-    shape = (num_layers, 2, heads, 2, 2)
+    shape = (1, num_layers, 2, heads, 2, 2)
     whole = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
-    source = rank(heads, source_size, 0, num_stages=source_stages, num_layers=num_layers)
-    target = rank(heads, target_size, 0, num_stages=target_stages, num_layers=num_layers)
-    sent = [block(each, whole).view(np.uint8).reshape(-1) for each in source.ranks]
+    source, target = (
+        rank(heads, size, 0, num_stages=count, peer_stages=of_peers, num_layers=num_layers)
+        for size, count, of_peers in (one, other)
+    )
+    sent = [part_of(each, whole).view(np.uint8).reshape(-1) for each in source.ranks]
     received = [np.zeros(each.block_bytes, np.uint8) for each in target.ranks]
     written = [np.zeros(each.block_bytes, int) for each in target.ranks]
     for share in plan_shares(source, target):
@@ -57,7 +55,7 @@ def test_every_rank_gets_its_block_whole_and_once(
             written[share.target][to : to + size] += 1
     for each in target.ranks:
         assert (written[each.rank] == 1).all()
-        assert received[each.rank].tobytes() == block(each, whole).tobytes()
+        assert received[each.rank].tobytes() == part_of(each, whole).tobytes()
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
@@ -86,9 +84,9 @@ def test_copies_of_a_head_share_the_work() -> None:
 
 
 def test_ranks_without_a_common_head_or_layer_share_nothing() -> None:
-    assert plan_head_slices(rank(12, 2, 0), rank(12, 3, 2)) is None
+    assert plan_head_slices(rank(12, 2, 0), rank(12, 3, 2)) == ()
     first, second = (rank(12, 1, 0, stage=stage, num_stages=2) for stage in (0, 1))
-    assert plan_head_slices(first, second) is None
+    assert plan_head_slices(first, second) == ()
 
 
 def test_pools_of_different_caches_are_refused() -> None:
@@ -102,6 +100,7 @@ def test_pools_of_different_caches_are_refused() -> None:
         (rank(12, 5, 0), "12 KV heads have no rank 0 of 5"),
         (rank(12, 1 << 30, 0), "no rank 0 of"),
         (rank(12, 1, 0, num_stages=4), "3 layers have no stage 0 of 4"),
+        (rank(12, 1, 0, peer_stages=65), "no worker has 65 stages, only up to 64"),
     ],
 )
 def test_ranks_that_a_cache_cannot_have_are_refused(layout: KvLayout, reason: str) -> None:

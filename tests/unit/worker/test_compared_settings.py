@@ -47,7 +47,7 @@ MAY_DIFFER = {
     "attention", "cores", "cuda_graphs", "device", "kernels_dir", "one_step_ahead", "sm_fraction",
     "torch_threads",
     # a descriptor names the ranks, whose layers and heads are copied to their places
-    "pipeline_parallel", "tensor_parallel",
+    "peer_pipeline_parallel", "peer_tensor_parallel", "pipeline_parallel", "tensor_parallel",
     # a peer's weights have the fingerprint of its checkpoint
     "weights_from",
     # what a worker keeps of its own blocks: files carry the layout's fingerprint

@@ -38,12 +38,17 @@ class Transfers:
         self.added.append(arguments)
 
 
+def layout_for(peer_stages: int, num_ranks: int) -> KvLayout:
+    """Of rank 0 of a worker with peers of so many stages."""
+    return msgspec.structs.replace(WHOLE, peer_stages=peer_stages).shard(0, num_ranks)
+
+
 class Own:
     """A worker of two ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer_stages: int = 0) -> None:
         self.transfers, self.counters = Transfers(), Counters()
-        pool = KvPool(WHOLE.shard(0, 2), 3)
+        pool = KvPool(layout_for(peer_stages, 2), 3)
         self.peers = TransferPeers(self.transfers, pool, SECRET, self.counters)  # type: ignore[arg-type]
 
 
@@ -70,6 +75,27 @@ def test_the_heads_of_each_rank_go_to_their_places(num_ranks: int, num_stages: i
 
 
 @pytest.mark.parametrize(
+    ("own_peer_stages", "theirs", "pieces"),
+    [
+        (1, layout_for(1, 1), None),
+        (1, layout_for(1, 4), None),
+        (0, layout_for(0, 1), 4),
+        (1, layout_for(0, 1), 8),
+        (0, layout_for(0, 2), None),
+    ],
+)
+def test_peers_that_are_not_known_get_small_pieces_and_are_named(
+    own_peer_stages: int, theirs: KvLayout, pieces: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = Own(own_peer_stages)
+    assert own.peers.try_add(descriptor(theirs))
+    expected = [] if pieces is None else [f"agent agent in {pieces} pieces for each pair of ranks"]
+    assert [record.message[:60] for record in caplog.records] == [
+        f"each KV block goes to {each}"[:60] for each in expected
+    ]
+
+
+@pytest.mark.parametrize(
     ("message", "reason"),
     [
         (descriptor(WHOLE.shard(0, 2), b"other"), "not authentic"),
@@ -78,6 +104,7 @@ def test_the_heads_of_each_rank_go_to_their_places(num_ranks: int, num_stages: i
         (descriptor(WHOLE.shard(0, 2), transport="shm"), "transport differs"),
         (descriptor(msgspec.structs.replace(WHOLE, block_size=4)), "differ in more"),
         (descriptor(msgspec.structs.replace(WHOLE.shard(0, 2), tp_size=3)), "no rank 0 of 3"),
+        (descriptor(msgspec.structs.replace(WHOLE, peer_stages=99)), "no worker has 99 stages"),
     ],
 )
 def test_others_are_refused_counted_and_named(
@@ -90,17 +117,22 @@ def test_others_are_refused_counted_and_named(
     assert reason in caplog.text
 
 
-@pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (1, 2), (8, 2)])
-def test_a_digest_covers_the_heads_of_all_ranks(num_ranks: int, num_stages: int) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "num_stages", "peer_stages"), [(2, 1, 0), (1, 2, 0), (8, 2, 0), (2, 2, 1)]
+)
+def test_a_digest_covers_the_heads_of_all_ranks(
+    num_ranks: int, num_stages: int, peer_stages: int
+) -> None:
     whole = KvPool(WHOLE, 2)
     whole.tensor.copy_(whole.tensor.new_tensor(range(whole.tensor.numel())).view_as(whole.tensor))
-    parts = [KvPool(each, 2) for each in WHOLE.shard(0, num_ranks, 0, num_stages).ranks]
+    layout = msgspec.structs.replace(WHOLE, peer_stages=peer_stages)
+    parts = [KvPool(each, 2) for each in layout.shard(0, num_ranks, 0, num_stages).ranks]
     for part in parts:
-        layers, heads = part.layout.layers, part.layout.heads
-        own = whole.tensor[:, layers.start : layers.stop, :, heads.start : heads.stop]
-        part.tensor.copy_(own)
+        heads = part.layout.heads
+        for number, layer in enumerate(part.layout.layers):
+            part.layer(number).copy_(whole.layer(layer)[:, :, heads.start : heads.stop])
     shared = KvPool(parts[0].layout, 2, others=parts[1:])
     shared.tensor.copy_(parts[0].tensor)
     assert [shared.digest(block) for block in (0, 1)] == [whole.digest(0), whole.digest(1)]
-    parts[-1].tensor[1, 0, 0, 0, 0, 0] += 1
+    parts[-1].layer(0)[1, 0, 0, 0, 0] += 1
     assert shared.digest(1) != whole.digest(1)

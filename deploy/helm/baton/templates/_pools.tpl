@@ -37,6 +37,19 @@
 {{- $has -}}
 {{- end -}}
 
+{{/* The flags that tell a pool's workers the ranks of those that they exchange KV with, if another
+pool divides heads in another way: dict "root" "pool" */}}
+{{- define "baton.peerFlags" -}}
+{{- $flags := "" -}}
+{{- range $pool := include "baton.pools" .root | fromYaml -}}
+{{- $differs := ne ($pool.tensorParallel | int) ($.pool.tensorParallel | int) -}}
+{{- if and $differs (ne $pool.role $.pool.role) (not $flags) -}}
+{{- $flags = printf "- --peer-tensor-parallel=%d\n- --peer-pipeline-parallel=%d" ($pool.tensorParallel | int) ($pool.pipelineParallel | int) -}}
+{{- end -}}
+{{- end -}}
+{{- $flags -}}
+{{- end -}}
+
 {{/* Whether a pool's workers write Events: decode workers, about prefill workers. dict "root" "pool" */}}
 {{- define "baton.writesEvents" -}}
 {{- if and .root.Values.podEvents (eq .pool.role "decode") (include "baton.hasPrefill" .root) -}}true{{- end -}}

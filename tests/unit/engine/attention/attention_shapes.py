@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.attention.cpu_attention import orders_for
 from engine.checkpoint.attention_config import Scoring
-from protocol.layout import PAIRS, TOKENS, KvLayout
+from protocol.layout import PAIRS, SPLIT, TOKENS, KvLayout
 
 NUM_LAYERS = 2
 
@@ -29,6 +29,8 @@ class Shape:
     windows: tuple[int | None, int | None] = (None, None)
     order: int = 0
     """Which of the orders of the kernel's pool, the fastest first; tokens are the last."""
+    peer_stages: int = 0
+    """How layers and heads lie in a block, unless it is split (`protocol.block_order`)."""
     scoring: Scoring | None = None
     has_sinks: bool = False
 
@@ -44,7 +46,8 @@ class Shape:
         )
         orders = orders_for(layout, library)
         order = orders[min(self.order, len(orders) - 1)]
-        return msgspec.structs.replace(layout, order=order)
+        peer_stages = 0 if order == SPLIT else self.peer_stages
+        return msgspec.structs.replace(layout, order=order, peer_stages=peer_stages)
 
 
 def in_order(blocks: torch.Tensor, order: str) -> torch.Tensor:
@@ -94,4 +97,5 @@ shapes = st.builds(
     dtype=st.sampled_from(["float32", "bfloat16"]),
     windows=st.sampled_from([(None, None), (5, None), (1, 17), (70, 200)]),
     order=st.sampled_from([0, 1, 2]),
+    peer_stages=st.integers(0, 2),
 )

@@ -51,13 +51,11 @@ class Pair:
         self.shape = shape
         library = kernels_for(instruction_set)
         layout = shape.layout(library)
-        self.pools = [
-            KvPool(msgspec.structs.replace(layout, order=order), num_blocks)
-            for order in (layout.order, TOKENS)
-        ]
+        plain = msgspec.structs.replace(layout, order=TOKENS, peer_stages=0)
+        self.pools = [KvPool(each, num_blocks) for each in (layout, plain)]
         for pool in self.pools:
-            numbers = torch.full_like(pool.tensor, garbage)
-            pool.tensor.copy_(in_order(numbers, pool.layout.order))
+            for layer in map(pool.layer, range(NUM_LAYERS)):
+                layer.copy_(in_order(torch.full_like(layer, garbage), pool.layout.order))
         windows, scoring = shape.windows, shape.scoring
         self.backends = [
             KernelAttention(
@@ -92,8 +90,10 @@ class Pair:
             tolerance = TOLERANCE[shape.dtype]
             torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
         ours, expected = self.pools
-        expected = in_order(expected.tensor, ours.layout.order)
-        assert torch.equal(ours.tensor.view(torch.uint8), expected.view(torch.uint8))
+        for layer in range(NUM_LAYERS):
+            wanted = in_order(expected.layer(layer), ours.layout.order).contiguous()
+            found = ours.layer(layer).contiguous()
+            assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
         return rows
 
 

@@ -136,9 +136,9 @@ class NotedStep:
 class Served:
     """An engine over a checkpoint with a clock that stands still."""
 
-    def __init__(self, folder, takes_step: bool) -> None:
+    def __init__(self, folder, takes_step: bool, **peers: int) -> None:
         scheduler = SchedulerConfig(16, chunk_min_tokens=16, chunk_max_tokens=16, itl_target_s=99)
-        config = EngineConfig(folder, scheduler, "bfloat16", "cpu", num_blocks=64)
+        config = EngineConfig(folder, scheduler, "bfloat16", "cpu", num_blocks=64, **peers)
         self.engine = load_engine(config, lambda: 0.0).engine
         runner = self.engine._runner
         assert runner._step is not None
@@ -187,6 +187,14 @@ def test_plain_greedy_requests_take_it_and_choose_the_same(folder):
     assert with_step.run(*asked) == without.run(*asked)
     assert with_step.step.num_calls > 9
     assert without.step.num_calls == 0
+
+
+def test_blocks_that_lie_for_other_ranks_change_no_token(folder):
+    peers = {"peer_tensor_parallel": 2, "peer_pipeline_parallel": 2}
+    for takes_step in (True, False):
+        served = [Served(folder, takes_step, **told) for told in ({}, peers)]
+        assert served[1].engine.layout.peer_stages == 2
+        assert served[0].run(asks(), asks(seed=2)) == served[1].run(asks(), asks(seed=2))
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: next(iter(other)))

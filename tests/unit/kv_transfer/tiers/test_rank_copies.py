@@ -3,18 +3,22 @@ back to any others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
 from kv_transfer.tiers.rank_copies import RankCopies
 from kv_transfer.transports.interface import PoolMemory, PoolPart
 from protocol.layout import KvLayout
+from tests.layouts import part_of
 
 NUM_BLOCKS = 5
-RANKS = [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 3)]
-"""Ranks of a layer, more than heads, too; and stages, of one or two layers."""
+RANKS = [(1, 1, 0), (2, 1, 0), (4, 1, 1), (8, 1, 0), (1, 2, 3), (2, 3, 0)]
+"""Ranks of a layer, more than heads, too; stages, of one or two layers; and those of peers whose
+ranks the order of blocks is for."""
 LAYOUT = KvLayout(
     model_fingerprint="model",
     dtype="bfloat16",
@@ -28,11 +32,13 @@ LAYOUT = KvLayout(
 class Worker:
     """A worker's pools, and slots below them."""
 
-    def __init__(self, ranks: tuple[int, int]) -> None:
-        size, stages = ranks
-        self.layout = LAYOUT.shard(0, size, stages - 1, stages)
+    def __init__(self, ranks: tuple[int, int, int]) -> None:
+        size, stages, peer_stages = ranks
+        layout = msgspec.structs.replace(LAYOUT, peer_stages=peer_stages)
+        self.layout = layout.shard(0, size, stages - 1, stages)
         self.parts = [
-            np.zeros((NUM_BLOCKS, *each.block_shape), np.uint16) for each in self.layout.ranks
+            np.zeros((NUM_BLOCKS, math.prod(each.block_shape)), np.uint16)
+            for each in self.layout.ranks
         ]
         places = [
             PoolPart(part.ctypes.data, each.block_bytes, "cpu")
@@ -45,15 +51,14 @@ class Worker:
     def fill(self, blocks: np.ndarray) -> None:
         """Let the pools hold `blocks` of the whole cache."""
         for each, part in zip(self.layout.ranks, self.parts, strict=True):
-            part[:] = blocks[
-                :, each.layers.start : each.layers.stop, :, each.heads.start : each.heads.stop
-            ]
+            part[:] = part_of(each, blocks)
 
     def holds(self, numbers: Sequence[int], blocks: np.ndarray) -> bool:
         """Whether these blocks of the pools are `blocks`, and the others are empty."""
         expected = np.zeros((NUM_BLOCKS, *LAYOUT.block_shape), np.uint16)
         expected[numbers] = blocks
-        found = Worker((self.layout.tp_size, self.layout.num_stages))
+        layout = self.layout
+        found = Worker((layout.tp_size, layout.num_stages, layout.peer_stages))
         found.fill(expected)
         return all(map(np.array_equal, self.parts, found.parts))
 
@@ -71,7 +76,7 @@ def some_blocks() -> np.ndarray:
 @pytest.mark.parametrize("source", RANKS, ids=str)
 @pytest.mark.parametrize("target", RANKS, ids=str)
 def test_what_some_ranks_have_saved_others_load(
-    source: tuple[int, int], target: tuple[int, int]
+    source: tuple[int, int, int], target: tuple[int, int, int]
 ) -> None:
     blocks, former, later = some_blocks(), Worker(source), Worker(target)
     former.fill(blocks)
@@ -84,7 +89,7 @@ def test_what_some_ranks_have_saved_others_load(
 
 
 @pytest.mark.parametrize("ranks", RANKS, ids=str)
-def test_blocks_move_within_the_pools(ranks: tuple[int, int]) -> None:
+def test_blocks_move_within_the_pools(ranks: tuple[int, int, int]) -> None:
     blocks, worker = some_blocks(), Worker(ranks)
     worker.fill(blocks)
     worker.copies.move([0, 3], [2, 1])

@@ -61,6 +61,9 @@ resourceClaims:
 {{- if gt (.pool.pipelineParallel | int) 1 }}
 - {{ printf "--pipeline-parallel=%d" (.pool.pipelineParallel | int) | quote }}
 {{- end }}
+{{- with include "baton.peerFlags" . }}
+{{ . }}
+{{- end }}
 {{- if and (include "baton.hasRanks" .root) (not .pool.settings.kv_order) }}
 - --kv-order=pairs
 {{- end }}
