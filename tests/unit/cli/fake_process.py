@@ -1,8 +1,8 @@
 """A fleet of light processes: they register and answer as real ones do, and compute nothing.
 
-As a script it is such a process: `fake_process.py ROLE NAME BEHAVIOUR`. Behaviours: `good`;
-`broken` ends at once with status 3; `loading` never gets ready; `stubborn` does not stop. A worker
-whose id another process holds ends with status 2.
+As a module it is such a process: `fake_process --parent-pid=PID ROLE NAME BEHAVIOUR`. Behaviours:
+`good`; `broken` ends at once with status 3; `loading` never gets ready; `stubborn` does not stop. A
+worker whose id another process holds ends with status 2.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from process.store.fleet_watcher import read_fleet
 from process.store.worker_lease import WorkerLease
 from protocol.messages import PROTOCOL_VERSION, Role
 from protocol.registration import WorkerInfo, WorkerState
+from tests.forked import ForkedChild
 
 CLUSTER = "default"
 LONG_LEASE_S = 60.0
@@ -32,8 +33,10 @@ LONG_LEASE_S = 60.0
 
 
 class FakeChildren(ChildSettings):
-    """Makes fake processes; `behaviours` by name, `good` where none is given."""
+    """Makes fake processes; `behaviours` by name, `good` where none is given. They are forked,
+    unless `child` is `Child` itself."""
 
+    child: type[Child] = ForkedChild
     behaviours: dict[str, str] = {}  # noqa: RUF012 - each test sets its own
     lease_s = LONG_LEASE_S
 
@@ -54,18 +57,20 @@ class FakeChildren(ChildSettings):
         self, role: Role, name: str, shared: Secrets, log_dir: Path, more: dict[str, str]
     ) -> Child:
         behaviour = self.behaviours.get(name, "good")
-        command = [sys.executable, __file__, role.value, name, behaviour]
-        env = {**os.environ, "REDIS": shared.redis_url, "PARENT": str(os.getpid()), **more}
-        return Child(name, role, command, baton_environment(env), log_dir / f"{name}.log")
+        command = [sys.executable, "-m", "tests.unit.cli.fake_process"]
+        command += [f"--parent-pid={os.getpid()}", role.value, name, behaviour]
+        env = baton_environment({**os.environ, "REDIS": shared.redis_url, **more})
+        return self.child(name, role, command, env, log_dir / f"{name}.log")
 
 
-def main(role: str, name: str, behaviour: str) -> int:
+def main(arguments: Sequence[str]) -> int:
+    parent, role, name, behaviour = arguments
     print(f"{name} says hello", flush=True)
     if behaviour == "broken":
         print("baton: the frobnicator is missing", flush=True)
         return 3
     woken = threading.Event()
-    stop = StopSignal(woken.set, int(os.environ["PARENT"]))
+    stop = StopSignal(woken.set, int(parent.removeprefix("--parent-pid=")))
     if behaviour == "stubborn":
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -139,4 +144,4 @@ def serve(woken: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

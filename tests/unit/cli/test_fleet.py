@@ -20,6 +20,7 @@ import psutil
 import pytest
 from rich.console import Console
 
+from cli.child import Child
 from cli.fleet import MISCONFIGURED, STEADY_S, Fleet
 from cli.http_json import get_json
 from cli.output.json_output import JsonOutput
@@ -28,6 +29,7 @@ from cli.up_settings import UpSettings
 from process.process_watch import machine_name
 from process.store.worker_lease import WorkerLease
 from protocol.errors import ServiceError
+from tests.forked import ForkedChild, fork_context
 from tests.paths import ROOT
 from tests.processes import has_ended
 from tests.registration import registration
@@ -40,7 +42,8 @@ NAMES = ("prefill-1", "decode-1", "router", "valkey", "up")
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """No process of ours is left after a test."""
+    """No process of ours is left after a test but the server that forks them."""
+    fork_context()
     before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before
@@ -51,13 +54,14 @@ def make_fleet(
     behaviours: dict[str, str] | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
     lease_s: float = LONG_LEASE_S,
+    child: type[Child] = ForkedChild,
     **options: object,
 ) -> Fleet:
     settings = UpSettings(
         model="nothing", port=0, log_dir=str(log_dir), startup_timeout_s=WAIT_S, **options
     )
     children = FakeChildren(settings)
-    children.behaviours, children.lease_s = behaviours or {}, lease_s
+    children.behaviours, children.lease_s, children.child = behaviours or {}, lease_s, child
     return Fleet(settings, children, on_progress)
 
 
@@ -74,7 +78,7 @@ def test_with_logs_to_standard_output_every_line_is_json(tmp_path: Path) -> None
     output = JsonOutput(stream)
     settings = UpSettings(model="m", port=0, log_dir=str(tmp_path), log_to="stdout")
     children = FakeChildren(settings)
-    children.behaviours = {}
+    children.child = Child
     console = console_on(output)
     with Fleet(settings, children, console.print, output.write_line) as fleet:
         show(fleet, console)
@@ -93,7 +97,7 @@ def test_with_logs_to_standard_output_every_line_is_json(tmp_path: Path) -> None
 def test_a_process_that_cannot_start_is_quoted_from_standard_output(tmp_path: Path) -> None:
     settings = UpSettings(model="m", port=0, log_dir=str(tmp_path), log_to="stdout")
     children = FakeChildren(settings)
-    children.behaviours = {"decode-1": "broken"}
+    children.behaviours, children.child = {"decode-1": "broken"}, Child
     output = JsonOutput(io.StringIO())
     with pytest.raises(ServiceError, match="the frobnicator is missing"):
         Fleet(settings, children, take_line=output.write_line).start()
@@ -280,8 +284,9 @@ def test_nothing_outlives_a_killed_starter(tmp_path: Path) -> None:
     code = f"""
         import os, signal
         from pathlib import Path
+        from cli.child import Child
         from tests.unit.cli.test_fleet import make_fleet
-        fleet = make_fleet(Path({str(tmp_path)!r})).start()
+        fleet = make_fleet(Path({str(tmp_path)!r}), child=Child).start()
         pids = [child.pid for child in fleet.processes.values()] + [fleet.valkey.pid]
         print(*pids, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
