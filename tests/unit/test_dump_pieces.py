@@ -116,5 +116,5 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 TestDumpInPieces = DumpInPieces.TestCase
 TestDumpInPieces.settings = settings(
-    max_examples=times(60, 600), derandomize=not NIGHTLY, stateful_step_count=40, deadline=None
+    max_examples=times(25, 600), derandomize=not NIGHTLY, stateful_step_count=40, deadline=None
 )

@@ -252,7 +252,7 @@ def finish_within_work(fleet: WorkerFleet, except_for_frozen: bool = False) -> N
 
 TestTightFleet = TightFleet.TestCase
 TestTightFleet.settings = settings(
-    max_examples=times(60, 2000),
+    max_examples=times(25, 2000),
     derandomize=not NIGHTLY,
     stateful_step_count=60,
     deadline=None,

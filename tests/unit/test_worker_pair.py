@@ -419,7 +419,7 @@ class WorkerPair(RuleBasedStateMachine):
 
 TestWorkerPair = WorkerPair.TestCase
 TestWorkerPair.settings = settings(
-    max_examples=times(60, 600),
+    max_examples=times(25, 600),
     derandomize=not NIGHTLY,
     stateful_step_count=60,
     deadline=None,

@@ -284,7 +284,7 @@ def _pass_time(pair: Handover, seconds: float) -> None:
     pair.clock.now += seconds
 
 
-@settings(deadline=None, max_examples=times(60, 150))
+@settings(deadline=None, max_examples=times(30, 150))
 @given(
     length=st.integers(1, 17),
     before=st.integers(1, 11),

@@ -134,7 +134,7 @@ class BlockHistory(RuleBasedStateMachine):
 
 
 BlockHistory.TestCase.settings = settings(
-    max_examples=times(120, 400), deadline=None, derandomize=True
+    max_examples=times(50, 400), deadline=None, derandomize=True
 )
 TestBlockHistory = BlockHistory.TestCase
 

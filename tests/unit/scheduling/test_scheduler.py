@@ -339,7 +339,7 @@ class SchedulerHistory(RuleBasedStateMachine):
 
 
 SchedulerHistory.TestCase.settings = settings(
-    max_examples=times(60, 300),
+    max_examples=times(30, 300),
     stateful_step_count=60,
     deadline=None,
     derandomize=True,

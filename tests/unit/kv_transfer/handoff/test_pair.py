@@ -528,5 +528,5 @@ def kept_from(num_blocks: int, window: int | None) -> int:
 
 TestHandoffPair = HandoffPair.TestCase
 TestHandoffPair.settings = settings(
-    max_examples=times(75, 300), stateful_step_count=80, deadline=None, derandomize=True
+    max_examples=times(30, 300), stateful_step_count=80, deadline=None, derandomize=True
 )

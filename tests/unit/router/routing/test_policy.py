@@ -456,7 +456,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     return Scene(decode, prefill, pairs, query)
 
 
-@settings(max_examples=times(150, 500), deadline=None)
+@settings(max_examples=times(60, 500), deadline=None)
 @given(scenes())
 def test_no_worker_without_room_and_none_that_is_excluded(scene: Scene) -> None:
     fitting = {each.load.worker_id for each in scene.decode if scene.may_run(each)}
@@ -489,7 +489,7 @@ def test_no_worker_without_room_and_none_that_is_excluded(scene: Scene) -> None:
     assert 1 <= placement.decode.missing_tokens <= scene.query["num_tokens"]
 
 
-@settings(max_examples=times(100, 500), deadline=None)
+@settings(max_examples=times(40, 500), deadline=None)
 @given(scenes())
 def test_the_choice_is_the_cheapest_that_meets_the_targets(scene: Scene) -> None:
     """Each pair of workers is a fleet of its own, too; near-ties count as equal."""
@@ -510,7 +510,7 @@ def test_the_choice_is_the_cheapest_that_meets_the_targets(scene: Scene) -> None
             assert chosen.cost_ms <= other.cost_ms + 2 * chosen.tie_ms + 1e-6
 
 
-@settings(max_examples=times(100, 300), deadline=None)
+@settings(max_examples=times(40, 300), deadline=None)
 @given(scenes(), st.randoms())
 def test_decisions_depend_on_the_seed_and_not_on_the_order_of_workers(scene, shuffler) -> None:
     try:

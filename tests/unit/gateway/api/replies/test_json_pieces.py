@@ -32,7 +32,7 @@ class Document(msgspec.Struct):
     second: Any = msgspec.UNSET
 
 
-@settings(max_examples=times(40, 200))
+@settings(max_examples=times(20, 200))
 @given(st.lists(st.lists(JSON)))
 def test_a_list_from_parts_is_the_list_of_all_items(parts: list[list[Any]]) -> None:
     written = b"".join(list_pieces(parts))
