@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -34,6 +36,24 @@ def in_turn(first: Iterable[Any], second: Iterable[Any]) -> list[tuple[Any, ...]
         return list(itertools.product(left, right))
     number = max(len(left), len(right))
     return [(left[i % len(left)], right[i % len(right)]) for i in range(number)]
+
+
+def with_one_each(items: Iterable[pytest.Item], name: str) -> list[pytest.Item]:
+    """Tests that wait for the night because their row of a table runs with another value of the
+    parameter `name`: everyday each row has one value, and rows take the values in turn, in an order
+    that no other parameter follows. A test without rows has all values."""
+    tables: dict[tuple[Any, str], dict[str, list[pytest.Item]]] = defaultdict(dict)
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if isinstance(item, pytest.Function) and call is not None and name in call.params:
+            row = item.name.replace(str(call.params[name]), "", 1)
+            tables[item.parent, item.originalname].setdefault(row, []).append(item)
+    waiting: list[pytest.Item] = []
+    for table in tables.values():
+        rows = sorted(table.values(), key=lambda row: zlib.crc32(row[0].nodeid.encode()))
+        for number, row in enumerate(rows if len(rows) > 1 else []):
+            waiting += [item for i, item in enumerate(row) if i != number % len(row)]
+    return waiting
 
 
 def some(values: Iterable[T], number: int) -> list[T]:

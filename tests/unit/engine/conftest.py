@@ -24,7 +24,12 @@ from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
 from engine.native.library import KernelsUnavailable, load_library
 from scheduling.states.step import StateStep
-from tests.unit.engine.native.instruction_sets import instruction_sets_with_products, kernels_for
+from tests.effort import NIGHTLY, with_one_each
+from tests.unit.engine.native.instruction_sets import (
+    instruction_sets_with_products,
+    kernels_for,
+    usable_instruction_sets,
+)
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 97
@@ -115,6 +120,18 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "attn_implementation": "eager",
 }
+
+
+INSTRUCTION_SETS = ("product_kernels", "instruction_set")
+"""Parameters that name the kernels' instruction set."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Everyday, each row of a table runs with one instruction set."""
+    if not NIGHTLY:
+        waiting = {id(item) for name in INSTRUCTION_SETS for item in with_one_each(items, name)}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) in waiting])
+        items[:] = [item for item in items if id(item) not in waiting]
 
 
 @dataclass
@@ -281,6 +298,13 @@ def product_kernels(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> cty
     if request.param is None:
         pytest.skip("this CPU has no bf16 products")
     return kernels_for(request.param)
+
+
+@pytest.fixture(scope="session", params=usable_instruction_sets())
+def instruction_set(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> str:
+    """Each that this machine runs; `kernels` says first whether any can be built."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.cpu.native_ops import NativeOps
-from tests.unit.engine.native.instruction_sets import kernels_for, usable_instruction_sets
+from tests.unit.engine.native.instruction_sets import kernels_for
 
 EPS = 1e-5
 ROWS = [0, 1, 3, 300]
@@ -18,10 +18,9 @@ def bf16(seed: int, *shape: int) -> torch.Tensor:
     return (3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
 
 
-@pytest.fixture(params=usable_instruction_sets())
-def ops(request, kernels) -> NativeOps:
-    """For every instruction set of this machine; `kernels` skips where none can be built."""
-    return NativeOps("silu", EPS, kernels_for(request.param))
+@pytest.fixture
+def ops(instruction_set) -> NativeOps:
+    return NativeOps("silu", EPS, kernels_for(instruction_set))
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
