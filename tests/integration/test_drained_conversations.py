@@ -64,7 +64,7 @@ def test_the_next_turn_after_a_drain_computes_only_what_is_new(
     computed = all_counters(fleet)[other]["prefill_tokens"] - before
     assert computed <= len(turns) * (NEW + BLOCK)
     fleet.processes[drained].start()
-    wait_for("it to come back", lambda: workers(fleet).get(drained, {}).get("connected"))
+    _wait_back(fleet, drained)
 
 
 @pytest.mark.nightly
@@ -91,7 +91,7 @@ def test_workers_of_other_ranks_take_a_cache_over(
         _drain(fleet, "decode-1", "SIGTERM")
         assert counters(fleet, "prefill-1")["taken_blocks"] > 0
         fleet.processes["decode-1"].start()
-        wait_for("it to come back", lambda: workers(fleet).get("decode-1", {}).get("connected"))
+        _wait_back(fleet, "decode-1")
         again = complete(fleet, turn, max_tokens=ANSWER)
         assert again["choices"][0]["token_ids"] == expected
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(turn) - BLOCK
@@ -107,3 +107,8 @@ def _drain(fleet: Fleet, name: str, how: str) -> None:
     assert child.wait(60)
     assert child.exit_status() == 0
     wait_for("the worker to leave", lambda: name not in workers(fleet))
+
+
+def _wait_back(fleet: Fleet, name: str) -> None:
+    """Until a worker that was started again serves; the ranks of some import torch anew."""
+    wait_for("it to come back", lambda: workers(fleet).get(name, {}).get("connected"), 120)
