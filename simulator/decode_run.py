@@ -10,7 +10,7 @@ from scheduling.batch import Batch
 @dataclass(eq=False)
 class DecodeRun:
     """A run of steps that only decode, from `begun` on: `num_done` are over, `num_planned` more are
-    leapt over at once. With `learns`, the step model learns from the first of all."""
+    leapt over at once. With `learns`, the step model learns from the first step."""
 
     batch: Batch
     begun: float

@@ -53,7 +53,7 @@ class DiskKey:
         return hmac.compare_digest(self.key_id, key_id)
 
     def seal(self, block: memoryview, about: bytes, into: memoryview) -> bytes:
-        """Encrypt a block, together with what is said `about` it in clear. `into` has room for the
+        """Encrypt a block, and authenticate `about`, which stays in clear. `into` has room for the
         tag behind it. Returns the nonce."""
         nonce = os.urandom(NONCE_BYTES)
         self._cipher.encrypt_into(nonce, block, about, into)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MAX_WRITING = 16
 USUAL_BYTES_PER_S = 1e9
 NoteRead = Callable[[bytes, float], None]
-"""Told the name of a unit that has arrived in host memory, and the seconds that it took."""
+"""Called with the name of a unit that has arrived in host memory, and the seconds it took."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
