@@ -2,8 +2,9 @@
 everything they need, but started no thread, no NIXL agent and no ZeroMQ context.
 
 A process started the usual way takes two seconds to import torch. The server is one for each
-pytest process and ends with it. Forked processes do not try the bundled model in a child first: it
-is no stranger's. Tests of `baton up`, and of hostile checkpoints, start real processes, which do.
+pytest process and ends with it. Forked processes do not try the bundled model in a child first, nor
+the checkpoint that KNOWN_CHECKPOINT names: they are no stranger's. Tests of `baton up`, and of
+hostile checkpoints, start real processes, which do.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from checkpoint.trial import Trial, start_trial
 from cli.child import Child
 from cli.child_settings import ChildSettings
 from protocol.messages import Role
+from tests.forked_hands import ForkedHands, num_hands
+from tests.forks import ForkedProcess
 from tests.paths import DEMO_MODEL, ROOT
 
 PRELOADED = [
@@ -41,6 +47,8 @@ PRELOADED = [
     "pydantic.v1",  # FastAPI imports it while a router starts
     "tests.frozen",  # the last
 ]
+KNOWN_CHECKPOINT = "TESTS_KNOWN_CHECKPOINT"
+"""An environment variable of forked processes."""
 _SERVER_ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "GOMP_SPINCOUNT": "2000",  # as `baton` sets it before torch is imported
@@ -100,6 +108,8 @@ class ForkedChild(Child):
 class ForkedChildren(ChildSettings):
     """Makes the children of a fleet of tests; `module` runs workers in the place of `cli.main`."""
 
+    kind: type[ForkedChild] = ForkedChild
+
     def __init__(self, *arguments: Any, module: str | None = None, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._module = module
@@ -111,7 +121,20 @@ class ForkedChildren(ChildSettings):
         command = list(real._command)
         if self._module is not None and role is not Role.ROUTER:
             command[command.index("-m") + 1] = self._module
-        return ForkedChild(name, role, command, real._env, real.log_path)
+        return self.kind(name, role, command, real._env, real.log_path)
+
+
+class ChildOfForked(ForkedChild):
+    """A child of a process that was forked itself, and so has no server for more."""
+
+    def start(self) -> None:
+        """Start it, or start it again after it ended."""
+        assert self._process is None or self.exit_status() is not None, "still running"
+        self.log_path.touch()
+        module, *arguments = self._command[self._command.index("-m") + 1 :]
+        life = partial(_run_module, module, arguments, self._env, str(self.log_path))
+        self._process = ForkedProcess(life)  # type: ignore[assignment]
+        self.num_starts += 1
 
 
 class _ForkedPopen:
@@ -142,7 +165,7 @@ class _ForkedPopen:
 
 def _run_module(
     module: str, arguments: Sequence[str], env: Mapping[str, str], log_path: str
-) -> None:
+) -> NoReturn:
     """The life of a forked process: as `python -m module arguments`, its output to a file."""
     os.setsid()
     _redirect(log_path)
@@ -153,13 +176,32 @@ def _run_module(
     sys.argv = [module, *own]
     for each in ("router_process.main", "worker.assembly"):
         sys.modules[each].start_trial = _trial_of  # type: ignore[attr-defined]
+    if number := num_hands(own):
+        sys.modules["worker.ranks.head"].start_hand = ForkedHands(number).start  # type: ignore[attr-defined]
     status = importlib.import_module(module).main(own)
     atexit._run_exitfuncs()
     sys.exit(status)
 
 
+def run_up(arguments: Sequence[str], env: Mapping[str, str], output: Connection) -> NoReturn:
+    """The life of a forked `baton up`, whose children it forks; it writes to `output`."""
+    for each in (1, 2):
+        os.dup2(output.fileno(), each)
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None
+    for each in ("cli.fleet", "cli.up"):
+        importlib.import_module(each).ChildSettings = _ChildrenOfForked  # type: ignore[attr-defined]
+    sys.exit(importlib.import_module("cli.up").main(arguments))
+
+
+class _ChildrenOfForked(ForkedChildren):
+    kind = ChildOfForked
+
+
 def _trial_of(module: str, folder: Path) -> Trial | _PassedTrial:
-    return _PassedTrial() if folder == DEMO_MODEL else start_trial(module, folder)
+    is_known = folder == DEMO_MODEL or str(folder) == os.environ.get(KNOWN_CHECKPOINT)
+    return _PassedTrial() if is_known else start_trial(module, folder)
 
 
 class _PassedTrial:

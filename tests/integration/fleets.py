@@ -16,12 +16,13 @@ import psutil
 
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
-from tests.forked import ForkedChildren, fork_context
+from tests.forked import KNOWN_CHECKPOINT, ForkedChildren, fork_context
 from tests.http_client import HTTP
 from tests.integration.reference import DEMO_MODEL, Reference
 
 SHARED_MEMORY = Path("/dev/shm")
-POLL_S = 0.04  # between two looks over HTTP, which would else keep a core busy
+POLL_S, LONGEST_PAUSE_S = 0.04, 0.15
+"""Between two looks over HTTP, which would else keep a core busy: at first, and in a long wait."""
 PAUSE = threading.Event()
 SHOWN_LINES = 40
 T = TypeVar("T")
@@ -50,13 +51,14 @@ PATIENCE = {
 
 def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 60.0) -> T:
     """The first result that is not None or False; AssertionError after the time."""
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, POLL_S
     while True:
         result = check()
         if result:
             return result
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
-        PAUSE.wait(POLL_S)
+        PAUSE.wait(pause_s)
+        pause_s = min(1.1 * pause_s, LONGEST_PAUSE_S)
 
 
 @contextmanager
@@ -70,7 +72,8 @@ def running_fleet(
     """
     before = our_processes()
     chosen = UpSettings(**(SETTINGS | settings))
-    environ = {**os.environ, **PROMPT_REPORTS, **PATIENCE, **(environment or {})}
+    environ = {**os.environ, KNOWN_CHECKPOINT: chosen.model, **PROMPT_REPORTS, **PATIENCE}
+    environ |= environment or {}
     named = frozenset(SETTINGS | settings)
     children = ForkedChildren(chosen, named, environ, module=module)
     with Fleet(chosen, children) as fleet, logs_on_failure(fleet):

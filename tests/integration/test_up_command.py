@@ -1,6 +1,6 @@
 """`baton up` and the demo as an operator runs them: processes, signals, exit codes, leftovers.
 
-What only prints and ends runs in this process, and its fleet is forked.
+Where the start of new programs is not what is tested, processes are forked.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
@@ -28,7 +29,7 @@ from cli.main import main as baton
 from gateway.http.server import listen
 from process.cores import can_keep_to_cores, usable_cores
 from tests.effort import some
-from tests.forked import ForkedChildren, fork_context
+from tests.forked import ForkedChildren, fork_context, run_up
 from tests.gguf_files import smollm2
 from tests.http_client import HTTP
 from tests.integration.fleets import assert_no_other_processes, our_processes
@@ -76,18 +77,16 @@ def run_here(
 class Up:
     """A running `baton up`: what it printed, where it serves, what it started."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, pid: int, output: Iterable[str]) -> None:
         self.printed = ""
-        assert process.stdout is not None
-        for line in process.stdout:
+        for line in output:
             self.printed += line
             if line.startswith("Ctrl-C"):
                 break
         assert "Ctrl-C" in self.printed, self.printed
         router = next(line for line in self.printed.splitlines() if line.startswith("router"))
         self.url = router.split()[1].removesuffix("/v1")
-        self.children = psutil.Process(process.pid).children(recursive=True)
+        self.children = psutil.Process(pid).children(recursive=True)
 
     def assert_all_gone(self) -> None:
         _, alive = psutil.wait_procs(self.children, timeout=60)
@@ -95,10 +94,9 @@ class Up:
 
 
 @contextmanager
-def running_up(temp_dir: Path, *flags: str) -> Iterator[Up]:
-    arguments = command("cli.main", "up", "--model", str(DEMO_MODEL), *SMALL, *flags)
+def running_up(temp_dir: Path) -> Iterator[tuple[Up, subprocess.Popen[str]]]:
     with subprocess.Popen(
-        arguments,
+        command("cli.main", "up", "--model", str(DEMO_MODEL), *SMALL),
         cwd=ROOT,
         env=environment(temp_dir),
         stdout=subprocess.PIPE,
@@ -106,16 +104,35 @@ def running_up(temp_dir: Path, *flags: str) -> Iterator[Up]:
         text=True,
     ) as process:
         try:
-            yield Up(process)
+            assert process.stdout is not None
+            yield Up(process.pid, process.stdout), process
         finally:
             process.kill()
+
+
+@contextmanager
+def forked_up(temp_dir: Path, *flags: str) -> Iterator[tuple[Up, BaseProcess]]:
+    """As above, with forked processes."""
+    ours, theirs = fork_context().Pipe(duplex=False)
+    arguments = ["--model", str(DEMO_MODEL), *SMALL, *flags]
+    process = fork_context().Process(target=run_up, args=(arguments, environment(temp_dir), theirs))
+    process.start()
+    theirs.close()
+    try:
+        with open(os.dup(ours.fileno())) as output:
+            assert process.pid is not None
+            yield Up(process.pid, output), process
+    finally:
+        ours.close()
+        process.kill()
+        process.join(WAIT_S)
 
 
 @pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], 1))
 def test_up_serves_until_a_signal_and_leaves_nothing(
     tmp_path: Path, run_here: Run, number: signal.Signals
 ) -> None:
-    with running_up(tmp_path) as up:
+    with running_up(tmp_path) as (up, process):
         assert_workers_are_kept_apart(up)
         answer = HTTP.post(
             f"{up.url}/v1/chat/completions",
@@ -137,8 +154,8 @@ def test_up_serves_until_a_signal_and_leaves_nothing(
         for word in ("prefill-1", "decode-1", "ready", "512"):
             assert word in table.stdout
 
-        up.process.send_signal(number)
-        assert up.process.wait(WAIT_S) == 0
+        process.send_signal(number)
+        assert process.wait(WAIT_S) == 0
         up.assert_all_gone()
     assert list(tmp_path.iterdir()) == []
 
@@ -183,14 +200,14 @@ def assert_workers_are_kept_apart(up: Up) -> None:
 
 
 def test_fleet_without_prefill_workers_serves_and_ends_with_its_killed_up(tmp_path: Path) -> None:
-    with running_up(tmp_path, "--prefill=0") as up:
+    with forked_up(tmp_path, "--prefill=0") as (up, process):
         body = {"model": DEMO_MODEL.name, "prompt": "def f(): " * 40, "max_tokens": 4}
         answer = HTTP.post(f"{up.url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
         workers = HTTP.get(f"{up.url}/fleet").json()["workers"]
         assert [each["role"] for each in workers] == ["decode"]
-        up.process.kill()
-        up.process.wait(WAIT_S)
+        process.kill()
+        process.join(WAIT_S)
         up.assert_all_gone()
     left = [path.name for path in tmp_path.iterdir()]
     assert len(left) == 1, left

@@ -132,14 +132,7 @@ class Hands:
         ours, theirs = socket.socketpair()
         self._links.append(ours)
         with theirs:
-            command = [sys.executable, "-P", "-m", "worker.ranks.hand", str(theirs.fileno())]
-            process = subprocess.Popen(
-                [*command, str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-            )
-        self._processes.append(process)
+            self._processes.append(start_hand(theirs))
         orders = Orders(
             shard,
             sizes,
@@ -168,16 +161,27 @@ class Hands:
         self._lost(f"rank {rank} of {self.ranks.shard.num_ranks} has ended {how}")
 
 
+def start_hand(link: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the process of a hand, which gets its orders on `link`."""
+    command = [sys.executable, "-P", "-m", "worker.ranks.hand", str(link.fileno())]
+    return subprocess.Popen(
+        [*command, str(os.getpid())],
+        pass_fds=[link.fileno()],
+        env=environment_of_hands(),
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def environment_of_hands() -> dict[str, str]:
+    """This process's environment with the path to our packages, without Baton's secrets and
+    settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 def _sizes(settings: HandSettings) -> RankSizes:
     """The shared memory's sizes. Raises ModelLoadError."""
     limits = settings.config.scheduler
     num_tokens = limits.chunk_max_tokens + limits.max_batch_size
     hidden_size = load_model_config(settings.config.folder).hidden_size
     return RankSizes(settings.size, settings.num_stages, num_tokens * hidden_size * _WIDEST_BYTES)
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment with the path to our packages, without Baton's secrets and
-    settings."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -1,0 +1,64 @@
+"""Hands of a forked worker: forked before the worker has threads, and given their links later.
+
+A hand that is started the usual way takes two seconds to import torch. As a usual one, a forked
+hand is a child of its worker, and the kernel ends it when the worker ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Sequence
+from functools import partial
+
+from tests.forks import ForkedProcess
+from worker.ranks import hand
+from worker.ranks.head import environment_of_hands
+
+_RANKS = re.compile(r"--(?:tensor|pipeline)-parallel=(\d+)")
+
+
+def num_hands(arguments: Sequence[str]) -> int:
+    """The number of hands that a worker with these flags starts."""
+    num_ranks = 1
+    for each in arguments:
+        if found := _RANKS.fullmatch(each):
+            num_ranks *= int(found[1])
+    return num_ranks - 1
+
+
+class ForkedHands:
+    """Hands that wait for their links. Create it while the process has one thread."""
+
+    def __init__(self, number: int) -> None:
+        self._waiting = [_fork() for _ in range(number)]
+
+    def start(self, link: socket.socket) -> ForkedProcess:
+        """Stands for `worker.ranks.head.start_hand`."""
+        process, way = self._waiting.pop()
+        with way:
+            socket.send_fds(way, [b"-"], [link.fileno()])
+        return process
+
+
+def _fork() -> tuple[ForkedProcess, socket.socket]:
+    """A hand, and the way to give it its link."""
+    ours, theirs = socket.socketpair()
+    process = ForkedProcess(partial(_live, theirs, ours, os.getpid()))
+    theirs.close()
+    return process, ours
+
+
+def _live(way: socket.socket, other_end: socket.socket, head: int) -> int:
+    other_end.close()
+    hand._end_with(head)
+    with way:
+        _, (link, *_), _, _ = socket.recv_fds(way, 1, 1)
+    environment = environment_of_hands()
+    os.environ.clear()
+    os.environ.update(environment)
+    status = hand.main([str(link), str(head)])
+    logging.shutdown()
+    return status
