@@ -6,16 +6,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import NamedTuple
 
 import pytest
 
 from cli.fleet import Fleet
-from tests.effort import some
+from tests.effort import some, times
 from tests.integration.fleets import all_counters, complete, running_fleet, trace_of
-from tests.integration.reference import BLOCK, Reference
+from tests.integration.one_engine import tokens_of_one_engine
+from tests.integration.reference import BLOCK, DEMO_MODEL, Reference
 
-TURNS, ANSWER, NEW = 4, 40, 100
-ALONE: dict[int, list[list[int]]] = {}
+TURNS, ANSWER, NEW = times(3, 4), 20, 100
+NUM_PROMPTS = times(1, 2)
 
 
 SPLITS: list[dict[str, int]] = [
@@ -38,7 +40,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def long_prompts(references: list[Reference]) -> list[list[int]]:
-    return [list(each.prompt) for each in references if 1000 <= len(each.prompt) <= 1100][:2]
+    return [list(each.prompt) for each in references if len(each.prompt) >= 500][:NUM_PROMPTS]
 
 
 def session_of_each(fleet: Fleet) -> list[str]:
@@ -54,11 +56,16 @@ def session_of_each(fleet: Fleet) -> list[str]:
     return list(found.values())
 
 
-def converse(
-    fleet: Fleet, prompt: list[int], sessions: Sequence[str] = ("any",)
-) -> list[tuple[list[int], int, int]]:
-    """Each turn's answer, its prompt's length, and how much of it was cached. The turns name the
-    sessions in turn, and so go where these ran."""
+class Turn(NamedTuple):
+    """A turn's prompt, its answer, and how much of the prompt was cached."""
+
+    prompt: list[int]
+    tokens: list[int]
+    cached: int
+
+
+def converse(fleet: Fleet, prompt: list[int], sessions: Sequence[str]) -> list[Turn]:
+    """The turns name the sessions in turn, and so go where these ran."""
     turns = []
     for turn in range(TURNS):
         answer = complete(
@@ -66,7 +73,7 @@ def converse(
         )
         tokens = answer["choices"][0]["token_ids"]
         details = answer["usage"]["prompt_tokens_details"]
-        turns.append((tokens, len(prompt), details["cached_tokens"]))
+        turns.append(Turn(prompt, tokens, details["cached_tokens"]))
         prompt = prompt + tokens + prompt[turn : turn + NEW]
     return turns
 
@@ -74,18 +81,16 @@ def converse(
 def test_turns_compute_only_what_is_new(fleet: Fleet, long_prompts: list[list[int]]) -> None:
     sessions = session_of_each(fleet)
     before = all_counters(fleet)
-    spoken = [converse(fleet, prompt, sessions) for prompt in long_prompts]
+    turns = [turn for prompt in long_prompts for turn in converse(fleet, prompt, sessions)]
     after = all_counters(fleet)
     grown = {
         name: sum(after[each][name] - before[each][name] for each in after)
         for name in ("prefill_tokens", "fetched_tokens", "served_blocks", "frames_refused")
     }
-    lengths = [length for turns in spoken for _, length, _ in turns]
-    cached = [number for turns in spoken for _, _, number in turns]
-    assert grown["prefill_tokens"] == sum(lengths) - sum(cached), "fetched tokens count as cached"
+    computed = sum(len(turn.prompt) - turn.cached for turn in turns)
+    assert grown["prefill_tokens"] == computed, "fetched tokens count as cached"
     assert grown["fetched_tokens"] == grown["served_blocks"] * BLOCK > 0
     assert grown["frames_refused"] == 0
-    if not ALONE:
-        with running_fleet(prefill=0, decode=1, dtype="float32") as alone:
-            ALONE.update(enumerate([t for t, _, _ in converse(alone, p)] for p in long_prompts))
-    assert [[tokens for tokens, _, _ in turns] for turns in spoken] == list(ALONE.values())
+    prompts = [turn.prompt for turn in turns]
+    alone = tokens_of_one_engine(DEMO_MODEL, prompts, ANSWER, num_blocks=256, dtype="float32")
+    assert [turn.tokens for turn in turns] == alone
