@@ -9,6 +9,8 @@ from pathlib import Path
 from tests.integration.reference import MIN_MARGIN, GreedyGeneration, Reference
 from tests.paths import DEMO_MODEL
 
+NUM_TOKENS = 12
+
 
 def demo_without_weights(parent: Path) -> Path:
     """A folder named as the demo model, with all its files but the weights."""
@@ -21,7 +23,7 @@ class Expected:
     """Random prompts, with what transformers makes of them."""
 
     def __init__(self, folder: Path) -> None:
-        self._generate, self._chance = GreedyGeneration(folder), random.Random(3)
+        self._generate, self._chance = GreedyGeneration(folder, NUM_TOKENS), random.Random(3)
 
     def after(self, known: tuple[int, ...], length: int) -> Reference:
         """A prompt that begins with `known` and has `length` more tokens."""

@@ -72,9 +72,10 @@ def make_references(seed: int = 20261121) -> list[Reference]:
 class GreedyGeneration:
     """transformers' `generate` with a model in fp32."""
 
-    def __init__(self, folder: Path = DEMO_MODEL) -> None:
+    def __init__(self, folder: Path = DEMO_MODEL, num_tokens: int = NUM_TOKENS) -> None:
         from transformers import AutoModelForCausalLM
 
+        self._num_tokens = num_tokens
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.inference_mode()
@@ -84,8 +85,8 @@ class GreedyGeneration:
         out = self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
-            min_new_tokens=NUM_TOKENS,
+            max_new_tokens=self._num_tokens,
+            min_new_tokens=self._num_tokens,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,

@@ -14,7 +14,7 @@ import pytest
 
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
-from tests.effort import in_turn, times
+from tests.effort import in_turn, some, times
 from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
 from tests.integration.fleets import (
     PATIENCE,
@@ -31,7 +31,7 @@ NUM_STEPS = 10
 THRESHOLD = UpSettings.local_prefill_threshold_tokens
 
 
-TRANSPORTS = ["nixl", "shm"]
+TRANSPORTS = some(["nixl", "shm"], 1)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ two states on the way besides the blocks. A trained one shows what random weight
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from tests.integration.fleets import (
     workers,
 )
 from tests.integration.random_checkpoints import Expected, demo_without_weights
-from tests.integration.reference import BLOCK, NUM_TOKENS, Reference, clear_references
+from tests.integration.reference import BLOCK, Reference, clear_references
 from tests.paths import DEMO_MODEL, HYBRID
 
 LENGTHS = (1, 17, 64, 150)
@@ -72,37 +73,41 @@ def fleet_of(folder: Path, **settings: object):
 
 
 def run(fleet: Fleet, references: list[Reference]) -> None:
-    assert_as_expected(references, complete_all(fleet, references, NUM_TOKENS, 2))
+    assert_as_expected(references, complete_all(fleet, references, len(references[0].output), 2))
 
 
-@pytest.mark.parametrize("transport", some(["nixl", "shm"], 1))
-def test_apart_they_give_the_tokens_of_transformers(
-    folder: Path, expected: Expected, transport: str
-) -> None:
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
+def fleet(request: pytest.FixtureRequest, folder: Path) -> Iterator[Fleet]:
+    with fleet_of(folder, prefill=2, decode=1, transport=request.param) as fleet:
+        yield fleet
+
+
+def test_apart_they_give_the_tokens_of_transformers(fleet: Fleet, expected: Expected) -> None:
     prompts = [expected.after((), length) for length in LENGTHS]
-    with fleet_of(folder, prefill=1, decode=1, transport=transport) as fleet:
-        run(fleet, prompts)
-        assert counters(fleet, "decode-1")["handoffs"] == len(prompts)
-        blocks = sum(-(-length // BLOCK) for length in LENGTHS)
-        states = sum(1 + (length > BLOCK and length % BLOCK > 0) for length in LENGTHS)
-        assert counters(fleet, "prefill-1")["blocks_sent"] == blocks + states
+    before = all_counters(fleet)
+    run(fleet, prompts)
+    after = all_counters(fleet)
+    assert after["decode-1"]["handoffs"] - before["decode-1"]["handoffs"] == len(prompts)
+    blocks = sum(-(-length // BLOCK) for length in LENGTHS)
+    states = sum(1 + (length > BLOCK and length % BLOCK > 0) for length in LENGTHS)
+    sent = sum(after[each]["blocks_sent"] - before[each]["blocks_sent"] for each in after)
+    assert sent == blocks + states
 
 
 def test_a_conversation_that_moves_among_workers_stays_right(
-    folder: Path, expected: Expected
+    fleet: Fleet, expected: Expected
 ) -> None:
     """Blocks and states come from the worker's own cache, from a peer's, or are computed."""
     first = expected.after((), 200)
     conversation = (*first.prompt, *first.output)
-    with fleet_of(folder, prefill=2, decode=2) as fleet:
-        run(fleet, [first])
-        for back in some((0, 1, 20), 2):
-            turn = expected.after(conversation[: len(conversation) - back], 9)
-            run(fleet, [turn] * 4)
-        used = [
-            each["cached_tokens"] + each["fetched_tokens"] for each in all_counters(fleet).values()
-        ]
-        assert sum(used) >= 100, "else every turn was computed whole"
+    run(fleet, [first])
+    for back in some((0, 1, 20), 2):
+        turn = expected.after(conversation[: len(conversation) - back], 9)
+        run(fleet, [turn] * 4)
+    found = [
+        each["cached_tokens"] + each["fetched_tokens"] for each in all_counters(fleet).values()
+    ]
+    assert sum(found) >= 100, "else every turn was computed whole"
 
 
 @pytest.mark.parametrize("dtype", some(["float32", "bfloat16"], 1))

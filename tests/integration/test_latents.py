@@ -18,12 +18,8 @@ from tests.integration.fleets import (
     running_fleet,
     trace_of,
 )
-from tests.integration.random_checkpoints import Expected, demo_without_weights
-from tests.integration.reference import (
-    BLOCK,
-    NUM_TOKENS,
-    Reference,
-)
+from tests.integration.random_checkpoints import NUM_TOKENS, Expected, demo_without_weights
+from tests.integration.reference import BLOCK, Reference
 from tests.latent_models import V3
 
 LENGTHS = (1, 17, 64, 150)

@@ -7,7 +7,7 @@ recomputed; every request still gets its tokens, and the fleet comes back to res
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -30,15 +30,10 @@ LONG_OUTPUT = 200
 SEED = 7
 
 
-FLEETS = {"nixl-checksum": ("nixl", True, "off"), "shm-one-step-ahead": ("shm", False, "on")}
+FLEETS = {"nixl-checksum-one-step-ahead": ("nixl", True, "on"), "shm": ("shm", False, "off")}
 
 
-def on(fleets: Iterable[str]) -> pytest.MarkDecorator:
-    """The fleets that a test sees."""
-    return pytest.mark.parametrize("fleet", fleets, indirect=True, scope="module")
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=some(FLEETS, 1))
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     transport, kv_checksum, one_step_ahead = FLEETS[request.param]
     with running_fleet(
@@ -54,7 +49,6 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
         yield fleet
 
 
-@on(FLEETS)
 def test_tiny_pools_serve_many_requests_at_once(fleet: Fleet, references: list[Reference]) -> None:
     print(f"seed {SEED}")
     fitting = [reference for reference in references if len(reference.prompt) <= LONGEST]
@@ -65,7 +59,6 @@ def test_tiny_pools_serve_many_requests_at_once(fleet: Fleet, references: list[R
     assert handoffs > 0, "some prompts were meant to move"
 
 
-@on(some(FLEETS, 1))
 def test_workers_that_admit_in_different_orders_do_not_wait_for_each_other(
     fleet: Fleet, references: list[Reference]
 ) -> None:
@@ -96,7 +89,6 @@ def test_workers_that_admit_in_different_orders_do_not_wait_for_each_other(
     assert not any(each.get("stalls") for each in now.values())
 
 
-@on(some(reversed(FLEETS), 1))
 def test_sequences_that_outgrow_the_pool_together_are_preempted_and_resume(
     fleet: Fleet, references: list[Reference]
 ) -> None:

@@ -39,9 +39,6 @@ class DistantWorker(TransportWorker):
     def num_complete(self) -> int:
         return len(self.pool.complete())
 
-    def clear(self) -> None:
-        self.pool.blocks[:] = 0xEE
-
     def disconnect(self, *kept: str) -> int:
         return self.transport.disconnect(kept)
 

@@ -10,82 +10,79 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cli.fleet import Fleet
 from protocol.messages import Role
 from tests.effort import NIGHTLY, some
 from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
 from tests.http_client import HTTP
-from tests.integration.fleets import complete, counters, running_fleet, wait_for
+from tests.integration.fleets import all_counters, complete, wait_for
 from tests.integration.schemas import make_schemas
 from tests.integration.structured import CONCURRENCY, ask, check
 
-SCHEMAS = some(make_schemas(), 32)
-PATHS = {
-    "apart": {"prefill": 1, "decode": 1, "local_prefill_threshold_tokens": 0},
-    "local": {"prefill": 0, "decode": 1},
-}
+SCHEMAS = some(make_schemas(), 20)
 TEXTS: dict[int, str] = {}
 """What each schema gave first, by its number."""
 
 
-@pytest.fixture(scope="module", params=PATHS)
-def fleet(request: pytest.FixtureRequest) -> Iterator[tuple[Fleet, str]]:
-    with running_fleet(**PATHS[request.param]) as fleet:
-        yield fleet, request.param
-
-
 @pytest.fixture(scope="module")
-def mortal_fleet() -> Iterator[FaultyFleet]:
+def fleet() -> Iterator[FaultyFleet]:
     with faulty_fleet(prefill=1, decode=2) as fleet:
         yield fleet
 
 
+@pytest.mark.parametrize("path", ["apart", "alone"])
 def test_the_text_conforms_to_its_schema_and_is_the_same_on_every_path(
-    fleet: tuple[Fleet, str],
+    fleet: FaultyFleet, path: str
 ) -> None:
-    running, path = fleet
-    asked = requests(range(len(SCHEMAS)), turn=list(PATHS).index(path))
+    fleet.revive()
+    if path == "alone":
+        fleet.kill("prefill-1")
+        wait_for("the router to notice", lambda: not fleet.is_known("prefill-1"))
+    before = num_handoffs(fleet)
+    asked = requests(range(len(SCHEMAS)), turn=path == "alone")
     with ThreadPoolExecutor(CONCURRENCY) as pool:
-        texts = list(pool.map(lambda each: ask(running.url, SCHEMAS[each[0]], *each), asked))
+        texts = list(pool.map(lambda each: ask(fleet.url, SCHEMAS[each[0]], *each), asked))
     compare(asked, texts)
-    handoffs = counters(running, "decode-1")["handoffs"]
-    assert (handoffs > len(SCHEMAS) // 2) == (path == "apart")
+    handoffs = num_handoffs(fleet) - before
+    assert handoffs > len(asked) // 2 if path == "apart" else handoffs == 0
 
 
-def test_only_allowed_tokens_come_and_no_bad_word(fleet: tuple[Fleet, str]) -> None:
-    running, _path = fleet
+def num_handoffs(fleet: FaultyFleet) -> int:
+    return sum(each["handoffs"] for each in all_counters(fleet.fleet).values())
+
+
+def test_only_allowed_tokens_come_and_no_bad_word(fleet: FaultyFleet) -> None:
+    fleet.revive()
     prompt = list(range(20, 60))
-    free = complete(running, prompt, max_tokens=12)["choices"][0]["token_ids"]
-    wanted = sorted({free[0], 70, 80})
-    answer = complete(running, prompt, max_tokens=12, allowed_token_ids=wanted)
-    assert answer["choices"][0]["token_ids"][0] == free[0]
+    free = complete(fleet.fleet, prompt, max_tokens=12)["choices"][0]
+    wanted = sorted({free["token_ids"][0], 70, 80})
+    answer = complete(fleet.fleet, prompt, max_tokens=12, allowed_token_ids=wanted)
+    assert answer["choices"][0]["token_ids"][0] == free["token_ids"][0]
     assert set(answer["choices"][0]["token_ids"]) <= set(wanted)
-    text = complete(running, prompt, max_tokens=12)["choices"][0]["text"]
-    word = text.split()[-1]
-    answer = complete(running, prompt, max_tokens=12, bad_words=[word])
+    word = free["text"].split()[-1]
+    answer = complete(fleet.fleet, prompt, max_tokens=12, bad_words=[word])
     assert f" {word}" not in answer["choices"][0]["text"]
 
 
-def test_a_retry_in_the_middle_goes_on_with_the_same_text(mortal_fleet: FaultyFleet) -> None:
+def test_a_retry_in_the_middle_goes_on_with_the_same_text(fleet: FaultyFleet) -> None:
     """A decode worker dies in each half of the schemas, under whatever it then generates."""
     half = len(SCHEMAS) // 2
     texts: list[str] = []
     for start in (0, half):
         asked = requests(range(start, start + half), turn=0)
-        all_asked = num_asked(mortal_fleet) + len(asked)
-        mortal_fleet.revive()
-        mortal_fleet.arm(mortal_fleet.names(Role.DECODE), "decode", 20)
+        fleet.revive()
+        all_asked = num_asked(fleet) + len(asked)
+        fleet.arm(fleet.names(Role.DECODE), "decode", 20)
         with ThreadPoolExecutor(len(asked)) as pool:
             answers = [
-                pool.submit(ask, mortal_fleet.url, SCHEMAS[number], number, stream)
+                pool.submit(ask, fleet.url, SCHEMAS[number], number, stream)
                 for number, stream in asked
             ]
-            held = mortal_fleet.held("decode")
-            wait_for("all to be asked", lambda n=all_asked: num_asked(mortal_fleet) >= n)
-            mortal_fleet.kill(held)
+            held = fleet.held("decode")
+            wait_for("all to be asked", lambda n=all_asked: num_asked(fleet) >= n)
+            fleet.kill(held)
             texts += [each.result() for each in answers]
     compare(requests(range(len(SCHEMAS)), turn=0), texts)
-    assert total(mortal_fleet, "retries") >= 2, "of each worker one at least"
+    assert total(fleet, "retries") >= 2, "of each worker one at least"
 
 
 def requests(numbers: Iterable[int], turn: int) -> list[tuple[int, bool]]:

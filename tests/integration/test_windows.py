@@ -3,7 +3,7 @@ whatever is cached, and the formula's blocks on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,8 @@ from tests.integration.fleets import (
     running_fleet,
     wait_for,
 )
-from tests.integration.random_checkpoints import Expected, demo_without_weights
-from tests.integration.reference import (
-    BLOCK,
-    NUM_TOKENS,
-    Reference,
-)
+from tests.integration.random_checkpoints import NUM_TOKENS, Expected, demo_without_weights
+from tests.integration.reference import BLOCK, Reference
 
 WINDOW = 40
 LENGTHS = (1, 17, 64, 150)
@@ -98,51 +94,61 @@ def run(fleet: Fleet, references: list[Reference]) -> None:
     assert_as_expected(references, complete_all(fleet, references, NUM_TOKENS, 2))
 
 
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
+def fleet(request: pytest.FixtureRequest, folder: Path) -> Iterator[Fleet]:
+    with fleet_of(folder, prefill=2, decode=1, transport=request.param) as fleet:
+        yield fleet
+
+
+def on_prefill_workers(fleet: Fleet, *names: str) -> int:
+    """The sum of these counters."""
+    of_each = [each for name, each in all_counters(fleet).items() if name.startswith("prefill")]
+    return sum(each.get(name, 0) for each in of_each for name in names)
+
+
 @of(KINDS)
-@pytest.mark.parametrize("transport", some(["nixl", "shm"], 1))
 def test_apart_they_give_the_tokens_of_transformers(
-    folder: Path, expected: Expected, transport: str
+    fleet: Fleet, folder: Path, expected: Expected
 ) -> None:
     prompts = [expected.after((), length) for length in LENGTHS]
-    with fleet_of(folder, prefill=1, decode=1, transport=transport) as fleet:
-        run(fleet, prompts)
-        assert counters(fleet, "decode-1")["handoffs"] == len(prompts)
-        ends = [(-(-length // BLOCK), length // BLOCK) for length in LENGTHS]
-        windows = sum(end - first_covering(last, BLOCK, WINDOW) for end, last in ends)
-        full = sum(end for end, _ in ends) if "qwen3" in (folder / "config.json").read_text() else 0
-        assert counters(fleet, "prefill-1")["blocks_sent"] == windows + full
+    handoffs = counters(fleet, "decode-1")["handoffs"]
+    sent = on_prefill_workers(fleet, "blocks_sent")
+    run(fleet, prompts)
+    assert counters(fleet, "decode-1")["handoffs"] - handoffs == len(prompts)
+    ends = [(-(-length // BLOCK), length // BLOCK) for length in LENGTHS]
+    windows = sum(end - first_covering(last, BLOCK, WINDOW) for end, last in ends)
+    full = sum(end for end, _ in ends) if "qwen3" in (folder / "config.json").read_text() else 0
+    assert on_prefill_workers(fleet, "blocks_sent") - sent == windows + full
 
 
 @of(some(KINDS, 1))
 def test_turns_that_go_on_or_turn_aside_near_the_end_stay_right(
-    folder: Path, expected: Expected
+    fleet: Fleet, expected: Expected
 ) -> None:
     first = expected.after((), 150)
     conversation = (*first.prompt, *first.output)
-    with fleet_of(folder, prefill=1, decode=1) as fleet:
-        run(fleet, [first])
-        cuts = [len(conversation) - back for back in (0, 1, 15, 16, 17, 33, 60)]
-        run(fleet, [expected.after(conversation[:cut], 9) for cut in cuts])
-        cached = counters(fleet, "prefill-1")["cached_tokens"]
-        assert cached >= len(cuts) // 2 * (150 - 3 * BLOCK)
+    run(fleet, [first])
+    cuts = [len(conversation) - back for back in (0, 1, 15, 16, 17, 33, 60)]
+    before = on_prefill_workers(fleet, "cached_tokens", "fetched_tokens")
+    run(fleet, [expected.after(conversation[:cut], 9) for cut in cuts])
+    found = on_prefill_workers(fleet, "cached_tokens", "fetched_tokens") - before
+    assert found >= len(cuts) // 2 * (150 - 3 * BLOCK)
 
 
 @of(some(reversed(KINDS), 1))
 def test_a_conversation_that_moves_among_workers_stays_right(
-    folder: Path, expected: Expected
+    fleet: Fleet, expected: Expected
 ) -> None:
     """Blocks come from the worker's own cache, from a peer's, or are computed."""
     first = expected.after((), 200)
     conversation = (*first.prompt, *first.output)
-    with fleet_of(folder, prefill=2, decode=2) as fleet:
-        run(fleet, [first])
-        for back in (0, 20):
-            turn = expected.after(conversation[: len(conversation) - back], 9)
-            run(fleet, [turn] * 4)
-        used = [
-            each["cached_tokens"] + each["fetched_tokens"] for each in all_counters(fleet).values()
-        ]
-        assert sum(used) >= 100, "else every turn was computed whole"
+    before = on_prefill_workers(fleet, "cached_tokens", "fetched_tokens")
+    run(fleet, [first])
+    for back in (0, 20):
+        turn = expected.after(conversation[: len(conversation) - back], 9)
+        run(fleet, [turn] * 4)
+    found = on_prefill_workers(fleet, "cached_tokens", "fetched_tokens") - before
+    assert found >= 100, "else every turn was computed whole"
 
 
 @of(KINDS)

@@ -41,17 +41,18 @@ from tests.forked import fork_context
 DEADLINE_S = 60.0
 WRITE_TIMEOUT_S = 30.0
 EMPTY = 0xEE
-POLL_S = 0.001
+POLL_S, LONGEST_PAUSE_S = 0.001, 0.02
 PAUSE = threading.Event()
 
 
 def wait_until(ready: Callable[[], Any], what: str) -> Any:
     """Ask until the answer is true; every question is a round trip to another process."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline, pause_s = time.monotonic() + DEADLINE_S, POLL_S
     while time.monotonic() < deadline:
         if answer := ready():
             return answer
-        PAUSE.wait(POLL_S)
+        PAUSE.wait(pause_s)
+        pause_s = min(1.2 * pause_s, LONGEST_PAUSE_S)
     pytest.fail(f"no {what} within {DEADLINE_S:g} s")
 
 
@@ -134,6 +135,9 @@ class TransportWorker:
 
     def occupied(self) -> list[int]:
         return self.pool.occupied()
+
+    def clear(self) -> None:
+        self.pool.blocks[:] = EMPTY
 
     def stop(self) -> None:
         self.transport.close()
