@@ -18,7 +18,7 @@ from tests.integration.fleets import all_counters, complete, running_fleet, work
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 P, D = "prefill-1", "decode-1"
-CUTS = times(2, 20)
+CUTS = times(1, 20)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from protocol.messages import Role
+from tests.effort import some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.faults.second_router import SecondRouter
 from tests.http_client import HTTP
@@ -129,7 +130,7 @@ class Events:
                     self.ids.append(event_id)
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("path", some(["/v1/responses", "/v1/messages"], 1))
 def test_among_the_events_of_a_token(fleet: FaultyFleet, victim: SecondRouter, path: str) -> None:
     """Also where the last one was in the middle of what a token makes."""
     url = connected(victim.start(), fleet)

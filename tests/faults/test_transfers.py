@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.messages import Role
-from tests.effort import some
+from tests.effort import in_turn, some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.faults.faulty_worker import WRITE_TIMEOUT
 from tests.integration.fleets import assert_idle, counters, trace_of, wait_for
@@ -28,8 +28,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
         yield fleet
 
 
-@pytest.mark.parametrize("write", [1, 3])
-@pytest.mark.parametrize("kind", REASONS)
+@pytest.mark.parametrize(("kind", "write"), in_turn(REASONS, [1, 3]))
 def test_the_request_goes_on_with_another_prefill_worker(
     fleet: FaultyFleet, long_prompts: list[Reference], kind: str, write: int
 ) -> None:

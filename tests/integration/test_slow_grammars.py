@@ -24,7 +24,7 @@ PROMPT = list(range(20, 60))
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     environment = {
-        "BATON_MASK_LIMIT_S": "3", "BATON_MASK_WAIT_MS": "20", "BATON_LOG_FORMAT": "json",
+        "BATON_MASK_LIMIT_S": "1", "BATON_MASK_WAIT_MS": "20", "BATON_LOG_FORMAT": "json",
     }  # fmt: skip
     with running_fleet(environment, prefill=1, decode=1, local_prefill_threshold_tokens=0) as fleet:
         yield fleet
