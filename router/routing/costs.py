@@ -109,15 +109,25 @@ class Costs:
                 moving_ms = (moved + self._pairs.in_windows(self._num_blocks)) * usual
             handoff_ms = HANDOFF_MS + moving_ms
         decoding = self._decoding.get(load.worker_id) or self._decode(load, match)
-        wait_ms = pace.wait_ms
+        wait_ms, tpot_ms = pace.wait_ms, decoding.tpot_ms
         if wait_ms:  # steps with prompts of others while this output runs
             wait_ms = min(wait_ms, query.output_tokens * pace.itl_target_ms)
+            tpot_ms += self._slowed_ms(load, wait_ms, tpot_ms)
         cost_ms = wait_ms + decoding.room_ms + handoff_ms + decoding.output_ms + decoding.delay_ms
         return Candidate(
             load.worker_id, cost_ms, missing, recompute, 0, decoding.shortage, None,
-            wait_ms, 0.0, 0.0, decoding.room_ms, handoff_ms, decoding.output_ms, decoding.tpot_ms,
+            wait_ms, 0.0, 0.0, decoding.room_ms, handoff_ms, decoding.output_ms, tpot_ms,
             decoding.delay_ms,
         )  # fmt: skip
+
+    def _slowed_ms(self, load: WorkerLoad, wait_ms: float, tpot_ms: float) -> float:
+        """By how much the prompts that wait at a decode worker slow each token of an output that is
+        handed over to it: its steps take longer meanwhile, and the handoff waits for the end of
+        one."""
+        output = self._query.output_tokens
+        step_ms = load.pace.step_with_prompts_ms(load.queued_tokens)
+        share = min(1.0, wait_ms / (output * step_ms))
+        return share * max(0.0, step_ms - tpot_ms) + step_ms / max(1, output - 1)
 
     def _needs(self, match: PrefixMatch) -> tuple[int, int]:
         """The missing tokens: now, and when the prompt's turn comes."""

@@ -53,6 +53,11 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
             num_steps = -int(-work_us // self.room_us)
         return (work_us + num_steps * self.between_us) / US_PER_MS, work_us / US_PER_MS
 
+    def step_with_prompts_ms(self, queued_tokens: int) -> float:
+        """The time of a step that computes as much as it may of prompts with `queued_tokens`."""
+        tokens = min(queued_tokens, self.chunk_tokens)
+        return (self.between_us + min(self.room_us, self.per_token_us * tokens)) / US_PER_MS
+
 
 def pace_of(
     reported: WorkerSpeed | None,

@@ -111,7 +111,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
       computing. With `room_ms`, until memory and a place are free, they make up `ttft_ms` if the
       prompt is computed here.
     - `handoff_ms`: the KV comes here after the first token. `decode_ms`: the expected output, whose
-      tokens take `tpot_ms` as long as nobody leaves.
+      tokens take `tpot_ms` as long as nobody leaves; prompts that wait here slow them.
     - `delay_ms`: the time that requests which run here lose, weighted.
     """
 

@@ -112,12 +112,13 @@ def wait_of(
 
 
 def _too_slow(asker: Asker, chosen: Candidate, load: WorkerLoad, target_ms: float) -> Shed | None:
-    """Why the other requests on a decode worker make the tokens of this one too slow."""
-    most_ms = asker.spared * target_ms
-    if chosen.tpot_ms <= most_ms or load.pace.idle_ms >= most_ms:
+    """Why the other requests on a decode worker make the tokens of this one too slow. Prompts that
+    wait there refuse nobody by that: they may be of another share, and are over soon."""
+    most_ms, step_ms = asker.spared * target_ms, load.pace.step_ms
+    if step_ms <= most_ms or load.pace.idle_ms >= most_ms:
         return None
     late_ms = chosen.decode_ms / max(1, load.num_requests)  # until one of them is over
-    return Shed(chosen.tpot_ms, target_ms, late_ms, False)
+    return Shed(step_ms, target_ms, late_ms, False)
 
 
 def _is_trusted(load: WorkerLoad) -> bool:

@@ -335,6 +335,25 @@ def test_a_decode_worker_helps_before_pairs_are_late(queued: int, busy: int, mod
     assert placed.meets_targets
 
 
+def test_prompts_on_a_decode_worker_slow_what_is_handed_over_to_it() -> None:
+    """A handoff misses a step of 0.1 s there, for which a short output does not make up."""
+    decode = [load("computing", queued_tokens=500, num_requests=1), load("busy", num_requests=150)]
+
+    def placed(output: int) -> Placement:
+        targets = Targets(1000.0, 35.0)
+        return by_cost(
+            400, decode, [load("p1")], max_tokens=600, output_tokens=output, targets=targets
+        )
+
+    short, long = placed(6), placed(100)
+    assert (short.mode, short.decode.worker_id) == (Mode.REMOTE, "busy")
+    slow, _ = short.decode_candidates
+    assert slow.cost_ms < short.decode.cost_ms
+    assert 101 / 5 < slow.tpot_ms - 1.4 < 101 / 5 + 101 / 6 + 1
+    assert long.decode.worker_id == "computing"
+    assert long.decode.tpot_ms < 4
+
+
 def test_targets_outweigh_costs() -> None:
     """p1 has most of the prompt, but also a queue; d1 has the rest of the batch's time."""
     prefill = [load("p1", 120, queued_tokens=1500), load("p2")]
