@@ -26,8 +26,9 @@ from process.store.store_url import store_url
 from protocol.errors import ConfigError
 from protocol.messages import Role
 from scheduling.scheduler import SchedulerConfig
+from worker.engine_settings import PEER
 from worker.ranks.head import Hands, HandSettings
-from worker.settings import PEER, WorkerSettings, choose_worker_id
+from worker.settings import WorkerSettings, choose_worker_id
 from worker.startup.start_phases import StartPhases
 from worker.startup.step_limits import card_bytes, step_limits
 from worker.weights.choice import Wanted, try_load_from_peer
