@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from cli.child import baton_command, baton_environment
+from cli.main import main as baton
 from protocol.messages import Role
 from tests.effort import some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
@@ -70,13 +69,14 @@ def modes(trace: dict[str, Any]) -> list[str]:
 def test_what_runs_moves_with_its_blocks(fleet: FaultyFleet, expected: list[int], how: str) -> None:
     """A drain request is seen with the next renewal of the lease, a signal at once."""
     stream, drained = begin(fleet)
-    command = baton_command("drain", drained, f"--redis-url={fleet.fleet.redis_url}")
-    if how == "SIGTERM":
-        command = ["kill", "-TERM", str(fleet.pids[drained])]
-    with subprocess.Popen(command, env=baton_environment(os.environ)) as asking:
+    with ThreadPoolExecutor(1) as pool:
+        if how == "SIGTERM":
+            fleet.signal(drained, signal.SIGTERM)
+        else:
+            asked = pool.submit(baton, ["drain", drained, f"--redis-url={fleet.fleet.redis_url}"])
         most_steps = move(fleet, drained, stream)
         assert ended_well(fleet, drained)
-        assert asking.wait(60) == 0
+        assert how == "SIGTERM" or asked.result(60) == 0
     stream.wait()
     assert (stream.error, stream.tokens) == (None, expected)
     trace = trace_of(fleet.fleet, stream.request_id)
