@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -70,17 +70,15 @@ def of_one_host(model: str, *flags: str) -> Seen:
         return Seen(listeners, moved["transport"], moved["bytes_moved"])
 
 
-def between_hosts(model: str, hosts: TwoHosts) -> Seen:
-    """The sockets of workers on two hosts, with KV blocks over TCP allowed. Raises BatonError.
+def run_on_host(hosts: TwoHosts, arguments: Sequence[str]) -> str:
+    """The output of `bench.tools.fleet_between_hosts` on the first host. Raises BatonError.
 
-    UCX would find out that both run on one machine, and copy between the processes, so it gets TCP
-    alone.
+    UCX would find out that both hosts are one machine, and copy between the processes, so it gets
+    TCP alone.
     """
-    program = (sys.executable, "-m", "bench.tools.fleet_between_hosts", hosts.namespaces[1], model)
-    flags = (f"--kv-interface={INTERFACE}", "--allow-kv-over-tcp")
-    before = hosts.received_bytes(0)
+    program = (sys.executable, "-m", "bench.tools.fleet_between_hosts", *arguments)
     done = subprocess.run(
-        hosts.command(0, *program, *flags),
+        hosts.command(0, *program),
         env={**os.environ, "UCX_TLS": "tcp"},
         capture_output=True,
         text=True,
@@ -89,7 +87,17 @@ def between_hosts(model: str, hosts: TwoHosts) -> Seen:
     )
     if done.returncode != 0:
         raise BatonError(f"the fleet between hosts failed:\n{done.stderr[-2000:]}")
-    shown = json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+def between_hosts(
+    model: str, hosts: TwoHosts, run: Callable[[TwoHosts, Sequence[str]], str] = run_on_host
+) -> Seen:
+    """The sockets of workers on two hosts, with KV blocks over TCP allowed. Raises BatonError."""
+    flags = (f"--kv-interface={INTERFACE}", "--allow-kv-over-tcp")
+    before = hosts.received_bytes(0)
+    printed = run(hosts, [hosts.namespaces[1], model, *flags])
+    shown = json.loads(printed.splitlines()[-1])
     listeners = {
         name: [Listener(*each) for each in found] for name, found in shown["listeners"].items()
     }

@@ -91,7 +91,7 @@ class ForkedChild(Child):
         self.log_path.touch()
         module = self._command.index("-m") + 1
         process = fork_context().Process(
-            target=_run_module,
+            target=run_module,
             args=(
                 self._command[module],
                 self._command[module + 1 :],
@@ -132,7 +132,7 @@ class ChildOfForked(ForkedChild):
         assert self._process is None or self.exit_status() is not None, "still running"
         self.log_path.touch()
         module, *arguments = self._command[self._command.index("-m") + 1 :]
-        life = partial(_run_module, module, arguments, self._env, str(self.log_path))
+        life = partial(run_module, module, arguments, self._env, str(self.log_path))
         self._process = ForkedProcess(life)  # type: ignore[assignment]
         self.num_starts += 1
 
@@ -163,7 +163,7 @@ class _ForkedPopen:
             os.kill(self.pid, number)
 
 
-def _run_module(
+def run_module(
     module: str, arguments: Sequence[str], env: Mapping[str, str], log_path: str
 ) -> NoReturn:
     """The life of a forked process: as `python -m module arguments`, its output to a file."""

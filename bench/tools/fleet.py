@@ -55,11 +55,13 @@ class BenchFleet:
     """Routers, prefill and decode workers by name; a context manager. Raises BatonError from
     `__enter__` and `wait_ready` if they do not come up."""
 
+    make_processes = Processes
+
     def __init__(self, config: FleetConfig) -> None:
         self.valkey = EmbeddedValkey(host=config.store_host)
         self.secret = secrets.token_urlsafe(32)
         self._config = config
-        self._processes = Processes("bench")
+        self._processes = self.make_processes("bench")
 
     @property
     def pids(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ from bench.sockets import Seen, between_hosts, refused, strays
 from bench.tools.listeners import listeners_of
 from bench.tools.two_hosts import ADDRESSES, INTERFACE, TwoHosts
 from cli.fleet import Fleet
+from tests.integration.distant_hosts import forked_on_host
 from tests.integration.fleets import complete, counters, running_fleet
 from tests.integration.reference import DEMO_MODEL
 
@@ -141,7 +142,7 @@ def hosts() -> Iterator[TwoHosts]:
 
 
 def test_between_hosts_kv_blocks_move_on_the_named_interface_only(hosts: TwoHosts) -> None:
-    seen = between_hosts(str(DEMO_MODEL), hosts)
+    seen = between_hosts(str(DEMO_MODEL), hosts, forked_on_host)
     assert seen.transport == "nixl"
     assert seen.cable_bytes > seen.bytes_moved > 0, "the blocks came over the cable"
     assert strays(seen, ADDRESSES) == []

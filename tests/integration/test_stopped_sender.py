@@ -3,36 +3,26 @@ rest of its write lands nowhere when it goes on, because the receiver has closed
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from bench.tools.two_hosts import ADDRESSES, INTERFACE, TwoHosts
+from bench.tools.two_hosts import ADDRESSES, TwoHosts
+from tests.integration.distant_hosts import enter
 from tests.integration.transport_workers import TransportWorker, Worker, connect, wait_until
 
 NUM_BLOCKS, BLOCK_BYTES = 64, 1 << 20
 BLOCKS = list(range(NUM_BLOCKS))
 TRIES = 20
-_CLONE_NEWNS = 0x20000
 
 
 class DistantWorker(TransportWorker):
-    """Runs on a host of its own, whose interfaces UCX finds in /sys."""
+    """Runs on a host of its own."""
 
     def __init__(self, namespace: str, num_blocks: int, block_bytes: int) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        with open(f"/run/netns/{namespace}") as file:
-            assert libc.setns(file.fileno(), 0) == 0
-        assert libc.unshare(_CLONE_NEWNS) == 0
-        for command in (["--make-rprivate", "/"], ["-t", "sysfs", "sysfs", "/sys"]):
-            subprocess.run(["mount", *command], check=True)
-        state = Path(f"/sys/class/net/{INTERFACE}/operstate")
-        wait_until(lambda: state.read_text().strip() == "up", "interface that is up")
+        enter(namespace)
         os.environ["UCX_TLS"] = "tcp,self"
         super().__init__("nixl", num_blocks, block_bytes)
 
