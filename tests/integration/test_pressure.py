@@ -26,7 +26,7 @@ from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 LONGEST = 520
 NUM_BLOCKS = -(-(LONGEST + NUM_TOKENS) // BLOCK) + 1
 NUM_REQUESTS = times(24, 48)
-LONG_OUTPUT = 200
+LONG_OUTPUT = times(160, 200)
 SEED = 7
 
 
@@ -66,7 +66,7 @@ def test_workers_that_admit_in_different_orders_do_not_wait_for_each_other(
     compiled, let the decode worker take other prompts first than the prefill worker."""
     long = [each for each in references if 300 <= len(each.prompt) <= LONGEST]
     rng = random.Random(SEED)
-    chosen = rng.choices(long, k=16)
+    chosen = rng.choices(long, k=times(10, 16))
     before = all_counters(fleet)
 
     def run(number: int) -> list[int]:
@@ -92,8 +92,8 @@ def test_workers_that_admit_in_different_orders_do_not_wait_for_each_other(
 def test_sequences_that_outgrow_the_pool_together_are_preempted_and_resume(
     fleet: Fleet, references: list[Reference]
 ) -> None:
-    """Twelve prompts of few blocks that grow to 14 each: more than twice what both pools hold. One
-    request has them all, so that they run together however slow its client is."""
+    """Prompts of few blocks that grow to more than both pools hold. One request has them all, so
+    that they run together however slow its client is."""
     short = [reference for reference in references if len(reference.prompt) <= 2 * BLOCK][:12]
     answer = complete(fleet, [list(each.prompt) for each in short], max_tokens=LONG_OUTPUT)
     outputs = [each["token_ids"] for each in answer["choices"]]
