@@ -15,8 +15,9 @@ import msgspec
 import torch
 
 from engine.backend import Backend, Sizes
-from engine.checkpoint.config import ModelConfig, load_model_config
+from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.weights import Progress, has_blocks, load_block_weights, load_weights
 from engine.cpu.backend import cpu_backend

@@ -55,7 +55,8 @@ from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from bench.tools.paths import DEMO_MODEL
 from bench.tools.records import add_record_option, keep_table
 from checkpoint.model_source import resolve_model
-from engine.checkpoint.config import ModelConfig, load_model_config
+from engine.checkpoint.config import load_model_config
+from engine.checkpoint.model_config import ModelConfig
 from protocol.errors import BatonError
 
 Figures = dict[Work, dict[str, list[float]]]

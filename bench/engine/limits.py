@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.files import read_tensor_entries, weight_files
+from engine.checkpoint.model_config import ModelConfig
 from engine.cpu.native_linear import NativeLinear
 from engine.layers.linear import LinearLayer, TorchLinear, has_bf16_products
 from engine.native.library import KernelsUnavailable, load_library

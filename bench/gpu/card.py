@@ -26,7 +26,7 @@ from torch.utils.cpp_extension import CUDA_HOME
 from bench.engine.limits import step_needs
 from engine.attention.base import AttentionBackend, Segment
 from engine.backend import Backend
-from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.weights import empty_weights
 from engine.device import wait_for
 from engine.engine_config import EngineConfig

@@ -29,7 +29,8 @@ from bench.gpu.card import (
 from bench.tools.checkpoints import add_tokenizer, benchmark_checkpoint
 from bench.tools.paths import DEMO_MODEL
 from checkpoint.json_keys import JsonKeys
-from engine.checkpoint.config import ModelConfig, load_model_config, parse_model_config
+from engine.checkpoint.config import load_model_config, parse_model_config
+from engine.checkpoint.model_config import ModelConfig
 from engine.device import available_bytes, kv_torch_dtype
 from engine.gpu.flashinfer_backend import FlashInferBackend
 from engine.gpu.graphs import CudaCapture, DecodeGraphs

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.config import vocab_bounds
 from engine.checkpoint.layer_tensors import Split
+from engine.checkpoint.model_config import vocab_bounds
 from engine.checkpoint.quantized_blocks import QUANTIZED_TYPES, dequantized, in_halves
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.stored_tensors import StoredTensors

@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 
 from checkpoint.gguf.folder import SUFFIX
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.device_copies import copies_to
 from engine.checkpoint.files import read_tensor_entries, weight_files
 from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.gguf_names import llama_cpp_name
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Split
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.paired_experts import PairedExperts
 from engine.checkpoint.quantized_blocks import (
     QUANTIZED_TYPES,

@@ -16,8 +16,8 @@ from engine.attention.states import StateSlots
 from engine.attention.torch_attention import TorchAttention
 from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, Sizes
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.experts_config import ExpertsConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix
 from engine.cpu.block_panels import BlockEmbedding
 from engine.cpu.fused_pass import KernelPass, fused

@@ -13,8 +13,8 @@ from engine.attention.groups import by_group
 from engine.attention.torch_attention import TorchAttention
 from engine.attention.torch_latents import TorchLatentAttention
 from engine.backend import WHOLE, CapturedDecodes, FusedPass, Sizes
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.experts_config import ExpertsConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix, as_tensor
 from engine.device import dtype_name
 from engine.gpu.fp8_linear import Fp8Linear, can_scale

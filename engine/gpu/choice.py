@@ -8,7 +8,7 @@ import logging
 import torch
 
 from engine.attention.flashinfer_attention import FlashInferUnavailable
-from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.device import kv_torch_dtype, torch_dtype
 from engine.engine_config import EngineConfig
 from engine.gpu.backend import CardBackend

@@ -31,7 +31,7 @@ from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
 from engine.attention.groups import by_group
 from engine.attention.pool_layers import PoolLayers
 from engine.backend import Sizes
-from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.device import dtype_name, wait_for
 from engine.gpu.toolchain import first_error, prepare_builds
 from engine.gpu.triton_backend import TritonBackend

@@ -21,7 +21,7 @@ from engine.attention.invariant_attention import (
     InvariantBuffers,
 )
 from engine.attention.tiles import Partials
-from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.quantized_blocks import Matrix
 from engine.gpu.invariant_linear import InvariantLinear, Multiply
 from engine.gpu.triton_backend import TritonBackend

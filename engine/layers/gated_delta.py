@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import silu, softplus
 
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.delta_config import DeltaConfig
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows
+from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
 from engine.layers.convolved_states import ConvolvedStates
 from engine.layers.delta_rule import DeltaInputs, chunked, one_each

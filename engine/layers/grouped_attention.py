@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
+from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
 from engine.layers.linear import LinearFactory, LinearLayer
 

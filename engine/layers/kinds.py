@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor
+from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
 from engine.layers.experts import LayerFactory
 from engine.layers.experts_feed_forward import ExpertsFeedForward

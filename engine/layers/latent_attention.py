@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.latents import UpProjection
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.latent_config import LatentConfig
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.quantized_blocks import as_tensor
 from engine.layers.attention_pass import AttentionPass
 from engine.layers.linear import LinearFactory, LinearLayer

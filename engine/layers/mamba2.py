@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import silu, softplus
 
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows
 from engine.checkpoint.mamba_config import MambaConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
 from engine.layers.convolved_states import ConvolvedStates
 from engine.layers.linear import LinearFactory, LinearLayer

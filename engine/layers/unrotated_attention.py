@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor
+from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
 from engine.layers.grouped_attention import GroupedAttention
 from engine.layers.linear import LinearFactory, LinearLayer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.layers.embedding import Embedding
 from engine.layers.kinds import AttentionLayer, FeedForwardLayer
 from engine.layers.linear import LinearLayer

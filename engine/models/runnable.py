@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

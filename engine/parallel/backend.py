@@ -9,8 +9,8 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.backend import Backend, FusedPass, Sizes
-from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.experts_config import ExpertsConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix
 from engine.device import torch_dtype
 from engine.kv_pool import KvPool

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from engine.checkpoint.config import vocab_bounds
+from engine.checkpoint.model_config import vocab_bounds
 from engine.layers.summed import Sums
 from engine.models.runnable import Likeliest, RunnableModel
 

@@ -19,7 +19,8 @@ from bench.tools.checkpoints import random_weights
 from checkpoint.json_keys import JsonKeys
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_attention import TorchAttention
-from engine.checkpoint.config import ModelConfig, parse_model_config
+from engine.checkpoint.config import parse_model_config
+from engine.checkpoint.model_config import ModelConfig
 from engine.device import bind_thread
 from engine.engine import Engine
 from engine.engine_config import EngineConfig

@@ -13,7 +13,7 @@ import torch
 from bench.gpu.card import random_model
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_attention import TorchAttention
-from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.engine_config import EngineConfig
 from engine.gpu.flashinfer_backend import FlashInferBackend
 from engine.gpu.graphs import CudaCapture, DecodeGraphs

@@ -17,7 +17,8 @@ import torch
 import transformers
 
 from engine.attention.base import Segment, wanted_rows
-from engine.checkpoint.config import ModelConfig, load_model_config
+from engine.checkpoint.config import load_model_config
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.weights import load_weights
 from engine.cpu.backend import CpuBackend
 from engine.kv_pool import KvPool

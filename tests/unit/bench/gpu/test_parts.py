@@ -22,8 +22,9 @@ from bench.gpu.latents import LatentLoad, check_latents
 from checkpoint.json_keys import JsonKeys
 from engine.attention.flashinfer_attention import FlashInferChoice
 from engine.attention.pool_layers import PoolLayers
-from engine.checkpoint.config import ModelConfig, parse_model_config
+from engine.checkpoint.config import parse_model_config
 from engine.checkpoint.latent_config import LatentConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.gpu.backend import CardBackend
 from engine.gpu.flashinfer_backend import FlashInferBackend
 from engine.gpu.tuning import MixedStep

@@ -12,10 +12,7 @@ import pytest
 
 from checkpoint.generation_config import GenerationConfig, load_generation_config
 from checkpoint.json_keys import JsonKeys
-from engine.checkpoint.config import (
-    load_model_config,
-    parse_model_config,
-)
+from engine.checkpoint.config import load_model_config, parse_model_config
 from engine.checkpoint.rope_config import ROPE_KINDS, RopeConfig
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES
 from protocol.errors import ModelLoadError

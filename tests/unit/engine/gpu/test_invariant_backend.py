@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from engine import loader
-from engine.checkpoint.config import ModelConfig, load_model_config
+from engine.checkpoint.config import load_model_config
+from engine.checkpoint.model_config import ModelConfig
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
 from engine.gpu.choice import card_backend

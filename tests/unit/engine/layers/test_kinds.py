@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.config import ModelConfig, load_model_config
+from engine.checkpoint.config import load_model_config
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.weights import load_weights
 from engine.cpu.backend import CpuBackend
