@@ -157,7 +157,12 @@ def random_model(config: ModelConfig, backend: Backend) -> DecoderModel:
     """A model of this shape with random bf16 weights, made on the backend's device."""
     weights = empty_weights(config, backend.device, torch.bfloat16)
     halves = [half for each in weights.layers for half in (each.attention, each.feed_forward)]
-    norms = [norm for each in weights.layers for norm in (each.input_norm, each.post_norm)]
+    norms = [
+        norm
+        for each in weights.layers
+        for norm in (each.input_norm, each.post_norm)
+        if norm is not None
+    ]
     matrices = [matrix for half in halves for matrix in half.matrices.values()]
     vectors = [vector for half in halves for vector in half.vectors.values()]
     for matrix in (weights.embed, weights.lm_head, *matrices):
