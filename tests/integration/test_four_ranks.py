@@ -73,6 +73,7 @@ def test_tokens_are_those_of_one_rank(
         dtype="float32",
         chunk_max_tokens=64,
         local_prefill_threshold_tokens=0,
+        startup_timeout_s=240.0,  # each rank imports torch
     ) as fleet:
         assert_as_expected(prompts, complete_all(fleet, prompts, NUM_TOKENS, at_once=4))
         assert counters(fleet, "decode-1")["handoffs"] == len(prompts)
