@@ -1,5 +1,5 @@
-"""A hybrid and a mixture of more than ten million weights, trained here for a minute, served apart:
-transformers' tokens."""
+"""A hybrid and a mixture of more than ten million weights, trained here for some minutes, served
+apart: transformers' tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.fleets import assert_as_expected, complete_all, counters,
 from tests.integration.reference import NUM_TOKENS, clear_references
 from tests.paths import DEMO_MODEL, ROOT
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 SCALES = {"hybrid": 6, "mixture": 3}
 """How many times as wide as those in the repository."""
 STEPS, LEAST_WEIGHTS = 100, 10_000_000
