@@ -32,7 +32,7 @@ from http_kit.door import Door
 from process.clock import wall_us
 from process.flight_recorder import FlightRecorder
 from process.metrics.metrics_server import process_registry
-from process.sockets.network import Network
+from process.sockets.encrypted_sockets import Network
 from process.store.ignored_entries import IgnoredEntries
 from process.store.router_board import RouterBoard
 from process.store.store_url import store_url

@@ -11,8 +11,8 @@ from typing import Any
 from engine.checkpoint.files import model_fingerprint
 from kv_transfer.transports.registry import create_transport
 from process.sockets.control import ControlServer
+from process.sockets.encrypted_sockets import Network
 from process.sockets.hello import HelloPolicy
-from process.sockets.network import Network
 from process.wakeup import Wakeup
 from protocol.registration import WorkerInfo
 from tests.registration import registration

@@ -35,9 +35,9 @@ from process.logs import setup_logs
 from process.process_watch import machine_name
 from process.settings import warn_of_unknown_variables
 from process.sockets.control import ControlServer
+from process.sockets.encrypted_sockets import Network
 from process.sockets.events import EventPublisher
 from process.sockets.hello import HelloPolicy
-from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
 from process.store.store_url import store_url
 from process.store.worker_lease import WorkerLease

@@ -30,9 +30,9 @@ from bench.router.late_steps import LateSteps
 from process.clock import wall_us
 from process.lifecycle import StopSignal
 from process.sockets.control import ControlServer, Peer
+from process.sockets.encrypted_sockets import Network
 from process.sockets.events import EventPublisher
 from process.sockets.hello import HelloPolicy
-from process.sockets.network import Network
 from process.store.worker_lease import WorkerLease
 from protocol.control_message import ControlMessage
 from protocol.events import WorkerStats

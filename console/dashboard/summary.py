@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from console.telemetry.facts.facts_json import lost_log
-from console.telemetry.paths import is_off_way
+from console.telemetry.kv_paths import is_off_way
 from console.telemetry.rank_texts import ranks_text
 from console.telemetry.request_window import NUM_POINTS
 from console.telemetry.tier_texts import failing_tier, tiers_text

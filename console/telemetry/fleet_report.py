@@ -24,6 +24,8 @@ from console.telemetry.facts.fact_watch import FactWatch
 from console.telemetry.facts.facts_json import facts_json
 from console.telemetry.facts.loop_lag import LoopLag
 from console.telemetry.fleet_load import FleetLoad, SteadyLoad, fleet_load, tpot_target_ms
+from console.telemetry.kv_path_watch import PathWatch
+from console.telemetry.kv_paths import UNKNOWN, expected_path, is_off_way, narrowed
 from console.telemetry.other_routers import (
     SHARED_POINTS,
     PeerRouters,
@@ -31,8 +33,6 @@ from console.telemetry.other_routers import (
     SlotData,
     merged_pairs,
 )
-from console.telemetry.path_watch import PathWatch
-from console.telemetry.paths import UNKNOWN, expected_path, is_off_way, narrowed
 from console.telemetry.pressure import SideState, Verdict
 from console.telemetry.request_window import POINT_US, Ended, RequestWindow, Slot
 from console.telemetry.targets import Targets

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from console.telemetry.paths import is_below_way
+from console.telemetry.kv_paths import is_below_way
 from console.telemetry.quantile_sketch import Sketch, merged
 from console.telemetry.request_window import MINUTE_US, SLOT_US, last_minute
 from protocol.traces import PrefillTrace, WriteSpan

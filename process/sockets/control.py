@@ -2,9 +2,9 @@
 
 Both speak `protocol.messages` over ZeroMQ ROUTER and DEALER. A peer must send an acceptable Hello
 before any other message. Frames that are foreign, corrupt or from unknown peers are counted and
-dropped, without an error. Every sender has proved the cluster's secret (`process.sockets.network`).
-Server and link never block and do not interpret the messages; the server counts the requests among
-them.
+dropped, without an error. Every sender has proved the cluster's secret
+(`process.sockets.encrypted_sockets`). Server and link never block and do not interpret the
+messages; the server counts the requests among them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import zmq
 
 from process.clock import wall_us
+from process.sockets.encrypted_sockets import Network
 from process.sockets.hello import NO_HELLO, HelloPolicy
 from process.sockets.inflow import DESCRIPTOR, Inflow, wire_bytes
-from process.sockets.network import Network
 from protocol import wire
 from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError

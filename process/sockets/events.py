@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import zmq
 
+from process.sockets.encrypted_sockets import Network
 from process.sockets.inflow import Inflow
-from process.sockets.network import Network
 from protocol import wire
 from protocol.events import EventMessage
 

@@ -23,9 +23,9 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from process.sockets.authenticator import HANDSHAKE_FAILURES
+from process.sockets.encrypted_sockets import Network
 from process.sockets.hello import NO_HELLO
 from process.sockets.inflow import CONNECTION_EVENTS, OPENED, Inflow
-from process.sockets.network import Network
 from process.sockets.options import QUEUE_FRAMES
 from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import zmq
 
 from process.sockets.control import ControlLink, ControlServer, Peer
+from process.sockets.encrypted_sockets import Network
 from process.sockets.hello import HelloPolicy
-from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
 from protocol.message_base import Message
 from protocol.messages import PROTOCOL_VERSION, Abort, Hello, Role

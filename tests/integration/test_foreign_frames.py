@@ -13,7 +13,7 @@ import zmq
 
 from cli.fleet import Fleet
 from kv_transfer.authentication import authenticate_descriptor
-from process.sockets.network import Network
+from process.sockets.encrypted_sockets import Network
 from protocol import wire
 from protocol.handoff_messages import KvClosed, KvFetch, KvGrant, KvRenew, PeerDescriptor
 from protocol.hashing import block_hashes, chain_root, seed_of

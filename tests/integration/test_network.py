@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from process.sockets.authenticator import DOMAIN
-from process.sockets.network import ClusterKeys, Network
+from process.sockets.encrypted_sockets import ClusterKeys, Network
 from protocol.errors import ConfigError
 from tests.integration.fleets import wait_for
 

@@ -26,7 +26,7 @@ from kv_transfer.staging import StagingPool
 from kv_transfer.transports.interface import Notification
 from process.process_watch import WatchedProcess, machine_name
 from process.sockets.control import ControlLink
-from process.sockets.network import Network
+from process.sockets.encrypted_sockets import Network
 from protocol.errors import ProtocolError, TransferError
 from protocol.handoff_messages import PeerDescriptor
 from protocol.messages import PROTOCOL_VERSION, Hello, Role

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 import zmq
 
-from process.sockets.network import Network
+from process.sockets.encrypted_sockets import Network
 from process.store.fleet_watcher import read_fleet
 from protocol.control_message import ControlMessage
 from protocol.events import EventMessage

@@ -10,9 +10,9 @@ import msgspec
 import zmq
 
 from process.sockets.control import ControlServer
+from process.sockets.encrypted_sockets import Network
 from process.sockets.events import EventPublisher
 from process.sockets.hello import HelloPolicy
-from process.sockets.network import Network
 from process.store.worker_lease import WorkerLease
 from protocol import wire
 from protocol.registration import WorkerInfo

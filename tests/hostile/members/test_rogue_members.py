@@ -15,7 +15,7 @@ import pytest
 
 from cli.fleet import Fleet
 from process.sockets.control import MAX_UNREAD_BYTES
-from process.sockets.network import Network
+from process.sockets.encrypted_sockets import Network
 from protocol import wire
 from protocol.control_message import ControlMessage
 from protocol.events import EventMessage

@@ -12,9 +12,9 @@ import zmq
 
 from process.sockets import authenticator
 from process.sockets.control import ControlServer
+from process.sockets.encrypted_sockets import Network
 from process.sockets.hello import HelloPolicy
 from process.sockets.inflow import DESCRIPTOR, Inflow, wire_bytes
-from process.sockets.network import Network
 
 ANY_PORT = "tcp://127.0.0.1:*"
 WAIT_MS = 20_000

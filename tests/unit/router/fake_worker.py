@@ -11,7 +11,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from process.sockets.network import Network
+from process.sockets.encrypted_sockets import Network
 from protocol.message_base import Message
 from protocol.messages import (
     PROTOCOL_VERSION,

@@ -15,7 +15,7 @@ from console.telemetry.caches.cache_report import CacheReport
 from console.telemetry.fleet_report import FleetReport
 from console.telemetry.targets import Targets
 from http_kit.door import Door
-from process.sockets.network import Network
+from process.sockets.encrypted_sockets import Network
 from protocol.events import WorkerStats
 from protocol.messages import (
     PROTOCOL_VERSION,

@@ -21,7 +21,7 @@ import zmq.asyncio
 
 from checkpoint.texts_fingerprint import texts_fingerprint
 from cli.child import Child
-from process.sockets.network import Network
+from process.sockets.encrypted_sockets import Network
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.worker_lease import WorkerLease
 from protocol.messages import Abort, FinishReason, Generate, Role

@@ -16,8 +16,8 @@ import pytest
 import zmq
 
 from process.sockets.control import ControlServer, Peer
+from process.sockets.encrypted_sockets import Network
 from process.sockets.hello import HelloPolicy
-from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
 from protocol.handoff_messages import KvClosed, PeerDescriptor
 from protocol.messages import PROTOCOL_VERSION, Abort, Hello, KvPeer, Role

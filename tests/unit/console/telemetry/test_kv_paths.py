@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from console.telemetry.path_watch import PathWatch
-from console.telemetry.paths import (
+from console.telemetry.kv_path_watch import PathWatch
+from console.telemetry.kv_paths import (
     expected_path,
     is_below_way,
     is_off_way,

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from console.telemetry.paths import (
+from console.telemetry.kv_paths import (
     TCP,
     UNKNOWN,
     allowed_paths,
