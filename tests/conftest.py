@@ -4,8 +4,10 @@ assertion that fails in a helper shows its values, and tests of `./scripts/night
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
+import importlib
 import logging
 import os
 import ssl
@@ -22,11 +24,12 @@ from engine.native.library import best_instruction_set
 from process.openmp import let_threads_sleep
 from tests.effort import NIGHTLY, times
 from tests.paths import ROOT
+from tests.scopes import Groups
 
 let_threads_sleep()  # as in every process of Baton, before torch is imported
 pytest.register_assert_rewrite("tests.browser", "tests.faults", "tests.integration", "tests.unit")
 settings.register_profile(
-    "baton", max_examples=times(40, 100), deadline=None, derandomize=True, print_blob=True
+    "baton", max_examples=times(20, 100), deadline=None, derandomize=True, print_blob=True
 )
 settings.load_profile("baton")
 
@@ -73,6 +76,30 @@ def pytest_report_header() -> str:
     return f"instruction set: {best_instruction_set()}"
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Each of several processes imports all test files before it collects them, and begins at
+    another one: so it finds those compiled that another process has read. To compile a file with
+    its assertions rewritten takes longer than to import it. Until all tests are collected, hardly
+    anything becomes garbage."""
+    if session.config.getoption("dist", "no") != "no":
+        return  # other processes collect
+    gc.disable()
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args != session.config.getini("testpaths"):
+        return
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    first = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
+    for file in files[first:] + files[:first]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # collecting it says why
+            importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody calls it
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups | None:
+    """Which test runs in which process."""
+    return Groups(config, log) if config.getoption("dist") == "loadscope" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if NIGHTLY:
         return
@@ -91,6 +118,7 @@ def pytest_collection_finish() -> None:
     """What all tests import stays to the end: the collector need not look through it each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

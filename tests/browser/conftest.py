@@ -1,4 +1,5 @@
-"""A browser for a module (it runs an event loop while it is open), and a fleet under load."""
+"""A browser for all of these tests, and a fleet under load. While the browser is open, it runs an
+event loop in this process: tests of other folders run after it is closed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from tests.browser.browser import Browser, Watched, running_browser
 from tests.browser.traffic import running_fleet_for_pages, send
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with running_browser() as made:
         yield made

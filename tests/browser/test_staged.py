@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from process import number_text
 from tests.browser import incident, states
-from tests.browser.browser import DESKTOP, PHONE, Browser, Watched
+from tests.browser.browser import Browser, Watched
 from tests.browser.staged import StagedRouter, staged
 
 NO_NUMBERS = {
@@ -268,18 +268,6 @@ def test_the_page_writes_numbers_as_its_texts_do(pages: Watched) -> None:
         )
     told = [[write(each) for each in values] for write in ALIKE.values()]
     assert dict(zip(ALIKE, shown, strict=True)) == dict(zip(ALIKE, told, strict=True))
-
-
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=str)
-def test_nothing_is_wider_than_its_window(pages: Watched, size: tuple[int, int]) -> None:
-    with pages.page(size=size) as page:
-        for view in ("fleet", "doctor", "cache"):
-            page.evaluate(f"location.hash = '#/{view}'")
-            link = page.locator(f'nav a[href="#/{view}"]')
-            expect(link).to_have_attribute("aria-current", "page")
-            expect(page.locator("main h1").first).to_be_attached()
-            too_wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert too_wide <= 0, f"{view} is {too_wide} pixels too wide"
 
 
 def test_no_worker(browser: Browser) -> None:

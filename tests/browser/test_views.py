@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from cli.fleet import Fleet
-from tests.browser.browser import DESKTOP, PHONE, Watched
+from tests.browser.browser import DESKTOP, PHONE, Watched, open_view
 from tests.browser.figures import number
 from tests.browser.traffic import metrics
 from tests.effort import in_turn, some
@@ -26,12 +26,6 @@ LAYOUTS: list[Layout] = some(
 )
 AUDITS = in_turn(VIEWS, LAYOUTS)
 """Which views are looked at by axe, and how."""
-
-
-def open_view(page: Page, view: str) -> None:
-    page.evaluate(f"location.hash = '#/{view}'")
-    expect(page.locator(f'nav a[href="#/{view}"]')).to_have_attribute("aria-current", "page")
-    expect(page.locator("main h1").first).to_be_attached()
 
 
 def rows(fleet: Fleet, query: str) -> list[dict]:

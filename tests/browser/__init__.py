@@ -1,0 +1,1 @@
+"""The dashboard in Chromium. A package, because its tests share fixtures of that scope."""
