@@ -153,6 +153,7 @@ def test_chat_answers_end_and_the_second_turn_goes_on(
     assert second.endswith("<|im_end|>")
 
 
+@pytest.mark.nightly
 def test_greedy_choices_are_clear(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
     """Over its own text the two likeliest tokens are never close to each other."""
     ids = torch.tensor([tokenizer.encode(_greedy_text(model, tokenizer))])
@@ -163,6 +164,7 @@ def test_greedy_choices_are_clear(model: PreTrainedModel, tokenizer: Tokenizer) 
     assert margins.min() > 0.01
 
 
+@pytest.mark.nightly
 def test_positions_up_to_the_last_give_finite_logits(
     model: PreTrainedModel, tokenizer: Tokenizer
 ) -> None:

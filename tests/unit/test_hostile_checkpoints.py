@@ -29,7 +29,7 @@ from gateway.api.checkpoint_defaults import load_sampling_defaults
 from gateway.text.checkpoint_texts import load_chat_templates, load_tokenizer_config
 from gateway.text.tokenizer import Tokenizer
 from protocol.errors import ModelLoadError
-from tests.effort import times
+from tests.effort import in_turn, times
 from tests.paths import DEMO_MODEL
 
 SMALL = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
@@ -210,8 +210,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*SMALL, WEIGHTS])
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(("name", "damage"), in_turn([*SMALL, WEIGHTS], DAMAGES))
 def test_a_file_of_another_kind(folder: Path, name: str, damage: str) -> None:
     spoil, reason = DAMAGES[damage]
     spoil(folder / name)

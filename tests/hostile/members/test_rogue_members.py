@@ -50,7 +50,7 @@ SAMPLING = SamplingParams(
     allowed_token_ids=tuple(range(500)),
     bad_words=((3, 4),),
 )
-EVERYDAY = 120
+EVERYDAY = 60
 PATHS = ("/fleet", "/requests", "/metrics", "/doctor", "/v1/models", "/cache")
 
 
@@ -121,7 +121,7 @@ def test_a_rogue_worker_harms_neither_the_router_nor_another_s_answer(
     answers: list[list[int]] = []
 
     def ask() -> None:
-        for _ in range(times(5, 40)):
+        for _ in range(times(3, 40)):
             answer = complete(fleet, list(reference.prompt), max_tokens=NUM_TOKENS)
             answers.append(answer["choices"][0]["token_ids"])
 
@@ -134,7 +134,7 @@ def test_a_rogue_worker_harms_neither_the_router_nor_another_s_answer(
         asking.join(120)
         for path in PATHS:
             assert HTTP.get(f"{fleet.url}{path}").status_code == 200, path
-    assert answers == [list(reference.output)] * times(5, 40)
+    assert answers == [list(reference.output)] * times(3, 40)
     wait_for("the rogue to be gone", lambda: "rogue" not in workers(fleet))
 
 

@@ -178,7 +178,7 @@ def test_any_change_of_a_header_is_an_error_or_harmless(tmp_path):
     size, chance = read_header(tmp_path / "whole.gguf").size, random.Random(1)
     file = tmp_path / "changed.gguf"
     errors = []
-    for _ in range(times(300, 10_000)):
+    for _ in range(times(120, 10_000)):
         changed = bytearray(content)
         for _ in range(chance.randint(1, 4)):
             place = chance.randrange(size)
@@ -196,7 +196,7 @@ def test_any_change_of_a_header_is_an_error_or_harmless(tmp_path):
                 assert json.loads(json.dumps(value)) == value or name == "tokenizer.json"
         except ModelLoadError as error:
             errors.append(str(error))
-    assert len(errors) > times(300, 10_000) / 4
+    assert len(errors) > times(120, 10_000) / 4
     assert all("changed.gguf" in error and "\n" not in error for error in errors)
 
 

@@ -102,7 +102,7 @@ def asked(prompt: Sequence[int], name: str = "r", **fields: Any) -> sequences.Se
 
 def test_whole_in_chunks_and_beside_others(served, text):
     prompts = [text(31), text(18)[5:], text(45)[20:]]
-    for chunk in (64, 5):
+    for chunk in some((5, 64), 1):
         together = [asked(prompt, str(number)) for number, prompt in enumerate(prompts)]
         run(served.engine(chunk), *together)
         for prompt, sequence in zip(prompts, together, strict=True):
@@ -113,7 +113,7 @@ def test_from_a_prefix_of_every_length(served, text):
     loaded = served.engine()
     prompt = text(25)
     run(loaded, asked(prompt))
-    for length in some(range(len(prompt) + 1), 9):
+    for length in some(range(len(prompt) + 1), 5):
         other = [*prompt[:length], *text(60)[40:47]]
         sequence = asked(other, f"after {length}")
         run(loaded, sequence)

@@ -18,7 +18,7 @@ from engine.native.library import (
     load_library,
 )
 from protocol.layout import FP8, TOKENS
-from tests.effort import times
+from tests.effort import pairwise, times
 from tests.unit.engine.attention.attention_shapes import (
     NUM_LAYERS,
     Shape,
@@ -121,7 +121,7 @@ def run_texts(
     )
 
 
-@settings(max_examples=times(25, 120), deadline=None, derandomize=True)
+@settings(max_examples=times(15, 120), deadline=None, derandomize=True)
 @given(
     shape=shapes,
     texts=st.lists(
@@ -156,7 +156,7 @@ few_rows = st.builds(
 )
 
 
-@settings(max_examples=times(12, 120), deadline=None, derandomize=True)
+@settings(max_examples=times(8, 120), deadline=None, derandomize=True)
 @given(
     shape=few_rows,
     texts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 16)), min_size=1, max_size=4),
@@ -222,9 +222,7 @@ def test_long_contexts(length, last, dtype, window, head_dim):
     assert pair.step([Segment(last, length + last, table), Segment(1, 3, [count + 1])]) == last + 1
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("order", [0, 1, 2])
+@pairwise("head_dim, threads, order", [64, 128], [1, 2, 3], [0, 1, 2])
 def test_neither_batch_nor_threads_change_a_row(threads, head_dim, order):
     shape = Shape(dtype="bfloat16", head_dim=head_dim, order=order)
     pool = KvPool(shape.layout(load_library()), 400)

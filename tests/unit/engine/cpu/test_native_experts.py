@@ -176,7 +176,7 @@ def test_blocks_of_different_kinds_are_multiplied_as_they_are(product_kernels, r
     torch.testing.assert_close(layer(x, OPS, None).float(), expected, rtol=2**-7, atol=2**-6)
 
 
-@settings(max_examples=times(15, 60), deadline=None, derandomize=True)
+@settings(max_examples=times(8, 60), deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(list(CONFIGS)),
     rows=st.integers(1, 60) | st.integers(200, 900),

@@ -61,7 +61,7 @@ def test_a_product_is_rounded_once(native, rows, shape, biased):
     torch.testing.assert_close(wide.double(), exact, rtol=1e-5, atol=1e-5 * inputs)
 
 
-@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
+@settings(max_examples=times(12, 60), deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 120) | st.integers(190, 400),
     inputs=st.integers(1, 60).map(lambda n: 2 * n) | st.integers(60, 200).map(lambda n: 2 * n),
@@ -152,7 +152,7 @@ def test_twelve_bits_are_the_same_bits_where_numbers_are_far_apart(both, rows):
     assert torch.equal(narrow.in_float32(x).view(torch.int32), expected.view(torch.int32))
 
 
-@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
+@settings(max_examples=times(12, 60), deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 40) | st.integers(190, 400),
     words=st.integers(100, 200),

@@ -111,7 +111,7 @@ def rows_strategy():
     )
 
 
-@settings(max_examples=times(33, 100), deadline=None, derandomize=True)
+@settings(max_examples=times(15, 100), deadline=None, derandomize=True)
 @given(rows=st.lists(rows_strategy(), min_size=1, max_size=4), logit_seed=st.integers(0, 1000))
 def test_choices_follow_the_reference_by_inverse_cdf(rows, logit_seed):
     logits = random_logits(len(rows), seed=logit_seed, spread=1.5)
@@ -131,7 +131,7 @@ def test_choices_follow_the_reference_by_inverse_cdf(rows, logit_seed):
     assert torch.equal(logits, before)
 
 
-@settings(max_examples=times(33, 100), deadline=None, derandomize=True)
+@settings(max_examples=times(15, 100), deadline=None, derandomize=True)
 @given(rows=st.lists(rows_strategy(), min_size=1, max_size=6), logit_seed=st.integers(0, 1000))
 def test_penalties_bias_and_mask_equal_the_reference(rows, logit_seed):
     logits = random_logits(len(rows), seed=logit_seed)
@@ -149,7 +149,7 @@ def test_the_ends_of_the_unit_interval_choose_possible_tokens(monkeypatch, numbe
     assert token.token_id == expected
 
 
-@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
+@settings(max_examples=times(12, 60), deadline=None, derandomize=True)
 @given(rows=st.lists(rows_strategy(), min_size=2, max_size=9), data=st.data())
 def test_a_choice_does_not_depend_on_the_batch(rows, data):
     logits = random_logits(len(rows))
@@ -372,7 +372,7 @@ def test_a_row_in_which_nothing_is_allowed_is_named_apart():
     assert (raised.value.rows, raised.value.forbidden_rows) == ([0], [2])
 
 
-@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
+@settings(max_examples=times(12, 60), deadline=None, derandomize=True)
 @given(rows=st.lists(rows_strategy(), min_size=1, max_size=6), logit_seed=st.integers(0, 1000))
 def test_what_is_chosen_for_later_is_what_is_sampled(rows, logit_seed):
     logits = random_logits(len(rows), seed=logit_seed)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.api.context import ApiLimits
 from gateway.text.tokenizer import Tokenizer
 from protocol.messages import FinishReason
-from tests.effort import NIGHTLY
+from tests.effort import times
 from tests.unit.gateway.api_harness import MODEL, LiveApi, events_of
 from tests.unit.gateway.chat.families import FAMILIES, PARAMETERS, written
 
@@ -114,7 +114,7 @@ def items_of_chat(turns: list[Any]) -> list[Any]:
 )
 @example(CALLS[0], "", [], 1, LENGTH)
 @settings(
-    max_examples=400 if NIGHTLY else 30,
+    max_examples=times(12, 400),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_answer_is_accepted_as_history(

@@ -10,6 +10,7 @@ import pytest
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.completion_request import CompletionRequest
 from gateway.text.tokenizer import Tokenizer
+from tests.effort import in_turn
 from tests.unit.gateway.api.bad_values import CHAT, COMPLETIONS, OWN, REQUIRED, SHARED, VALID
 from tests.unit.gateway.api_harness import (
     MAX_BODY_BYTES,
@@ -19,11 +20,15 @@ from tests.unit.gateway.api_harness import (
     write_checkpoint,
 )
 
+OF_BOTH = [(field, value) for field, values in SHARED.items() for value in values]
 CASES = [
     (path, field, value)
     for path, own in OWN.items()
-    for field, values in {**SHARED, **own}.items()
+    for field, values in own.items()
     for value in values
+]
+CASES += [
+    (path, field, value) for (field, value), path in in_turn(OF_BOTH, OWN) if field not in OWN[path]
 ]
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.completion_request import CompletionRequest
+from tests.effort import times
 from tests.unit.gateway.api_harness import MODEL, LiveApi
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", times(60, 150)))
 PATHS = ("/v1/completions", "/v1/chat/completions")
 FIELDS = sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields} - {"model"})
 ACCEPTED = {200, 400, 404, 413, 415}

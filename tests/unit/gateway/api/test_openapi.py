@@ -28,7 +28,7 @@ from router.requests.trace_store import TraceStore
 from tests.effort import times
 from tests.unit.gateway.api_harness import MODEL, LiveApi
 
-EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", times(8, 15)))
+EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", times(5, 15)))
 DOCUMENT = openapi_document()
 OPERATORS = {each.path for each in OPERATIONS if each.tag == "operators"} - {"/metrics"}
 PLAIN = {

@@ -14,7 +14,7 @@ from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
 from gateway.chat.message_events import MessageDelta, ToolCallBroken, joined_calls
 from gateway.output.output_text import TextDelta
 from protocol.messages import FinishReason
-from tests.effort import NIGHTLY
+from tests.effort import times
 from tests.unit.gateway.chat.families import ASKED, FAMILIES, TOOLS, Call, written
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
@@ -51,7 +51,7 @@ calls = st.lists(
 contents = st.sampled_from(["", "Well.", "Let me see:", "I ask, then\n\nI answer", "1 < 2", "é"])
 
 
-@settings(max_examples=400 if NIGHTLY else 40)
+@settings(max_examples=times(15, 400))
 @given(
     family=st.sampled_from(FAMILIES),
     content=contents,

@@ -224,7 +224,7 @@ CODE = st.sampled_from(["```\n{}\n```\nSo.", "~~~py\nx = {}\n~~~", "Use `{}` her
     segments=st.lists(st.one_of(PROSE, CODE, st.just("{}")), max_size=6),
     data=st.data(),
 )
-@settings(max_examples=times(100, 4000))
+@settings(max_examples=times(40, 4000))
 def test_text_around_calls_is_unchanged_or_gone_whole(
     family: str, segments: list[str], data: st.DataObject
 ) -> None:

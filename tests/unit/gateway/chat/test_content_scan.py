@@ -105,7 +105,7 @@ CALLS = st.lists(
     stops=st.lists(st.sampled_from(["stop", "op", "p s", "\n", "\n\n", "é"]), max_size=3),
     chunk=st.integers(1, 9),
 )
-@settings(max_examples=times(150, 5000))
+@settings(max_examples=times(50, 5000))
 def test_content_ends_at_its_first_stop_string(family, calls, content, stops, chunk):
     text = written(family, calls, content)
     whole, _ = parsed(family, text)

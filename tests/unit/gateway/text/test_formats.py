@@ -150,7 +150,7 @@ def test_what_is_generated_follows_the_format(
         assert not text or follows(name, text), text
 
 
-@settings(max_examples=times(everyday=100, nightly=3000), deadline=None)
+@settings(max_examples=times(everyday=40, nightly=3000), deadline=None)
 @given(st.integers(1, 9999), st.integers(0, 13), st.integers(0, 32))
 def test_dates_are_those_of_the_calendar(accepts: Accepts, year: int, month: int, day: int) -> None:
     text = f"{year:04}-{month:02}-{day:02}"
@@ -161,7 +161,7 @@ def test_dates_are_those_of_the_calendar(accepts: Accepts, year: int, month: int
         date.fromisoformat(text)
 
 
-@settings(max_examples=times(everyday=60, nightly=3000), deadline=None)
+@settings(max_examples=times(everyday=30, nightly=3000), deadline=None)
 @given(name=st.sampled_from(sorted(ENFORCED)), data=st.data())
 def test_a_changed_text_is_taken_only_if_it_still_follows(
     accepts: Accepts, name: str, data: st.DataObject

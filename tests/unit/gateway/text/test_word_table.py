@@ -47,7 +47,7 @@ def table_of(tokenizer: HfTokenizer) -> WordTable:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=times(50, 150))
+@settings(max_examples=times(20, 150))
 @given(text=TEXTS)
 def test_every_text_has_the_tokenizer_s_ids(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
@@ -63,7 +63,7 @@ def test_every_text_has_the_tokenizer_s_ids(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=times(50, 150))
+@settings(max_examples=times(20, 150))
 @given(parts=st.lists(st.one_of(PIECES, st.just("word word")), max_size=12))
 def test_a_text_that_is_cut_at_a_seam_has_the_same_ids(name: str, parts: list[str]) -> None:
     tokenizer, text = TOKENIZERS[name], "".join(parts)
