@@ -19,7 +19,7 @@ from process.core_shares import by_neighbourhood, core_shares
 from process.cores import can_keep_to_cores, ranges_of, usable_cores
 from process.settings.loader import CONFIG_ENV
 from process.settings.spec import ENV_PREFIX, specs_of
-from protocol.layout import ALL_TOKENS, PAIRS
+from protocol.layout import PAIRS
 from protocol.messages import Role
 
 WORKER_HOST = "127.0.0.1"
@@ -92,7 +92,8 @@ class ChildSettings:
             "torch_threads": self.torch_threads,
         }
         if self._has_ranks:
-            own |= self._ranks_of(role) | self._peers_of(role) | self._shared_layout
+            ranks = self._ranks_of(role) | self._peers_of(role)
+            own |= ranks | {"kv_order": self._shared_order}
         if cores:
             own["cores"] = ranges_of(cores)
         fraction = self._memory_fraction()
@@ -121,8 +122,8 @@ class ChildSettings:
         for field_name in self._specs:
             if field_name in self._forwarded and field_name in specs and field_name not in _OWN:
                 values[field_name] = getattr(self._settings, field_name)
-        if "kv_windows" in own:  # chosen for all workers, also where a setting says auto
-            values |= self._shared_layout
+        if "kv_order" in own:  # chosen for all workers, also where a setting says auto
+            values["kv_order"] = own["kv_order"]
         flags = [f"{specs[key].flag_name}={specs[key].to_text(values[key])}" for key in values]
         env = self._environment({spec.env_name for spec in specs.values()})
         env |= {specs[key].env_name: value for key, value in secrets.items()}
@@ -174,13 +175,10 @@ class ChildSettings:
         return {f"peer_{name}": count for name, count in self._ranks_of(other).items()}
 
     @property
-    def _shared_layout(self) -> dict[str, str]:
-        """An order of KV blocks, and groups of layers, that workers of any number of ranks have."""
-        order, windows = self._settings.kv_order, self._settings.kv_windows
-        return {
-            "kv_order": PAIRS if order == "auto" else order,
-            "kv_windows": ALL_TOKENS if windows == "auto" else windows,
-        }
+    def _shared_order(self) -> str:
+        """An order of KV blocks that workers of any number of ranks have."""
+        order = self._settings.kv_order
+        return PAIRS if order == "auto" else order
 
     @property
     def _num_workers(self) -> int:

@@ -41,9 +41,10 @@ class KvPool:
     If several ranks share the blocks, this is rank 0's part of each, and `others` are those of the
     other ranks, in their order; only transfers and digests read them here.
 
-    `groups[g]` is the pool as blocks of group g: the pool itself if there is one group. With
-    several, `num_blocks` is the number of blocks over all layers that the memory would hold, and
-    the pool's own tensor is [num_pages, numbers of a large page].
+    `groups[g]` is the pool as blocks of group g, of this rank's layers of the group, which may be
+    none: the pool itself if there is one group. With several, `num_blocks` is the number of blocks
+    over all layers that the memory would hold, and the pool's own tensor is [num_pages, numbers of
+    a large page].
     """
 
     def __init__(
@@ -135,18 +136,18 @@ class KvPool:
 
 
 def pages_of(layout: KvLayout, num_blocks: int) -> int:
-    """Number of large pages in the memory of `num_blocks` blocks over all layers. Raises
-    ConfigError if it is too small for a page of each group, or the states of a sequence."""
+    """Number of large pages in the memory of `num_blocks` blocks over all layers, the same on all
+    ranks. Raises ConfigError if it is too small for a page of each group, or the states of a
+    sequence."""
     if not layout.grouping:
         return num_blocks
-    page_bytes = layout.page_bytes
+    sizes = [(each.block_bytes, each.page_bytes) for each in layout.ranks]
+    num_pages = min(num_blocks * block_bytes // page_bytes for block_bytes, page_bytes in sizes)
     least = sum(1 if each.state_numbers is None else LEAST_STATES for each in layout.groups)
-    num_pages = num_blocks * layout.block_bytes // page_bytes
     if num_pages < least:
-        needed = -(-least * page_bytes // layout.block_bytes)
         raise ConfigError(
-            f"the KV pool needs at least {needed} blocks, not {num_blocks}: {least} large pages "
-            "for the groups of layers"
+            f"the KV pool needs at least {_blocks_of(layout, least)} blocks, not {num_blocks}: "
+            f"{least} large pages for the groups of layers"
         )
     return num_pages
 
@@ -156,8 +157,12 @@ def blocks_with(layout: KvLayout, num_blocks: int) -> int:
     if not layout.grouping:
         return num_blocks
     fewest = min(layout.blocks_per_page(index) for index in range(len(layout.groups)))
-    num_pages = max(len(layout.groups), -(-num_blocks // fewest))
-    return -(-num_pages * layout.page_bytes // layout.block_bytes)
+    return _blocks_of(layout, max(len(layout.groups), -(-num_blocks // fewest)))
+
+
+def _blocks_of(layout: KvLayout, num_pages: int) -> int:
+    """Number of blocks over all layers whose memory has so many large pages on each rank."""
+    return max(-(-num_pages * each.page_bytes // each.block_bytes) for each in layout.ranks)
 
 
 def _view(pool: KvPool, index: int) -> KvPool:
@@ -165,16 +170,17 @@ def _view(pool: KvPool, index: int) -> KvPool:
     view = copy(pool)
     group = pool.layout.groups[index]
     view.layout = layout = pool.layout.of_group(index)
-    view.model_layers = group.layers
+    own, first = layout.layers, pool.layout.layers.start
+    view.model_layers = [layer - first for layer in group.layers[own.start : own.stop]]
     view.num_blocks = pool.num_pages * pool.layout.blocks_per_page(index)
-    view.block_bytes = layout.block_bytes
-    if group.state_numbers is None:
-        view.tensor = pool.tensor.view(view.num_blocks, *_tensor_shape(layout))
-    else:
+    view.block_bytes = pool.layout.block_stride(index)
+    memory, shape = pool.tensor, _tensor_shape(layout)
+    if group.state_numbers is not None:
         view.holds_states, shape = True, (len(group.layers), group.state_numbers)
-        numbers = pool.tensor.view(torch.float32)[:, : math.prod(shape)]
-        view.tensor = numbers.unflatten(1, shape)
-        view.block_bytes = pool.layout.page_bytes
+        memory = memory.view(torch.float32)
+    strides = torch.empty(shape, device="meta").stride()
+    stride = view.block_bytes // memory.element_size()
+    view.tensor = memory.as_strided((view.num_blocks, *shape), (stride, *strides))
     view.others = [each.groups[index] for each in pool.others]
     view.groups = (view,)
     if layout.order == SPLIT:

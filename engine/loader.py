@@ -208,14 +208,14 @@ def _layout(
     if peer_stages:
         orders = [order for order in orders if order != SPLIT]
     order = order_of(config.kv_order, orders)
-    has_groups = backend.device.type == "cpu" and shard.size * shard.num_stages == 1
+    has_groups = backend.device.type == "cpu"
     grouping = layout.grouping
     if config.kv_windows == WINDOW or (config.kv_windows == "auto" and has_groups):
         wanted = whole.kv_grouping()
         keeps_all = any(group.window is None for group in wanted)
         grouping = wanted if keeps_all or config.kv_windows == WINDOW else grouping
     if grouping and not has_groups:
-        raise ConfigError("kv_windows window is for workers of one rank on a CPU: set it to all")
+        raise ConfigError("kv_windows window is for workers on a CPU: set it to all")
     layout = msgspec.structs.replace(
         layout, order=order, grouping=grouping, peer_stages=peer_stages
     )

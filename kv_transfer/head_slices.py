@@ -3,13 +3,14 @@
 Each rank of a worker has a part of every block, in the order of its layout
 (`protocol.block_order`). What two ranks share of a block are pieces, each as large as it is
 contiguous on both sides: one piece if both hold the same heads, or if each worker orders its blocks
-for the other's ranks. No data has to be staged or transposed. Pure arithmetic; moves no data.
+for the other's ranks. No data has to be staged or transposed. Layers in groups have such pieces in
+the blocks of each group. Pure arithmetic; moves no data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,6 +54,12 @@ class HeadSlices:
         if (self.source.size, self.source.count) != (self.target.size, self.target.count):
             raise ValueError(f"the pieces of {self} differ")
 
+    def at_strides(self, source: int, target: int) -> HeadSlices:
+        """The same pieces in pools whose blocks are so many bytes apart."""
+        return HeadSlices(
+            replace(self.source, block_bytes=source), replace(self.target, block_bytes=target)
+        )
+
     def pieces(self) -> Iterator[tuple[int, int]]:
         """(offset in the source block, offset in the target block) of each piece."""
         yield from zip(self.source.offsets(), self.target.offsets(), strict=True)
@@ -73,24 +80,35 @@ class Share:
         return pieces.size == pieces.block_bytes == self.slices.target.block_bytes
 
 
-def whole_shares(block_bytes: Sequence[int], used: Sequence[int] = ()) -> tuple[Share, ...]:
-    """The shares of two workers with the same ranks. `block_bytes`: of a block, by rank; of which
-    the first `used` are copied, empty: all."""
-    wholes = [Pieces(*each) for each in zip(block_bytes, used or block_bytes, strict=True)]
+def whole_shares(block_bytes: Sequence[int]) -> tuple[Share, ...]:
+    """The shares of two workers with the same ranks; `block_bytes`: of a block, by rank."""
+    wholes = [Pieces(size, size) for size in block_bytes]
     return tuple(Share(rank, rank, HeadSlices(each, each)) for rank, each in enumerate(wholes))
 
 
-def plan_shares(source: KvLayout, target: KvLayout) -> tuple[Share, ...]:
-    """The shares of two workers, of which any rank's layout is given; each byte of a target's block
-    is in one share. Raises ConfigError if the two are not of one model's cache."""
+def plan_shares(source: KvLayout, target: KvLayout) -> tuple[tuple[Share, ...], ...]:
+    """The shares of two workers, of which any rank's layout is given, by group of layers; each byte
+    of a target's block is in one share. Raises ConfigError if the two are not of one model's
+    cache."""
     for layout in (source, target):
         layout.check_ranks()
+    if source.unsharded != target.unsharded:
+        raise ConfigError(
+            "the two pools differ in more than their ranks: "
+            f"{source.unsharded} and {target.unsharded}"
+        )
+    return tuple(_shares_of(group, source, target) for group in range(len(source.groups)))
+
+
+def _shares_of(group: int, source: KvLayout, target: KvLayout) -> tuple[Share, ...]:
+    """The shares of the blocks of one group, as they lie in the pools."""
+    ours, theirs = _parts_of(group, source), _parts_of(group, target)
     return tuple(
-        Share(ours.rank, theirs.rank, slices)
-        for theirs in target.ranks
-        for ours in source.ranks
-        if sends(ours, theirs)
-        for slices in plan_head_slices(ours, theirs)
+        Share(writer.rank, reader.rank, slices.at_strides(source_stride, target_stride))
+        for reader, target_stride in theirs
+        for writer, source_stride in ours
+        if sends(writer, reader)
+        for slices in plan_head_slices(writer, reader)
     )
 
 
@@ -103,6 +121,11 @@ def num_pieces(shares: Sequence[Share]) -> dict[tuple[int, int], int]:
     return counts
 
 
+def _parts_of(group: int, layout: KvLayout) -> list[tuple[KvLayout, int]]:
+    """Of each rank, the layout of its part of a group's blocks, and their distance in its pool."""
+    return [(rank.of_group(group), rank.block_stride(group)) for rank in layout.ranks]
+
+
 def sends(source: KvLayout, target: KvLayout) -> bool:
     """Whether rank `source` is the one that sends to `target`, among the ranks with copies of its
     head. Neighbours of the target get theirs from other copies."""
@@ -110,16 +133,8 @@ def sends(source: KvLayout, target: KvLayout) -> bool:
 
 
 def plan_head_slices(source: KvLayout, target: KvLayout) -> tuple[HeadSlices, ...]:
-    """The pieces that rank `source` has for rank `target`, in series; none if the ranks share
-    nothing.
-
-    Raises ConfigError if the two are not ranks of one model's cache.
-    """
-    if source.unsharded != target.unsharded:
-        raise ConfigError(
-            "the two pools differ in more than their ranks: "
-            f"{source.unsharded} and {target.unsharded}"
-        )
+    """The pieces that rank `source` has for rank `target` of one cache, without groups, in series;
+    none if the ranks share nothing."""
     layers = _common(source.layers, target.layers)
     heads = _common(source.heads, target.heads)
     if not layers or not heads:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from kv_transfer.head_slices import Share
 from kv_transfer.transfer_loop import (
     PeerFailed,
     ServiceFailed,
@@ -26,7 +25,7 @@ from kv_transfer.transfer_loop import (
     WriteCommand,
     WriteFinished,
 )
-from kv_transfer.transports.interface import PoolMemory, Transport
+from kv_transfer.transports.interface import PoolMemory, SharesByGroup, Transport
 from kv_transfer.transports.memory_file import SharedMemory
 from protocol.errors import TransferError
 
@@ -49,7 +48,7 @@ class _AddPeer:
     agent: str
     descriptor: bytes
     num_blocks: int
-    shares: Sequence[Share]
+    shares: SharesByGroup
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ class TransferService:
         return self._call(register)
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
     ) -> None:
         """Add a peer that the caller has verified: PeerAdded or PeerFailed follows. With `shares`,
         writes to the peer copy only these pieces of each block."""

@@ -17,11 +17,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kv_transfer.head_slices import Share
 from kv_transfer.transports.interface import (
     Notification,
     PeerLost,
     PeerReady,
+    SharesByGroup,
     Transport,
     WriteDone,
 )
@@ -154,7 +154,7 @@ class TransferLoop:
         )
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
     ) -> None:
         """Add or replace a peer: PeerAdded or PeerFailed follows, now or from `poll`."""
         self._forget(agent)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from protocol.errors import ConfigError
-from protocol.field_bounds import Dimension, Text
+from protocol.field_bounds import Count, Dimension, Text
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Data types that a model computes in."""
@@ -41,12 +42,16 @@ KEYS_AND_VALUES = 2
 """Planes of a layer's part of a block; latents have one."""
 
 
+_ALIGNMENT = 64  # bytes, of a block in a pool: a cache line
+
 _UNNAMED = {
     "stage": 0,
     "num_stages": 1,
     "num_planes": KEYS_AND_VALUES,
     "grouping": (),
     "peer_stages": 0,
+    "stage_ends": (),
+    "peer_ends": (),
 }
 """Fields that a fingerprint leaves out while they have these values, as workers that do not know
 them compute it."""
@@ -87,8 +92,13 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     With `grouping`, each group of layers has blocks of its own, of the shape of `of_group`. The
     pool then consists of large pages. A page holds blocks of one group at a time: a whole number of
-    those with tokens, or one state. Groups without a window come first. `grouping` is empty if all
-    layers keep all tokens. `num_layers` does not count layers that keep a state.
+    those with tokens, or one state. All ranks of a worker, and all workers, have equally many in a
+    page, at equal distances: `block_stride`. Groups without a window come first. `grouping` is
+    empty if all layers keep all tokens. `num_layers` does not count layers that keep a state.
+
+    `stage_ends` and `peer_ends` are the numbers of layers before the end of each stage, here and
+    at the peers, if they are not shared out as in `stage_layers`: in the layouts of groups, which
+    may have no layer in some stages.
     """
 
     model_fingerprint: Text
@@ -105,6 +115,8 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     num_planes: Dimension = KEYS_AND_VALUES
     peer_stages: Dimension = 0
     grouping: Annotated[tuple[KvGroup, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()
+    stage_ends: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    peer_ends: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:
@@ -127,7 +139,13 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
                 head_dim=group.state_numbers,
                 num_planes=1,
             )
-        return msgspec.structs.replace(self, num_layers=num_layers, grouping=())
+        return msgspec.structs.replace(
+            self,
+            num_layers=num_layers,
+            grouping=(),
+            stage_ends=_ends(group, self.num_layers, self.num_stages),
+            peer_ends=_ends(group, self.num_layers, self.peer_stages),
+        )
 
     @property
     def description(self) -> str:
@@ -136,19 +154,34 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a large page: the least that is a whole number of blocks of any group with
-        tokens, and in which a state fits."""
+        """Bytes of a large page on this rank: the least in which the blocks of any group lie at
+        equal distances. A single rank's page is a whole number of blocks of any group with
+        tokens."""
+        counts = [self.blocks_per_page(index) for index in range(len(self.groups))]
         sizes = [self.of_group(index).block_bytes for index in range(len(self.groups))]
-        pairs = list(zip(sizes, self.groups, strict=True))
-        unit = math.lcm(*(size for size, group in pairs if group.state_numbers is None))
-        states = [size for size, group in pairs if group.state_numbers is not None]
-        return -(-max(states, default=1) // unit) * unit
+        row = self.head_dim * KV_DTYPE_BYTES[self.dtype]
+        aligned = math.lcm(row, math.gcd(_ALIGNMENT, row * self.block_size))
+        unit = math.lcm(*counts) * aligned
+        needed = max(count * size for count, size in zip(counts, sizes, strict=True))
+        return -(-needed // unit) * unit
 
     def blocks_per_page(self, index: int) -> int:
         """Number of blocks of a group in a large page."""
-        if self.groups[index].state_numbers is not None:
+        groups, whole = self.groups, self.unsharded
+        if groups[index].state_numbers is not None:
             return 1
-        return self.page_bytes // self.of_group(index).block_bytes
+        sizes = [whole.of_group(each).block_bytes for each in range(len(groups))]
+        pairs = list(zip(sizes, groups, strict=True))
+        unit = math.lcm(*(size for size, group in pairs if group.state_numbers is None))
+        states = [size for size, group in pairs if group.state_numbers is not None]
+        return -(-max(states, default=1) // unit) * unit // sizes[index]
+
+    def block_stride(self, index: int) -> int:
+        """Bytes from one block of a group to the next in this rank's pool; a block of the group
+        begins there and may be smaller."""
+        if not self.grouping:
+            return self.block_bytes
+        return self.page_bytes // self.blocks_per_page(index)
 
     @property
     def has_states(self) -> bool:
@@ -158,6 +191,9 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def layers(self) -> range:
         """The indices of this rank's layers among all of the cache."""
+        if self.stage_ends:
+            first, end = (0, *self.stage_ends)[self.stage : self.stage + 2]
+            return range(first, end)
         return stage_layers(self.num_layers, self.stage, self.num_stages)
 
     @property
@@ -197,7 +233,14 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         """The layout of the whole cache in one pool, layer by layer; the same for all ranks of one
         cache."""
         return msgspec.structs.replace(
-            self, tp_rank=0, tp_size=1, stage=0, num_stages=1, peer_stages=0
+            self,
+            tp_rank=0,
+            tp_size=1,
+            stage=0,
+            num_stages=1,
+            peer_stages=0,
+            stage_ends=(),
+            peer_ends=(),
         )
 
     @property
@@ -238,10 +281,10 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"no worker has {self.peer_stages} stages, only up to {MAX_RANKS}")
         if self.order == SPLIT and (size > 1 or self.peer_stages):
             raise ConfigError("blocks in the order 'split' cannot be shared out by heads")
-        if self.grouping and size * stages > 1:
+        if self.has_states and size * stages > 1:
             raise ConfigError(
-                "layers that keep windows or states in blocks of their own are not split over "
-                "ranks: set tensor_parallel and pipeline_parallel to 1"
+                "layers that keep states are not split over ranks: set tensor_parallel and "
+                "pipeline_parallel to 1"
             )
 
     @property
@@ -253,6 +296,14 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
                 del group["state_numbers"]
         named = {name: fields[name] for name in fields if fields[name] != _UNNAMED.get(name)}
         return hashlib.blake2b(msgspec.msgpack.encode(named), digest_size=16).hexdigest()
+
+
+def _ends(group: KvGroup, num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """See `KvLayout.stage_ends`."""
+    if num_stages < 2:
+        return ()
+    stops = [stage_layers(num_layers, stage, num_stages).stop for stage in range(num_stages)]
+    return tuple(bisect_left(group.layers, stop) for stop in stops)
 
 
 def stage_layers(num_layers: int, stage: int, num_stages: int) -> range:

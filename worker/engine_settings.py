@@ -58,9 +58,8 @@ class EngineSettings(SharedSettings):
     kv_windows: str = setting(
         ALL_TOKENS,
         help="what layers with a window keep in the pool; all: every token, as other layers do; "
-        "window: what later tokens still see, on cpu and with one rank; auto: window there, if "
-        "other layers of the model keep all tokens; one value for all workers that hand over to "
-        "each other",
+        "window: what later tokens still see, on cpu; auto: window there, if other layers of the "
+        "model keep all tokens; one value for all workers that hand over to each other",
         choices=("auto", ALL_TOKENS, WINDOW),
     )
     device: str = setting(

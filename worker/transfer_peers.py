@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from engine.kv_pool import KvPool
 from kv_transfer.authentication import verify_descriptor
-from kv_transfer.head_slices import Share, num_pieces, plan_shares
+from kv_transfer.head_slices import num_pieces, plan_shares
 from kv_transfer.service import TransferService
+from kv_transfer.transports.interface import SharesByGroup
 from protocol.errors import ConfigError, ProtocolError
 from protocol.handoff_messages import PeerDescriptor
 from worker.counters import Count, Counters
@@ -30,7 +31,7 @@ class TransferPeers:
         self._pool = pool
         self._secret = secret
         self._counters = counters
-        self._descriptors: dict[str, tuple[PeerDescriptor, tuple[Share, ...]]] = {}  # verified ones
+        self._descriptors: dict[str, tuple[PeerDescriptor, SharesByGroup]] = {}  # verified ones
         self._added: set[str] = set()  # agents that the transport knows
 
     def try_add(self, message: PeerDescriptor) -> bool:
@@ -59,15 +60,10 @@ class TransferPeers:
         self.restore(message.agent)
         return True
 
-    def _shares(self, message: PeerDescriptor) -> tuple[Share, ...]:
-        """The pieces of each of our blocks that the peer's ranks get; none if whole blocks of
-        several groups are copied. Raises ConfigError if its blocks are of another shape than
-        ours."""
+    def _shares(self, message: PeerDescriptor) -> SharesByGroup:
+        """The pieces of each of our blocks that the peer's ranks get, by group of layers. Raises
+        ConfigError if its blocks are of another shape than ours."""
         own = self._pool.layout
-        if own.grouping and (self._pool.others or message.layout is not None):
-            raise ConfigError("workers of several ranks do not exchange KV in groups of layers")
-        if own.grouping:
-            return ()
         return plan_shares(own, own.unsharded if message.layout is None else message.layout)
 
     def restore(self, agent: str) -> None:
@@ -99,8 +95,8 @@ class TransferPeers:
         return [pool.digest(block) for block in blocks]
 
 
-def _warn_of_small_pieces(agent: str, shares: Sequence[Share]) -> None:
-    most = max(num_pieces(shares).values(), default=1)
+def _warn_of_small_pieces(agent: str, shares: SharesByGroup) -> None:
+    most = max((count for each in shares for count in num_pieces(each).values()), default=1)
     if most > 1:
         log.warning(
             "each KV block goes to agent %s in %d pieces for each pair of ranks, which is slow: "

@@ -7,7 +7,7 @@ group's block tables.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -25,21 +25,25 @@ from engine.kv_pool import KvPool
 
 
 class AttentionByGroup:
-    """`GroupedBackend` over the backends of all groups; `layers[g]` are the layers of group g."""
+    """`GroupedBackend` over the backends of all groups that have layers here; `layers[g]` are those
+    of group g."""
 
-    def __init__(self, backends: Sequence[GroupedBackend], layers: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, backends: Sequence[GroupedBackend], layers: Mapping[int, Sequence[int]]
+    ) -> None:
         self.backends = tuple(backends)
+        self._groups = tuple(layers)
         self.places = {
-            layer: (group, index)
-            for group, members in enumerate(layers)
+            layer: (number, index)
+            for number, members in enumerate(layers.values())
             for index, layer in enumerate(members)
         }
-        """For each layer, its group and its number among the layers of the group."""
+        """For each layer, the number of its backend, and its own among the layers of its group."""
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """See AttentionBackend."""
-        for index, backend in enumerate(self.backends):
-            backend.plan([segment.of_group(index) for segment in segments])
+        for group, backend in zip(self._groups, self.backends, strict=True):
+            backend.plan([segment.of_group(group) for segment in segments])
 
     def run(
         self,
@@ -50,8 +54,8 @@ class AttentionByGroup:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See GroupedBackend."""
-        group, index = self.places[layer]
-        return self.backends[group].run(index, q, k, v, sinks)
+        number, index = self.places[layer]
+        return self.backends[number].run(index, q, k, v, sinks)
 
 
 class AttentionWithStates(AttentionByGroup):
@@ -59,8 +63,8 @@ class AttentionWithStates(AttentionByGroup):
 
     def states(self, layer: int) -> LayerStates:
         """What a layer that keeps a state computes with."""
-        group, index = self.places[layer]
-        backend: object = self.backends[group]
+        number, index = self.places[layer]
+        backend: object = self.backends[number]
         assert isinstance(backend, StateSlots)
         return backend.of_layer(index)
 
@@ -80,8 +84,8 @@ class StoringByGroup(AttentionByGroup):
         return backend.attend(index, q, sinks)
 
     def _place(self, layer: int) -> tuple[StoringAttention, int]:
-        group, index = self.places[layer]
-        backend = self.backends[group]
+        number, index = self.places[layer]
+        backend = self.backends[number]
         assert isinstance(backend, StoringAttention)
         return backend, index
 
@@ -90,7 +94,9 @@ class KernelsByGroup(AttentionByGroup):
     """The kernels' attention of all groups; offers the plans of all of them to a fused step, as
     `KernelAttention` does for one."""
 
-    def __init__(self, backends: Sequence[GroupedBackend], layers: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, backends: Sequence[GroupedBackend], layers: Mapping[int, Sequence[int]]
+    ) -> None:
         super().__init__(backends, layers)
         self._kernels = [each for each in backends if isinstance(each, KernelAttention)]
         assert len(self._kernels) == len(backends)
@@ -108,9 +114,9 @@ class KernelsByGroup(AttentionByGroup):
 
     def place(self, layer: int) -> KernelPlace:
         """See KernelAttention."""
-        group, index = self.places[layer]
-        place = self._kernels[group].place(index)
-        before = sum(each.num_plans for each in self._kernels[:group])
+        number, index = self.places[layer]
+        place = self._kernels[number].place(index)
+        before = sum(each.num_plans for each in self._kernels[:number])
         return place._replace(plan=before + place.plan)
 
     @property
@@ -124,17 +130,18 @@ FusedAttention = KernelAttention | KernelsByGroup
 
 
 def by_group(pool: KvPool, make: Callable[[KvPool], AttentionBackend]) -> AttentionBackend:
-    """Attention over `pool`: what `make` makes for the whole pool, or for the view of each group,
-    joined."""
-    return joined(pool, [make(view) for view in pool.groups])
+    """Attention over `pool`: what `make` makes for the whole pool, or for the view of each group
+    that has layers on this rank, joined."""
+    return joined(pool, [make(view) for view in pool.groups if view.model_layers])
 
 
 def joined(pool: KvPool, backends: Sequence[AttentionBackend]) -> AttentionBackend:
-    """The backends of a pool's groups as one; a fused step and captured graphs run over it if they
-    run over each of them."""
-    if len(backends) == 1:
+    """The backends of those groups of a pool that have layers, as one; a fused step and captured
+    graphs run over it if they run over each of them."""
+    if len(pool.groups) == 1:
         return backends[0]
-    layers = [view.model_layers for view in pool.groups]
+    views = enumerate(view.model_layers for view in pool.groups)
+    layers = {group: members for group, members in views if members}
     grouped = [cast(GroupedBackend, each) for each in backends]  # latents have no windows
     if any(isinstance(each, StateSlots) for each in backends):
         return AttentionWithStates(grouped, layers)

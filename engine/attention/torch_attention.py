@@ -84,14 +84,18 @@ class TorchAttention:
         assert pool.layout.order == TOKENS
         _, _, self._num_kv_heads, self._block_size, self._head_dim = pool.layout.block_shape
         self._scoring = scoring or Scoring(1 / math.sqrt(self._head_dim))
-        numbers = self._block_size * self._head_dim  # of a head-block
+        # a row is a token's k or v of a head; places and strides count rows
+        head_dim, head_rows, per_block = self._head_dim, self._block_size, pool.tensor[0].numel()
         self._places = [
-            LayerPlace(*(each // numbers for each in place)) for place in layer_places(pool.layout)
+            LayerPlace(*(each // head_dim for each in place)) for place in layer_places(pool.layout)
         ]
-        """Where each layer lies in a block, in head-blocks."""
-        self._block_stride = pool.tensor.stride(0) // numbers
-        self._rows = pool.tensor.view(-1, self._head_dim)  # one row: a token's k or v of a head
-        self._head_blocks = pool.tensor.view(-1, self._block_size * self._head_dim)
+        """Where each layer lies in a block."""
+        self._block_stride = pool.tensor.stride(0) // head_dim
+        num_rows = (len(pool.tensor) - 1) * self._block_stride + per_block // head_dim
+        self._rows = pool.tensor.as_strided((num_rows, head_dim), (head_dim, 1))
+        # [i]: the head-block that begins with row i
+        heads = (num_rows - head_rows + 1, head_rows * head_dim)
+        self._head_blocks = pool.tensor.as_strided(heads, (head_dim, 1))
         self._plans: dict[_Kind, _Plan] = {}
         self._slots: dict[_Strides, torch.Tensor] = {}
 
@@ -116,7 +120,7 @@ class TorchAttention:
         """See GroupedBackend."""
         num_tokens, num_heads, head_dim = q.shape
         kind = self._kind(layer)
-        slots = self._slots[kind[1]] + self._places[layer].start * self._block_size
+        slots = self._slots[kind[1]] + self._places[layer].start
         self._rows.index_copy_(0, slots[0], k.reshape(-1, head_dim))
         self._rows.index_copy_(0, slots[1], v.reshape(-1, head_dim))
         # Query heads as [kv head, its group of query heads]
@@ -262,7 +266,7 @@ class TorchAttention:
             offsets.append(positions % self._block_size)
         head_blocks = self._head_block_rows(np.concatenate(blocks)[:, None], strides)
         head_blocks = head_blocks.reshape(2, -1, self._num_kv_heads)
-        rows = head_blocks * self._block_size + np.concatenate(offsets)[:, None]
+        rows = head_blocks + np.concatenate(offsets)[:, None]
         return rows.reshape(2, -1)
 
     def _head_block_rows(self, blocks: np.ndarray, strides: _Strides) -> np.ndarray:

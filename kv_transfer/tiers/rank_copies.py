@@ -33,14 +33,14 @@ class RankCopies:
                 pieces_of(ranks[share.source], pool.num_blocks, share.slices.source),
                 pieces_of(slots, num_slots, share.slices.target),
             )
-            for share in plan_shares(layout, whole)
+            for share in plan_shares(layout, whole)[0]
         ]
         self._loaded = [
             (
                 pieces_of(slots, num_slots, share.slices.source),
                 pieces_of(ranks[share.target], pool.num_blocks, share.slices.target),
             )
-            for share in plan_shares(whole, layout)
+            for share in plan_shares(whole, layout)[0]
         ]
 
     @property

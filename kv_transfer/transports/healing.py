@@ -14,10 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from kv_transfer.head_slices import Share
 from kv_transfer.transports.interface import (
     PeerLost,
     PoolMemory,
+    SharesByGroup,
     Transport,
     TransportEvent,
     WriteDone,
@@ -105,7 +105,7 @@ class HealingTransport:
                 end.is_target = False
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
     ) -> None:
         """Connect to a peer from the newest end or, if connecting from there has failed, from a new
         one. Raises TransferError; a PoolMismatch does not count as a failed connection."""

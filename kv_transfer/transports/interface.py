@@ -18,11 +18,17 @@ from protocol.errors import PoolMismatch
 
 @dataclass(frozen=True)
 class PoolPart:
-    """One rank's part of a pool: contiguous parts of blocks, `block_bytes` each, from `address`."""
+    """One rank's part of a pool: contiguous parts of blocks, `block_bytes` each, from `address`.
+    `by_group` are the bytes of a block of each group of layers, if there are several."""
 
     address: int
     block_bytes: int
     device: str  # "cpu", or "cuda:N"
+    by_group: tuple[int, ...] = ()
+
+    def of_group(self, index: int) -> PoolPart:
+        """The part as blocks of one group."""
+        return replace(self, block_bytes=self.by_group[index], by_group=())
 
 
 @dataclass(frozen=True)
@@ -30,10 +36,9 @@ class PoolMemory:
     """One pool of KV blocks: `num_blocks` contiguous blocks of `block_bytes` from `address`.
 
     If several ranks share the pool, this is rank 0's part of each block; `others` are the other
-    ranks' parts, in the order of ranks. If blocks of several groups of layers lie in the pool of
-    one rank, `views` are the bytes of a block and the number of blocks of each group, over the same
-    memory; the first group's are repeated. `used` are the bytes at the beginning of a block of each
-    group that hold something, and are written; empty: all.
+    ranks' parts, in the order of ranks. If blocks of several groups of layers lie in the pool,
+    `views` are rank 0's bytes of a block and the number of blocks of each group, over the same
+    memory; the first group's are repeated.
     """
 
     address: int
@@ -42,18 +47,33 @@ class PoolMemory:
     device: str  # "cpu", or "cuda:N"
     others: tuple[PoolPart, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
-    used: tuple[int, ...] = ()
 
     @property
     def groups(self) -> tuple[PoolMemory, ...]:
         """The pool as blocks of each group."""
         if not self.views:
             return (self,)
-        used = self.used or tuple(block_bytes for block_bytes, _ in self.views)
         return tuple(
-            replace(self, block_bytes=size, num_blocks=num_blocks, views=(), used=(part,))
-            for (size, num_blocks), part in zip(self.views, used, strict=True)
+            replace(
+                self,
+                block_bytes=size,
+                num_blocks=num_blocks,
+                others=tuple(part.of_group(index) for part in self.others),
+                views=(),
+            )
+            for index, (size, num_blocks) in enumerate(self.views)
         )
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the blocks of all groups fill the same memory on each rank."""
+        if any(len(part.by_group) != len(self.views) for part in self.others):
+            return False
+        sizes = [self.shape, *(each.shape for each in self.groups)]
+        if min(min(each.num_blocks, *each.block_bytes) for each in sizes) <= 0:
+            return False
+        filled = {tuple(size * each.num_blocks for size in each.block_bytes) for each in sizes}
+        return len(filled) == 1 and self.views[:1] in ((), ((self.block_bytes, self.num_blocks),))
 
     @property
     def parts(self) -> tuple[PoolPart, ...]:
@@ -104,6 +124,10 @@ class PeerLost:
 TransportEvent = WriteDone | Notification | PeerReady | PeerLost
 
 
+SharesByGroup = Sequence[tuple[Share, ...]]
+"""The shares of the blocks of each group of layers, as `plan_shares` gives them."""
+
+
 class Transport(Protocol):
     """Writes blocks into the pools of peers. One thread calls everything."""
 
@@ -137,15 +161,15 @@ class Transport(Protocol):
         """The descriptor for a peer's `add_peer`; it must be authenticated on the way."""
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
     ) -> None:
         """Connect to a peer's pool, which has `num_blocks` blocks of the first group: `poll`
         reports PeerReady or PeerLost. A former peer of this name is removed. Raises TransferError,
         PoolMismatch if the descriptor does not fit, and then leaves no peer behind.
 
-        With `shares` a write copies these pieces of each block straight into place and leaves the
-        rest of the peer's block alone. Without, blocks have the same parts and sizes on both sides
-        and are copied whole.
+        With `shares` a write copies these pieces of each block of a group straight into place and
+        leaves the rest of the peer's block alone. Without, blocks have the same parts and sizes on
+        both sides and are copied whole.
         """
 
     def remove_peer(self, agent: str) -> None:
@@ -216,43 +240,48 @@ def fit_groups(
     found: Sequence[PoolShape],
     num_blocks: int,
     own: PoolMemory,
-    shares: Sequence[Share],
+    shares: SharesByGroup,
 ) -> list[tuple[Share, ...]]:
-    """The shares to copy, by group, to a peer whose pool is `found`; see `fit_shares`."""
-    groups = own.groups
-    if len(found) != len(groups):
-        raise PoolMismatch(
-            f"peer {agent} has blocks of {len(found)} groups of layers, expected {len(groups)}"
-        )
-    num_bytes = num_blocks * found[0].block_bytes[0]
-    return [
-        fit_shares(agent, shape, num_bytes // shape.block_bytes[0], ours, shares)
-        for shape, ours in zip(found, groups, strict=True)
-    ]
-
-
-def fit_shares(
-    agent: str, found: PoolShape, num_blocks: int, own: PoolMemory, shares: Sequence[Share]
-) -> tuple[Share, ...]:
-    """The shares to copy to a peer whose pool is `found`: `shares`, or without any whole blocks, as
-    far as they are used.
+    """The shares to copy, by group, to a peer whose pool is `found`: `shares`, or without any whole
+    blocks.
 
     Raises PoolMismatch if `found` or our pool does not match `num_blocks` and the shares.
     """
-    ours = own.shape.block_bytes
-    fitting = tuple(shares) or whole_shares(ours, own.used)
-    for share in fitting:
+    groups = own.groups
+    fitting = shares or [whole_shares(each.shape.block_bytes) for each in groups]
+    if not len(found) == len(groups) == len(fitting):
+        raise PoolMismatch(
+            f"peer {agent} has blocks of {len(found)} groups of layers, expected {len(groups)}"
+        )
+    num_ranks = 1 + max(share.target for each in fitting for share in each)
+    num_bytes = num_blocks * found[0].block_bytes[0]
+    for shape, ours, each in zip(found, groups, fitting, strict=True):
+        _check_own(ours.shape, each)
+        expected = _expected(shape, num_bytes // shape.block_bytes[0], num_ranks, each)
+        if shape != expected:
+            raise PoolMismatch(f"peer {agent} has {shape}, expected {expected}")
+    return list(fitting)
+
+
+def _check_own(own: PoolShape, shares: Sequence[Share]) -> None:
+    ours = own.block_bytes
+    for share in shares:
         size = share.slices.source.block_bytes
         if share.source >= len(ours) or size != ours[share.source]:
             raise PoolMismatch(
                 f"slices of blocks of {size} bytes on rank {share.source} do not fit our pool: "
-                f"{own.shape}"
+                f"{own}"
             )
-    sizes = {share.target: share.slices.target.block_bytes for share in fitting}
-    expected = PoolShape(num_blocks, tuple(sizes.get(rank, 0) for rank in range(1 + max(sizes))))
-    if found != expected:
-        raise PoolMismatch(f"peer {agent} has {found}, expected {expected}")
-    return fitting
+
+
+def _expected(
+    found: PoolShape, num_blocks: int, num_ranks: int, shares: Sequence[Share]
+) -> PoolShape:
+    """The shape that a peer's pool must have for these shares. Where ranks have no layer of the
+    group, any will do."""
+    sizes = dict(enumerate(found.block_bytes))
+    sizes |= {share.target: share.slices.target.block_bytes for share in shares}
+    return PoolShape(num_blocks, tuple(sizes.get(rank, 0) for rank in range(num_ranks)))
 
 
 def check_blocks(

@@ -24,6 +24,7 @@ from kv_transfer.transports.interface import (
     Notification,
     PeerReady,
     PoolMemory,
+    SharesByGroup,
     TransportEvent,
     WriteDone,
     check_blocks,
@@ -143,7 +144,7 @@ class NixlTransport:
         )
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
     ) -> None:
         """Load the peer's metadata and prepare the list of its blocks, or of their pieces."""
         self.remove_peer(agent)

@@ -46,17 +46,14 @@ def decode_descriptor(descriptor: bytes) -> NixlDescriptor:
     try:
         pool = msgspec.msgpack.decode(descriptor, type=NixlDescriptor)
         segments = {segment_of(part.device)[0] for part in pool.parts}
+        has_memory = min((part.address for part in pool.parts), default=0) > 0
+        is_sound = len(segments) == 1 and has_memory and pool.pool.is_sound
     except (msgspec.DecodeError, ConfigError) as error:
         raise PoolMismatch(f"a peer's descriptor cannot be used: {error}") from error
     if len(segments) != 1:
         raise PoolMismatch("a peer's descriptor has parts in several kinds of memory, or none")
-    sizes = [size for part in pool.parts for size in (part.address, part.block_bytes)]
-    sizes += [size for view in pool.views for size in view]
-    if min(*sizes, pool.num_blocks) <= 0:
-        raise PoolMismatch("a peer's descriptor has a pool without memory")
-    whole = [(part.block_bytes, pool.num_blocks) for part in pool.parts]
-    if pool.views and whole != [pool.views[0]]:
-        raise PoolMismatch("a peer's descriptor contradicts itself")
+    if not is_sound:
+        raise PoolMismatch("a peer's descriptor has a pool without memory, or contradicts itself")
     return pool
 
 

@@ -24,7 +24,8 @@ from kv_transfer.transports.interface import (
     PeerLost,
     PeerReady,
     PoolMemory,
-    PoolShape,
+    PoolPart,
+    SharesByGroup,
     TransportEvent,
     WriteDone,
     check_blocks,
@@ -41,7 +42,8 @@ MAX_NOTIFICATION_BYTES = MAX_FRAME_BYTES
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The address and key of a pool's memory, where each rank's part lies in it, and the bytes of a
-    block there. `views` as in `PoolMemory`."""
+    block there. `views` as in `PoolMemory`, `by_group` of each rank but the first as in
+    `PoolPart`."""
 
     agent: str
     address: str
@@ -50,13 +52,18 @@ class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     block_bytes: list[int]
     num_blocks: int
     views: tuple[tuple[int, int], ...] = ()
+    by_group: list[tuple[int, ...]] = []
 
     @property
-    def shapes(self) -> list[PoolShape]:
-        """The pool's shape as blocks of each group."""
-        if not self.views:
-            return [PoolShape(self.num_blocks, tuple(self.block_bytes))]
-        return [PoolShape(number, (size,)) for size, number in self.views]
+    def pool(self) -> PoolMemory:
+        """The pool, with offsets in place of addresses. Raises ValueError if it contradicts
+        itself."""
+        others = self.by_group or [()] * len(self.offsets[1:])
+        sizes = zip(self.offsets, self.block_bytes, [(), *others], strict=True)
+        first, *rest = [PoolPart(offset, size, "cpu", groups) for offset, size, groups in sizes]
+        return PoolMemory(
+            first.address, first.block_bytes, self.num_blocks, "cpu", tuple(rest), self.views
+        )
 
 
 @dataclass
@@ -142,11 +149,12 @@ class ShmTransport:
                 block_bytes=[part.block_bytes for part in pool.parts],
                 num_blocks=pool.num_blocks,
                 views=pool.views,
+                by_group=[part.by_group for part in pool.others] if pool.views else [],
             )
         )
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
     ) -> None:
         """Connect to the peer's socket; the peer is ready once its pool is mapped."""
         self.remove_peer(agent)
@@ -155,11 +163,12 @@ class ShmTransport:
             raise PoolMismatch("a transport cannot be its own peer")
         if agent != place.agent:
             raise PoolMismatch(f"the descriptor of {agent} is that of {place.agent}")
-        fitting = fit_groups(agent, place.shapes, num_blocks, own, shares)
+        shapes = [each.shape for each in place.pool.groups]
+        fitting = fit_groups(agent, shapes, num_blocks, own, shares)
         parts = zip(place.offsets, place.block_bytes, strict=True)
         num_bytes = max(offset + size * place.num_blocks for offset, size in parts)
         client = MemoryClient(self.agent, place.address, place.key, num_bytes)
-        numbers = [each.num_blocks for each in place.shapes]
+        numbers = [each.num_blocks for each in shapes]
         self._peers[agent] = _Peer(client, place.offsets, numbers, fitting)
 
     def remove_peer(self, agent: str) -> None:
@@ -291,13 +300,9 @@ def _copy(
 def _decode(descriptor: bytes) -> _Descriptor:
     try:
         place = msgspec.msgpack.decode(descriptor, type=_Descriptor)
-    except msgspec.DecodeError as error:
+        is_sound = min(place.offsets, default=-1) >= 0 and place.pool.is_sound
+    except (msgspec.DecodeError, ValueError) as error:
         raise PoolMismatch(f"a peer's descriptor cannot be used: {error}") from error
-    offsets, sizes = place.offsets, place.block_bytes
-    is_sound = len(offsets) == len(sizes) > 0 and min(offsets) >= 0
-    numbers = [*sizes, place.num_blocks, *(size for view in place.views for size in view)]
-    if not is_sound or min(numbers) <= 0:
-        raise PoolMismatch("a peer's descriptor has a pool without memory")
-    if place.views and [place.views[0]] != [(size, place.num_blocks) for size in sizes]:
-        raise PoolMismatch("a peer's descriptor contradicts itself")
+    if not is_sound:
+        raise PoolMismatch("a peer's descriptor has a pool without memory, or contradicts itself")
     return place

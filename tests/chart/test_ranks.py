@@ -39,10 +39,9 @@ def test_each_pool_splits_its_model_and_all_keep_blocks_that_can_be_split() -> N
         "--peer-tensor-parallel=1",
         "--peer-pipeline-parallel=1",
         "--kv-order=pairs",
-        "--kv-windows=all",
     ]
     peers = ["--peer-tensor-parallel=2", "--peer-pipeline-parallel=2"]
-    assert split(found["decode"]) == [*peers, "--kv-order=pairs", "--kv-windows=all"]
+    assert split(found["decode"]) == [*peers, "--kv-order=pairs"]
     assert split(found["other"]) == [*peers, "--kv-order=tokens", "--kv-windows=window"]
     assert [split(each) for each in workers({}).values()] == [[], []]
 

@@ -121,7 +121,8 @@ def test_a_pool_of_other_ranks_than_expected_is_refused(ends: list[End], transpo
     agent, descriptor = other.transport.agent, other.transport.descriptor()
     with pytest.raises(TransferError, match="on 2 ranks, expected 6 blocks of 384 bytes on 1"):
         one.transport.add_peer(agent, descriptor, NUM_BLOCKS)
-    alone = plan_shares(one.layout, other.layout)[:1]
+    (shares,) = plan_shares(one.layout, other.layout)
+    alone = (shares[:1],)
     with pytest.raises(TransferError, match="on 2 ranks, expected 6 blocks of 192 bytes on 1"):
         one.transport.add_peer(agent, descriptor, NUM_BLOCKS, alone)
     of_two = plan_shares(other.layout, other.layout)

@@ -3,18 +3,28 @@ whatever is cached, and the formula's blocks on the way."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from cli.fleet import Fleet
 from protocol import layout
 from protocol.layout import first_covering
-from tests.effort import some
+from tests.effort import NIGHTLY, some
 from tests.integration.fleets import (
     all_counters,
     assert_as_expected,
@@ -53,6 +63,21 @@ def qwen3() -> torch.nn.Module:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     config = Qwen3Config(**SIZES, use_sliding_window=True, layer_types=kinds)
     return Qwen3ForCausalLM(config)
+
+
+def gpt_oss() -> torch.nn.Module:
+    """Every other layer keeps a window; heads have sinks."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    rope = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False}
+    rope["original_max_position_embeddings"] = 128
+    sizes = SIZES | experts | {"intermediate_size": 64}
+    return GptOssForCausalLM(GptOssConfig(**sizes, rope_parameters=rope))
+
+
+def gemma3() -> torch.nn.Module:
+    """Two of three layers keep a window."""
+    pattern = {"sliding_window_pattern": 2, "query_pre_attn_scalar": 16}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **pattern))
 
 
 KINDS = [pytest.param(mistral, id="all layers"), pytest.param(qwen3, id="some layers")]
@@ -119,6 +144,50 @@ def test_apart_they_give_the_tokens_of_transformers(
     windows = sum(end - first_covering(last, BLOCK, WINDOW) for end, last in ends)
     full = sum(end for end, _ in ends) if "qwen3" in (folder / "config.json").read_text() else 0
     assert on_prefill_workers(fleet, "blocks_sent") - sent == windows + full
+
+
+ONE, TWO_RANKS, TWO_STAGES = (1, 1), (2, 1), (1, 2)
+EVERYDAY = [
+    pytest.param(gpt_oss, TWO_RANKS, ONE, "shm", id="gpt-oss, prefill on two ranks"),
+    pytest.param(gemma3, ONE, TWO_STAGES, "nixl", id="gemma 3, decode in two stages"),
+]
+ALL = [
+    pytest.param(make, *pair, transport)
+    for make in (gpt_oss, gemma3, mistral, qwen3)
+    for pair in itertools.product((ONE, TWO_RANKS, TWO_STAGES), repeat=2)
+    for transport in ("nixl", "shm")
+]
+
+
+@pytest.mark.parametrize(
+    ("folder", "prefill", "decode", "transport"),
+    ALL if NIGHTLY else EVERYDAY,
+    indirect=["folder"],
+    scope="module",
+)
+def test_apart_they_give_the_tokens_of_transformers_on_any_ranks(
+    folder: Path,
+    expected: Expected,
+    prefill: tuple[int, int],
+    decode: tuple[int, int],
+    transport: str,
+) -> None:
+    prompts = [expected.after((), length) for length in LENGTHS]
+    ranks = {
+        "prefill_tensor_parallel": prefill[0],
+        "prefill_pipeline_parallel": prefill[1],
+        "decode_tensor_parallel": decode[0],
+        "decode_pipeline_parallel": decode[1],
+    }
+    environment = {"BATON_KV_CHECKSUM": "on"}
+    with fleet_of(folder, environment, prefill=1, decode=1, transport=transport, **ranks) as fleet:
+        run(fleet, prompts)
+        assert counters(fleet, "decode-1")["handoffs"] == len(prompts)
+        ends = [(-(-length // BLOCK), length // BLOCK) for length in LENGTHS]
+        windows = sum(end - first_covering(last, BLOCK, WINDOW) for end, last in ends)
+        has_full = "full_attention" in (folder / "config.json").read_text()
+        full = sum(end for end, _ in ends) if has_full else 0
+        assert counters(fleet, "prefill-1")["blocks_sent"] == windows + full
 
 
 @of(some(KINDS, 1))

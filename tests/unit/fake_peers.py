@@ -3,11 +3,9 @@ a control server, a transfer service, a decode worker's links to prefill workers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kv_transfer.head_slices import Share
 from kv_transfer.transfer_loop import (
     PeerAdded,
     PeerFailed,
@@ -16,6 +14,7 @@ from kv_transfer.transfer_loop import (
     WriteCommand,
     WriteFinished,
 )
+from kv_transfer.transports.interface import SharesByGroup
 from process.sockets.control import Peer
 from protocol.handoff_messages import KvAsk, KvBegun, PeerDescriptor
 from protocol.message_base import Message
@@ -86,7 +85,7 @@ class FakeTransfers:
         self.retired: list[str] = []
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
     ) -> None:
         self.peers.add(agent)
         self.events.append(PeerAdded(agent))

@@ -9,6 +9,7 @@ import os
 from contextlib import ExitStack
 
 from engine.device import bind_thread, pick_device
+from engine.kv_pool import KvPool
 from engine.loader import LoadedEngine
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
@@ -47,14 +48,11 @@ def register_pool(
     pool = loaded.pool
     device, is_plain = str(pool.device), pool.layout == pool.layout.unsharded
     layout = None if is_plain else pool.layout
-    others = tuple(
-        PoolPart(each.base_address, each.block_bytes, str(each.device)) for each in pool.others
-    )
     views = tuple((each.block_bytes, each.num_blocks) for each in pool.groups)
     block_bytes, num_blocks = views[0]
     views = views if len(views) > 1 else ()
-    used = tuple(each.layout.block_bytes for each in pool.groups) if views else ()
-    memory = PoolMemory(pool.base_address, block_bytes, num_blocks, device, others, views, used)
+    others = tuple(_part(each) for each in pool.others)
+    memory = PoolMemory(pool.base_address, block_bytes, num_blocks, device, others, views)
     descriptor = transfers.register(memory)
     secret, agent = settings.cluster_secret.encode(), transfers.agent
     return PeerDescriptor(
@@ -66,6 +64,13 @@ def register_pool(
         layout=layout,
         wants_digests=settings.kv_checksum,
     )
+
+
+def _part(pool: KvPool) -> PoolPart:
+    """The part of the worker's pool on another rank."""
+    first, *others = [each.block_bytes for each in pool.groups]
+    by_group = (first, *others) if others else ()
+    return PoolPart(pool.base_address, first, str(pool.device), by_group)
 
 
 def _transport_name(settings: WorkerSettings, device: str) -> str:

@@ -167,6 +167,6 @@ def test_workers_of_any_number_of_ranks_get_one_layout() -> None:
         return worker.kv_order, worker.kv_windows
 
     assert layout(kv_windows="auto") == ("auto", "auto")
-    assert layout(kv_windows="auto", prefill_tensor_parallel=2) == ("pairs", "all")
+    assert layout(kv_windows="auto", prefill_tensor_parallel=2) == ("pairs", "auto")
     own = {"kv_order": "tokens", "kv_windows": "window"}
     assert layout(prefill_pipeline_parallel=2, **own) == ("tokens", "window")

@@ -154,7 +154,9 @@ def test_whole_steps_of_our_kernels_take_each_group_from_its_blocks(
     assert outputs[0] == outputs[1]
 
 
-def layout_of(make_tiny: Any, kv_windows: str, kinds: str, device: str, num_ranks: int) -> KvLayout:
+def layout_of(
+    make_tiny: Any, kv_windows: str, kinds: str, device: str, num_ranks: int = 1
+) -> KvLayout:
     """The layout of a worker whose layers attend to all tokens (f) or to windows (s)."""
     names = {"f": "full_attention", "s": "sliding_attention"}
     tiny = make_tiny(
@@ -176,16 +178,20 @@ def layout_of(make_tiny: Any, kv_windows: str, kinds: str, device: str, num_rank
     return loader._layout(config, load_model_config(tiny.folder), backend, "model")
 
 
-@pytest.mark.parametrize(("device", "num_ranks"), [("cuda", 1), ("cpu", 2)])
-def test_cards_and_several_ranks_refuse_it(make_tiny: Any, device: str, num_ranks: int) -> None:
-    with pytest.raises(ConfigError, match="kv_windows window is for workers of one rank on a CPU"):
-        layout_of(make_tiny, WINDOW, "fs", device, num_ranks)
-    assert not layout_of(make_tiny, "auto", "fs", device, num_ranks).grouping
+def test_cards_refuse_it(make_tiny: Any) -> None:
+    with pytest.raises(ConfigError, match="kv_windows window is for workers on a CPU"):
+        layout_of(make_tiny, WINDOW, "fs", "cuda")
+    assert not layout_of(make_tiny, "auto", "fs", "cuda").grouping
+
+
+def test_ranks_have_the_groups_of_one(make_tiny: Any) -> None:
+    layout = layout_of(make_tiny, "auto", "fs", "cpu", 2)
+    assert (layout.tp_size, [each.window for each in layout.groups]) == (2, [None, 9])
 
 
 def test_auto_makes_groups_of_windows_if_other_layers_keep_all_tokens(make_tiny: Any) -> None:
     def windows(kv_windows: str, kinds: str) -> list[int | None]:
-        groups = layout_of(make_tiny, kv_windows, kinds, "cpu", 1).groups
+        groups = layout_of(make_tiny, kv_windows, kinds, "cpu").groups
         return [each.window for each in groups]
 
     assert windows("auto", "sfs") == windows(WINDOW, "sfs") == [None, 9]

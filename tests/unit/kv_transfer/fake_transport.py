@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from kv_transfer.head_slices import Share
-from kv_transfer.transports.interface import PeerReady, PoolMemory, TransportEvent, WriteDone
+from kv_transfer.transports.interface import (
+    PeerReady,
+    PoolMemory,
+    SharesByGroup,
+    TransportEvent,
+    WriteDone,
+)
 from kv_transfer.transports.memory_file import SharedMemory
 from protocol.errors import PoolMismatch, TransferError
 
@@ -45,7 +50,7 @@ class FakeTransport:
         return b"fake descriptor"
 
     def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, shares: Sequence[Share] = ()
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
     ) -> None:
         if agent.startswith("bad"):
             raise TransferError("a bad peer")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,12 +11,12 @@ from hypothesis import strategies as st
 
 from kv_transfer.head_slices import HeadSlices, Pieces, Share, plan_head_slices, plan_shares
 from protocol.errors import ConfigError
-from protocol.layout import KvLayout
+from protocol.layout import KvLayout, group_layers
 from tests.layouts import part_of
 
 
-def rank(heads: int, tp_size: int, tp_rank: int, **changed: int) -> KvLayout:
-    parts = {"num_layers": 3, "block_size": 2, "head_dim": 2} | changed
+def rank(heads: int, tp_size: int, tp_rank: int, **changed: Any) -> KvLayout:
+    parts: dict[str, Any] = {"num_layers": 3, "block_size": 2, "head_dim": 2} | changed
     return KvLayout(
         model_fingerprint="x",
         dtype="bfloat16",
@@ -30,43 +32,52 @@ stages = st.integers(1, 4)
 peers = st.integers(0, 5)
 
 
-@given(st.tuples(sizes, stages, peers), st.tuples(sizes, stages, peers), st.integers(4, 9))
+windows = st.lists(st.sampled_from([None, 4, 8]), min_size=4, max_size=9)
+
+
+@given(st.tuples(sizes, stages, peers), st.tuples(sizes, stages, peers), windows)
 def test_every_rank_gets_its_block_whole_and_once(
-    one: tuple[int, int, int], other: tuple[int, int, int], num_layers: int
+    one: tuple[int, int, int], other: tuple[int, int, int], windows: list[int | None]
 ) -> None:
-    """Whatever the ranks, with more of them than heads and stages of different sizes, too, and in
-    whatever order each side keeps its blocks."""
-    heads = 12
-    shape = (1, num_layers, 2, heads, 2, 2)
-    whole = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
+    """Whatever the ranks, with more of them than heads, stages of different sizes and without
+    layers of a group, too, and in whatever order each side keeps its blocks."""
+    own = {"num_layers": len(windows), "grouping": group_layers(windows, 99)}
     source, target = (
-        rank(heads, size, 0, num_stages=count, peer_stages=of_peers, num_layers=num_layers)
+        rank(12, size, 0, num_stages=count, peer_stages=of_peers, **own)
         for size, count, of_peers in (one, other)
     )
-    sent = [part_of(each, whole).view(np.uint8).reshape(-1) for each in source.ranks]
-    received = [np.zeros(each.block_bytes, np.uint8) for each in target.ranks]
-    written = [np.zeros(each.block_bytes, int) for each in target.ranks]
-    for share in plan_shares(source, target):
-        for at, to in share.slices.pieces():
-            size = share.slices.source.size
-            piece = sent[share.source][at : at + size]
-            assert len(piece) == size
-            received[share.target][to : to + size] = piece
-            written[share.target][to : to + size] += 1
-    for each in target.ranks:
-        assert (written[each.rank] == 1).all()
-        assert received[each.rank].tobytes() == part_of(each, whole).tobytes()
+    by_group = plan_shares(source, target)
+    assert len(by_group) == len(source.groups)
+    for group, shares in enumerate(by_group):
+        writers, readers = (
+            [each.of_group(group) for each in layout.ranks] for layout in (source, target)
+        )
+        shape = (1, *source.unsharded.of_group(group).block_shape)
+        whole = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
+        sent = [part_of(each, whole).view(np.uint8).reshape(-1) for each in writers]
+        received = [np.zeros(each.block_bytes, np.uint8) for each in readers]
+        written = [np.zeros(each.block_bytes, int) for each in readers]
+        for share in shares:
+            for at, to in share.slices.pieces():
+                size = share.slices.source.size
+                piece = sent[share.source][at : at + size]
+                assert len(piece) == size
+                received[share.target][to : to + size] = piece
+                written[share.target][to : to + size] += 1
+        for each in readers:
+            assert (written[each.rank] == 1).all()
+            assert received[each.rank].tobytes() == part_of(each, whole).tobytes()
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_equal_ranks_move_whole_blocks(num_stages: int) -> None:
     layout = rank(12, 2, 1, num_stages=num_stages)
-    assert all(each.is_whole for each in plan_shares(layout, layout))
-    assert len(plan_shares(layout, layout)) == 2 * num_stages
+    assert all(each.is_whole for each in plan_shares(layout, layout)[0])
+    assert len(plan_shares(layout, layout)[0]) == 2 * num_stages
 
 
 def test_layers_move_in_one_piece_between_ranks_with_the_same_heads() -> None:
-    shares = plan_shares(rank(12, 2, 0, num_stages=2), rank(12, 2, 0))
+    (shares,) = plan_shares(rank(12, 2, 0, num_stages=2), rank(12, 2, 0))
     assert [(share.source, share.target) for share in shares] == [(0, 0), (2, 0), (1, 1), (3, 1)]
     assert all(share.slices.source.count == 1 for share in shares)
 
@@ -75,8 +86,8 @@ def test_copies_of_a_head_share_the_work() -> None:
     """Two heads on four ranks: each of the other side's four ranks has a sender of its own, and
     fewer ranks get theirs from one copy."""
 
-    def senders(shares: tuple[Share, ...]) -> list[int]:
-        return [share.source for share in shares]
+    def senders(shares: tuple[tuple[Share, ...], ...]) -> list[int]:
+        return [share.source for share in shares[0]]
 
     assert senders(plan_shares(rank(2, 4, 0), rank(2, 4, 0))) == [0, 1, 2, 3]
     assert senders(plan_shares(rank(2, 4, 0), rank(2, 2, 0))) == [0, 3]

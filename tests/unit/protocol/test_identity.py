@@ -93,12 +93,13 @@ def test_a_fingerprint_names_stages_only_where_there_are_some() -> None:
     assert LAYOUT.fingerprint == "003bfa30574c4d979f775de447574b20"
 
 
-def test_layers_with_windows_of_their_own_have_one_rank() -> None:
-    grouped = msgspec.structs.replace(LAYOUT, grouping=(KvGroup((0, 2)), KvGroup((1,), window=32)))
-    assert grouped.shard(0, 1) == grouped
-    for ranks in ((0, 2), (0, 1, 0, 3)):
-        with pytest.raises(ConfigError, match="are not split over ranks"):
-            grouped.shard(*ranks)
+def test_layers_with_states_have_one_rank() -> None:
+    states = (KvGroup((0, 2)), KvGroup((1,), 2, state_numbers=8))
+    hybrid = msgspec.structs.replace(LAYOUT, num_layers=2, grouping=states)
+    assert hybrid.shard(0, 1) == hybrid
+    for ranks in ((0, 2), (0, 1, 0, 2)):
+        with pytest.raises(ConfigError, match="layers that keep states are not split over ranks"):
+            hybrid.shard(*ranks)
 
 
 def test_block_bytes_counts_keys_and_values_of_all_layers() -> None:

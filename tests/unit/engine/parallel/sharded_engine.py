@@ -16,6 +16,7 @@ from engine.engine import Engine
 from engine.engine_config import EngineConfig
 from engine.loader import load_engine, load_follower
 from engine.parallel.ranks import Ranks
+from protocol.layout import ALL_TOKENS
 from scheduling.prompt_record import PromptRecord
 from scheduling.scheduler import SchedulerConfig
 from tests.rank_group import meet
@@ -45,15 +46,24 @@ class Job:
     dtype: str = "float32"
     whole_steps: bool = True
     prompt_logprobs: int | None = None
+    kv_windows: str = ALL_TOKENS
 
 
-def engine_config(folder: Path, attention: str = "torch", dtype: str = "float32") -> EngineConfig:
+def engine_config(
+    folder: Path, attention: str = "torch", dtype: str = "float32", kv_windows: str = ALL_TOKENS
+) -> EngineConfig:
     """Chunks so small that prompts are cut, and decodes run beside them."""
     scheduler = SchedulerConfig(
         block_size=BLOCK, max_batch_size=4, chunk_min_tokens=8, chunk_max_tokens=8
     )
     return EngineConfig(
-        folder, scheduler, dtype=dtype, device="cpu", num_blocks=64, attention=attention
+        folder,
+        scheduler,
+        dtype=dtype,
+        device="cpu",
+        num_blocks=64,
+        attention=attention,
+        kv_windows=kv_windows,
     )
 
 
@@ -97,7 +107,7 @@ def rank_main(conn: Connection, store: str, rank: int, size: int) -> None:
 
 def _work(job: Job, ranks: Ranks) -> Any:
     """A follower's layout and KV pool; the leader's, and the tokens."""
-    config = engine_config(job.folder, job.attention, job.dtype)
+    config = engine_config(job.folder, job.attention, job.dtype, job.kv_windows)
     if job.whole_steps:
         return _run(job, ranks, config)
     with mock.patch.object(CpuBackend, "fuse", return_value=None):

@@ -20,7 +20,8 @@ from engine.loader import load_engine
 from engine.parallel.ranks import Ranks, Step
 from engine.parallel.sums import CardSums, NoSums, RankLost
 from protocol.errors import ConfigError
-from tests.effort import in_turn
+from protocol.layout import WINDOW
+from tests.effort import in_turn, some
 from tests.latent_models import LATENT_MODELS
 from tests.rank_group import RankGroup
 from tests.unit.engine.parallel.sharded_engine import (
@@ -80,6 +81,38 @@ def test_tokens_and_kv_equal_those_of_one_rank(
         assert (len(heads), layout.num_stages) == (4 * num_stages // size, num_stages)
         own = whole.pool.tensor[:, layers.start : layers.stop, :, heads.start : heads.stop]
         torch.testing.assert_close(torch.from_numpy(pool), own, rtol=0.0, atol=1e-4)
+
+
+WINDOWED = ["GptOssForCausalLM", "Gemma3ForCausalLM"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "attention", "ranks"),
+    some(
+        [
+            (architecture, attention, ranks)
+            for ranks in [(2, 1), (4, 2), (2, 2), (3, 3)]
+            for attention in ["torch", "auto"]
+            for architecture in WINDOWED
+        ],
+        4,
+    ),
+)
+def test_layers_with_windows_keep_blocks_of_their_own_on_every_rank(
+    group: RankGroup, make_tiny: Any, text: Any, architecture: str, attention: str, ranks: Any
+) -> None:
+    """Also where a stage has no layer of a group: layers 0 and 2 of the three have windows."""
+    size, num_stages = ranks
+    tiny = make_tiny(architecture, **SIZES, intermediate_size=64)
+    prompts = (tuple(text(41)), tuple(text(60)[41:]))
+    expected = generate(load_engine(engine_config(tiny.folder), lambda: 0.0).engine, prompts)
+    job = Job(tiny.folder, size, prompts, num_stages, attention, kv_windows=WINDOW)
+    answers = group.do(job, DEADLINE_S)
+    assert answers[0][2] == expected
+    layouts = [layout for layout, *_ in answers[:size]]
+    assert {len(layout.groups) for layout in layouts} == {2}
+    assert {pool.shape[0] for _, pool, _ in answers[:size]} == {len(answers[0][1])}
+    assert all(pool.any() for _, pool, _ in answers[:size])
 
 
 def test_more_ranks_than_heads_have_copies_of_them(

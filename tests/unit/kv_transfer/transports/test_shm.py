@@ -57,7 +57,9 @@ class End:
 
 
 def connect(one: End, other: End, *shares: Share) -> None:
-    one.transport.add_peer(other.transport.agent, other.transport.descriptor(), NUM_BLOCKS, shares)
+    one.transport.add_peer(
+        other.transport.agent, other.transport.descriptor(), NUM_BLOCKS, (shares,) if shares else ()
+    )
     poll_until(lambda: len(one.events) > 0, one, other)
     assert one.take() == [PeerReady(other.transport.agent)]
 
@@ -229,6 +231,6 @@ def test_pieces_of_blocks_land_in_their_places_and_nowhere_else() -> None:
         one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS)
     foreign = Share(0, 0, HeadSlices(Pieces(32, 16, 2, 0, 16), Pieces(128, 16, 2, 0, 16)))
     with pytest.raises(PoolMismatch, match="do not fit our pool"):
-        one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS, [foreign])
+        one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS, [(foreign,)])
     one.transport.close()
     other.transport.close()

@@ -67,9 +67,6 @@ resourceClaims:
 {{- if and (include "baton.hasRanks" .root) (not .pool.settings.kv_order) }}
 - --kv-order=pairs
 {{- end }}
-{{- if and (include "baton.hasRanks" .root) (not .pool.settings.kv_windows) }}
-- --kv-windows=all
-{{- end }}
 - {{ printf "--host=%s" .root.Values.listenAddress | quote }}
 - {{ printf "--control-port=%s" (include "baton.port" "control") | quote }}
 - {{ printf "--events-port=%s" (include "baton.port" "events") | quote }}
