@@ -71,7 +71,7 @@ class Case:
         """Pieces of all blocks together, between all ranks."""
         if self.layouts is None:
             return self.num_blocks
-        return self.num_blocks * sum(num_pieces(plan_shares(*self.layouts)).values())
+        return self.num_blocks * sum(num_pieces(plan_shares(*self.layouts)[0]).values())
 
 
 CASES = (

@@ -18,7 +18,7 @@ import torch
 from engine.attention.base import AttentionBackend, Segment
 from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix
 from engine.checkpoint.shard import Shard
-from engine.kv_pool import LEAST_STATES, KvPool
+from engine.kv_pool import KvPool
 from engine.layers.embedding import Embedding
 from engine.layers.experts import LayerFactory
 from engine.layers.linear import LinearLayer
@@ -28,6 +28,7 @@ from engine.models.runnable import RunnableModel, WholeStep
 from engine.sampling.chosen_tokens import LateTokens
 from engine.sampling.sampler import Sampler
 from protocol.layout import KvLayout
+from scheduling.pool_sizes import LEAST_STATES
 
 WHOLE = Shard(0, 1)
 """The share of a model that is not split over ranks."""

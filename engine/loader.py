@@ -36,7 +36,7 @@ from engine.parallel.ranks import Ranks
 from engine.runner import AnyRunner
 from engine.sampling.grammar import Grammars
 from protocol.errors import ConfigError
-from protocol.layout import FP8, SPLIT, TOKENS, WINDOW, KvLayout
+from protocol.layout import ALL_TOKENS, FP8, SPLIT, TOKENS, KvLayout, kept_grouping
 from scheduling.block_pools import BlockPools
 from scheduling.scheduler import Scheduler
 from scheduling.step_model import StepModel
@@ -209,11 +209,8 @@ def _layout(
         orders = [order for order in orders if order != SPLIT]
     order = order_of(config.kv_order, orders)
     has_groups = backend.device.type == "cpu"
-    grouping = layout.grouping
-    if config.kv_windows == WINDOW or (config.kv_windows == "auto" and has_groups):
-        wanted = whole.kv_grouping()
-        keeps_all = any(group.window is None for group in wanted)
-        grouping = wanted if keeps_all or config.kv_windows == WINDOW else grouping
+    kv_windows = config.kv_windows if has_groups or config.kv_windows != "auto" else ALL_TOKENS
+    grouping = kept_grouping(whole.kv_grouping(), kv_windows)
     if grouping and not has_groups:
         raise ConfigError("kv_windows window is for workers on a CPU: set it to all")
     layout = msgspec.structs.replace(

@@ -335,6 +335,15 @@ def group_states(keep_state: Sequence[bool], state_numbers: int) -> tuple[KvGrou
     return KvGroup(full), KvGroup(states, STATE_WINDOW, state_numbers)
 
 
+def kept_grouping(wanted: tuple[KvGroup, ...], kv_windows: str) -> tuple[KvGroup, ...]:
+    """Which of a model's groups workers keep: with `all` only those with states, with `auto` also
+    windows, if other layers keep all tokens, and with `window` all."""
+    if any(group.state_numbers is not None for group in wanted):
+        return wanted
+    keeps_all = any(group.window is None for group in wanted)
+    return wanted if kv_windows == WINDOW or (kv_windows == "auto" and keeps_all) else ()
+
+
 def _kept(group: KvGroup) -> str:
     if group.state_numbers is not None:
         return f"with states of {group.state_numbers} numbers"

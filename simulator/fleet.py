@@ -13,7 +13,8 @@ from simulator.policies.choices import Policy
 from simulator.requests import Request
 from simulator.router import USUAL_DELAYS, Delays, Reports, SimulatedRouter
 from simulator.traces.sessions import Session, Trace
-from simulator.worker import SimulatedWorker, WorkerSpec
+from simulator.worker import SimulatedWorker
+from simulator.worker_spec import WorkerSpec
 
 
 @dataclass(frozen=True)

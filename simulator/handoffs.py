@@ -6,6 +6,7 @@ Nothing is ever lost here, so nothing has to be repeated: leases never expire.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kv_transfer.handoff.actions import (
@@ -25,7 +26,7 @@ from kv_transfer.handoff.actions import (
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
-from protocol.handoff_messages import KvAsk, KvBegun, KvClosed, KvGrant, KvWritten
+from protocol.handoff_messages import GroupBlocks, KvAsk, KvBegun, KvClosed, KvGrant, KvWritten
 from simulator.event_queue import Action, EventQueue
 from simulator.network import Network
 
@@ -37,7 +38,8 @@ class HandoffOwner(Protocol):
 
     name: str
     number: int
-    block_bytes: float
+    bytes_by_group: Sequence[float]
+    windows: Sequence[int | None]
 
     def deliver(self, handler: Action, *arguments: object) -> None:
         """Handle a message now, or after the step under way."""
@@ -69,7 +71,7 @@ class Handoffs:
     ) -> None:
         self.peers: dict[str, Handoffs] = {}
         self.owner = owner
-        self._source = HandoffSource(margin_s=0.0)
+        self._source = HandoffSource(margin_s=0.0, windows=owner.windows)
         self._sink = HandoffSink(owner.name, ttl_s=FOREVER_S, landing_s=0.0)
         self._queue = queue
         self._network = network
@@ -87,9 +89,11 @@ class Handoffs:
         """Ask a worker for the prompt that it will compute."""
         self._act(self._sink.ask(key, source, self._queue.now))
 
-    def offer(self, key: HandoffKey, first_block: int, blocks: list[int]) -> None:
-        """Grant blocks to the source, which has begun."""
-        self._act(self._sink.offer(key, first_block, blocks, self._queue.now))
+    def offer(self, key: HandoffKey, blocks: Sequence[GroupBlocks]) -> None:
+        """Grant blocks of every group to the source, which has begun."""
+        first, *others = blocks
+        now = self._queue.now
+        self._act(self._sink.offer(key, first.first_block, first.block_ids, now, others))
 
     def abort(self, key: HandoffKey) -> None:
         """Tell the source that no blocks are needed."""
@@ -114,10 +118,10 @@ class Handoffs:
         """This worker holds blocks for the whole prompt."""
         self._carry_out(self._source.begin(key, self._queue.now))
 
-    def ready(self, key: HandoffKey, first_block: int, blocks: list[int], chunk: int) -> None:
+    def ready(self, key: HandoffKey, blocks: GroupBlocks, chunk: int) -> None:
         """These blocks are computed."""
-        actions = self._source.blocks_ready(key, first_block, blocks, chunk, self._queue.now)
-        self._carry_out(actions)
+        first, ids, now = blocks.first_block, blocks.block_ids, self._queue.now
+        self._carry_out(self._source.blocks_ready(key, first, ids, chunk, now, blocks.group))
 
     def finish(self, key: HandoffKey) -> None:
         """The prompt is computed, and its first token known."""
@@ -132,7 +136,8 @@ class Handoffs:
 
     def hear_grant(self, message: KvGrant) -> None:
         key = key_of(message)
-        self.owner.on_granted(key, len(message.block_ids) * self.owner.block_bytes)
+        sizes = zip(message.groups, self.owner.bytes_by_group, strict=True)
+        self.owner.on_granted(key, sum(len(each.block_ids) * size for each, size in sizes))
         self._carry_out(self._source.grant(message, self._queue.now))
 
     def hear_abort(self, key: HandoffKey, agent: str) -> None:
@@ -197,5 +202,5 @@ class Handoffs:
             sink.owner.deliver(sink.hear_written, notification)
             ours.deliver(self.end_write, write, began, self._queue.now)
 
-        num_bytes = len(write.source_blocks) * ours.block_bytes
+        num_bytes = len(write.source_blocks) * ours.bytes_by_group[write.group]
         self._network.send(ours.number, sink.owner.number, num_bytes, landed)

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from protocol.errors import Overloaded, PromptTooLong, TargetUnreachable
 from protocol.events import CacheEvents, WorkerStats
@@ -29,6 +30,7 @@ from simulator.event_queue import EventQueue
 from simulator.policies.choices import Policy
 from simulator.requests import Request
 from simulator.worker import SimulatedWorker
+from worker.moved_blocks import kept_windows
 
 EXPECTED_S = 10.0
 """How long blocks of a routed prompt are expected on its worker."""
@@ -289,9 +291,22 @@ def _registration(worker: SimulatedWorker) -> WorkerInfo:
         layout_fingerprint="",
         transport="",
         block_size=spec.config.block_size,
-        num_blocks=spec.num_blocks,
+        num_blocks=worker.scheduler.blocks.num_blocks,
         max_context=spec.max_context,
         max_batch_size=spec.config.max_batch_size,
         chunk_max_tokens=spec.config.chunk_max_tokens,
         itl_target_ms=spec.config.itl_target_s * 1000,
+        **_kept(worker),
     )
+
+
+def _kept(worker: SimulatedWorker) -> dict[str, Any]:
+    """What a worker registers of its groups of layers."""
+    layout = worker.spec.layout
+    if layout is None:
+        return {}
+    return {
+        "has_windows": worker.scheduler.pools.has_windows,
+        "windows": kept_windows(worker.scheduler, layout),
+        "block_bytes": round(worker.bytes_by_group[0]),
+    }

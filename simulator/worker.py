@@ -13,45 +13,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from kv_transfer.handoff.key import HandoffKey
-from protocol.messages import Role
 from scheduling.batch import Batch
-from scheduling.block_manager import BlockManager
-from scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.step_model import StepCost, StepModel
 from simulator.decode_run import DecodeRun
-from simulator.devices.step_times import StepTimes, chunk_work
+from simulator.devices.step_times import chunk_work
 from simulator.event_queue import Action, EventQueue
 from simulator.handoffs import Handoffs
-from simulator.leaps import MAX_STEPS, advance, longest_leap
+from simulator.leaps import advance, longest_leap
 from simulator.network import Network
 from simulator.requests import Request
 from simulator.sequences import SimulatedSequence, simulated_sequence
 from simulator.usage import Usage
+from simulator.worker_spec import WorkerSpec
+from worker.moved_blocks import moved_blocks
 
 _NOTHING = Batch()
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """What workers of one pool have in common. `max_leap` 1 computes every step by itself. A step
-    that begins while another worker computes takes longer by the share `contention`, as on cores
-    that share their memory's bandwidth; then every step is computed by itself."""
-
-    role: Role
-    config: SchedulerConfig
-    num_blocks: int
-    block_bytes: float
-    max_context: int
-    times: StepTimes
-    num_cards: int = 1
-    max_leap: int = MAX_STEPS
-    contention: float = 0.0
-
-    @property
-    def most_steps(self) -> int:
-        """How many steps may be leapt over at once."""
-        return 1 if self.contention else self.max_leap
 
 
 class Listener(Protocol):
@@ -91,8 +69,9 @@ class SimulatedWorker:
         self.number = number
         self.name = f"{spec.role.value}-{number}"
         self.spec = spec
-        self.block_bytes = spec.block_bytes
-        self.scheduler = Scheduler(spec.config, BlockManager(spec.num_blocks), StepModel())
+        self.bytes_by_group: Seq[float] = spec.bytes_by_group
+        self.scheduler = Scheduler(spec.config, spec.pools(), StepModel())
+        self.windows: Seq[int | None] = [rule.window for rule in self.scheduler.pools.rules]
         self.handoffs = Handoffs(self, queue, network, message_s)
         self.usage = Usage()
         self.received: dict[str, int] = {}
@@ -265,7 +244,11 @@ class SimulatedWorker:
             self._tasks[sequence.request_id].request.num_preemptions += 1
         for sequence in batch.received:
             first = sequence.num_cached // sequence.block_size
-            self.handoffs.offer(HandoffKey(*sequence.key), first, sequence.block_table[first:])
+            blocks = [
+                moved_blocks(sequence, group, sequence.num_tokens, first)
+                for group in range(len(self.windows))
+            ]
+            self.handoffs.offer(HandoffKey(*sequence.key), blocks)
         for chunk in batch.chunks:
             task = self._tasks[chunk.sequence.request_id]
             if task.num_chunks == 0 and not task.has_token:
@@ -277,8 +260,8 @@ class SimulatedWorker:
     def _compute(self, batch: Batch) -> None:
         """Begin a step with prompt chunks."""
         rows, context = len(batch.decodes), sum([each.num_tokens for each in batch.decodes])
-        now = self._queue.now
-        seconds = self.spec.times.seconds(rows, context, chunk_work(batch)) * self._slowdown
+        now, work = self._queue.now, chunk_work(batch, self.spec.windows)
+        seconds = self.spec.times.seconds(rows, context, work) * self._slowdown
         self._step_ends = ends = now + seconds
         self._queue.step_end(ends, self.number, self._end_step, batch, batch.cost, seconds)
 
@@ -299,7 +282,7 @@ class SimulatedWorker:
             if chunk.sequence.prefill_only:
                 whole = (chunk.start + chunk.num_tokens) // chunk.sequence.block_size
                 num_prompt = chunk.sequence.blocks_for(task.request.num_prompt)
-                self._offer(task, num_prompt if chunk.completes else whole)
+                self._offer(task, num_prompt if chunk.completes else whole, chunk.completes)
             task.num_chunks += 1
         for each in produced:
             if each.index == 0:
@@ -316,12 +299,17 @@ class SimulatedWorker:
         if task.sequence.prefill_only:
             self.handoffs.finish(task.request.key)
 
-    def _offer(self, task: Task, num_ready: int) -> None:
-        """Offer the blocks that have become ready."""
+    def _offer(self, task: Task, num_ready: int, is_last: bool = False) -> None:
+        """Offer the blocks that have become ready; those of groups with a window at the end."""
         first, task.num_ready = task.num_ready, num_ready
-        if num_ready > first:
-            blocks = task.sequence.block_table[first:num_ready]
-            self.handoffs.ready(task.request.key, first, blocks, task.num_chunks)
+        if num_ready == first:
+            return
+        num_tokens = num_ready * task.sequence.block_size
+        for group, window in enumerate(self.windows):
+            if window is None or is_last:
+                start = 0 if window is not None else first
+                blocks = moved_blocks(task.sequence, group, num_tokens, start)
+                self.handoffs.ready(task.request.key, blocks, task.num_chunks)
 
     @property
     def _slowdown(self) -> float:

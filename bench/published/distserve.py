@@ -21,7 +21,7 @@ from simulator.report.summary import Targets
 from simulator.requests import Request
 from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Trace
-from simulator.worker import WorkerSpec
+from simulator.worker_spec import WorkerSpec
 
 _TARGETS, _GOOD_SHARE = Targets(250, 100), 0.9
 _REQUESTS, _PROMPT, _OUTPUT = 1000, 756, 200

@@ -29,7 +29,7 @@ from simulator.policies.choices import Policy, by_rule
 from simulator.policies.pools import PoolLoad, at_random, least_loaded, missing_tokens
 from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Trace
-from simulator.worker import WorkerSpec
+from simulator.worker_spec import WorkerSpec
 
 _CARDS, _WORKERS, _BLOCK = 8, 8, 128
 _REQUESTS = 2000

@@ -22,7 +22,7 @@ from simulator.fleet import Fleet, FleetSpec, Outcome
 from simulator.report.summary import Targets, summarize
 from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Session, Trace, Turn
-from simulator.worker import WorkerSpec
+from simulator.worker_spec import WorkerSpec
 
 _LLAMA_13B = {
     "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40,

@@ -13,7 +13,7 @@ from scheduling.scheduler import SchedulerConfig
 from simulator.devices.step_times import StepTimes
 from simulator.fleet import FleetSpec
 from simulator.router import Delays
-from simulator.worker import WorkerSpec
+from simulator.worker_spec import WorkerSpec
 
 BLOCK_TOKENS = 16
 NUM_BLOCKS = 2048

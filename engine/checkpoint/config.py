@@ -50,7 +50,7 @@ def load_model_config(folder: Path) -> ModelConfig:
 def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> ModelConfig:
     """The checked configuration from the keys of a config.json. Raises ModelLoadError."""
     name, kind = _architecture(keys)
-    keys = _with_defaults(keys, kind)
+    keys = completed_keys(keys)
     vocab_size = _width(keys, "vocab_size")
     layers = parse_layers(keys, kind)
     num_layers = len(layers.kinds)
@@ -118,9 +118,11 @@ def _rotary_dim(keys: JsonKeys, kind: Architecture, head_dim: int) -> int:
     return rotary_dim
 
 
-def _with_defaults(keys: JsonKeys, kind: Architecture) -> JsonKeys:
-    """With what the file leaves out, and the keys of the language model where it is one part of
-    several. A null stands for itself, not for a default."""
+def completed_keys(keys: JsonKeys) -> JsonKeys:
+    """The keys of a config.json with what the file leaves out, and those of the language model
+    where it is one part of several. A null stands for itself, not for a default. Raises
+    ModelLoadError for an architecture that is not supported."""
+    _, kind = _architecture(keys)
     text = keys.table("text_config") if kind.has_text_config else None
     if text is None:
         return JsonKeys({**kind.defaults, **keys.values}, keys.where)

@@ -15,12 +15,13 @@ import torch
 
 from engine.attention.base import AttentionBackend, Segment
 from engine.gpu.graphs import GRAPH_BYTES
-from engine.kv_pool import KvPool, blocks_for_memory, blocks_with
+from engine.kv_pool import KvPool, blocks_for_memory
 from engine.models.runnable import RunnableModel
 from engine.sampling.sample_row import SampleRow
 from engine.sampling.sampler import Sampler
 from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams
+from scheduling.pool_sizes import blocks_with
 
 logger = logging.getLogger(__name__)
 

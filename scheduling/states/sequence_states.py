@@ -121,5 +121,7 @@ class SequenceStates:
 
     def _publish(self, sequence: Sequence, block: int, slot: int) -> None:
         hashes = sequence.hashes
+        if block >= len(hashes):  # simulated tokens may be nobody else's
+            return
         parent = hashes[block - 1] if block else None
         self._manager.publish(slot, hashes[block], parent, sequence.stays_in_pool)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protocol.errors import ConfigError
 from protocol.messages import Role
 from router.routing.placement import NO_TARGETS, Targets
-from scheduling.scheduler import SchedulerConfig
+from scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduling.step_model import StepModel
 from simulator.commands.settings import SimulationSettings
 from simulator.devices.cards import Card, card_named, read_card
 from simulator.devices.model_shape import ModelShape, model_shape
@@ -20,7 +21,7 @@ from simulator.policies.choices import Policy
 from simulator.router import Delays
 from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Trace
-from simulator.worker import WorkerSpec
+from simulator.worker_spec import WorkerSpec
 
 _MOST_CARDS = 64
 
@@ -128,12 +129,17 @@ class Devices:
             itl_target_s=settings.itl_target_ms / 1e3,
         )
         num_blocks = settings.num_blocks or roofline.pool_blocks(size)
-        return WorkerSpec(
+        layout = self._shape.kv_layout(size, self._precision.kv_bytes, settings.kv_windows)
+        spec = WorkerSpec(
             role,
             config,
             num_blocks,
             roofline.kv_bytes_per_token * size,
-            min(settings.max_context or self._shape.max_positions, num_blocks * size),
+            settings.max_context or self._shape.max_positions,
             self._measured or roofline,
             self.num_cards,
+            layout=layout if layout.grouping else None,
+            windows=tuple(window for window, _ in self._shape.windows),
         )
+        longest = Scheduler(config, spec.pools(), StepModel()).most_tokens
+        return replace(spec, max_context=min(spec.max_context, longest))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from process.settings import setting, setting_of
+from protocol.layout import ALL_TOKENS, WINDOW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,12 @@ class SimulationSettings:
     )
     weight_bits: float = setting(16, help="bits of a weight", minimum=1, maximum=32)
     kv_bits: float = setting(16, help="bits of a value in the KV cache", minimum=1, maximum=32)
+    kv_windows: str = setting(
+        "auto",
+        help="what layers with a window keep in the pool, as the workers' setting: all tokens, or "
+        "in groups of their own what later tokens see; auto: that, if other layers keep all tokens",
+        choices=("auto", ALL_TOKENS, WINDOW),
+    )
     ttft_ms: int = setting(
         2000, help="target: time to the first token of a good request", unit="ms", minimum=1
     )

@@ -1,18 +1,23 @@
 """The sizes of a model that determine its steps and its KV, from a config.json.
 
-Reads dense models, mixtures of experts and latent attention, also ones that Baton does not serve.
-Nothing is loaded: a configuration alone suffices.
+Reads dense models, mixtures of experts, latent attention, windows and states, also of models that
+Baton does not serve. Nothing is loaded: a configuration alone suffices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from checkpoint.json_keys import JsonKeys, read_json_object
-from protocol.errors import ConfigError
+from engine.checkpoint.config import completed_keys, parse_model_config
+from protocol.errors import ConfigError, ModelLoadError
+from protocol.layout import FP8, KvGroup, KvLayout, kept_grouping
+
+_DTYPES: Mapping[float, str] = {1.0: FP8, 2.0: "bfloat16", 4.0: "float32"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class ModelShape:
     - `head_params`: the output matrix of the whole model; `embedding_params` are kept beside it.
     - `attended_values`: multiplications of one query with one key and its value.
     - `kv_values`: what a token leaves in the cache.
+    - `groups`: layers that keep the same tokens, as `KvLayout.groups`; some may keep states. The
+      layers that keep no state are `kv_layers`.
     """
 
     name: str
@@ -43,6 +50,38 @@ class ModelShape:
     expert_params: int = 0
     dense_layers: int = 0
     lone_params: int = 0
+    groups: tuple[KvGroup, ...] = ()
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers with keys and values."""
+        states = [each for each in self.groups if each.state_numbers is not None]
+        return self.num_layers - sum(len(each.layers) for each in states)
+
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """Each window, and how many layers have it."""
+        groups = [each for each in self.groups if each.state_numbers is None]
+        return tuple((each.window, len(each.layers)) for each in groups if each.window is not None)
+
+    @property
+    def full_layers(self) -> int:
+        """Layers that attend to all tokens."""
+        return self.kv_layers - sum(number for _, number in self.windows)
+
+    def kv_layout(self, block_size: int, value_bytes: float, kv_windows: str) -> KvLayout:
+        """The layout of this model's blocks, of all its heads in one pool, in the data type that
+        has so many bytes, or in two bytes. `kv_windows`: as workers have it."""
+        return KvLayout(
+            model_fingerprint=self.name,
+            dtype=_DTYPES.get(value_bytes, "bfloat16"),
+            num_layers=self.kv_layers,
+            num_kv_heads=self.num_kv_heads,
+            block_size=block_size,
+            head_dim=self.kv_values // self.num_kv_heads,
+            num_planes=1,
+            grouping=kept_grouping(self.groups, kv_windows),
+        )
 
     @property
     def num_params(self) -> int:
@@ -99,6 +138,10 @@ def model_shape(name: str) -> ModelShape:
 
 def shape_of(keys: JsonKeys, name: str) -> ModelShape:
     """The shape that a config.json describes. Raises ModelLoadError."""
+    groups: tuple[KvGroup, ...] = ()
+    with suppress(ModelLoadError):  # of a model that Baton does not serve
+        groups = parse_model_config(keys).kv_grouping()
+        keys = completed_keys(keys)
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
     vocabulary = hidden * keys.integer("vocab_size")
@@ -132,6 +175,7 @@ def shape_of(keys: JsonKeys, name: str) -> ModelShape:
         if experts
         else 0,
         lone_params=lone,
+        groups=groups,
     )
 
 

@@ -2,7 +2,7 @@
 
 The parts follow each other: products with the weights, attention of chunks and of decodes, the
 output matrix, exchanges among the cards of a worker, launches. Weights and heads are split over the
-cards; each card reads its share. Pure.
+cards; each card reads its share. Layers with windows attend to these only. Pure.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from simulator.devices.step_times import ChunkWork
 
 _RESERVED = 0.08
 """The part of the memory for activations, graphs and buffers."""
+_STATE_BYTES = 4
+"""Of a number in a state."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,17 @@ class Roofline:
         self._bandwidth = card.memory_bytes_per_s * card.memory_share * num_cards
         self._attention_flops = card.flops * card.attention_share * num_cards
         self._lines: dict[tuple[int, int], float] = {}
-        self._slope = max(
-            self._pair_flops / self._attention_flops,
-            shape.num_layers * self._kv_bytes_read / self._bandwidth,
+        # of a token that a decode attends to, in a layer
+        self._token_s = max(
+            self._pair_flops / self._attention_flops, self._kv_bytes_read / self._bandwidth
         )
+        self._slope = shape.full_layers * self._token_s
+        self._row_s = self._windows_s() + self._states_s()
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """KV of a token on all cards, each value once."""
-        return self._shape.num_layers * self._shape.kv_values * self._precision.kv_bytes
+        """KV of a token in all layers on all cards, each value once."""
+        return self._shape.kv_layers * self._shape.kv_values * self._precision.kv_bytes
 
     @property
     def _kv_bytes_read(self) -> float:
@@ -58,7 +62,19 @@ class Roofline:
 
     @property
     def _pair_flops(self) -> float:
-        return 2.0 * self._shape.num_layers * self._shape.attended_values
+        """Of a query and a key, in a layer."""
+        return 2.0 * self._shape.attended_values
+
+    def _windows_s(self) -> float:
+        """The attention of a decode in layers with windows, which are full."""
+        tokens = sum(window * number for window, number in self._shape.windows)
+        return tokens * self._token_s
+
+    def _states_s(self) -> float:
+        """Reading and writing a sequence's states."""
+        groups = [each for each in self._shape.groups if each.state_numbers is not None]
+        numbers = sum(len(each.layers) * (each.state_numbers or 0) for each in groups)
+        return 2.0 * numbers * _STATE_BYTES / self._bandwidth
 
     @property
     def weight_bytes(self) -> float:
@@ -68,7 +84,7 @@ class Roofline:
     def pool_blocks(self, block_size: int) -> int:
         """The KV blocks that fit beside the weights. Raises ConfigError if none do."""
         room = self._card.memory_bytes * self._cards * (1 - _RESERVED) - self.weight_bytes
-        block_bytes = self._kv_bytes_read * self._shape.num_layers * block_size
+        block_bytes = self._kv_bytes_read * self._shape.kv_layers * block_size
         if room < block_bytes:
             raise ConfigError(
                 f"the weights of {self._shape.name} take {self.weight_bytes / 1e9:,.0f} GB, and "
@@ -78,14 +94,19 @@ class Roofline:
 
     def decode_line(self, num_rows: int) -> tuple[float, float]:
         """See `StepTimes`."""
-        return self._fixed(num_rows, num_rows), self._slope
+        return self._fixed(num_rows, num_rows) + num_rows * self._row_s, self._slope
 
     def seconds(self, num_rows: int, context: int, chunks: ChunkWork) -> float:
         """See `StepTimes`."""
         fixed = self._fixed(num_rows + chunks.num_tokens, num_rows + chunks.num_completed)
-        computing = self._pair_flops * chunks.pairs / self._attention_flops
-        read = self._shape.num_layers * self._kv_bytes_read * chunks.read_tokens / self._bandwidth
-        return fixed + self._slope * context + max(computing, read)
+        pairs, read = self._shape.full_layers * chunks.pairs, chunks.read_tokens
+        read *= self._shape.full_layers
+        for (_, number), within in zip(self._shape.windows, chunks.within, strict=False):
+            pairs, read = pairs + number * within[0], read + number * within[1]
+        computing = self._pair_flops * pairs / self._attention_flops
+        reading = self._kv_bytes_read * read / self._bandwidth
+        decodes = self._slope * context + self._row_s * num_rows
+        return fixed + decodes + max(computing, reading)
 
     def _fixed(self, num_tokens: int, num_sampled: int) -> float:
         """The time of a step without attention."""

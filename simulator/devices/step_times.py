@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,12 +13,13 @@ from scheduling.step_model import attended_pairs
 @dataclass(frozen=True, slots=True)
 class ChunkWork:
     """The prompt chunks of a step: their tokens, their query-key pairs, and the tokens whose KV
-    they read."""
+    they read. `within` has pairs and read tokens of layers with each window."""
 
     num_tokens: int = 0
     pairs: int = 0
     read_tokens: int = 0
     num_completed: int = 0
+    within: tuple[tuple[int, int], ...] = ()
 
 
 NO_CHUNKS = ChunkWork()
@@ -36,8 +38,8 @@ class StepTimes(Protocol):
         ...
 
 
-def chunk_work(batch: Batch) -> ChunkWork:
-    """The chunks of a batch."""
+def chunk_work(batch: Batch, windows: Sequence[int] = ()) -> ChunkWork:
+    """The chunks of a batch, of a model with these windows."""
     if not batch.chunks:
         return NO_CHUNKS
     return ChunkWork(
@@ -45,4 +47,15 @@ def chunk_work(batch: Batch) -> ChunkWork:
         sum(attended_pairs(each.num_tokens, each.start) for each in batch.chunks),
         sum(each.start + each.num_tokens for each in batch.chunks),
         sum(each.completes for each in batch.chunks),
+        tuple(_within(window, batch) for window in windows),
     )
+
+
+def _within(window: int, batch: Batch) -> tuple[int, int]:
+    """The pairs and read tokens of a batch's chunks in a layer with a window."""
+    pairs = read = 0
+    for each in batch.chunks:
+        num_short = min(each.num_tokens, max(0, window - each.start))  # see all tokens before them
+        pairs += attended_pairs(num_short, each.start) + (each.num_tokens - num_short) * window
+        read += min(each.start, window - 1) + each.num_tokens
+    return pairs, read

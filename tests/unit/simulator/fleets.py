@@ -13,7 +13,7 @@ from simulator.fleet import Fleet, FleetSpec, Outcome
 from simulator.leaps import MAX_STEPS
 from simulator.policies.choices import Policy
 from simulator.traces.sessions import BlockRuns, Session, Trace, Turn
-from simulator.worker import WorkerSpec
+from simulator.worker_spec import WorkerSpec
 
 BLOCK = 4
 

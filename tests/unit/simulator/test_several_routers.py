@@ -13,7 +13,7 @@ from router.routing.placement import Targets
 from scheduling.scheduler import SchedulerConfig
 from simulator.fleet import Fleet, FleetSpec
 from simulator.traces.sessions import Session, Trace, Turn
-from simulator.worker import WorkerSpec
+from simulator.worker_spec import WorkerSpec
 from tests.effort import times
 from tests.unit.simulator.fleets import BLOCK, LinearTimes
 

@@ -1,0 +1,61 @@
+"""What the workers of one simulated pool have in common: limits, memory, and how long steps take.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.layout import KvLayout
+from protocol.messages import Role
+from scheduling.block_manager import BlockManager
+from scheduling.block_pools import BlockPools
+from scheduling.pool_sizes import pages_of
+from scheduling.scheduler import SchedulerConfig
+from simulator.devices.step_times import StepTimes
+from simulator.leaps import MAX_STEPS
+from worker.moved_blocks import bytes_by_group
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What workers of one pool have in common.
+
+    `num_blocks` blocks of all layers, of `block_bytes` each, fit into memory. If layers are in
+    groups, `layout` says which; then every step is computed by itself. `windows` are those of the
+    model. `max_leap` 1 computes every step by itself, too. A step that begins while another worker
+    computes takes longer by the share `contention`, as on cores that share their memory's
+    bandwidth; then every step is computed by itself.
+    """
+
+    role: Role
+    config: SchedulerConfig
+    num_blocks: int
+    block_bytes: float
+    max_context: int
+    times: StepTimes
+    num_cards: int = 1
+    max_leap: int = MAX_STEPS
+    contention: float = 0.0
+    layout: KvLayout | None = None
+    windows: tuple[int, ...] = ()
+
+    @property
+    def most_steps(self) -> int:
+        """How many steps may be leapt over at once."""
+        return 1 if self.contention or self.layout is not None else self.max_leap
+
+    @property
+    def bytes_by_group(self) -> tuple[float, ...]:
+        """The bytes of a block of each group of layers."""
+        if self.layout is None:
+            return (self.block_bytes,)
+        scale = self.block_bytes / self.layout.block_bytes
+        return tuple(scale * each for each in bytes_by_group(self.layout))
+
+    def pools(self) -> BlockPools:
+        """The blocks of a worker. Raises ConfigError if memory does not suffice for all groups."""
+        if self.layout is None:
+            return BlockPools.of_one(BlockManager(self.num_blocks), self.config.block_size)
+        return BlockPools.of(self.layout, pages_of(self.layout, self.num_blocks))
