@@ -17,9 +17,17 @@ import torch
 from engine.backend import Backend, Sizes
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.formats.kv_scales import add_kv_scales, note_unused_scales
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.shard import Shard
-from engine.checkpoint.weights import Progress, has_blocks, load_block_weights, load_weights
+from engine.checkpoint.stored_tensors import FileTensors, StoredTensors
+from engine.checkpoint.weights import (
+    Progress,
+    Weights,
+    has_blocks,
+    load_block_weights,
+    load_weights,
+)
 from engine.cpu.backend import cpu_backend
 from engine.device import pick_device, torch_dtype
 from engine.engine import Engine, EngineLimits
@@ -118,6 +126,8 @@ def _load(
         weights = load_weights(
             theirs or config.folder, whole, backend.device, dtype, progress, backend.shard
         )
+    if _scale_kv(weights, theirs or FileTensors(config.folder), backend, part):
+        fingerprint += "-scaled"
     layout = _layout(config, whole, backend, fingerprint)
     scheduler = config.scheduler
     sizes = Sizes(
@@ -129,6 +139,17 @@ def _load(
         captures=config.cuda_graphs,
     )
     return _Loaded(config, part, backend, DecoderModel(part, weights, backend), layout, sizes)
+
+
+def _scale_kv(
+    weights: Weights, tensors: StoredTensors, backend: Backend, part: ModelConfig
+) -> bool:
+    """Let a pool of fp8 hold keys and values divided by the checkpoint's scales; whether it has
+    any."""
+    if backend.kv_dtype == FP8:
+        return add_kv_scales(weights, tensors, part, backend.shard)
+    note_unused_scales(tensors)
+    return False
 
 
 def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None) -> Backend:

@@ -52,6 +52,7 @@ _EMBED, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FINAL_NORM = "model.norm.weight"
 _IGNORED = re.compile(
     r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.masked_bias$|^rope_freqs\.weight$"
+    r"|\.(q|k|v|kv|prob)_scale$"  # see engine.checkpoint.formats.kv_scales
 )
 _LAYER = re.compile(r"model\.layers\.(\d{1,4})\.")
 

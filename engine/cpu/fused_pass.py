@@ -97,6 +97,8 @@ def _fused_layer(layer: Layer, rope: int) -> FusedLayer | None:
     attention = layer.attention
     if not isinstance(attention, GroupedAttention) or layer.post_norm is None:
         return None
+    if attention.kv_scales is not None:
+        return None
     feed_forward = _fused_feed_forward(layer.feed_forward)
     qkv, o = attention.qkv, part_of(attention.o)
     if feed_forward is None or not isinstance(qkv, NativeLinear):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.attention.scaled_kv import KvScales
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
 from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
@@ -30,6 +31,7 @@ class GroupedAttention:
         self.qkv = make.linear(matrices.pop("qkv"), vectors.get("qkv_bias"))
         self.qk_norm = _qk_norm(config, vectors) if config.qk_norm else None
         self.sinks = vectors.get("sinks")  # [num_heads], fp32
+        self.kv_scales = KvScales.of(vectors, config.num_heads)
         self.o = make.output_linear(matrices.pop("o"), vectors.get("o_bias"))
 
     @staticmethod
@@ -77,14 +79,18 @@ class GroupedAttention:
         """See AttentionLayer."""
         qkv = self.qkv(x)
         heads = qkv.view(len(qkv), self._num_heads + 2 * self._num_kv_heads, self._head_dim)
-        if batch.storing is not None:
+        if batch.storing is not None and self.kv_scales is None:
             ops, backend = batch.storing
             q = ops.rotate_and_store(heads, self.qk_norm, batch.rotation, backend.target(layer))
             return backend.attend(layer, _scaled(q, batch.scale), self.sinks).flatten(1)
         qk, v = heads.split([self._num_heads + self._num_kv_heads, self._num_kv_heads], dim=1)
         qk = batch.ops.rotate(qk, self.qk_norm, batch.rotation)
         q, k = qk.split([self._num_heads, self._num_kv_heads], dim=1)
-        return batch.grouped.run(layer, _scaled(q, batch.scale), k, v, self.sinks).flatten(1)
+        q = _scaled(q, batch.scale)
+        if self.kv_scales is None:
+            return batch.grouped.run(layer, q, k, v, self.sinks).flatten(1)
+        q, k, v = self.kv_scales.divided(q, k, v)
+        return self.kv_scales.restored(batch.grouped.run(layer, q, k, v, self.sinks)).flatten(1)
 
     def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionLayer."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.attention.scaled_kv import KvScales
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
 from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
@@ -25,6 +26,7 @@ class OutputGatedAttention:
         matrices, vectors = weights.matrices, weights.vectors
         self._qkv = make.linear(matrices.pop("qkv"), vectors.get("qkv_bias"))
         self._q_norm, self._k_norm = vectors["q_norm"], vectors["k_norm"]  # [head_dim]
+        self._kv_scales = KvScales.of(vectors, config.num_heads)
         self._o = make.output_linear(matrices.pop("o"), vectors.get("o_bias"))
 
     @staticmethod
@@ -73,7 +75,11 @@ class OutputGatedAttention:
             qk = torch.cat((rotated, qk[:, :, self._rope_dim :]), dim=2)
         q, k = qk.split([num_heads, num_kv_heads], dim=1)
         v = v.unflatten(1, (num_kv_heads, head_dim))
-        attended = batch.grouped.run(layer, q, k, v)
+        if self._kv_scales is None:
+            attended = batch.grouped.run(layer, q, k, v)
+        else:
+            q, k, v = self._kv_scales.divided(q, k, v)
+            attended = self._kv_scales.restored(batch.grouped.run(layer, q, k, v))
         return (attended * gate.sigmoid()).flatten(1)
 
     def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:

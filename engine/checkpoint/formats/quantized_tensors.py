@@ -108,8 +108,6 @@ class QuantizedTensors:
                 "%s: activations are not quantized (the checkpoint's scheme: %s)",
                 self.where, quantization.activations or "static scales",
             )  # fmt: skip
-        if of_kv:
-            logger.info("%s: scales of keys and values (%s) are not used", self.where, of_kv[0])
         for name in scales + of_kv:
             del self.entries[name]
 
