@@ -53,11 +53,25 @@ def expected(folder: Path) -> list[Reference]:
     return [prompts.after((), length) for length in LENGTHS]
 
 
+RANKS = [((2, 1), (1, 1)), ((1, 1), (1, 1)), ((1, 1), (2, 2)), ((3, 1), (1, 2)), ((2, 1), (2, 1))]
+"""Ranks of a layer and stages of the prefill and of the decode worker."""
+
+
 @pytest.mark.parametrize("transport", some(["nixl", "shm"], 1))
+@pytest.mark.parametrize(("prefill", "decode"), some(RANKS, 1))
 def test_apart_they_give_the_tokens_of_transformers(
-    folder: Path, expected: list[Reference], transport: str
+    folder: Path,
+    expected: list[Reference],
+    prefill: tuple[int, int],
+    decode: tuple[int, int],
+    transport: str,
 ) -> None:
+    """However many ranks have a copy of each latent, it is sent once."""
     with running_fleet(
+        prefill_tensor_parallel=prefill[0],
+        prefill_pipeline_parallel=prefill[1],
+        decode_tensor_parallel=decode[0],
+        decode_pipeline_parallel=decode[1],
         model=str(folder),
         prefill=1,
         decode=1,
