@@ -24,7 +24,7 @@ WEATHER = {
     },
 }
 TIME = {"type": "function", "function": {"name": "get_time"}}
-LONG = {"max_tokens": 1000}
+LONG = {"max_tokens": 400}
 TOOLS: dict[str, Any] = {"tools": [WEATHER, TIME], "max_tokens": 200}
 
 
