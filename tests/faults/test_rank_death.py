@@ -182,6 +182,11 @@ def test_streams_go_on_elsewhere(
         assert f"rank {case.rank} of {len(remains.ranks)} has ended by signal 9" in told
 
 
+def num_loads(child: Child) -> int:
+    """How often a worker has come so far that it waits for its ranks to load."""
+    return child.log_path.read_text().count("taking memory for KV blocks")
+
+
 @pytest.mark.nightly
 @of_decode_workers(LAYOUTS)
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -191,17 +196,23 @@ def test_a_worker_that_loses_a_rank_while_it_loads(
 ) -> None:
     """One that waits for a rank that stands still ends when it is told to."""
     child = fleet.fleet.processes["decode-1"]
-    num_hands = len(hands_of(child.pid))
+    num_hands, num_starts = len(hands_of(child.pid)), num_loads(child)
     fleet.kill(child.name)
     child.start()
     wait_for("its hands to begin", lambda: len(hands_of(child.pid)) == num_hands)
     remains = Remains(child.pid)
-    rank = remains.ranks[-1 if which == "a hand" else 0]
-    if how == "killed":
-        rank.kill()
+    remains.ranks[-1].suspend()
+    wait_for("the head to wait for it", lambda: num_loads(child) > num_starts)
+    head = remains.ranks[0]
+    if which == "a hand":
+        if how == "killed":
+            remains.ranks[-1].kill()
+        else:
+            child.signal(signal.SIGTERM)
     else:
-        rank.suspend()
-        child.signal(signal.SIGTERM if which == "a hand" else signal.SIGKILL)
+        if how == "stopped":
+            head.suspend()
+        head.kill()
     assert child.wait(60)
     assert (child.exit_status() == 0) == (how == "stopped" and which == "a hand")
     remains.assert_none()
