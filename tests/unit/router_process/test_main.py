@@ -26,7 +26,7 @@ from process.store.embedded_valkey import EmbeddedValkey
 from process.store.worker_lease import WorkerLease
 from protocol.messages import Abort, FinishReason, Generate, Role
 from router_process.main import main
-from tests.forked import ForkedChild
+from tests.forked import KNOWN_CHECKPOINT, ForkedChild
 from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 
 END = b"\n\n"
@@ -95,6 +95,7 @@ async def router(
         *getattr(request, "param", ["--shutdown-grace-s=20"]),
         BATON_REDIS_URL=valkey.url,
         BATON_CLUSTER_SECRET=SECRET,
+        **{KNOWN_CHECKPOINT: str(checkpoint)},
     )
     async with asyncio.timeout(WAIT_S):
         while not port_file.exists():
