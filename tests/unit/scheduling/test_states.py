@@ -93,7 +93,7 @@ def test_each_step_reads_the_state_of_the_tokens_before_it(
     kept: list[Sequence] = []
     left = data.draw(st.integers(1, 8))
     for number in range(3000):
-        if left and data.draw(st.booleans()):
+        if left and not data.draw(st.booleans()):
             left -= 1
             prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=60))
             prefill_only = data.draw(st.booleans())
@@ -107,7 +107,7 @@ def test_each_step_reads_the_state_of_the_tokens_before_it(
         batch = scheduler.schedule(0.0)
         slots.check()
         slots.compute(batch)
-        if data.draw(st.integers(0, 5)):
+        if data.draw(st.integers(0, 5)) < 5:
             slots.commit(batch)
         elif scheduler.sequences and data.draw(st.booleans()):
             given_up = scheduler.sequences[0]
