@@ -25,7 +25,6 @@ from process.store.fleet_watcher import read_fleet
 from process.store.worker_lease import WorkerLease
 from protocol.messages import PROTOCOL_VERSION, Role
 from protocol.registration import WorkerInfo, WorkerState
-from tests.forked import ForkedChild
 
 CLUSTER = "default"
 LONG_LEASE_S = 60.0
@@ -33,10 +32,10 @@ LONG_LEASE_S = 60.0
 
 
 class FakeChildren(ChildSettings):
-    """Makes fake processes; `behaviours` by name, `good` where none is given. They are forked,
-    unless `child` is `Child` itself."""
+    """Makes fake processes; `behaviours` by name, `good` where none is given. They start
+    as users' do, unless `child` is a class that forks."""
 
-    child: type[Child] = ForkedChild
+    child: type[Child] = Child
     behaviours: dict[str, str] = {}  # noqa: RUF012 - each test sets its own
     lease_s = LONG_LEASE_S
 

@@ -78,7 +78,6 @@ def test_with_logs_to_standard_output_every_line_is_json(tmp_path: Path) -> None
     output = JsonOutput(stream)
     settings = UpSettings(model="m", port=0, log_dir=str(tmp_path), log_to="stdout")
     children = FakeChildren(settings)
-    children.child = Child
     console = console_on(output)
     with Fleet(settings, children, console.print, output.write_line) as fleet:
         show(fleet, console)
@@ -97,7 +96,7 @@ def test_with_logs_to_standard_output_every_line_is_json(tmp_path: Path) -> None
 def test_a_process_that_cannot_start_is_quoted_from_standard_output(tmp_path: Path) -> None:
     settings = UpSettings(model="m", port=0, log_dir=str(tmp_path), log_to="stdout")
     children = FakeChildren(settings)
-    children.behaviours, children.child = {"decode-1": "broken"}, Child
+    children.behaviours = {"decode-1": "broken"}
     output = JsonOutput(io.StringIO())
     with pytest.raises(ServiceError, match="the frobnicator is missing"):
         Fleet(settings, children, take_line=output.write_line).start()
