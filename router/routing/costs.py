@@ -28,7 +28,10 @@ CROWD_SHARE = 0.5
 TRANSFER_SHARE = 0.125
 """The time to move a token's KV, as a share of computing it, for pairs without a measurement."""
 HANDOFF_MS = 2.0
-"""Milliseconds of a handoff beyond moving blocks: messages, and the step that has to end."""
+"""Milliseconds of a handoff's messages."""
+HANDOFF_TURNS = 3
+"""Steps that have to end on the decode worker: before it asks, before it grants blocks, and, after
+the first token, before it takes the request into its batch."""
 FETCH_MS = 5.0
 """Milliseconds of a fetch beyond moving blocks: messages, and the holder's turn."""
 LOAD_MS = 1.0
@@ -50,6 +53,8 @@ class Costs:
         self._pairs = pairs
         self._num_blocks = blocks_of(query)
         self._room_blocks = self._num_blocks + pairs.room_in_windows(self._num_blocks)
+        self._more_tokens = max(1, query.output_tokens - 1)
+        self._in_windows = pairs.in_windows(self._num_blocks)
         self._most_blocks = (query.num_tokens - 1) // query.block_size
         """The last token is always computed, because its logits are needed."""
         self._decoding: dict[str, _Decoding] = {}
@@ -94,25 +99,29 @@ class Costs:
             decoding.output_ms, decoding.tpot_ms, delay_ms,
         )  # fmt: skip
 
-    def remote(self, load: WorkerLoad) -> Candidate:
-        """A decode worker that gets the KV from another worker."""
+    def remote(self, load: WorkerLoad, begins_ms: float) -> Candidate:
+        """A decode worker that gets the KV from another worker, which has the first token after
+        `begins_ms` at the earliest."""
         query, pace = self._query, load.pace
         match = self._matches.get(load.worker_id, NO_MATCH)
         missing, recompute = self._needs(match)
-        handoff_ms = 0.0
-        if not query.by_load:
-            usual = self._pairs.usual_ms_per_block
-            if usual is None:
-                moving_ms = TRANSFER_SHARE * recompute * pace.per_token_us / US_PER_MS
-            else:
-                moved = exposed_blocks(recompute, query.block_size)
-                moving_ms = (moved + self._pairs.in_windows(self._num_blocks)) * usual
-            handoff_ms = HANDOFF_MS + moving_ms
         decoding = self._decoding.get(load.worker_id) or self._decode(load, match)
         wait_ms, tpot_ms = pace.wait_ms, decoding.tpot_ms
+        step_ms = tpot_ms
         if wait_ms:  # steps with prompts of others while this output runs
             wait_ms = min(wait_ms, query.output_tokens * pace.itl_target_ms)
-            tpot_ms += self._slowed_ms(load, wait_ms, tpot_ms)
+            step_ms = pace.step_with_prompts_ms(load.queued_tokens)
+            share = min(1.0, wait_ms / (query.output_tokens * step_ms))
+            tpot_ms += share * max(0.0, step_ms - tpot_ms)
+        handoff_ms = 0.0
+        if not query.by_load:
+            turns_ms = HANDOFF_TURNS * step_ms - begins_ms
+            handoff_ms = HANDOFF_MS + (turns_ms if turns_ms > step_ms else step_ms)
+            handoff_ms += self._moving_ms(load, recompute, begins_ms)
+        late_ms = handoff_ms
+        if decoding.room_ms > begins_ms:
+            late_ms += decoding.room_ms - begins_ms
+        tpot_ms += late_ms / self._more_tokens
         cost_ms = wait_ms + decoding.room_ms + handoff_ms + decoding.output_ms + decoding.delay_ms
         return Candidate(
             load.worker_id, cost_ms, missing, recompute, 0, decoding.shortage, None,
@@ -120,14 +129,14 @@ class Costs:
             decoding.delay_ms,
         )  # fmt: skip
 
-    def _slowed_ms(self, load: WorkerLoad, wait_ms: float, tpot_ms: float) -> float:
-        """By how much the prompts that wait at a decode worker slow each token of an output that is
-        handed over to it: its steps take longer meanwhile, and the handoff waits for the end of
-        one."""
-        output = self._query.output_tokens
-        step_ms = load.pace.step_with_prompts_ms(load.queued_tokens)
-        share = min(1.0, wait_ms / (output * step_ms))
-        return share * max(0.0, step_ms - tpot_ms) + step_ms / max(1, output - 1)
+    def _moving_ms(self, load: WorkerLoad, recompute: int, begins_ms: float) -> float:
+        """How long after the first token the KV still moves: that of the last chunk in any case,
+        and what is not over by then, as where the other worker has most of the prompt cached."""
+        usual, block_size = self._pairs.usual_ms_per_block, self._query.block_size
+        if usual is None:
+            return TRANSFER_SHARE * recompute * load.pace.per_token_us / US_PER_MS
+        last = exposed_blocks(recompute, block_size) + self._in_windows
+        return max(last * usual, -(-recompute // block_size) * usual - begins_ms)
 
     def _needs(self, match: PrefixMatch) -> tuple[int, int]:
         """The missing tokens: now, and when the prompt's turn comes."""

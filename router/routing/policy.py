@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from process.number_text import count
 from protocol.errors import Overloaded, PromptTooLong
 from router.routing.cache_index import NO_MATCH, PrefixMatch
-from router.routing.costs import HANDOFF_MS, Costs, blocks_of, exposed_blocks
+from router.routing.costs import Costs, blocks_of, exposed_blocks
 from router.routing.pairs import Pairs
 from router.routing.placement import (
     NO_TARGETS,
@@ -84,7 +84,8 @@ def place(
     near = _local_candidates(query, decoders, costs, matches, bool(prefillers))
     here, pair, spare, shown = picker.local(near), None, None, near
     if prefillers and not picker.is_certainly_local(here, prefillers):
-        remote = tuple([costs.remote(each) for each in decoders])
+        begins_ms = min([each.ttft_ms or 0.0 for each in prefillers])
+        remote = tuple([costs.remote(each, begins_ms) for each in decoders])
         pair = picker.pair(remote, prefillers, pairs)
         if _may_overflow(query) and not any(_is_ample(query, each) for each in (pair, here)):
             idle = tuple([costs.local(each, alone=False) for each in decoders])
@@ -126,7 +127,7 @@ def place_handover(
     """Choose the decode worker that continues from the KV of `source`; raises as `place` does."""
     loads = _decode_loads(query, decode, matches)
     costs = Costs(query, matches, pairs)
-    candidates = tuple([costs.remote(each) for each in loads])
+    candidates = tuple([costs.remote(each, 0.0) for each in loads])
     picker = _Picker(query, rng, loads)
     chosen = picker.cheapest(candidates)
     tie_ms = picker.tie_ms(min([each.cost_ms for each in candidates]))
@@ -224,7 +225,7 @@ class _Picker:
             for source in sources:
                 pair, extra_ms = known.get(source.worker_id), 0.0
                 if pair is not None:
-                    extra_ms = pair.transfer_ms(blocks, usual) + HANDOFF_MS - sink.handoff_ms
+                    extra_ms = pair.transfer_ms(blocks, usual) - blocks * usual
                 found.append((sink.cost_ms + source.cost_ms + extra_ms, sink, source, extra_ms))
         least_ms = min([each[0] for each in found])
         limit = least_ms + self.tie_ms(least_ms)

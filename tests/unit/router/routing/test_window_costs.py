@@ -47,8 +47,21 @@ def test_a_handoff_is_measured_by_its_bytes_and_costs_what_no_chunk_hides() -> N
     """The last chunk's blocks, and what the window sees from the end."""
     pairs = pairs_of(WINDOW)
     pairs.observe_handoff("p1", "d1", blocks=63 + 10, num_bytes=113 * BYTES, took_ms=11.3)
-    found = Costs(query(), {}, pairs).remote(load("d1"))
-    assert found.handoff_ms == pytest.approx(HANDOFF_MS + 0.1 * (32 + 40))
+    costs, worker = Costs(query(), {}, pairs), load("d1")
+    found = costs.remote(worker, 1000.0)
+    step_ms = costs.local(worker, alone=True).tpot_ms
+    assert found.handoff_ms == pytest.approx(HANDOFF_MS + step_ms + 0.1 * (32 + 40))
+
+
+def test_what_a_short_computation_does_not_hide_moves_after_it() -> None:
+    """The other worker has most of the prompt cached: all of its KV has yet to move."""
+    pairs = pairs_of()
+    pairs.observe("p1", "d1", 100, 10.0)
+    costs, worker = Costs(query(), {}, pairs), load("d1")
+    late, soon = (costs.remote(worker, begins_ms).handoff_ms for begins_ms in (1000.0, 1.0))
+    step_ms = costs.local(worker, alone=True).tpot_ms
+    turns_ms = max(step_ms, 3 * step_ms - 1.0) - step_ms
+    assert soon - late == pytest.approx(0.1 * 63 - 1.0 - 0.1 * 32 + turns_ms)
 
 
 def test_a_request_needs_room_for_its_windows() -> None:
