@@ -170,7 +170,10 @@ class ChildSettings:
         return {name: getattr(self._settings, f"{role.value}_{name}") for name in names}
 
     def _peers_of(self, role: Role) -> dict[str, int]:
-        """The settings that tell this role's workers the ranks of the other role's."""
+        """The settings that tell this role's workers the ranks of the other role's. Shared memory
+        is copied as fast in small pieces as in large ones."""
+        if self._settings.transport != "nixl":
+            return {}
         other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
         return {f"peer_{name}": count for name, count in self._ranks_of(other).items()}
 

@@ -55,7 +55,8 @@ class TransferPeers:
             log.warning("refused the pool of agent %s: %s", message.agent, error)
             self._counters.add(Count.DESCRIPTORS_REFUSED)
             return False
-        _warn_of_small_pieces(message.agent, shares)
+        if message.transport == "nixl":  # shared memory is copied as fast in small pieces
+            _warn_of_small_pieces(message.agent, shares)
         self._descriptors[message.agent] = message, shares
         self.restore(message.agent)
         return True

@@ -151,13 +151,16 @@ def test_a_worker_is_told_its_cores() -> None:
 
 
 def test_workers_are_told_the_ranks_of_the_other_role() -> None:
-    ranks = {"prefill_pipeline_parallel": 3, "decode_tensor_parallel": 4}
+    ranks = {"prefill_pipeline_parallel": 3, "decode_tensor_parallel": 4, "transport": "nixl"}
     children = ChildSettings(UpSettings(model="/m", **ranks), environ={})
     prefill, decode = (
         parsed(children.worker(role, "w", SHARED, DIR)) for role in (Role.PREFILL, Role.DECODE)
     )
     assert (prefill.peer_tensor_parallel, prefill.peer_pipeline_parallel) == (4, 1)
     assert (decode.peer_tensor_parallel, decode.peer_pipeline_parallel) == (1, 3)
+    over_memory = ChildSettings(UpSettings(model="/m", **ranks | {"transport": "shm"}), environ={})
+    told = parsed(over_memory.worker(Role.DECODE, "w", SHARED, DIR))
+    assert (told.peer_tensor_parallel, told.peer_pipeline_parallel) == (None, None)
 
 
 def test_workers_of_any_number_of_ranks_get_one_layout() -> None:
