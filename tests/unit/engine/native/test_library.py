@@ -187,7 +187,7 @@ def load(folder: Path, attention: str, dtype: str = "auto") -> loader.LoadedEngi
 def test_auto_without_a_compiler_runs_torch_and_says_so(make_tiny, no_compiler, caplog):
     with caplog.at_level(logging.WARNING):
         load(make_tiny().folder, "auto").engine.warm_up()
-    assert "attention by torch" in caplog.text
+    assert "torch computes attention" in caplog.text
     assert "no C++ compiler" in caplog.text
 
 
