@@ -40,7 +40,8 @@ def test_what_it_owes_comes_from_another_and_what_it_writes_late_lands_behind_th
     stream.wait()
     assert (stream.error, stream.tokens) == (None, list(reference.output))
     first, *_, retry = trace_of(fleet.fleet, stream.request_id)["attempts"]
-    assert "has fallen silent" in first["failed"]
+    noticed = ("has fallen silent", "the source is gone")  # by the router, or by the sink
+    assert any(each in first["failed"] for each in noticed)
     assert retry["prefill"]["worker_id"] != silent
     assert_fenced(fleet, reference)
     stream = Stream(fleet.url, list(other.prompt), NUM_TOKENS).wait()

@@ -170,7 +170,10 @@ def test_an_answer_says_where_its_time_went(client: openai.OpenAI, streamed: boo
         "prefill-1",
         "decode",
     )
-    assert all(first[name] >= 0 for name in ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms"))
+    assert all(
+        first[name] is not None and first[name] >= 0
+        for name in ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms")
+    ), shown[-1]
     assert first["ttft_ms"] >= first["prefill_ms"] > 0
 
 

@@ -90,9 +90,9 @@ def test_blocks_come_back_from_disk_also_after_a_restart(
         for each in (former, later)
     ]
     with fleet_with(prefill, host_blocks=2 * POOL, folder=tmp_path, **layouts[0]) as fleet:
-        assert grown(fleet, long, "loaded_tokens") == 0
+        shared = grown(fleet, long, "loaded_tokens")  # beginnings that several prompts share
         wait_for("blocks on disk", lambda: total(fleet, "disk_tier_stored_bytes") > ENOUGH)
-        assert grown(fleet, long, "loaded_tokens") > 0
+        assert grown(fleet, long, "loaded_tokens") > shared
         wait_for("blocks read from disk", lambda: total(fleet, "disk_tier_loaded_bytes"))
     with fleet_with(prefill, host_blocks=2 * POOL, folder=tmp_path, **layouts[1]) as fleet:
         assert grown(fleet, long, "disk_tier_loaded_bytes") > 0
