@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from functools import reduce
 from itertools import repeat
-from operator import and_
+from operator import and_, or_
 from typing import NamedTuple
 
 from protocol.hashing import end_of
@@ -45,8 +45,8 @@ class BlockHolders:
         if masks.keys().isdisjoint(digests):  # the usual case, which is quick: no worker holds any
             masks.update(dict.fromkeys(digests, worker))
             return
-        for digest in digests:
-            masks[digest] = masks.get(digest, 0) | worker
+        held = map(masks.get, digests, repeat(0))
+        masks.update(zip(digests, map(or_, held, repeat(worker)), strict=False))
 
     def remove(self, worker: int, digests: Iterable[bytes]) -> None:
         """Note that a worker does not hold these blocks."""
