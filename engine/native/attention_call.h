@@ -9,7 +9,7 @@
 
 namespace baton {
 
-// Mirrors `_Call` in cpu_backend.py. Strides count elements. T is what q, k, v and out are, P what
+// Mirrors `_Call` in cpu_attention.py. Strides count elements. T is what q, k, v and out are, P what
 // the pool holds: the same, or e4m3, or bf16 by its bits (split.h).
 struct AttentionCall {
   void* pool;               // of this layer, block 0; strides and offsets count its elements

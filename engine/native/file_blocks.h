@@ -18,8 +18,8 @@
 namespace baton {
 
 // Kinds of blocks by their numbers in the files, as `BLOCK_TYPES` in checkpoint/gguf/header.py has
-// them. From 64 on they are our own, as in `SCALED_TYPES` in engine/checkpoint/blocks.py: integers
-// and floats of 4 or 8 bits, one for each number of inputs in a block.
+// them. From 64 on they are our own, as in `SCALED_TYPES` in engine/checkpoint/quantized_blocks.py:
+// integers and floats of 4 or 8 bits, one for each number of inputs in a block.
 enum BlockKind : int32_t {
   kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12, kQ5_K = 13, kQ6_K = 14,
   kInt4By32 = 64, kInt4By64 = 65, kInt8By64 = 66, kFloat4By16 = 67, kFloat4By32 = 68, kFloat8By64 = 69

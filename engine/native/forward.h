@@ -37,7 +37,7 @@ struct LayerWeights {
   int64_t rope;                        // index of the layer's cos and sin
 };
 
-// Mirrors `_Forward` in fused_layers.py.
+// Mirrors `Forward` in fused_layers.py.
 struct ForwardCall {
   const LayerWeights* layers;
   const AttentionCall* const* attention;  // by plan; the pool is that of all layers

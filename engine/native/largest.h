@@ -9,7 +9,7 @@
 
 namespace baton {
 
-// Mirrors `_LargestCall` in largest.py.
+// Mirrors `_LargestCall` in row_argmax.py.
 struct LargestCall {
   const float* x;   // [rows, size]
   float* values;    // [rows]: NaN where a row has one

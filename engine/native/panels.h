@@ -17,7 +17,7 @@ constexpr int kPanelColumns = kPanelOutputs / kLanes;
 template <bool kNarrow>
 constexpr int kWordBytes = kNarrow ? kNarrowBytes : kPlainBytes;
 
-// Some panels of quantized blocks of one kind; mirrors `_Part` in native_linear.py.
+// Some panels of quantized blocks of one kind; mirrors `_Part` in block_panels.py.
 struct BlockPart {
   const char* panels;  // see block_panels.h
   int32_t first;       // panel of the weight

@@ -16,7 +16,7 @@ namespace baton {
 
 constexpr int kUnitsPerThread = 4;  // costs differ: few large ones leave threads waiting for the last
 
-// Mirrors `_PlanCall` in cpu_backend.py.
+// Mirrors `_PlanCall` in cpu_attention.py.
 struct PlanCall {
   const int64_t* query_lens;    // [num_segments]
   const int64_t* wanted;        // [num_segments]: how many of its last queries attend

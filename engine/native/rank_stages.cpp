@@ -15,7 +15,7 @@
 namespace baton {
 namespace {
 
-// Mirrors `_Call` in engine/parallel/stages.py.
+// Mirrors `_Call` in engine/parallel/hidden_states.py.
 struct StageCall {
   void* data;
   int64_t size;           // bytes
