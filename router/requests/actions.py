@@ -58,22 +58,22 @@ class ActionRunner:
     def deliver(self, generation: ServedGeneration, delta: TokenDelta, now_us: int) -> None:
         """Pass a delta that came at `now_us` to the client, behind those that wait. The time of the
         first token is that of its delivery."""
+        if type(generation.state) is states.Over:
+            return  # the delta before it was the last that the client wanted
         trace, sink = generation.trace, generation.sink
         is_first = not trace.first_token_received_us
         if is_first:
-            trace.first_token_received_us = now_us
+            trace.first_token_received_us = trace.first_token_us = now_us
             trace.first_attempt = generation.attempt_number
             trace.num_cached_tokens = generation.cached_tokens
+        trace.last_token_us = now_us  # the client's last event may carry these times
+        trace.num_output_tokens = len(generation.stream.token_ids)
         if generation.backlog or sink.is_full:
             self._queue(generation, delta)
-        elif type(generation.state) is states.Over:
-            return  # the delta before it was the last that the client wanted
         elif not sink.take(delta) or delta.finish is not None:
             self._end(generation, delta)
         if is_first:
-            trace.first_token_us = now_us = self._traces.wall_us()
-        trace.last_token_us = now_us
-        trace.num_output_tokens = len(generation.stream.token_ids)
+            trace.first_token_us = trace.last_token_us = self._traces.wall_us()
 
     async def catch_up(self, generation: ServedGeneration) -> None:
         """Wait until the sink has room, and pass it the oldest waiting delta."""

@@ -17,6 +17,7 @@ from protocol.errors import (
 )
 from protocol.messages import Abort, FinishReason, Generate, Prefill
 from protocol.registration import WorkerState
+from router.requests.interface import TokenDelta
 from tests.unit.router.router_harness import (
     WHOLE,
     Consumer,
@@ -44,19 +45,25 @@ async def test_wanting_no_more_aborts_both_legs(harness: Harness) -> None:
     assert harness.metric("generations_total", outcome="closed") == 1
 
 
+@pytest.mark.parametrize("is_full", [False, True])
 async def test_a_client_that_wants_no_more_gets_no_more_of_what_came_together(
-    harness: Harness,
+    harness: Harness, is_full: bool
 ) -> None:
-    """The decode worker's token has overtaken the first one."""
+    """The decode worker's token has overtaken the first one, which may fill the sink."""
     decode, prefill = await harness.join("d1", "p1")
-    consumer = Consumer(harness.dispatcher, request())
-    consumer.wants_more = False
+    consumer = Consumer(harness.dispatcher, request(deadline_ms=5000))
+
+    def take_last(delta: TokenDelta) -> bool:
+        consumer.deltas.append(delta)
+        consumer.is_full = is_full
+        return False
+
+    consumer.take = take_last
     decode.tokens(await decode.received.next(Generate), 1, [1001])
     leg = await prefill.received.next(Prefill)
     await until(lambda: harness.dispatcher._generations["r"].stream.held)
     prefill.first_token(leg, 1000)
-    await consumer.end()
-    assert consumer.tokens == [1000]
+    assert await consumer.end() == [1000]
 
 
 async def test_cancelling_the_reader_aborts_at_once(harness: Harness) -> None:
