@@ -169,10 +169,14 @@ _NOTHING: Durations = dict.fromkeys(
 def _add_phases(attempt: AttemptTrace, found: Durations) -> None:
     """Add the phases of one attempt, on whichever worker they took place.
 
-    The handoff lasts from the end of the last chunk to the first decode step that has its KV.
+    The handoff lasts from the end of the last chunk to the first decode step that has its KV. The
+    phases of a prompt that another worker computes are unknown until that worker's trace is here:
+    all tokens of the decode worker may overtake the trace.
     """
     prefill, decode = attempt.prefill, attempt.decode
-    worker = prefill or decode
+    if decode is not None:
+        found["first_step_ms"] = decode.first_step_ms
+    worker = prefill if attempt.source else decode
     if worker is None:
         return
     chunks = worker.chunks
@@ -183,16 +187,13 @@ def _add_phases(attempt: AttemptTrace, found: Durations) -> None:
         found["prefill_ms"] = max(0, chunks[-1].end_us - chunks[0].start_us) / 1000
     if prefill is not None:
         found["queue_ms"] = _span_ms(prefill.received_us, prefill.scheduled_us)
+        if chunks and decode is not None and decode.first_step_us:
+            began_us = chunks[-1].end_us - offset_us
+            first_us = decode.first_step_us - attempt.clock_of(decode.worker_id).offset_us
+            found["handoff_ms"] = max(0, first_us - began_us) / 1000
     elif decode is not None:
         scheduled = chunks[0].start_us if chunks else decode.admitted_us
         found["queue_ms"] = _span_ms(decode.received_us, scheduled)
-    if decode is None:
-        return
-    found["first_step_ms"] = decode.first_step_ms
-    if prefill is not None and chunks and decode.first_step_us:
-        began_us = chunks[-1].end_us - offset_us
-        first_us = decode.first_step_us - attempt.clock_of(decode.worker_id).offset_us
-        found["handoff_ms"] = max(0, first_us - began_us) / 1000
 
 
 def _span_ms(start_us: int, end_us: int) -> float | None:

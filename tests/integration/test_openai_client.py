@@ -170,11 +170,12 @@ def test_an_answer_says_where_its_time_went(client: openai.OpenAI, streamed: boo
         "prefill-1",
         "decode",
     )
-    assert all(
-        first[name] is not None and first[name] >= 0
-        for name in ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms")
-    ), shown[-1]
-    assert first["ttft_ms"] >= first["prefill_ms"] > 0
+    assert first["ttft_ms"] > 0
+    assert first["decode_ms"] is not None
+    prompt = [first[name] for name in ("queue_ms", "prefill_ms", "handoff_ms")]
+    if prompt != [None, None, None]:  # all tokens may overtake the prefill worker's trace
+        assert min(prompt) >= 0
+        assert first["ttft_ms"] >= first["prefill_ms"] > 0
 
 
 def test_a_wish_for_timing_is_yes_or_no(client: openai.OpenAI) -> None:

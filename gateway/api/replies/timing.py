@@ -1,8 +1,10 @@
 """Where one answer's time went, for a client that sends `x-baton-timing: 1`.
 
-A short form of the trace that operators see. Workers send their traces with the last tokens, so
-the answer never waits for a trace. A value is null if the phase did not happen, or if the router
-ended the generation before the worker finished (the router found a stop string).
+A short form of the trace that operators see. A decode worker sends its trace with its last token, a
+prefill worker with the first token, which all tokens of the decode worker may overtake. The answer
+waits for no trace. A value is null if the phase did not happen, if its worker's trace is not here
+yet, or if the router ended the generation before the worker finished (the router found a stop
+string).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from protocol.messages import (
 )
 from protocol.traces import ChunkSpan, DecodeTrace
 from router.requests.interface import TokenDelta
-from router.requests.trace_json import trace_json
+from router.requests.trace_json import timing_lookup, trace_json
 from router.routing.cache_index import PrefixMatch
 from tests.unit.router.fake_worker import SECRET, prefill_trace
 from tests.unit.router.router_harness import (
@@ -62,6 +62,43 @@ async def test_the_trace_tells_where_time_went(harness: Harness) -> None:
     assert shown["num_output_tokens"] == 6
     assert shown["ttft_ms"] == (shown["first_token_us"] - shown["received_us"]) / 1000
     assert harness.registry.get_sample_value("baton_handoff_seconds_count") == 1
+
+
+async def test_all_tokens_may_overtake_the_trace_of_the_first(harness: Harness) -> None:
+    """What the decode worker waited for is then no queue and no prefill."""
+    decode, prefill = await harness.join("d1", "p1")
+    consumer = Consumer(harness.dispatcher, request(request_id="r"))
+    generate = await decode.received.next(Generate)
+    leg = await prefill.received.next(Prefill)
+    trace = DecodeTrace(
+        worker_id="d1", received_us=1000, admitted_us=8000, first_step_us=12_500, finished_us=20_000
+    )
+    decode.tokens(generate, 0, WHOLE, finish=FinishReason.STOP, cached_tokens=0, trace=trace)
+    assert await consumer.end() == WHOLE
+    names, timing_of = ("queue_ms", "prefill_ms", "handoff_ms"), timing_lookup(harness.traces)
+    early = timing_of("r")
+    assert early is not None
+    assert [getattr(early, name) for name in names] == [None, None, None]
+    assert early.decode_ms is not None
+    prefill.first_token(leg, 1000, chunks=(ChunkSpan(3000, 9000, 100),))
+    await until(lambda: harness.traces.get("r").attempts[0].prefill is not None)
+    late = timing_of("r")
+    assert late is not None
+    assert [getattr(late, name) for name in names] == [2.0, 6.0, 3.5]
+
+
+async def test_the_last_delta_finds_the_times_of_the_output(harness: Harness) -> None:
+    """The last event of a stream is written while the sink takes it."""
+    (decode,) = await harness.join("d1")
+    consumer = Consumer(harness.dispatcher, request(request_id="r", max_tokens=1))
+    timing_of, seen = timing_lookup(harness.traces), []
+    consumer.take = lambda delta: seen.append(timing_of("r")) or True
+    leg = await decode.received.next(Generate)
+    decode.tokens(leg, 0, [1000], cached_tokens=0, finish=FinishReason.LENGTH)
+    await consumer.end()
+    (timing,) = seen
+    assert timing.ttft_ms > 0
+    assert timing.decode_ms == 0
 
 
 async def test_the_way_between_workers_is_busy_until_all_blocks_have_arrived(

@@ -164,7 +164,7 @@ def test_durations_of_a_remote_attempt(store: TraceStore) -> None:
 
 def test_durations_of_a_local_attempt(store: TraceStore) -> None:
     trace = store.begin("r", 5)
-    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1, "p1"))
+    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1))
     decode = DecodeTrace(
         worker_id="d1", received_us=1_000, admitted_us=1_500, chunks=(ChunkSpan(3_000, 5_000, 9),)
     )
