@@ -17,6 +17,7 @@ from tests.unit.worker_fleet import Request, WorkerFleet, peer_of
 from tests.unit.worker_harness import LANDING_S, Bench
 from worker.counters import Count
 from worker.inbound.leaving_cache import QUIET_S
+from worker.served_fetches import ServedFetches
 
 POOL = 64
 
@@ -414,6 +415,25 @@ def test_what_no_window_can_end_stays_behind(windowed: WorkerFleet) -> None:
     leaver = drain(windowed, "d2", "d3")
     run_until_ended(windowed, leaver)
     assert leaver.counter(Count.SERVED_BLOCKS) == 0
+
+
+def test_a_holder_that_is_busy_with_an_end_is_asked_until_it_is_not(
+    windowed: WorkerFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the holder says so: what never came takes none of the taker's room."""
+    fits, num_busy = ServedFetches._fits, 0
+
+    def fit_later(served: ServedFetches, found: list[list[int]]) -> bool:
+        nonlocal num_busy
+        num_busy += any(found[1:])
+        return num_busy > 15 and fits(served, found)
+
+    prompt = prompt_of(1, 4)
+    talk(windowed, "one", prompt)
+    monkeypatch.setattr(ServedFetches, "_fits", fit_later)
+    run_until_ended(windowed, drain(windowed, "d2", "d3"))
+    assert num_busy > 15
+    assert computes(windowed, "d3", [*prompt, 7]) == 2
 
 
 def test_a_cache_that_cannot_move_is_offered_to_nobody_with_one_line(

@@ -168,7 +168,8 @@ class TakenCaches:
         self._cache_windows(offer, granted, num_blocks)
         num_here, num_missing = len(offer.held) + num_blocks, len(granted[0]) - num_blocks
         self._release(offer, granted)
-        offer.num_left = (offer.num_left or 0) + num_missing
+        num_used = num_blocks + (self._end_blocks if num_blocks and any(granted[1:]) else 0)
+        offer.num_left = max(0, (offer.num_left or 0) - num_used)
         offer.num_busy = 0 if num_blocks else offer.num_busy + 1
         if num_missing and offer.why is FetchShortfall.BUSY and offer.num_busy < MOST_BUSY:
             offer.next_part_at = self._clock.now() + BUSY_PAUSE_S
@@ -215,8 +216,6 @@ class TakenCaches:
             return
         offer.granted = self._pools.take(self._pools.nothing, counts)
         offer.num_parts += 1
-        taken = counts[0] + (self._end_blocks if any(counts[1:]) else 0)
-        offer.num_left = max(0, (offer.num_left or 0) - taken)
         offer.why = None
         hashes = offer.prefix[first : first + counts[0]]
         pairs = list(zip(hashes, offer.granted[0], strict=True))
