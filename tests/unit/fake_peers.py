@@ -157,6 +157,7 @@ class FakePeers:
         self.lapsed: set[str] = set()  # lost on other machines
         self.others: list[KvPeer] = []  # workers that can use our blocks, and we theirs
         self.others_by_now: list[KvPeer] | None = None  # if our view of them is old
+        self.num_looks = 0
 
     @property
     def agents(self) -> set[str]:
@@ -182,6 +183,7 @@ class FakePeers:
 
     def look_again(self) -> None:
         """The view of the fleet becomes what it is to become."""
+        self.num_looks += 1
         if self.others_by_now is not None:
             self.others = self.others_by_now
 

@@ -345,6 +345,20 @@ def test_a_fleet_that_has_not_heard_of_the_drain_may_still_have_takers(fleet: Wo
     assert fleet.workers["d3"].counter(Count.TAKEN_BLOCKS) == 5
 
 
+def test_the_fleet_is_not_read_again_at_every_turn(fleet: WorkerFleet) -> None:
+    """The announcement of the drain reads it, as soon as the store answers."""
+    talk(fleet, "one", prompt_of(1, 5))
+    leaver = drain(fleet, "d2", "d3")
+    fleet.frozen.add("d3")
+    for is_seen, num_looks in ((False, 0), (True, 1)):
+        leaver.peers.is_seen_to_drain = is_seen
+        for _ in range(5):
+            fleet.round()
+        assert leaver.peers.num_looks == num_looks
+    fleet.frozen.clear()
+    run_until_ended(fleet, leaver)
+
+
 def test_a_store_that_is_away_holds_nothing_up(fleet: WorkerFleet) -> None:
     talk(fleet, "one", prompt_of(1, 5))
     leaver = drain(fleet, "d2")

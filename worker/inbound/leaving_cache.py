@@ -110,8 +110,10 @@ class LeavingCache:
                 self._peers.connect(taker)
                 self._peers.send(taker.incarnation, CacheOffer())
                 log.info("the cached blocks are offered to %s", taker.worker_id)
-        if self._takers:
-            self._peers.look_again()  # takers that drain, too, or have ended are not waited for
+        if self._takers and self._has_settled:
+            # Takers that drain, too, or have ended are not waited for. Before, the announcement of
+            # our drain reads the fleet.
+            self._peers.look_again()
 
     def _answer(self, peer: Peer, num_blocks: int, is_busy: bool) -> None:
         """Name the next prefix, or as much of it as the taker has room for, up to an end at which
