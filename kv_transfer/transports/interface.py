@@ -184,7 +184,7 @@ class Transport(Protocol):
         group: int = 0,
     ) -> int:
         """Start copying own blocks of a group into the pool of a peer that is ready, pairwise;
-        `poll` reports the returned handle.
+        `poll` reports the returned handle, which no other write of this end has.
 
         Raises PoolMismatch if the blocks lie outside of the pools: nothing was written. Raises
         TransferError otherwise: the write is over, and the peer should be removed and added again.

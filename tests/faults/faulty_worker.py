@@ -16,6 +16,7 @@ a step raise, those that begin with DEADLY end the process, with DEADLY_LATER in
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -64,7 +65,6 @@ MAX_WRITE_BLOCKS = 4
 before its grant came."""
 POLL_S = 0.005
 """Between two looks of a worker that is held, which would else keep a core busy."""
-_NO_HANDLE = -1
 _OF_THE_LOOP = ("chunk", "decode")
 
 
@@ -153,7 +153,7 @@ def install(points: FaultPoints) -> None:
     _reach_around_posts(points)
     _read_what_came_meanwhile(points)
     for transport in (NixlTransport, ShmTransport):
-        _spoil_writes(transport, points)
+        spoil_writes(transport, points)
     if WRITE_TIMEOUT in os.environ:
         TransferService.__init__.__defaults__ = (float(os.environ[WRITE_TIMEOUT]),)
     fetch_rule.SLACK_S = float(os.environ.get(FETCH_SLACK, fetch_rule.SLACK_S))
@@ -230,24 +230,28 @@ def _read_what_came_meanwhile(points: FaultPoints) -> None:
     ControlServer.receive = receive_all  # type: ignore[method-assign]
 
 
-def _spoil_writes(transport: type, points: FaultPoints) -> None:
+def spoil_writes(transport: type, points: FaultPoints) -> None:
     """A write that hangs comes out of `poll` when its peer was removed, as any does."""
-    post_write, poll = transport.post_write, transport.poll  # type: ignore[attr-defined]
-    hanging: list[str] = []
-    given_up: list[str] = []
+    owner: Any = transport
+    post_write, poll, remove_peer = owner.post_write, owner.poll, owner.remove_peer
+    hanging: dict[int, tuple[Any, str]] = {}  # by handle, the end and the peer
+    given_up: dict[int, Any] = {}  # by handle, the end
+    handles = itertools.count(-1, -1)  # which no transport gives
 
-    def remove(agent: str) -> None:
-        if agent in hanging:
-            hanging.remove(agent)
-            given_up.append(agent)
+    @wraps(remove_peer)
+    def give_up(self: Any, agent: str) -> None:
+        for handle in [each for each, write in hanging.items() if write == (self, agent)]:
+            given_up[handle], _ = hanging.pop(handle)
+        remove_peer(self, agent)
 
     @wraps(poll)
     def poll_all(self: Any) -> list[WriteDone | Notification]:
         if transport is NixlTransport and points.strikes("deaf"):
             deafen(self._ports, self._peer_ports)
         events: list[WriteDone | Notification] = poll(self)
-        events += [WriteDone(_NO_HANDLE, "the peer was removed") for _ in given_up]
-        given_up.clear()
+        for handle in [each for each, end in given_up.items() if end is self]:
+            del given_up[handle]
+            events.append(WriteDone(handle, "the peer was removed"))
         return events
 
     @wraps(post_write)
@@ -262,17 +266,16 @@ def _spoil_writes(transport: type, points: FaultPoints) -> None:
         if points.strikes("fail"):
             raise TransferError("the write failed")
         if points.strikes("hang"):
-            hanging.append(agent)
-            return _NO_HANDLE
+            handle = next(handles)
+            hanging[handle] = self, agent
+            return handle
         if points.strikes("corrupt"):
             source = [block ^ 1 for block in source]  # the blocks next to the right ones
         points.reach("landing")
-        handle: int = post_write(self, agent, source, target, notification, group)
-        return handle
+        posted: int = post_write(self, agent, source, target, notification, group)
+        return posted
 
-    transport.post_write = spoilt  # type: ignore[attr-defined]
-    transport.poll = poll_all  # type: ignore[attr-defined]
-    _before(transport, "remove_peer", remove)
+    owner.post_write, owner.poll, owner.remove_peer = spoilt, poll_all, give_up
 
 
 def _spoil(batch: Batch) -> None:

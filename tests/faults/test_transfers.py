@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
+from kv_transfer.transports.healing import HealingTransport
+from kv_transfer.transports.interface import PoolMemory, WriteDone
 from protocol.messages import Role
 from tests.effort import in_turn, some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
-from tests.faults.faulty_worker import WRITE_TIMEOUT
+from tests.faults.faulty_worker import WRITE_TIMEOUT, FaultPoints, spoil_writes
 from tests.integration.fleets import assert_idle, counters, trace_of, wait_for
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
+from tests.unit.kv_transfer.fake_transport import FakeTransport
 
 REASONS = {
     "fail": "the write failed",
@@ -26,6 +31,33 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
     settings = {"prefill": 2, "decode": 1, "transport": request.param, "kv_checksum": True}
     with faulty_fleet({WRITE_TIMEOUT: "4"}, **settings) as fleet:
         yield fleet
+
+
+def test_every_write_that_hangs_ends_once_at_its_own_end() -> None:
+    """Whichever end of a healing transport is driven first; else the thread of transfers dies."""
+
+    class Points:
+        def strikes(self, kind: str) -> bool:
+            return kind == "hang"
+
+    class Spoilt(FakeTransport):
+        pass
+
+    spoil_writes(Spoilt, cast(FaultPoints, Points()))
+    ends = (Spoilt(f"end-{number}") for number in itertools.count())
+    transport = HealingTransport(lambda: next(ends))
+    transport.register(PoolMemory(4096, 64, 8, "cpu"))
+    posted: list[int] = []
+    over: list[int] = []
+    for peers in (("a", "a", "b"), ("a", "b")):  # a's writes fail, so its next end is another one
+        for peer in dict.fromkeys(peers):
+            transport.add_peer(peer, b"where", 8)
+        posted += [transport.post_write(peer, [1], [1], b"") for peer in peers]
+        for peer in peers:
+            transport.remove_peer(peer)
+            over += [each.handle for each in transport.poll() if isinstance(each, WriteDone)]
+    assert sorted(over) == posted
+    transport.close()
 
 
 @pytest.mark.parametrize(("kind", "write"), in_turn(REASONS, [1, 3]))
