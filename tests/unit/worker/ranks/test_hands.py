@@ -1,12 +1,15 @@
-"""A worker's hands: real processes that compute its steps, and that leave nothing behind."""
+"""A worker's hands: processes that compute its steps, and that leave nothing behind.
+
+Each test but the first runs in a forked process, and its hand is forked as well.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
+from typing import Self
 
 import psutil
 import pytest
@@ -19,6 +22,7 @@ from engine.parallel.ranks import Step
 from engine.parallel.sums import RankLost
 from kv_transfer.transports.memory_file import SharedMemory
 from scheduling.scheduler import SchedulerConfig
+from tests.forked_tests import with_forked_hands
 from tests.paths import DEMO_MODEL
 from tests.sequences import greedy, sequence_of
 from worker.ranks.head import Hands, HandSettings
@@ -36,7 +40,8 @@ CONFIG = EngineConfig(
 
 
 class Group:
-    """Two ranks of the demo model, in one stage or in two, and what the head was told of them."""
+    """Two ranks of the demo model, in one stage or in two, and what the head was told of them.
+    At the end of a `with` block, the hand must be gone."""
 
     def __init__(
         self,
@@ -53,6 +58,13 @@ class Group:
         self.hands = Hands(settings, self._note, silence_s, loading_s)
         (self.hand,) = hands()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.hands.close()
+        assert hands() == []
+
     def _note(self, reason: str) -> None:
         self.told.append(reason)
         self.was_told.set()
@@ -65,18 +77,10 @@ class Group:
 
 
 def hands() -> list[psutil.Process]:
-    """Those of this process that run."""
-    children = psutil.Process().children()
-    return [each for each in children if "worker.ranks.hand" in each.cmdline()]
-
-
-@pytest.fixture
-def groups() -> Iterator[list[Group]]:
-    made: list[Group] = []
-    yield made
-    for group in made:
-        group.hands.close()
-    assert hands() == []
+    """Those of this process that run: started, or forked by it."""
+    me = psutil.Process()
+    ways = [(each, each.cmdline()) for each in me.children()]
+    return [each for each, way in ways if "worker.ranks.hand" in way or way == me.cmdline()]
 
 
 def generate(loaded: LoadedEngine, num_tokens: int = 12) -> list[int]:
@@ -87,105 +91,111 @@ def generate(loaded: LoadedEngine, num_tokens: int = 12) -> list[int]:
     return sequence.tokens[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
-def test_they_compute_what_one_rank_computes(groups: list[Group], num_stages: int) -> None:
+def test_a_started_hand_computes_what_one_rank_computes() -> None:
+    assert_equal_to_one_rank(num_stages=1)
+
+
+@with_forked_hands(1)
+def test_stages_compute_what_one_rank_computes() -> None:
+    assert_equal_to_one_rank(num_stages=2)
+
+
+def assert_equal_to_one_rank(num_stages: int) -> None:
     expected = generate(load_engine(CONFIG, time.monotonic))
-    group = Group(num_stages)
-    groups.append(group)
-    loaded = group.load()
-    assert generate(loaded) == expected
-    (other,) = loaded.pool.others
-    assert other.tensor.any(), "the hand writes into memory that the head has, too"
-    assert listeners_of(group.hand.pid) == [], "nobody but the head can talk to it"
-    group.hands.close()
-    assert not group.hand.is_running()
-    assert group.told == []
+    with Group(num_stages) as group:
+        loaded = group.load()
+        assert generate(loaded) == expected
+        (other,) = loaded.pool.others
+        assert other.tensor.any(), "the hand writes into memory that the head has, too"
+        assert listeners_of(group.hand.pid) == [], "nobody but the head can talk to it"
+        group.hands.close()
+        assert not group.hand.is_running()
+        assert group.told == []
 
 
-def test_stages_give_the_bits_of_one_rank(groups: list[Group]) -> None:
+@with_forked_hands(1)
+def test_stages_give_the_bits_of_one_rank() -> None:
     """In bf16 a stage of one rank runs its layers in one call, as a whole model does."""
     config = replace(CONFIG, dtype="bfloat16", kv_order="pairs")
     alone = load_engine(config, time.monotonic)
     expected = generate(alone)
-    group = Group(2, config=config)
-    groups.append(group)
-    loaded = group.load()
-    assert generate(loaded) == expected
-    (first,) = loaded.pool.others
-    assert torch.equal(torch.cat((first.tensor, loaded.pool.tensor), dim=1), alone.pool.tensor)
+    with Group(2, config=config) as group:
+        loaded = group.load()
+        assert generate(loaded) == expected
+        (first,) = loaded.pool.others
+        assert torch.equal(torch.cat((first.tensor, loaded.pool.tensor), dim=1), alone.pool.tensor)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
-def test_a_hand_that_is_killed_is_told_and_ends_the_step(
-    groups: list[Group], num_stages: int
-) -> None:
-    group = Group(num_stages)
-    groups.append(group)
-    loaded = group.load()
-    generate(loaded, 1)
-    group.hand.kill()
-    assert group.was_told.wait(DEADLINE_S)
-    assert group.told == ["rank 1 of 2 has ended by signal 9"]
-    with pytest.raises(RankLost):
+@with_forked_hands(1)
+def test_a_hand_that_is_killed_is_told_and_ends_the_step(num_stages: int) -> None:
+    with Group(num_stages) as group:
+        loaded = group.load()
         generate(loaded, 1)
+        group.hand.kill()
+        assert group.was_told.wait(DEADLINE_S)
+        assert group.told == ["rank 1 of 2 has ended by signal 9"]
+        with pytest.raises(RankLost):
+            generate(loaded, 1)
 
 
 @pytest.mark.parametrize(("num_stages", "who"), [(1, "rank 1"), (2, "the stage before")])
+@with_forked_hands(1)
 def test_a_hand_that_stands_still_fails_the_step_that_waits_for_it(
-    groups: list[Group], num_stages: int, who: str
+    num_stages: int, who: str
 ) -> None:
-    group = Group(num_stages, silence_s=1.0)
-    groups.append(group)
-    loaded = group.load()
-    group.hand.send_signal(signal.SIGSTOP)
-    with pytest.raises(RankLost, match=f"{who} has not answered for 1 s"):
-        generate(loaded, 1)
+    with Group(num_stages, silence_s=1.0) as group:
+        loaded = group.load()
+        group.hand.send_signal(signal.SIGSTOP)
+        with pytest.raises(RankLost, match=f"{who} has not answered for 1 s"):
+            generate(loaded, 1)
+        group.hand.kill()  # or the end would wait for it
 
 
-def test_a_hand_that_ends_while_it_loads_leaves_the_word_to_the_head(groups: list[Group]) -> None:
+@with_forked_hands(1)
+def test_a_hand_that_ends_while_it_loads_leaves_the_word_to_the_head() -> None:
     """Whose own error, of the same checkpoint, says more than the end of a process."""
-    group = Group()
-    groups.append(group)
-    group.hand.kill()
-    with pytest.raises(RankLost, match="gone"):
-        group.load()
-    assert group.told == []
+    with Group() as group:
+        group.hand.kill()
+        with pytest.raises(RankLost, match="gone"):
+            group.load()
+        assert group.told == []
 
 
 @pytest.mark.nightly
-def test_a_hand_that_stands_still_while_it_loads_fails_the_start(groups: list[Group]) -> None:
-    group = Group(loading_s=1.0)
-    groups.append(group)
-    group.hand.send_signal(signal.SIGSTOP)
-    with pytest.raises(RankLost, match="rank 1 has not loaded within 1 s"):
-        group.load()
+@with_forked_hands(1)
+def test_a_hand_that_stands_still_while_it_loads_fails_the_start() -> None:
+    with Group(loading_s=1.0) as group:
+        group.hand.send_signal(signal.SIGSTOP)
+        with pytest.raises(RankLost, match="rank 1 has not loaded within 1 s"):
+            group.load()
 
 
-def test_a_hand_that_reads_no_more_steps_fails_the_next_one(groups: list[Group]) -> None:
+@with_forked_hands(1)
+def test_a_hand_that_reads_no_more_steps_fails_the_next_one() -> None:
     """Announcements that do not fit into the socket wait for as long as a sum does."""
-    group = Group(silence_s=1.0)
-    groups.append(group)
-    group.load()
-    group.hand.send_signal(signal.SIGSTOP)
-    with pytest.raises(RankLost, match="rank 1 takes no more steps"):
-        group.hands.ranks.announce(Step([1] * (1 << 20), []))
+    with Group(silence_s=1.0) as group:
+        group.load()
+        group.hand.send_signal(signal.SIGSTOP)
+        with pytest.raises(RankLost, match="rank 1 takes no more steps"):
+            group.hands.ranks.announce(Step([1] * (1 << 20), []))
 
 
-def test_memory_of_a_transport_is_shared_with_the_hands(groups: list[Group]) -> None:
-    group = Group()
-    groups.append(group)
-    memories: list[SharedMemory] = []
+@with_forked_hands(1)
+def test_memory_of_a_transport_is_shared_with_the_hands() -> None:
+    with Group() as group:
+        memories: list[SharedMemory] = []
 
-    def by_transport(num_bytes: int) -> SharedMemory:
-        memories.append(SharedMemory(num_bytes))
-        return memories[-1]
+        def by_transport(num_bytes: int) -> SharedMemory:
+            memories.append(SharedMemory(num_bytes))
+            return memories[-1]
 
-    def allocate(num_bytes: int) -> memoryview:
-        return group.hands.allocate(num_bytes, by_transport)
+        def allocate(num_bytes: int) -> memoryview:
+            return group.hands.allocate(num_bytes, by_transport)
 
-    loaded = load_engine(CONFIG, time.monotonic, allocate, ranks=group.hands.ranks)
-    generate(loaded, 1)
-    half = len(memories[0].view) // 2
-    assert any(memories[0].view[:half])
-    assert any(memories[0].view[half:])
-    memories[0].close()
+        loaded = load_engine(CONFIG, time.monotonic, allocate, ranks=group.hands.ranks)
+        generate(loaded, 1)
+        half = len(memories[0].view) // 2
+        assert any(memories[0].view[:half])
+        assert any(memories[0].view[half:])
+        memories[0].close()
