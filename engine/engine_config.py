@@ -38,7 +38,7 @@ class EngineConfig:
     kernels' products, where supported, else `tokens`; `auto`: the fastest on this device."""
     kv_windows: str = ALL_TOKENS
     """What layers with a window keep of a sequence: ALL_TOKENS, or WINDOW, what the window still
-    reaches (on a CPU, with one rank). `auto`: WINDOW there if other layers keep all tokens."""
+    reaches (on a CPU). `auto`: WINDOW there if other layers keep all tokens."""
     peer_tensor_parallel: int | None = None
     """The ranks of a stage of the workers that blocks are exchanged with; None: as here. If they
     are other than here, blocks lie so that what two ranks share is contiguous."""

@@ -44,10 +44,10 @@ def layer_places(layout: KvLayout) -> tuple[LayerPlace, ...]:
 
 
 def cells(layout: KvLayout) -> list[range]:
-    """A rank's layers, cut where the peers' stages begin."""
+    """A rank's layers, cut where the peers' stages end."""
     own, count = layout.layers, layout.peer_stages
-    starts = layout.peer_ends or [
-        stage_layers(layout.num_layers, stage, count).start for stage in range(count)
+    ends = layout.peer_ends or [
+        stage_layers(layout.num_layers, stage, count).stop for stage in range(count)
     ]
-    cuts = [own.start, *(start for start in starts if own.start < start < own.stop), own.stop]
+    cuts = [own.start, *(end for end in ends if own.start < end < own.stop), own.stop]
     return [range(*each) for each in pairwise(cuts)]

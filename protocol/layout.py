@@ -244,6 +244,11 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def is_unsharded(self) -> bool:
+        """Whether blocks lie as in `unsharded`: whole on one rank, layer by layer."""
+        return self == self.unsharded
+
+    @property
     def rank(self) -> int:
         """This rank's number among all ranks of its worker: stage by stage, from the last one, so
         that rank 0 computes the logits."""

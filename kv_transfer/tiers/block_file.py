@@ -21,16 +21,16 @@ from kv_transfer.tiers.disk_key import (
     DiskScope,
     ForgedBlock,
 )
-from kv_transfer.tiers.units import NAME_BYTES
+from kv_transfer.tiers.units import SUFFIX_BYTES
 from protocol.errors import ConfigError
 from protocol.hashing import HASH_BYTES
 
 PAGE = 4096
 _MAGIC = b"BATONKV3"
 _FILE_HEAD = struct.Struct(f"<8s{SALT_BYTES}s{ID_BYTES}sQ")
-_PADDED_BYTES = HASH_BYTES + NAME_BYTES
-_SLOT_HEAD = struct.Struct(f"<{_PADDED_BYTES}sQ{NONCE_BYTES}s")
-_ABOUT = struct.Struct(f"<{_PADDED_BYTES}sQ")
+_NAME_BYTES = HASH_BYTES + SUFFIX_BYTES
+_SLOT_HEAD = struct.Struct(f"<{_NAME_BYTES}sQ{NONCE_BYTES}s")
+_ABOUT = struct.Struct(f"<{_NAME_BYTES}sQ")
 
 
 @dataclass(frozen=True)

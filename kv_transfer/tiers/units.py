@@ -27,8 +27,8 @@ class ColdUnit(NamedTuple):
 
 
 _PART_BYTES = 2
-NAME_BYTES = 1 + _PART_BYTES
-"""Of a unit's name, behind its block's hash: the number of the group, and that of the part."""
+SUFFIX_BYTES = 1 + _PART_BYTES
+"""The most bytes of a unit's name behind its block's hash: the numbers of the group and part."""
 
 
 class Units:

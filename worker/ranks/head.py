@@ -33,7 +33,7 @@ from worker.ranks.link import Orders, Place, send
 log = logging.getLogger(__name__)
 
 SILENCE_S = 30.0
-"""How long a step waits for a rank, unless the worker says otherwise."""
+"""How long a step waits for a rank by default; workers have their own value."""
 LOADING_S = 900.0
 """How much longer than the head a rank may take to load its weights."""
 _END_S = 5.0
@@ -66,9 +66,9 @@ class Hands:
         loading_s: float = LOADING_S,
     ) -> None:
         """Start the hands, which load their shards at once. A step waits `silence_s` for a hand.
-        `lost` is called from another thread,
-        with the reason, when a hand ends after `allocate`. When a hand ends earlier, its link
-        closes, and calls of `ranks` raise RankLost. Raises ConfigError without our kernels."""
+        `lost` is called from another thread, with the reason, when a hand ends after `allocate`.
+        When a hand ends earlier, its link closes, and calls of `ranks` raise RankLost. Raises
+        ConfigError without our kernels."""
         try:
             kernels = load_library(prebuilt=settings.config.kernels_dir)
         except KernelsUnavailable as error:

@@ -46,8 +46,7 @@ def register_pool(
 ) -> PeerDescriptor:
     """Let transfers use the pool. Returns the descriptor with which peers reach it."""
     pool = loaded.pool
-    device, is_plain = str(pool.device), pool.layout == pool.layout.unsharded
-    layout = None if is_plain else pool.layout
+    device, layout = str(pool.device), None if pool.layout.is_unsharded else pool.layout
     views = tuple((each.block_bytes, each.num_blocks) for each in pool.groups)
     block_bytes, num_blocks = views[0]
     views = views if len(views) > 1 else ()

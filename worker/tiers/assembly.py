@@ -37,10 +37,10 @@ def open_tiers(
     if not settings.host_tier_bytes:
         return None
     pool = loaded.pool
-    if pool.layout.grouping and pool.layout != pool.layout.unsharded:
+    if pool.layout.grouping and not pool.layout.is_unsharded:
         log.warning(
-            "host_tier_bytes has no effect: groups are not kept below pools of several ranks, or "
-            "for peers of several"
+            "host_tier_bytes has no effect: layers in groups have no tiers on workers with several "
+            "ranks, or with peers of another tensor_parallel"
         )
         return None
     units = Units.of(pool.layout.unsharded)
@@ -70,7 +70,7 @@ def _copies(pool: KvPool, units: Units, num_bytes: int) -> BlockCopies:
         )
     if pool.device.type == "cuda":
         return PinnedCopies(pool, units.unit_bytes, num_slots)
-    if pool.layout != pool.layout.unsharded:
+    if not pool.layout.is_unsharded:
         others = (PoolPart(each.base_address, each.block_bytes, "cpu") for each in pool.others)
         memory = PoolMemory(
             pool.base_address, pool.block_bytes, pool.num_blocks, "cpu", tuple(others)
