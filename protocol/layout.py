@@ -284,6 +284,8 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{self.num_layers} layers have no stage {self.stage} of {stages}")
         if self.peer_stages > MAX_RANKS:
             raise ConfigError(f"no worker has {self.peer_stages} stages, only up to {MAX_RANKS}")
+        if self.stage_ends or self.peer_ends:
+            raise ConfigError("only the layout of a group of layers says where stages end")
         if self.order == SPLIT and (size > 1 or self.peer_stages):
             raise ConfigError("blocks in the order 'split' cannot be shared out by heads")
         if self.has_states and size * stages > 1:

@@ -86,7 +86,7 @@ class EngineSettings(SharedSettings):
     peer_tensor_parallel: int | None = setting(
         None,
         help="tensor_parallel of the workers that this one exchanges KV with; none: as its own; "
-        "if it differs, KV blocks lie so that each pair of ranks shares one piece of a block",
+        "if it differs, tell both sides: each pair of ranks then shares one piece of a KV block",
         unit="ranks",
         minimum=1,
         maximum=MAX_RANKS,

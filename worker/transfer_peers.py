@@ -16,6 +16,7 @@ from kv_transfer.service import TransferService
 from kv_transfer.transports.interface import SharesByGroup
 from protocol.errors import ConfigError, ProtocolError
 from protocol.handoff_messages import PeerDescriptor
+from protocol.layout import KvLayout
 from worker.counters import Count, Counters
 
 log = logging.getLogger(__name__)
@@ -50,22 +51,18 @@ class TransferPeers:
                 message.digest,
                 message.layout,
             )
-            shares = self._shares(message)
+            own = self._pool.layout
+            theirs = own.unsharded if message.layout is None else message.layout
+            shares = plan_shares(own, theirs)
         except (ConfigError, ProtocolError) as error:
             log.warning("refused the pool of agent %s: %s", message.agent, error)
             self._counters.add(Count.DESCRIPTORS_REFUSED)
             return False
         if message.transport == "nixl":  # shared memory is copied as fast in small pieces
-            _warn_of_small_pieces(message.agent, shares)
+            _warn_of_small_pieces(message.agent, shares, own, theirs)
         self._descriptors[message.agent] = message, shares
         self.restore(message.agent)
         return True
-
-    def _shares(self, message: PeerDescriptor) -> SharesByGroup:
-        """The pieces of each of our blocks that the peer's ranks get, by group of layers. Raises
-        ConfigError if its blocks are of another shape than ours."""
-        own = self._pool.layout
-        return plan_shares(own, own.unsharded if message.layout is None else message.layout)
 
     def restore(self, agent: str) -> None:
         """Add a verified peer to the transport, unless the transport has it."""
@@ -96,13 +93,24 @@ class TransferPeers:
         return [pool.digest(block) for block in blocks]
 
 
-def _warn_of_small_pieces(agent: str, shares: SharesByGroup) -> None:
+def _warn_of_small_pieces(
+    agent: str, shares: SharesByGroup, own: KvLayout, theirs: KvLayout
+) -> None:
+    """Say which of the two workers order their blocks for other ranks than they have met."""
     most = max((count for each in shares for count in num_pieces(each).values()), default=1)
-    if most > 1:
-        log.warning(
-            "each KV block goes to agent %s in %d pieces for each pair of ranks, which is slow: "
-            "start both workers with each other's ranks as peer_tensor_parallel and "
-            "peer_pipeline_parallel",
-            agent,
-            most,
-        )
+    if most == 1:
+        return
+    sides = (("this worker", own, theirs), (f"agent {agent}", theirs, own))
+    advice = [
+        f"{who} with peer_tensor_parallel {peer.tp_size} and peer_pipeline_parallel "
+        f"{peer.num_stages}"
+        for who, layout, peer in sides
+        if layout.peer_stages != (peer.num_stages if peer.tp_size != layout.tp_size else 0)
+    ]
+    log.warning(
+        "each KV block goes to agent %s in %d pieces for each pair of ranks, which is slow: "
+        "start %s",
+        agent,
+        most,
+        ", and ".join(advice),
+    )

@@ -38,9 +38,10 @@ class Transfers:
         self.added.append(arguments)
 
 
-def layout_for(peer_stages: int, num_ranks: int) -> KvLayout:
+def layout_for(peer_stages: int, num_ranks: int, num_stages: int = 1) -> KvLayout:
     """Of rank 0 of a worker with peers of so many stages."""
-    return msgspec.structs.replace(WHOLE, peer_stages=peer_stages).shard(0, num_ranks)
+    layout = msgspec.structs.replace(WHOLE, peer_stages=peer_stages)
+    return layout.shard(0, num_ranks, 0, num_stages)
 
 
 class Own:
@@ -74,25 +75,44 @@ def test_the_heads_of_each_rank_go_to_their_places(num_ranks: int, num_stages: i
     assert own.transfers.added == [("agent", b"where", 12, shares)]
 
 
+OURS = "this worker with peer_tensor_parallel {} and peer_pipeline_parallel {}"
+THEIRS = "agent agent with peer_tensor_parallel 2 and peer_pipeline_parallel 1"
+
+
 @pytest.mark.parametrize(
-    ("own_peer_stages", "theirs", "pieces"),
+    ("own_peer_stages", "theirs", "pieces", "advice"),
     [
-        (1, layout_for(1, 1), None),
-        (1, layout_for(1, 4), None),
-        (0, layout_for(0, 1), 4),
-        (1, layout_for(0, 1), 8),
-        (0, layout_for(0, 2), None),
+        (1, layout_for(1, 1), None, None),
+        (1, layout_for(1, 4), None, None),
+        (0, layout_for(0, 2), None, None),
+        (0, layout_for(0, 1), 4, f"{OURS.format(1, 1)}, and {THEIRS}"),
+        (1, layout_for(0, 1), 8, THEIRS),
+        (0, layout_for(1, 4), 4, OURS.format(4, 1)),
+        (1, layout_for(0, 2), 8, OURS.format(2, 1)),
+        (0, layout_for(1, 2), 8, THEIRS),
+        (1, layout_for(1, 1, 2), 2, OURS.format(1, 2)),
     ],
 )
-def test_peers_that_are_not_known_get_small_pieces_and_are_named(
-    own_peer_stages: int, theirs: KvLayout, pieces: int | None, caplog: pytest.LogCaptureFixture
+def test_one_line_says_which_side_was_told_of_other_ranks(
+    own_peer_stages: int,
+    theirs: KvLayout,
+    pieces: int | None,
+    advice: str | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     own = Own(own_peer_stages)
     assert own.peers.try_add(descriptor(theirs))
-    expected = [] if pieces is None else [f"agent agent in {pieces} pieces for each pair of ranks"]
-    assert [record.message[:60] for record in caplog.records] == [
-        f"each KV block goes to {each}"[:60] for each in expected
-    ]
+    assert caplog.messages == [
+        f"each KV block goes to agent agent in {pieces} pieces for each pair of ranks, which is "
+        f"slow: start {advice}"
+    ] * (advice is not None)
+
+
+def test_shared_memory_is_copied_as_fast_in_small_pieces(caplog: pytest.LogCaptureFixture) -> None:
+    own = Own()
+    own.transfers.transport_name = "shm"
+    assert own.peers.try_add(descriptor(layout_for(0, 1), transport="shm"))
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
@@ -105,6 +125,12 @@ def test_peers_that_are_not_known_get_small_pieces_and_are_named(
         (descriptor(msgspec.structs.replace(WHOLE, block_size=4)), "differ in more"),
         (descriptor(msgspec.structs.replace(WHOLE.shard(0, 2), tp_size=3)), "no rank 0 of 3"),
         (descriptor(msgspec.structs.replace(WHOLE, peer_stages=99)), "no worker has 99 stages"),
+        (
+            descriptor(msgspec.structs.replace(WHOLE.shard(0, 1, 1, 2), stage_ends=(1,))),
+            "stages end",
+        ),
+        (descriptor(msgspec.structs.replace(WHOLE, stage_ends=(9,))), "stages end"),
+        (descriptor(msgspec.structs.replace(layout_for(1, 1), peer_ends=(9,))), "stages end"),
     ],
 )
 def test_others_are_refused_counted_and_named(
