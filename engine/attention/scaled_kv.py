@@ -1,7 +1,7 @@
 """Keys and values that are stored divided by a checkpoint's scales, as fp8 needs them.
 
 The queries are multiplied by the scales of the keys, and what they attend to by those of the
-values, so that attention itself knows no scales. Each product is rounded to the model's dtype.
+values, so that backends know no scales. Each product is rounded to the model's dtype.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+
+from engine.attention.base import GroupedBackend
 
 
 class KvScales:
@@ -31,14 +33,17 @@ class KvScales:
             return None
         return cls(k, v, num_heads // len(k))
 
-    def divided(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What to attend with in place of q [N, num_heads, head_dim] and k and v
-        [N, num_kv_heads, head_dim]."""
+    def run(
+        self,
+        backend: GroupedBackend,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`backend.run`, with keys and values stored divided by the scales."""
         dtype = q.dtype
-        return (q * self._of_queries).to(dtype), (k / self._k).to(dtype), (v / self._v).to(dtype)
-
-    def restored(self, attended: torch.Tensor) -> torch.Tensor:
-        """The result [N, num_heads, head_dim] of attention to divided values."""
-        return (attended * self._of_output).to(attended.dtype)
+        q = (q * self._of_queries).to(dtype)
+        k, v = (k / self._k).to(dtype), (v / self._v).to(dtype)
+        return (backend.run(layer, q, k, v, sinks) * self._of_output).to(dtype)

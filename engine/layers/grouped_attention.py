@@ -89,8 +89,7 @@ class GroupedAttention:
         q = _scaled(q, batch.scale)
         if self.kv_scales is None:
             return batch.grouped.run(layer, q, k, v, self.sinks).flatten(1)
-        q, k, v = self.kv_scales.divided(q, k, v)
-        return self.kv_scales.restored(batch.grouped.run(layer, q, k, v, self.sinks)).flatten(1)
+        return self.kv_scales.run(batch.grouped, layer, q, k, v, self.sinks).flatten(1)
 
     def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionLayer."""

@@ -78,8 +78,7 @@ class OutputGatedAttention:
         if self._kv_scales is None:
             attended = batch.grouped.run(layer, q, k, v)
         else:
-            q, k, v = self._kv_scales.divided(q, k, v)
-            attended = self._kv_scales.restored(batch.grouped.run(layer, q, k, v))
+            attended = self._kv_scales.run(batch.grouped, layer, q, k, v)
         return (attended * gate.sigmoid()).flatten(1)
 
     def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.attention.scaled_kv import KvScales
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor
 from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
@@ -22,6 +23,7 @@ class UnrotatedAttention:
         self._head_dim = config.head_dim
         matrices, vectors = weights.matrices, weights.vectors
         self._qkv = make.linear(matrices.pop("qkv"), vectors.get("qkv_bias"))
+        self._kv_scales = KvScales.of(vectors, config.num_heads)
         self._o = make.output_linear(matrices.pop("o"), vectors.get("o_bias"))
 
     @staticmethod
@@ -38,7 +40,9 @@ class UnrotatedAttention:
         """See AttentionLayer."""
         heads = self._qkv(x).unflatten(1, (-1, self._head_dim))
         q, k, v = heads.split(self._counts, dim=1)
-        return batch.grouped.run(layer, q, k, v).flatten(1)
+        if self._kv_scales is None:
+            return batch.grouped.run(layer, q, k, v).flatten(1)
+        return self._kv_scales.run(batch.grouped, layer, q, k, v).flatten(1)
 
     def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionLayer."""

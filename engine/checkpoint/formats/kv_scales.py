@@ -1,8 +1,8 @@
 """The scales by which a checkpoint wants its keys and values divided before they become fp8.
 
 A checkpoint has one scale for the keys of a layer and one for the values, or one for each head.
-They belong to a pool of fp8; over a pool of other types they change nothing. Scales of another
-worker's checkpoint do not travel with its weights.
+They belong to a pool of fp8; over a pool of other types they change nothing. Weights of another
+worker whose checkpoint has scales are refused.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from protocol.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(
-    r"model\.layers\.(\d{1,4})\.self_attn\.(?:attn\.|(?:qkv|k|v)_proj\.)?(k|v|kv)_scale"
-)
+_NAME = re.compile(r"(model\.layers\.\d{1,4}\.\w+)\.(?:attn\.|(?:qkv|k|v)_proj\.)?(k|v|kv)_scale")
 
 
 def add_kv_scales(
@@ -39,12 +37,15 @@ def add_kv_scales(
         raise ModelLoadError(
             f"{tensors.where}: scales of keys and values ({min(found)}) are read from files only"
         )
+    layers = zip(part.stored_numbers, part.layer_kinds, weights.layers, strict=True)
+    own = {
+        f"model.layers.{number}.{kinds.attention_name}": layer.attention
+        for (number, _), kinds, layer in layers
+    }
     for name, match in found.items():
-        layer = int(match[1]) - part.first_layer
-        if 0 <= layer < part.num_layers:
-            attention = weights.layers[layer].attention
+        if match[1] in own:
             scales = _read(tensors, name, part, shard).to(weights.final_norm.device)
-            attention.vectors.update({f"{letter}_scale": scales for letter in match[2]})
+            own[match[1]].vectors.update({f"{letter}_scale": scales for letter in match[2]})
     if found:
         logger.info("%s: keys and values are divided by %d scales", tensors.where, len(found))
     return bool(found)

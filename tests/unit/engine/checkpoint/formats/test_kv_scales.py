@@ -21,11 +21,13 @@ from engine.loader import LoadedEngine, load_engine
 from protocol.errors import ModelLoadError
 from scheduling.scheduler import SchedulerConfig
 from tests.effort import some
+from tests.hybrid_models import HYBRIDS
 from tests.published_formats import FORMATS, change_tensors, publish
 from tests.unit.engine.test_served_tokens import asked, output
+from worker.moved_blocks import moved_blocks
 
 BLOCK = 4
-SIZES = {"hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 16}
+SIZES = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 16}
 NAMES = ["self_attn.{}_scale", "self_attn.{}_proj.{}_scale", "self_attn.attn.{}_scale"]
 K_SCALES, V_SCALES = (9.0, 0.05), (31.0, 0.05)
 """Of two layers: by layer, of keys and of values."""
@@ -78,10 +80,12 @@ def scaled(make_tiny: Any) -> Any:
     return make
 
 
-def engine(folder: Path, kv_dtype: str, dtype: str = "float32") -> LoadedEngine:
+def engine(
+    folder: Path, kv_dtype: str, dtype: str = "float32", num_blocks: int = 32
+) -> LoadedEngine:
     scheduler = SchedulerConfig(BLOCK, 8, BLOCK, 16)
     config = EngineConfig(
-        folder, scheduler, dtype=dtype, kv_dtype=kv_dtype, device="cpu", num_blocks=32
+        folder, scheduler, dtype=dtype, kv_dtype=kv_dtype, device="cpu", num_blocks=num_blocks
     )
     return load_engine(config, lambda: 0.0)
 
@@ -125,6 +129,36 @@ def test_a_pool_of_fp8_holds_what_is_divided_by_the_scales(
         torch.testing.assert_close(restored, wanted, rtol=0.08, atol=float(scale.max()) / 100)
 
 
+@pytest.mark.parametrize(
+    ("model", "attention"),
+    [
+        ("qwen3.5", "model.layers.1.self_attn"),
+        ("nemotron-h", "backbone.layers.3.mixer"),  # which is the third layer
+    ],
+)
+def test_attention_beside_states_has_scales(
+    make_tiny: Any, text: Any, kernels: Any, model: str, attention: str
+) -> None:
+    architecture, options = HYBRIDS[model]
+    tiny, scales = make_tiny(architecture, eos_token_id=None, **options), (0.05, 0.02)
+    names = [f"{attention}.{letter}_proj.{letter}_scale" for letter in "kv"]
+    new = {name: torch.tensor([scale]) for name, scale in zip(names, scales, strict=True)}
+    change_tensors(tiny.folder, lambda all_tensors: all_tensors.update(new))
+    wanted, held = (_first_blocks(tiny.folder, kv_dtype, text(23)) for kv_dtype in ("auto", "fp8"))
+    restored = held * torch.tensor(scales)[:, None, None, None]
+    torch.testing.assert_close(restored, wanted, rtol=0.08, atol=min(scales) / 100)
+
+
+def _first_blocks(folder: Path, kv_dtype: str, prompt: list[int]) -> torch.Tensor:
+    """Of the only layer with keys and values: [blocks, 2, heads, tokens, head_dim]."""
+    loaded, sequence = engine(folder, kv_dtype, num_blocks=400), asked(prompt)
+    loaded.engine.scheduler.add(sequence)
+    while len(sequence.tokens) == len(prompt):
+        loaded.engine.run(loaded.engine.plan())
+    blocks = moved_blocks(sequence, 0, len(prompt) // BLOCK * BLOCK).block_ids
+    return loaded.pool.groups[0].layer(0)[list(blocks)].to(torch.float32)
+
+
 @pytest.mark.parametrize("quantized", [False, True])
 def test_they_change_nothing_in_other_pools(
     scaled: Any, text: Any, caplog: pytest.LogCaptureFixture, quantized: bool
@@ -158,10 +192,8 @@ def test_scales_of_one_cost_nothing(scaled: Any, kernels: Any) -> None:
 def test_ranks_have_the_scales_of_their_heads(scaled: Any, per_head: bool) -> None:
     tiny = scaled(NAMES[0], per_head)
     config = load_model_config(tiny.folder)
-    for rank, size, stage in [(0, 2, 0), (1, 2, 1), (3, 4, 1)]:
+    for rank, size, stage in [(0, 2, 0), (1, 2, 1), (2, 6, 0), (4, 6, 1)]:
         shard = Shard(rank, size, stage, 2)
-        if config.num_heads % size:
-            continue
         part = config.part_of(shard)
         weights = load_weights(tiny.folder, config, shard=shard)
         assert add_kv_scales(weights, FileTensors(tiny.folder), part, shard)
