@@ -70,7 +70,7 @@ def one_each(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
     q, k = _normed(inputs)
     state *= inputs.g.exp()[..., None, None]
     fresh = (inputs.v - (k.unsqueeze(2) @ state).squeeze(2)) * inputs.beta.unsqueeze(2)
-    state += k.unsqueeze(3) * fresh.unsqueeze(2)
+    state.addcmul_(k.unsqueeze(3), fresh.unsqueeze(2))
     return (q.unsqueeze(2) @ state).squeeze(2)
 
 

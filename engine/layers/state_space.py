@@ -63,7 +63,7 @@ def one_each(inputs: SpaceInputs, state: torch.Tensor) -> torch.Tensor:
     `state`, [N, num_heads, head_dim, state_size], are changed in place."""
     stepped, b, c = _by_head(inputs)
     state *= inputs.g.exp()[..., None, None]
-    state += stepped.unsqueeze(3) * b.unsqueeze(2)
+    state.addcmul_(stepped.unsqueeze(3), b.unsqueeze(2))
     return (state @ c.unsqueeze(3)).squeeze(3)
 
 
