@@ -56,9 +56,10 @@ def test_whole_in_chunks_and_beside_others(model: Hybrid, text: Any) -> None:
 def test_from_a_prefix_of_every_length(
     model: Hybrid, text: Any, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
-    """Also with states at boundaries within the prompt, which come every few blocks."""
+    """Also with states at boundaries within the prompt, which come every few blocks. The pool has
+    room for all prompts, so that none of these states is evicted."""
     monkeypatch.setattr(block_pools, "CHECKPOINT_SHARE", share)
-    loaded, prompt = model.engine(16), text(41)
+    loaded, prompt = model.engine(16, num_pages=150), text(41)
     every = loaded.engine.scheduler.pools.checkpoint_blocks
     run(loaded, asked(prompt))
     again = asked(prompt, "again")
