@@ -74,7 +74,8 @@ class StoringByGroup(AttentionByGroup):
 
     def target(self, layer: int) -> KvTarget:
         """See StoringAttention."""
-        return self._place(layer)[0].target(self._place(layer)[1])
+        backend, index = self._place(layer)
+        return backend.target(index)
 
     def attend(
         self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None

@@ -20,9 +20,10 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
 class DeltaConfig:
     """The heads of a layer with a gated delta rule, and the taps of its convolution.
 
-    Each key head serves `num_value_heads // num_key_heads` value heads in turn. In GGUF files where
-    `keys_by_turns`, the first so many value heads have a key head each, and so have the next ones.
-    `has_rates`: the checkpoint holds the rates of decay, not the logarithms of their amounts.
+    Each key head serves `num_value_heads // num_key_heads` neighbouring value heads; with
+    `keys_by_turns` (GGUF files of Qwen3.5), value head i has key head `i % num_key_heads`.
+    `has_rates`: the checkpoint holds the rates of decay, which are negative, instead of the
+    logarithms of their magnitudes.
     """
 
     num_key_heads: int

@@ -86,7 +86,7 @@ class ModelConfig:
     quantization: Quantization | None = None
     """How weights in safetensors may be quantized; None if they are not."""
     first_layer: int = 0
-    """The number of the first of these layers in the checkpoint: of later stages not 0."""
+    """The number of the first of these layers in the whole model: of later stages not 0."""
     gives_logits: bool = True
     """Whether these are the last layers."""
     vocab_share: tuple[int, int] = (0, 1)

@@ -23,20 +23,7 @@ class GatedFeedForward:
     @staticmethod
     def tensors(config: ModelConfig) -> list[LayerTensor]:
         """See Kind. Rows of `gate_up` are gate's, then up's."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-
-        def gate_up(kind: str) -> list[Rows]:
-            return [Rows(f"{name}_proj.{kind}", inner) for name in ("gate", "up")]
-
-        found = [
-            LayerTensor("gate_up", gate_up("weight"), hidden, Split.OUTPUTS),
-            LayerTensor("down", [Rows("down_proj.weight", hidden)], inner, Split.INPUTS),
-        ]
-        if config.mlp_bias:
-            bias = [Rows("down_proj.bias", hidden)]
-            found.append(LayerTensor("gate_up_bias", gate_up("bias"), split=Split.OUTPUTS))
-            found.append(LayerTensor("down_bias", bias, split=Split.FIRST))
-        return found
+        return dense_tensors(config, "gate_up", ("gate", "up"))
 
     @property
     def products(self) -> Sequence[LinearLayer]:
@@ -48,3 +35,22 @@ class GatedFeedForward:
     ) -> torch.Tensor:
         """See FeedForwardLayer."""
         return self.down(ops.gate(self.gate_up(x)), add=add)
+
+
+def dense_tensors(config: ModelConfig, name: str, parts: Sequence[str]) -> list[LayerTensor]:
+    """The weights of a dense layer: `name`, with the rows of `parts` one after the other, then
+    `down`; and their biases."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+
+    def rows(kind: str) -> list[Rows]:
+        return [Rows(f"{part}_proj.{kind}", inner) for part in parts]
+
+    found = [
+        LayerTensor(name, rows("weight"), hidden, Split.OUTPUTS),
+        LayerTensor("down", [Rows("down_proj.weight", hidden)], inner, Split.INPUTS),
+    ]
+    if config.mlp_bias:
+        bias = [Rows("down_proj.bias", hidden)]
+        found.append(LayerTensor(f"{name}_bias", rows("bias"), split=Split.OUTPUTS))
+        found.append(LayerTensor("down_bias", bias, split=Split.FIRST))
+    return found

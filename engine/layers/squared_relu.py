@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows
+from engine.checkpoint.layer_tensors import KindWeights, LayerTensor
 from engine.checkpoint.model_config import ModelConfig
+from engine.layers.gated_feed_forward import dense_tensors
 from engine.layers.linear import LinearFactory, LinearLayer
 from engine.layers.ops import LayerOps
 
@@ -23,15 +24,7 @@ class SquaredRelu:
     @staticmethod
     def tensors(config: ModelConfig) -> list[LayerTensor]:
         """See Kind."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-        found = [
-            LayerTensor("up", [Rows("up_proj.weight", inner)], hidden),
-            LayerTensor("down", [Rows("down_proj.weight", hidden)], inner),
-        ]
-        if config.mlp_bias:
-            found.append(LayerTensor("up_bias", [Rows("up_proj.bias", inner)]))
-            found.append(LayerTensor("down_bias", [Rows("down_proj.bias", hidden)]))
-        return found
+        return dense_tensors(config, "up", ("up",))
 
     @property
     def products(self) -> Sequence[LinearLayer]:

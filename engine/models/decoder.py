@@ -168,9 +168,7 @@ class DecoderModel:
         return self._ops.norm(layer.attention.output(attended), layer.attention_out_norm, add=x)
 
     def _after_feed_forward(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        if layer.post_norm is None:
-            return x
-        normed = self._ops.norm(x, layer.post_norm)
+        normed = x if layer.post_norm is None else self._ops.norm(x, layer.post_norm)
         if layer.feed_forward_out_norm is None:
             return layer.feed_forward(normed, self._ops, add=x)
         y = layer.feed_forward(normed, self._ops)
