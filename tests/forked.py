@@ -2,9 +2,10 @@
 everything they need, but started no thread, no NIXL agent and no ZeroMQ context.
 
 A process started the usual way takes two seconds to import torch. The server is one for each
-pytest process and ends with it. Forked processes do not try the bundled model in a child first, nor
-the checkpoint that KNOWN_CHECKPOINT names: they are no stranger's. Tests of `baton up`, and of
-hostile checkpoints, start real processes, which do.
+pytest process and ends with it, however it ends; then the processes that it has forked end, too.
+Forked processes do not try the bundled model in a child first, nor the checkpoint that
+KNOWN_CHECKPOINT names: they are no stranger's. Tests of `baton up`, and of hostile checkpoints,
+start real processes, which do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,6 +35,7 @@ from protocol.messages import Role
 from tests.forked_hands import ForkedHands, num_hands
 from tests.forks import ForkedProcess
 from tests.paths import DEMO_MODEL, ROOT
+from worker.ranks.hand import _end_with
 
 PRELOADED = [
     "cli.commands",
@@ -166,7 +169,9 @@ class _ForkedPopen:
 def run_module(
     module: str, arguments: Sequence[str], env: Mapping[str, str], log_path: str
 ) -> NoReturn:
-    """The life of a forked process: as `python -m module arguments`, its output to a file."""
+    """The life of a forked process: as `python -m module arguments`, its output to a file. It ends
+    when its parent has ended."""
+    _leave_server()
     os.setsid()
     _redirect(log_path)
     os.environ.clear()
@@ -185,6 +190,8 @@ def run_module(
 
 def run_up(arguments: Sequence[str], env: Mapping[str, str], output: Connection) -> NoReturn:
     """The life of a forked `baton up`, whose children it forks; it writes to `output`."""
+    _leave_server()
+    _end_with(os.getppid())
     for each in (1, 2):
         os.dup2(output.fileno(), each)
     os.environ.clear()
@@ -193,6 +200,14 @@ def run_up(arguments: Sequence[str], env: Mapping[str, str], output: Connection)
     for each in ("cli.fleet", "cli.up"):
         importlib.import_module(each).ChildSettings = _ChildrenOfForked  # type: ignore[attr-defined]
     sys.exit(importlib.import_module("cli.up").main(arguments))
+
+
+def _leave_server() -> None:
+    """Let the fork server end while this process runs: it waits until its pytest process, and each
+    forked process, has closed a pipe."""
+    if _forkserver._forkserver_alive_fd is not None:
+        os.close(_forkserver._forkserver_alive_fd)
+        _forkserver._forkserver_alive_fd = None
 
 
 class _ChildrenOfForked(ForkedChildren):
