@@ -35,7 +35,8 @@ class Pieces:
 
     def __post_init__(self) -> None:
         end = self.start + (self.count - 1) * self.stride + self.size
-        if min(self.size, self.count) < 1 or self.start < 0 or end > self.block_bytes:
+        is_positive = min(self.size, self.count) > 0 <= min(self.start, self.stride)
+        if not is_positive or end > self.block_bytes:
             raise ValueError(f"{self} leaves its block")
 
     def offsets(self) -> range:

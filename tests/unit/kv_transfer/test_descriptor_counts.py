@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kv_transfer.head_slices import num_pieces, plan_shares
-from protocol.layout import KvLayout
+from protocol.layout import KvLayout, group_layers
 
 TOKENS = 8192
 MOST = 1000
@@ -25,6 +25,7 @@ RANKS = [(size, stages) for size in (1, 2, 4, 8) for stages in range(1, 9) if si
 OTHERS = {
     "32 heads": {"num_layers": 32, "num_kv_heads": 32},
     "4 heads, 94 layers": {"num_layers": 94, "num_kv_heads": 4},
+    "windows": {"grouping": group_layers([4096, 4096, 4096, 4096, None] * 16, 8192)},
     "latents": {"num_layers": 61, "num_kv_heads": 1, "head_dim": 576, "num_planes": 1},
 }
 
@@ -38,8 +39,9 @@ def worker(layout: KvLayout, own: tuple[int, int], peers: tuple[int, int]) -> Kv
 
 def most_descriptors(layout: KvLayout, source: tuple[int, int], target: tuple[int, int]) -> int:
     """Of any pair of ranks, for a prompt of 8,192 tokens."""
-    (shares,) = plan_shares(worker(layout, source, target), worker(layout, target, source))
-    return max(num_pieces(shares).values()) * TOKENS // layout.block_size
+    by_group = plan_shares(worker(layout, source, target), worker(layout, target, source))
+    counts = [count for shares in by_group for count in num_pieces(shares).values()]
+    return max(counts) * TOKENS // layout.block_size
 
 
 @pytest.mark.parametrize("source", RANKS, ids=str)

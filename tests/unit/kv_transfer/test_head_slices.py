@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kv_transfer.head_slices import HeadSlices, Pieces, Share, plan_head_slices, plan_shares
@@ -36,6 +36,8 @@ windows = st.lists(st.sampled_from([None, 4, 8]), min_size=4, max_size=9)
 
 
 @given(st.tuples(sizes, stages, peers), st.tuples(sizes, stages, peers), windows)
+@example((1, 1, 0), (1, 3, 2), [None] * 6)  # a series could run backwards on one side
+@example((1, 2, 0), (2, 3, 0), [4, None] * 4)  # ranks whose blocks do not fill their pages
 def test_every_rank_gets_its_block_whole_and_once(
     one: tuple[int, int, int], other: tuple[int, int, int], windows: list[int | None]
 ) -> None:
@@ -58,6 +60,12 @@ def test_every_rank_gets_its_block_whole_and_once(
         received = [np.zeros(each.block_bytes, np.uint8) for each in readers]
         written = [np.zeros(each.block_bytes, int) for each in readers]
         for share in shares:
+            ends = (
+                (share.slices.source, source, share.source),
+                (share.slices.target, target, share.target),
+            )
+            for pieces, layout, number in ends:
+                assert pieces.block_bytes == layout.ranks[number].block_stride(group)
             for at, to in share.slices.pieces():
                 size = share.slices.source.size
                 piece = sent[share.source][at : at + size]
@@ -80,6 +88,13 @@ def test_layers_move_in_one_piece_between_ranks_with_the_same_heads() -> None:
     (shares,) = plan_shares(rank(12, 2, 0, num_stages=2), rank(12, 2, 0))
     assert [(share.source, share.target) for share in shares] == [(0, 0), (2, 0), (1, 1), (3, 1)]
     assert all(share.slices.source.count == 1 for share in shares)
+
+
+def test_pieces_that_cannot_be_joined_are_few_series() -> None:
+    """One for each head, in whichever order there are fewer."""
+    layer_by_layer, in_cells = (rank(4, 1, 0, num_layers=6, peer_stages=each) for each in (0, 1))
+    assert len(plan_head_slices(layer_by_layer, in_cells)) == 4
+    assert len(plan_head_slices(in_cells, layer_by_layer)) == 4
 
 
 def test_copies_of_a_head_share_the_work() -> None:
@@ -120,7 +135,7 @@ def test_ranks_that_a_cache_cannot_have_are_refused(layout: KvLayout, reason: st
 
 
 @pytest.mark.parametrize(
-    "outside", [(16, 17), (16, 4, 5, 0, 4), (16, 4, 1, -4), (16, 0), (16, 4, 0)]
+    "outside", [(16, 17), (16, 4, 5, 0, 4), (16, 4, 1, -4), (16, 4, 2, 8, -4), (16, 0), (16, 4, 0)]
 )
 def test_pieces_cannot_leave_their_block(outside):
     with pytest.raises(ValueError, match="leaves its block"):

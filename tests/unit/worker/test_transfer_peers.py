@@ -11,7 +11,7 @@ from engine.kv_pool import KvPool
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.head_slices import plan_shares
 from protocol.handoff_messages import PeerDescriptor
-from protocol.layout import KvLayout
+from protocol.layout import KvGroup, KvLayout
 from worker.counters import Count, Counters
 from worker.transfer_peers import TransferPeers
 
@@ -49,8 +49,8 @@ class Own:
 
     def __init__(self, peer_stages: int = 0) -> None:
         self.transfers, self.counters = Transfers(), Counters()
-        pool = KvPool(layout_for(peer_stages, 2), 3)
-        self.peers = TransferPeers(self.transfers, pool, SECRET, self.counters)  # type: ignore[arg-type]
+        self.pool = KvPool(layout_for(peer_stages, 2), 3)
+        self.peers = TransferPeers(self.transfers, self.pool, SECRET, self.counters)  # type: ignore[arg-type]
 
 
 def descriptor(of: KvLayout | None, secret: bytes = SECRET, **changed: Any) -> PeerDescriptor:
@@ -106,6 +106,14 @@ def test_one_line_says_which_side_was_told_of_other_ranks(
         f"each KV block goes to agent agent in {pieces} pieces for each pair of ranks, which is "
         f"slow: start {advice}"
     ] * (advice is not None)
+
+
+def test_the_group_with_the_most_pieces_counts(caplog: pytest.LogCaptureFixture) -> None:
+    own, groups = Own(), (KvGroup((0,)), KvGroup((1, 2), 4))
+    whole = msgspec.structs.replace(WHOLE, num_layers=3, grouping=groups)
+    own.pool.layout = whole.shard(0, 2)
+    assert own.peers.try_add(descriptor(whole.shard(0, 4)))
+    assert "in 4 pieces" in caplog.text
 
 
 def test_shared_memory_is_copied_as_fast_in_small_pieces(caplog: pytest.LogCaptureFixture) -> None:
