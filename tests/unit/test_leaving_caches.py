@@ -431,6 +431,16 @@ def test_what_no_window_can_end_stays_behind(windowed: WorkerFleet) -> None:
     assert leaver.counter(Count.SERVED_BLOCKS) == 0
 
 
+def test_windows_may_be_more_than_a_holder_serves_at_a_time(
+    windowed: WorkerFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.served_fetches.SERVE_SHARE", 1 / 32)
+    prompt = prompt_of(1, 5)
+    talk(windowed, "one", prompt)
+    run_until_ended(windowed, drain(windowed, "d2", "d3"))
+    assert computes(windowed, "d3", [*prompt, 7]) == 2
+
+
 def test_a_holder_that_is_busy_with_an_end_is_asked_until_it_is_not(
     windowed: WorkerFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ the state at a prefix's end over with its keys and values."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -11,9 +12,16 @@ from protocol.handoff_messages import KvFetch
 from tests.layouts import state_layout
 from tests.unit.fake_model import BLOCK
 from tests.unit.test_fetches import until
-from tests.unit.test_leaving_caches import computes, drain, prompt_of, run_until_ended, talk
+from tests.unit.test_leaving_caches import (
+    computes,
+    drain,
+    has_ended,
+    prompt_of,
+    run_until_ended,
+    talk,
+)
 from tests.unit.worker_fleet import WorkerFleet
-from tests.unit.worker_harness import LANDING_S
+from tests.unit.worker_harness import LANDING_S, Bench
 from worker.counters import Count
 
 STATES, IN_A_PAGE = 1, 10
@@ -88,6 +96,41 @@ def test_a_full_cache_gives_up_half_of_itself_at_most_and_states_count(
     run_until_ended(fleet, drain(fleet, "d2", "d3"))
     assert fleet.workers["d3"].counter(Count.TAKEN_BLOCKS) > 0
     assert sum(map(taker.is_cached, old)) >= len(old) // 2
+
+
+@contextmanager
+def room_for(num_blocks: int, fleet: WorkerFleet, name: str) -> Iterator[None]:
+    """A worker with so many free blocks, while others drain."""
+    blocks = fleet.workers[name].scheduler.blocks
+    taken = blocks.allocate(blocks.num_free - num_blocks)
+    yield
+    blocks.release(taken)
+
+
+def let_end(fleet: WorkerFleet, leaver: Bench) -> None:
+    for _ in range(60):
+        fleet.clock.now += 0.02
+        fleet.round()
+    assert has_ended(leaver)
+
+
+def test_a_state_takes_room_as_blocks_do(fleet: WorkerFleet) -> None:
+    for first in range(1, 6):
+        talk(fleet, f"r{first}", prompt_of(first, 7))
+    with room_for(2 * (7 + IN_A_PAGE) + 6, fleet, "d3"):
+        let_end(fleet, drain(fleet, "d2", "d3"))
+    assert fleet.workers["d3"].counter(Count.TAKEN_BLOCKS) == 2 * 7
+
+
+def test_nothing_is_taken_of_what_leaves_no_room_for_the_state_at_its_end(
+    fleet: WorkerFleet,
+) -> None:
+    taker = fleet.workers["d3"].scheduler.pools
+    talk(fleet, "one", prompt_of(1, 36))
+    (hashes,) = fleet.workers["d2"].scheduler.blocks.idle_prefixes()
+    with room_for(36 + IN_A_PAGE - 6, fleet, "d3"):
+        let_end(fleet, drain(fleet, "d2", "d3"))
+    assert taker.match(hashes).num_blocks == taker.managers[0].num_cached < 36
 
 
 def test_a_holder_that_dies_leaves_no_state_without_its_prefix(fleet: WorkerFleet) -> None:
