@@ -341,8 +341,8 @@ class BoundedProtocol(RequestReader):
 
     def _running_for(self, scope: Scope) -> Exchange | None:
         """The request of this scope, if it is being answered and the client is there."""
-        running = self._running()
-        return running if running is not None and running.scope is scope else None
+        exchanges = self._exchanges
+        return exchanges[0] if exchanges and exchanges[0].scope is scope else None
 
     # -- time to read an answer -------------------------------------------------------------
 

@@ -57,8 +57,10 @@ _KEY = "baton.request"
 _OTHER = "other"
 _ID_BYTES = 16
 _TIMEOUT = TIMEOUT_HEADER.encode()
+_TTFT, _TPOT = TTFT_HEADER.encode(), TPOT_HEADER.encode()
 _RETENTION = RETENTION_HEADER.encode()
 _SESSIONS = tuple(each.encode() for each in SESSION_HEADERS)
+_OF_TERMS = frozenset((_TIMEOUT, _TTFT, _TPOT, _RETENTION, *_SESSIONS))
 
 
 @dataclass(slots=True)
@@ -106,21 +108,25 @@ class RequestRecord:
 
     def terms(self) -> RequestTerms:
         """The terms of the request. Raises InvalidRequest for a malformed time or hint."""
+        allowed = self.tenant.terms
+        if _OF_TERMS.isdisjoint(self.headers):  # nearly every request
+            return RequestTerms(
+                self.tenant, self.ticket, ttft_ms=allowed.ttft_ms, tpot_ms=allowed.tpot_ms
+            )
         timeout = self.header(_TIMEOUT)
         ends_at = None if timeout is None else self.arrived + read_timeout_s(timeout)
-        allowed = self.tenant.terms
-        ttft_ms = self._target(TTFT_HEADER, allowed.ttft_ms)
-        tpot_ms = self._target(TPOT_HEADER, allowed.tpot_ms)
+        ttft_ms = self._target(_TTFT, allowed.ttft_ms)
+        tpot_ms = self._target(_TPOT, allowed.tpot_ms)
         hint = self.header(_RETENTION)
         retention = None if hint is None else read_retention(hint)
         return RequestTerms(
             self.tenant, self.ticket, ends_at, self._session(), ttft_ms, tpot_ms, retention
         )
 
-    def _target(self, name: str, usual: int | None) -> int | None:
+    def _target(self, name: bytes, usual: int | None) -> int | None:
         """The target in this header, otherwise the key's."""
-        value = self.header(name.encode())
-        return usual if value is None else read_ms(name, value)
+        value = self.header(name)
+        return usual if value is None else read_ms(name.decode(), value)
 
     def _session(self) -> str:
         for name in _SESSIONS:
