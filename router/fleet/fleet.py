@@ -61,7 +61,8 @@ class Fleet:
         self._index = index
         self._view = FleetView(index)
         self._metrics = metrics
-        self._clock = clock
+        self.now = clock
+        """The time by the clock of the view."""
         self._listener: FleetListener | None = None
         self._workers: dict[str, Worker] = {}
         self._members: dict[str, WorkerInfo] = {}
@@ -107,7 +108,7 @@ class Fleet:
 
         A worker that answers stays: a restarted registry is empty until all workers are back.
         """
-        now = self._clock()
+        now = self.now()
         for worker_id, worker in list(self._workers.items()):
             link = worker.link
             answers = (link.is_ready or link.is_ending) and link.is_responsive(now)
@@ -120,7 +121,7 @@ class Fleet:
     def tidy_index(self) -> bool:
         """Do a little of what large caches cost when they come and go. Call it periodically.
         Returns whether there is more to do."""
-        return self._index.tidy(self._clock())
+        return self._index.tidy(self.now())
 
     async def close(self) -> None:
         """Close every link and wait until their tasks and sockets are gone."""
@@ -139,13 +140,9 @@ class Fleet:
         """The registration with this id, whether or not the router uses the worker."""
         return self._members.get(worker_id)
 
-    def now(self) -> float:
-        """The time by the clock of the view."""
-        return self._clock()
-
     def view(self) -> FleetView:
         """The fleet as decisions see it, with what the links show now."""
-        now = self._clock()
+        now = self.now()
         for each in self._workers.values():
             each.look_at_link(now)
         return self._view
@@ -203,7 +200,7 @@ class Fleet:
         if info.incarnation in self._refused:
             return self._refused[info.incarnation]
         if worker is not None and worker.info.incarnation == info.incarnation:
-            return worker.condition(self._clock(), self.history.wall_us())
+            return worker.condition(self.now(), self.history.wall_us())
         return registered_condition(info.state) or NOT_USED_YET
 
     def _found(self) -> dict[str, tuple[WorkerInfo, Condition]]:

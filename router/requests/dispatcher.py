@@ -215,7 +215,7 @@ class Dispatcher:
             self._actions.carry_out(generation, generation.on_refused(error))
             return
         generation.on_placed(attempt)
-        self._note_attempt(generation)
+        self._note_attempt(generation, attempt)
         self._metrics.decisions.add(attempt.placement.rule)
         if generation.num_attempts > 1 and placing.source is None:
             self._metrics.retries.inc()
@@ -226,8 +226,8 @@ class Dispatcher:
                 return
             attempt.sent(worker)
 
-    def _note_attempt(self, generation: ServedGeneration) -> None:
-        attempt = generation.note_attempt(self._traces.wall_us())
+    def _note_attempt(self, generation: ServedGeneration, attempt: Attempt) -> None:
+        generation.note_attempt(attempt, self._traces.wall_us())
         self._metrics.attempts.add(attempt.placement.mode)
 
     async def _pause(self, generation: ServedGeneration, pausing: states.Pausing) -> None:
@@ -255,9 +255,10 @@ class Dispatcher:
 
     def _end(self, generation: ServedGeneration) -> None:
         """Free all state of a generation; abort it on its workers if it was abandoned."""
-        if not generation.outcome:
-            self._actions.carry_out(generation, generation.end("closed"))
         name, outcome = generation.request.request_id, generation.outcome
+        if not outcome:
+            outcome = "closed"
+            self._actions.carry_out(generation, generation.end(outcome))
         is_over = self._generations.get(name) is generation
         if is_over:
             del self._generations[name]
@@ -340,7 +341,9 @@ class Dispatcher:
         if refusal:
             self._actions.carry_out(generation, refusal)
             return
-        self._note_attempt(generation)
+        attempt = generation.attempt
+        assert attempt is not None, "the generation continues there"
+        self._note_attempt(generation, attempt)
         if message.trace is not None:
             self._actions.attach(worker, message, message.trace)
         piece = TokenPiece(0, message.token_ids, message.logprobs, message.finish)

@@ -128,9 +128,9 @@ class Launcher:
         now: float,
     ) -> None:
         """Raises Overloaded if a first attempt would be late."""
-        request, placement = generation.request, decision.placement
-        check_deadline(generation, placement, decision.loads, running, now)
-        check_targets(generation, placement, decision.loads, running, self._urgent)
+        request, placement, loads = generation.request, decision.placement, decision.loads
+        check_deadline(generation, placement, loads, running, now)
+        check_targets(generation, placement, loads, running, self._urgent)
         computing = placement.prefill or placement.decode
         self._urgent.note(request.share, request.priority, computing.recompute_tokens)
 

@@ -44,15 +44,12 @@ class ServedGeneration(Generation):
         self._sleeper = asyncio.get_running_loop().create_future()
         await self._sleeper
 
-    def note_attempt(self, now_us: int) -> Attempt:
-        """Begin the history of the attempt that has just begun, and return it."""
-        attempt = self.attempt
-        assert attempt is not None
+    def note_attempt(self, attempt: Attempt, now_us: int) -> None:
+        """Begin the history of an attempt that has just begun."""
         source = "" if attempt.prefill is None else attempt.prefill.worker_id
         trace = AttemptTrace(attempt.number, attempt.placement, now_us, source)
         trace.block_size = attempt.block_size
         self.trace.attempts.append(trace)
-        return attempt
 
     def note_failure(self, attempt: Attempt, failure: Failure, now_us: int) -> None:
         """End the history of an attempt that failed."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from protocol.errors import DeadlineUnreachable, TargetUnreachable
 from router.requests.machine.generation import Generation
-from router.routing.placement import NO_TARGETS, Mode, Placement, Targets, WorkerLoad
+from router.routing.placement import Mode, Placement, Targets, WorkerLoad
 from router.routing.prediction import least_wait_ms
 from router.routing.shedding import Asker, WaitingPrompt, shed
 from router.routing.urgent_work import UrgentWork
@@ -65,11 +65,11 @@ def check_targets(
     """Raises TargetUnreachable if the request is predicted to miss its own targets because of the
     load."""
     request = generation.request
-    own = Targets(request.ttft_target_ms, request.tpot_target_ms)
-    if own == NO_TARGETS:
+    ttft_ms, tpot_ms = request.ttft_target_ms, request.tpot_target_ms
+    if ttft_ms is None and tpot_ms is None:
         return
     left = urgent.left_for(request.share, request.priority)
-    asker = Asker(own, request.share, request.priority, left)
+    asker = Asker(Targets(ttft_ms, tpot_ms), request.share, request.priority, left)
     found = shed(asker, placement, loads, _prompts(running))
     if found is None:
         return

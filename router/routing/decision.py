@@ -66,12 +66,11 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A placement and its input: the view's version, the request's session, each worker's part of
-    the prompt, and the workers' loads."""
+    """A placement and its input: the request's session, each worker's part of the prompt, and the
+    workers' loads."""
 
     query: Query
     placement: Placement
-    version: int
     matches: Mapping[str, PrefixMatch]
     decode_loads: Sequence[WorkerLoad]
     prefill_loads: Sequence[WorkerLoad]
@@ -110,8 +109,7 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
         placement = place(asked, decode_loads, prefill_loads, matches, rng, view.pairs)
     else:
         placement = place_handover(asked, query.source, decode_loads, matches, rng, view.pairs)
-    version = view.version
-    return Decision(query, placement, version, matches, decode_loads, prefill_loads, session)
+    return Decision(query, placement, matches, decode_loads, prefill_loads, session)
 
 
 Charge = tuple[WorkerView | Pair, Reservation]

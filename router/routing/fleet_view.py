@@ -77,6 +77,8 @@ class FleetView:
         """The loads of these workers of one role. A worker whose speed is not trusted counts as
         typical. Requests that were just sent count, and those that other routers have probably
         sent."""
+        if not workers:
+            return []
         typical, others = self._averages()
         if not others:
             return [each.load(typical) for each in workers]

@@ -45,8 +45,7 @@ def by_rule(rule: Rule) -> Policy:
             rule=Reason.NO_PREFILL if source is None else Reason.NOT_CACHED,
         )
         return Decision(
-            query, placement, view.version, matches, loads[Role.DECODE], loads[Role.PREFILL],
-            query.session,
+            query, placement, matches, loads[Role.DECODE], loads[Role.PREFILL], query.session
         )  # fmt: skip
 
     return chosen
@@ -78,7 +77,7 @@ def never_split(view: FleetView, query: Query, now: float, rng: random.Random) -
     """Baton's costs, but prefill workers stand idle."""
     matches, decode = view.matches(query.hashes, now), view.loads(view.ready(Role.DECODE))
     placement = place(_asked(view, query), decode, (), matches, rng)
-    return Decision(query, placement, view.version, matches, decode, (), query.session)
+    return Decision(query, placement, matches, decode, (), query.session)
 
 
 def _asked(view: FleetView, query: Query) -> PlacementQuery:

@@ -208,7 +208,7 @@ async def test_slow_workers_are_used_when_no_other_answers(harness: Harness) -> 
     now = 0.0
     fleet = harness.fleet
     links = [fleet.worker(each).link for each in ("d1", "d2")]
-    fleet._clock = lambda: now
+    fleet.now = lambda: now
     now = links[0]._last_heard
     links[1]._last_heard = now - 100
     assert ids(harness, Role.DECODE) == ["d1"]
@@ -225,7 +225,7 @@ async def test_prefill_workers_that_do_not_answer_are_left_out_after_a_long_step
     fleet = harness.fleet
     links = [fleet.worker(each).link for each in ("p1", "p2")]
     now = time.monotonic()
-    fleet._clock = lambda: now
+    fleet.now = lambda: now
     links[1]._last_heard = now - 5
     assert ids(harness, Role.PREFILL) == ["p1"], "the other one answers"
     links[0]._last_heard = now - 5
@@ -297,7 +297,7 @@ async def test_a_lost_event_shows_in_the_load_report_and_a_lost_dump_is_asked_fo
     worker.dump = CacheDump(incarnation="d1-1", seq=1, hashes=[b"a"])
     worker.answers_dumps = True
     now = time.monotonic()
-    harness.fleet._clock = lambda: now
+    harness.fleet.now = lambda: now
     harness.fleet.sweep()
     assert worker.received.count(CacheDumpRequest) == 0
     now += RETRY_S
@@ -333,7 +333,7 @@ async def test_a_worker_that_answers_outlives_its_registration(harness: Harness)
 async def test_without_lease_and_answers_a_worker_is_gone(harness: Harness) -> None:
     await harness.join("d1", "d2")
     now = time.monotonic() + harness.settings.silence_s + 1
-    harness.fleet._clock = lambda: now
+    harness.fleet.now = lambda: now
     harness.fleet.sweep()
     assert ids(harness, Role.DECODE) == ["d1", "d2"]
     del harness.workers["d1"]
@@ -347,7 +347,7 @@ async def test_who_stops_answering_long_after_its_lease_is_not_counted(harness: 
     harness.fleet.update({})
     assert harness.metric("workers", role="decode") == 1
     now = time.monotonic() + harness.settings.silence_s + 1
-    harness.fleet._clock = lambda: now
+    harness.fleet.now = lambda: now
     harness.fleet.sweep()
     assert harness.metric("workers", role="decode") == 0
 
@@ -377,7 +377,7 @@ async def test_reasons_tell_how_each_decode_worker_stands(harness: Harness) -> N
 async def test_a_worker_that_does_not_answer_is_not_usable(harness: Harness) -> None:
     await harness.join("d1")
     now = time.monotonic() + harness.settings.silence_s + 1
-    harness.fleet._clock = lambda: now
+    harness.fleet.now = lambda: now
     harness.fleet.sweep()
     condition = harness.fleet.conditions()["d1"]
     assert (condition.state, condition.cause) == (State.SILENT, Cause.SILENT)

@@ -55,7 +55,7 @@ def test_a_decision_changes_nothing_and_applying_it_reserves_its_load() -> None:
     before = view.version
     decision = decide(view, query(), 0.0, random.Random(0))
     assert decision.placement.mode is Mode.REMOTE
-    assert view.version == decision.version == before
+    assert view.version == before
     charged = apply(view, decision, 0.0)
     assert view.version > before
     pair = view.pairs.pair("p1", "d1")
