@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from tests.integration.reference import MIN_MARGIN, GreedyGeneration, Reference
 from tests.paths import DEMO_MODEL
 
 NUM_TOKENS = 12
+SIZES: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+}
+"""What configurations of random checkpoints have in common."""
 
 
-def demo_without_weights(parent: Path) -> Path:
-    """A folder named as the demo model, with all its files but the weights."""
+def random_checkpoint(parent: Path, make: Callable[[], Any]) -> Path:
+    """A folder named as the demo model, with its tokenizer and the random weights of the model of
+    transformers that `make` returns."""
     to = parent / DEMO_MODEL.name
     shutil.copytree(DEMO_MODEL, to, ignore=shutil.ignore_patterns("*.safetensors*"))
+    torch.manual_seed(5)
+    make().save_pretrained(to)
     return to
 
 

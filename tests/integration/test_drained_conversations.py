@@ -81,7 +81,8 @@ def test_the_next_turn_after_a_drain_computes_only_what_is_new(
 def test_workers_of_other_ranks_take_a_cache_over(
     references: list[Reference], transport: str, split: dict[str, int]
 ) -> None:
-    """Without another decode worker, a prefill worker takes it, and has the answers' blocks."""
+    """The only decode worker drains, so a prefill worker takes its cache, the answer's blocks
+    included."""
     prompt = next(list(each.prompt) for each in references if 1000 <= len(each.prompt) <= 1100)
     settings = {"transport": transport, "prefill": 1, "decode": 1, "kv_checksum": True, **split}
     with running_fleet({"BATON_LEASE_S": "3"}, **settings) as fleet:

@@ -4,15 +4,15 @@ any others, and take over from them: transformers' tokens in fp32."""
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.integration.fleets import assert_as_expected, complete_all, counters, running_fleet
-from tests.integration.random_checkpoints import Expected, demo_without_weights
-from tests.integration.reference import NUM_TOKENS, Reference
+from tests.integration.random_checkpoints import NUM_TOKENS, SIZES, Expected, random_checkpoint
+from tests.integration.reference import Reference
 
 pytestmark = pytest.mark.nightly
 
@@ -28,22 +28,9 @@ PAIRS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint whose heads four ranks can share out, and the demo's tokenizer."""
-    to = demo_without_weights(tmp_path_factory.mktemp("model"))
-    torch.manual_seed(7)
-    config = Qwen3Config(
-        vocab_size=2048,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        eos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(to)
-    return to
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
+    make = partial(Qwen3ForCausalLM, Qwen3Config(**SIZES, **heads, num_hidden_layers=3))
+    return random_checkpoint(tmp_path_factory.mktemp("model"), make)
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 
 from cli.fleet import Fleet
@@ -26,7 +26,7 @@ from tests.integration.fleets import (
     wait_for,
     workers,
 )
-from tests.integration.random_checkpoints import Expected, demo_without_weights
+from tests.integration.random_checkpoints import SIZES, Expected, random_checkpoint
 from tests.integration.reference import BLOCK, Reference, clear_references
 from tests.paths import DEMO_MODEL, HYBRID
 
@@ -40,21 +40,10 @@ CLASSES = {
 @pytest.fixture(scope="module", params=some(["qwen3.5", "nemotron-h"], 1))
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A random checkpoint, and the demo's tokenizer."""
-    to = demo_without_weights(tmp_path_factory.mktemp("model"))
-    sizes = {
-        "vocab_size": 2048,
-        "hidden_size": 48,
-        "intermediate_size": 72,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.3,
-        "eos_token_id": None,
-    }
-    torch.manual_seed(5)
+    sizes = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2}
     config_class, model_class = CLASSES[request.param]
-    model_class(config_class(**HYBRIDS[request.param][1] | sizes)).save_pretrained(to)
-    return to
+    make = partial(model_class, config_class(**HYBRIDS[request.param][1] | sizes))
+    return random_checkpoint(tmp_path_factory.mktemp("model"), make)
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +89,18 @@ def test_a_conversation_that_moves_among_workers_stays_right(
     """Blocks and states come from the worker's own cache, from a peer's, or are computed."""
     first = expected.after((), 200)
     conversation = (*first.prompt, *first.output)
+    before = num_found(fleet)
     run(fleet, [first])
     for back in some((0, 1, 20), 2):
         turn = expected.after(conversation[: len(conversation) - back], 9)
         run(fleet, [turn] * 4)
-    found = [
-        each["cached_tokens"] + each["fetched_tokens"] for each in all_counters(fleet).values()
-    ]
-    assert sum(found) >= 100, "else every turn was computed whole"
+    assert num_found(fleet) - before >= 100, "else every turn was computed whole"
+
+
+def num_found(fleet: Fleet) -> int:
+    """Tokens of prompts that no worker had to compute."""
+    counted = all_counters(fleet).values()
+    return sum(each["cached_tokens"] + each["fetched_tokens"] for each in counted)
 
 
 @pytest.mark.parametrize("dtype", some(["float32", "bfloat16"], 1))

@@ -15,7 +15,7 @@ from protocol.layout import PAIRS
 from tests.effort import NIGHTLY, some
 from tests.integration.fleets import complete, counters, running_fleet
 from tests.integration.one_engine import tokens_of_one_engine
-from tests.integration.random_checkpoints import demo_without_weights
+from tests.integration.random_checkpoints import random_checkpoint
 from tests.integration.reference import DEMO_MODEL
 
 NUM_BLOCKS = 40  # of 16 tokens, of which two prompts have no room
@@ -25,13 +25,12 @@ NUM_TOKENS = 20
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with heads of 64, and the demo's tokenizer."""
-    to = demo_without_weights(tmp_path_factory.mktemp("model"))
-    torch.manual_seed(5)
     config = Qwen3Config.from_pretrained(DEMO_MODEL)
     config.head_dim, config.num_attention_heads, config.num_key_value_heads = 64, 6, 2
     config.initializer_range = 0.2
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(to)
-    return to
+    return random_checkpoint(
+        tmp_path_factory.mktemp("model"), lambda: Qwen3ForCausalLM(config).to(torch.bfloat16)
+    )
 
 
 def test_orders_give_the_same_tokens(folder: Path) -> None:

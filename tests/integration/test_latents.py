@@ -3,10 +3,10 @@ bytes on the way."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from tests.effort import some
@@ -18,7 +18,7 @@ from tests.integration.fleets import (
     running_fleet,
     trace_of,
 )
-from tests.integration.random_checkpoints import NUM_TOKENS, Expected, demo_without_weights
+from tests.integration.random_checkpoints import NUM_TOKENS, SIZES, Expected, random_checkpoint
 from tests.integration.reference import BLOCK, Reference
 from tests.latent_models import V3
 
@@ -30,21 +30,9 @@ NUM_LAYERS, FP32_BYTES = 3, 4
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of DeepSeek V3's kind, and the demo's tokenizer."""
-    to = demo_without_weights(tmp_path_factory.mktemp("model"))
-    torch.manual_seed(5)
-    config = DeepseekV3Config(
-        **V3,
-        vocab_size=2048,
-        hidden_size=48,
-        intermediate_size=72,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=6,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        eos_token_id=None,
-    )
-    DeepseekV3ForCausalLM(config).save_pretrained(to)
-    return to
+    sizes = SIZES | {"num_hidden_layers": NUM_LAYERS, "num_attention_heads": 6}
+    make = partial(DeepseekV3ForCausalLM, DeepseekV3Config(**V3, **sizes))
+    return random_checkpoint(tmp_path_factory.mktemp("model"), make)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ whatever is cached, and the formula's blocks on the way."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from cli.fleet import Fleet
 from protocol import layout
 from protocol.layout import first_covering
 from tests.effort import NIGHTLY, some
+from tests.integration import random_checkpoints
 from tests.integration.fleets import (
     all_counters,
     assert_as_expected,
@@ -33,22 +34,16 @@ from tests.integration.fleets import (
     running_fleet,
     wait_for,
 )
-from tests.integration.random_checkpoints import NUM_TOKENS, Expected, demo_without_weights
+from tests.integration.random_checkpoints import NUM_TOKENS, Expected, random_checkpoint
 from tests.integration.reference import BLOCK, Reference
 
 WINDOW = 40
 LENGTHS = (1, 17, 64, 150)
-SIZES = {
-    "vocab_size": 2048,
-    "hidden_size": 48,
-    "intermediate_size": 72,
+SIZES = random_checkpoints.SIZES | {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "eos_token_id": None,
     "sliding_window": WINDOW,
 }
 
@@ -91,11 +86,7 @@ def of(kinds: Iterable[Any]) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint, and the demo's tokenizer."""
-    to = demo_without_weights(tmp_path_factory.mktemp("model"))
-    torch.manual_seed(5)
-    make: Callable[[], torch.nn.Module] = request.param
-    make().save_pretrained(to)  # type: ignore[operator]
-    return to
+    return random_checkpoint(tmp_path_factory.mktemp("model"), request.param)
 
 
 @pytest.fixture(scope="module")

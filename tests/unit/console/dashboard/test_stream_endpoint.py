@@ -132,9 +132,10 @@ async def test_nothing_is_built_without_a_reader(served: Fixture) -> None:
 async def test_a_stopping_router_waits_for_no_page(served: Fixture) -> None:
     """Its grace is 60 s here, and the fixture waits 30 s for the end."""
     async with served.client() as client, client.stream("GET", "/dashboard/stream") as response:
-        async for line in response.aiter_lines():  # until the router ends the answer
+        async for line in response.aiter_lines():
             if not line:
                 served.stop.set()
+        assert response.is_closed, "the router has ended the answer"
 
 
 async def test_summaries_do_not_queue_for_a_slow_reader(served: Fixture) -> None:

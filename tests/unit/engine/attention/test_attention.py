@@ -74,10 +74,10 @@ def make_texts(lengths: list[int], num_layers: int, num_kv_heads: int, block_siz
     return texts
 
 
-def run_batch(
+def assert_equals_dense(
     attention: TorchAttention, texts: list[Text], spans: list[tuple[int, int]], num_heads: int
 ):
-    """Runs all layers for texts[i] positions spans[i]; asserts each against `dense`."""
+    """All layers, run for positions spans[i] of texts[i] in one batch, give what `dense` gives."""
     attention.plan(
         [
             Segment(end - start, end, [*text.table, 10**6, 10**6])  # what follows does not matter
@@ -121,8 +121,10 @@ def test_any_batch_equals_dense_attention(
     made = make_texts([before + now for before, now in texts], 2, num_kv_heads, block_size)
     befores = [(text, before) for text, (before, _) in zip(made, texts, strict=True) if before]
     if befores:
-        run_batch(attention, [t for t, _ in befores], [(0, b) for _, b in befores], num_heads)
-    run_batch(attention, made, [(b, b + n) for b, n in texts], num_heads)
+        assert_equals_dense(
+            attention, [t for t, _ in befores], [(0, b) for _, b in befores], num_heads
+        )
+    assert_equals_dense(attention, made, [(b, b + n) for b, n in texts], num_heads)
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 3e38])
@@ -135,12 +137,12 @@ def test_garbage_beyond_the_context_never_shows(garbage, window):
     lengths = [1, 3, 8, 9, 30]
     texts = make_texts(lengths, 2, 2, 8)
     before = [(t, (0, n - 1)) for t, n in zip(texts, lengths, strict=True) if n > 1]
-    run_batch(attention, [t for t, _ in before], [s for _, s in before], 4)
+    assert_equals_dense(attention, [t for t, _ in before], [s for _, s in before], 4)
     if window:  # of the last text, no later query sees a position below 26
         for position in range(26):
             pool.tensor[texts[-1].table[position // 8], :, :, :, position % 8] = garbage
-    run_batch(attention, texts, [(n - 1, n) for n in lengths], 4)
-    run_batch(attention, texts[-1:], [(28, 30)], 4)
+    assert_equals_dense(attention, texts, [(n - 1, n) for n in lengths], 4)
+    assert_equals_dense(attention, texts[-1:], [(28, 30)], 4)
 
 
 def test_only_the_batchs_own_slots_are_written():
@@ -148,7 +150,7 @@ def test_only_the_batchs_own_slots_are_written():
     pool.tensor.fill_(7.0)
     attention = TorchAttention(pool, (None, None))
     (text,) = make_texts([10], 2, 2, 4)
-    run_batch(attention, [text], [(0, 10)], 2)
+    assert_equals_dense(attention, [text], [(0, 10)], 2)
     expected = torch.full_like(pool.tensor, 7.0)
     for position in range(10):
         block, offset = text.table[position // 4], position % 4
@@ -181,8 +183,8 @@ def test_a_plan_serves_every_layer_and_is_replaced_by_the_next():
     pool = make_pool(num_kv_heads=1, block_size=4)
     attention = TorchAttention(pool, (None, None))
     texts = make_texts([6, 6], 2, 1, 4)
-    run_batch(attention, texts[:1], [(0, 6)], 1)
-    run_batch(attention, texts[1:], [(0, 6)], 1)
+    assert_equals_dense(attention, texts[:1], [(0, 6)], 1)
+    assert_equals_dense(attention, texts[1:], [(0, 6)], 1)
 
 
 def test_windows_must_name_every_layer():

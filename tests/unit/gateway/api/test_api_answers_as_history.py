@@ -134,10 +134,13 @@ def test_any_answer_is_accepted_as_history(
     response = response_items(ask(api, "responses", ASK))
     message = message_turns(ask(api, "messages", ASK))
     api.says("Good")
-    ask(api, "chat", [*ASK, *chat, *ASK])
-    ask(api, "responses", [*ASK, *response, *ASK])
-    ask(api, "responses", [*ASK, *items_of_chat(chat), *ASK])
-    ask(api, "messages", [*ASK, *message])
+    for kind, turns in (
+        ("chat", [*chat, *ASK]),
+        ("responses", [*response, *ASK]),
+        ("responses", [*items_of_chat(chat), *ASK]),
+        ("messages", message),
+    ):
+        assert "Good" in ask(api, kind, [*ASK, *turns]).text
 
 
 @pytest.mark.parametrize(

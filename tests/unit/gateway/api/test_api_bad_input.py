@@ -32,7 +32,7 @@ CASES += [
 ]
 
 
-def check_error(response, status: int, param: str | None) -> dict[str, object]:
+def assert_refused(response, status: int, param: str | None) -> dict[str, object]:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     assert response.json().keys() == {"error"}
@@ -50,7 +50,7 @@ def check_error(response, status: int, param: str | None) -> dict[str, object]:
 @pytest.mark.parametrize(("path", "field", "value"), CASES)
 def test_a_bad_value_is_refused_by_name(api, path, field, value):
     response = api.post(path, {**VALID[path], field: value})
-    check_error(response, 400, field)
+    assert_refused(response, 400, field)
     assert api.generator.requests == []
 
 
@@ -89,7 +89,7 @@ def test_unknown_nulls_are_absent_wherever_they_are(api, path, fields):
     asked = {**VALID[path], **fields}
     assert api.post(path, asked).status_code == 200
     assert "x-baton-ignored" not in api.post(path, asked).headers
-    check_error(api.post(path, asked | {"n": 0}), 400, "n")
+    assert_refused(api.post(path, asked | {"n": 0}), 400, "n")
 
 
 def test_a_null_that_says_something_stays(api):
@@ -128,7 +128,7 @@ def test_values_that_ask_for_nothing_more_are_accepted(api, path, fields):
 )
 def test_a_missing_field_is_named(api, path, field):
     body = {key: value for key, value in VALID[path].items() if key != field}
-    check_error(api.post(path, body), 400, field)
+    assert_refused(api.post(path, body), 400, field)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,13 @@ def test_a_missing_field_is_named(api, path, field):
     ],
 )
 def test_fields_that_do_not_go_together(api, path, fields, param):
-    check_error(api.post(path, {**VALID[path], **fields}), 400, param)
+    assert_refused(api.post(path, {**VALID[path], **fields}), 400, param)
 
 
 def test_why_a_template_is_refused_and_what_to_do_instead(api):
-    error = check_error(api.post(CHAT, {**VALID[CHAT], "chat_template": "x"}), 400, "chat_template")
+    error = assert_refused(
+        api.post(CHAT, {**VALID[CHAT], "chat_template": "x"}), 400, "chat_template"
+    )
     assert "a template is a program" in error["message"]
     assert "/v1/completions" in error["message"]
 
@@ -157,7 +159,7 @@ def test_why_a_template_is_refused_and_what_to_do_instead(api):
 def test_nested_fields_are_named_in_full(api):
     part = {"type": "text", "text": 1}
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [part]}]
-    error = check_error(api.post(CHAT, {"model": MODEL, "messages": messages}), 400, "messages")
+    error = assert_refused(api.post(CHAT, {"model": MODEL, "messages": messages}), 400, "messages")
     assert error["param"] == "messages[1].content[0].text"
 
 
@@ -165,7 +167,7 @@ def test_nested_fields_are_named_in_full(api):
 @pytest.mark.parametrize("body", ["[]", "1", '"x"', "null", "true"])
 def test_a_body_must_be_an_object(api, path, body):
     response = api.http.post(path, content=body, headers={"content-type": "application/json"})
-    assert "object" in str(check_error(response, 400, None)["message"])
+    assert "object" in str(assert_refused(response, 400, None)["message"])
 
 
 @pytest.mark.parametrize("path", VALID)
@@ -198,14 +200,14 @@ def test_a_body_must_be_json(api, path, body):
 def test_numbers_must_be_finite(api, path, number, field):
     body = json.dumps(VALID[path])[:-1] + f', "{field}": {number}}}'
     response = api.http.post(path, content=body, headers={"content-type": "application/json"})
-    check_error(response, 400, field)
+    assert_refused(response, 400, field)
 
 
 @pytest.mark.parametrize("path", VALID)
 def test_the_content_type_must_be_json(api, path):
     body = json.dumps(VALID[path])
     wrong = api.http.post(path, content=body, headers={"content-type": "text/plain"})
-    check_error(wrong, 415, None)
+    assert_refused(wrong, 415, None)
     with_charset = {"content-type": "Application/JSON; charset=utf-8"}
     assert api.http.post(path, content=body, headers=with_charset).status_code == 200
     of_json = {"content-type": "application/vnd.example+json"}
@@ -215,24 +217,24 @@ def test_the_content_type_must_be_json(api, path):
 @pytest.mark.parametrize("path", VALID)
 def test_a_body_without_json_content_type_is_refused(api, path):
     body = json.dumps(VALID[path]).encode()
-    check_error(api.http.post(path, content=body), 415, None)
-    check_error(api.http.post(path, content=iter([body])), 415, None)
+    assert_refused(api.http.post(path, content=body), 415, None)
+    assert_refused(api.http.post(path, content=iter([body])), 415, None)
     for wrong in ("text/plain; application/json", "text/plain;+json", "text/plain,+json", "+json"):
         refused = api.http.post(path, content=body, headers={"content-type": wrong})
-        check_error(refused, 415, None)
-    check_error(api.http.post(path), 400, None)
+        assert_refused(refused, 415, None)
+    assert_refused(api.http.post(path), 400, None)
 
 
 @pytest.mark.parametrize("path", VALID)
 def test_a_body_that_is_too_large_is_refused(api, path):
     body = {**VALID[path], "user": "x" * MAX_BODY_BYTES}
-    error = check_error(api.post(path, body), 413, None)
+    error = assert_refused(api.post(path, body), 413, None)
     assert str(MAX_BODY_BYTES) in str(error["message"])
 
 
 @pytest.mark.parametrize("path", VALID)
 def test_another_model_is_not_found(api, path):
-    error = check_error(api.post(path, {**VALID[path], "model": "gpt-x"}), 404, "model")
+    error = assert_refused(api.post(path, {**VALID[path], "model": "gpt-x"}), 404, "model")
     assert error["code"] == "model_not_found"
 
 
@@ -253,7 +255,7 @@ def test_prompt_and_output_must_fit_the_context(api, length, fields, status):
     if status == 200:
         assert response.status_code == 200, response.text
         return
-    error = check_error(response, 400, "prompt")
+    error = assert_refused(response, 400, "prompt")
     assert error["code"] == "context_length_exceeded"
     assert str(MAX_CONTEXT) in str(error["message"])
     assert str(length) in str(error["message"])
@@ -279,14 +281,14 @@ def test_a_text_far_too_long_is_refused_before_all_of_it_is_encoded(api, monkeyp
         raise AssertionError(f"{len(text)} characters are encoded")
 
     monkeypatch.setattr(Tokenizer, "_by_tokenizer", encode)
-    error = check_error(api.post(path, {**VALID[path], **question}), 400, next(iter(question)))
+    error = assert_refused(api.post(path, {**VALID[path], **question}), 400, next(iter(question)))
     assert error["code"] == "context_length_exceeded"
     assert f"maximum context length is {MAX_CONTEXT} tokens" in str(error["message"])
 
 
 def test_the_template_s_own_message_is_passed_on(api):
     messages = [{"role": "tool", "content": "Hi"}]
-    error = check_error(api.post(CHAT, {"model": MODEL, "messages": messages}), 400, "messages")
+    error = assert_refused(api.post(CHAT, {"model": MODEL, "messages": messages}), 400, "messages")
     assert "a tool message needs tool_call_id" in str(error["message"])
 
 
@@ -302,7 +304,7 @@ def test_a_text_is_refused_whose_tokens_the_model_does_not_know(tmp_path):
                 (small.chat("wörld"), "messages"),
                 (small.complete("wörld"), "prompt"),
             ):
-                error = check_error(answer, 400, param)
+                error = assert_refused(answer, 400, param)
                 assert "outside the vocabulary of 100 tokens" in str(error["message"])
             assert not small.generator.requests
     finally:
@@ -334,7 +336,7 @@ def test_a_byte_order_mark_does_not_matter(api, path, size):
 )
 def test_a_body_for_another_path_is_told_which(api, path, body, message):
     answer = api.http.post(path, json={"model": VALID[CHAT]["model"], **body})
-    error = check_error(answer, 400, message.split("'")[1])
+    error = assert_refused(answer, 400, message.split("'")[1])
     assert error["message"] == message
 
 
@@ -354,14 +356,14 @@ def test_half_of_a_surrogate_pair_is_read_as_a_replacement_character(api, size):
 def test_a_half_behind_very_many_backslashes_is_an_error(api):
     body = '{"prompt": "' + "\\" * 100 + '\\ud83d"}'
     answer = api.http.post("/tokenize", content=body, headers={"content-type": "application/json"})
-    check_error(answer, 400, None)
+    assert_refused(answer, 400, None)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_a_body_in_another_encoding_is_told_so(api, encoding):
     content = json.dumps(VALID[CHAT]).encode(encoding)
     answer = api.http.post(CHAT, content=content, headers={"content-type": "application/json"})
-    check_error(answer, 400, None)
+    assert_refused(answer, 400, None)
     assert answer.json()["error"]["message"] == (
         "the body is not in UTF-8, but in UTF-16 or UTF-32"
     )

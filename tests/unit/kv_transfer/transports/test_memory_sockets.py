@@ -213,9 +213,11 @@ def test_a_full_queue_of_connections_is_waited_for(
             break
     client = busy.client()
     client.poll()
+    assert not client.is_open
     for stranger in waiting:
         stranger.close()
-    opened(busy, client).close()
+    assert opened(busy, client).memory is not None
+    client.close()
     busy.close()
 
 

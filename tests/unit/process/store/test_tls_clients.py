@@ -132,7 +132,8 @@ async def test_pods_with_and_without_tls_are_one_fleet(store: TlsStore) -> None:
     ]
     watching = [asyncio.create_task(watcher(url).run()) for url in urls]
 
-    async def until_all_see(*names: str) -> None:
+    async def assert_all_see(*names: str) -> None:
+        """Now, or within a time."""
         async with asyncio.timeout(WAIT_S):
             while fleets != {url: set(names) for url in urls}:
                 changed.clear()
@@ -141,9 +142,9 @@ async def test_pods_with_and_without_tls_are_one_fleet(store: TlsStore) -> None:
     try:
         for lease in leases:
             lease.start()
-        await until_all_see("former", "new")
+        await assert_all_see("former", "new")
         await asyncio.to_thread(leases[0].close)
-        await until_all_see("new")
+        await assert_all_see("new")
     finally:
         for task in watching:
             task.cancel()
