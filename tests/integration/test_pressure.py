@@ -21,12 +21,15 @@ from tests.integration.fleets import (
     complete_all,
     running_fleet,
 )
-from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
+from tests.integration.one_engine import tokens_of_one_engine
+from tests.integration.reference import BLOCK, DEMO_MODEL, NUM_TOKENS, Reference
 
 LONGEST = 520
 NUM_BLOCKS = -(-(LONGEST + NUM_TOKENS) // BLOCK) + 1
 NUM_REQUESTS = times(24, 48)
 LONG_OUTPUT = times(160, 200)
+NUM_YOUNGEST = 4
+"""Of the sequences that outgrow the pool; the youngest are preempted first."""
 SEED = 7
 
 
@@ -100,6 +103,9 @@ def test_sequences_that_outgrow_the_pool_together_are_preempted_and_resume(
     assert [len(output) for output in outputs] == [LONG_OUTPUT] * len(short)
     for reference, output in zip(short, outputs, strict=True):
         assert output[:NUM_TOKENS] == list(reference.output)
+    youngest = [each.prompt for each in short[-NUM_YOUNGEST:]]
+    alone = tokens_of_one_engine(DEMO_MODEL, youngest, LONG_OUTPUT)
+    assert outputs[-NUM_YOUNGEST:] == alone, "also behind what was computed again"
     now = all_counters(fleet)
     preemptions = now["decode-1"]["preemptions"] + now["decode-2"]["preemptions"]
     assert preemptions > 0, "the pools were meant to be too small"
