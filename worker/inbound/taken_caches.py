@@ -56,8 +56,8 @@ class _Offer:
 
     While a part is fetched, `held` are the pinned blocks of `prefix` from its first one on, of the
     first group, and `granted` by group those that the holder writes: of the first group the blocks
-    behind them, of the others slots (see `KvFetch`). `num_left` blocks may still be taken: what the
-    other groups take counts as so many blocks of the first one.
+    behind them, of the others slots (see `KvFetch`). `num_left` blocks may still be taken; those
+    of other groups count as the blocks of the first group that their memory would hold.
     """
 
     peer: KvPeer
@@ -94,7 +94,8 @@ class TakenCaches:
         self._reach = max((rule.cover for rule in windows), default=0)
         first = self._pools.rules[0].blocks_per_page
         pages = (rule.cover / rule.blocks_per_page for rule in windows)
-        self._end_blocks = math.ceil(first * sum(pages))  # that windows and states at an end take
+        self._end_blocks = math.ceil(first * sum(pages))
+        """What the windows and states at a prefix's end take, in blocks of the first group."""
         self._inbound = inbound
         self._peers = peers
         self._offers: dict[str, _Offer] = {}  # by incarnation
