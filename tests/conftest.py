@@ -24,7 +24,7 @@ from engine.native.library import best_instruction_set
 from process.openmp import let_threads_sleep
 from tests.effort import NIGHTLY, times
 from tests.paths import ROOT
-from tests.scopes import Groups
+from tests.scopes import Groups, waits_first
 
 let_threads_sleep()  # as in every process of Baton, before torch is imported
 pytest.register_assert_rewrite("tests.browser", "tests.faults", "tests.integration", "tests.unit")
@@ -101,6 +101,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups | Non
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not waits_first(item.nodeid))
     if NIGHTLY:
         return
     waiting = [item for item in items if item.get_closest_marker("nightly")]

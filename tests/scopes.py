@@ -7,6 +7,13 @@ from xdist.scheduler import LoadScopeScheduling
 
 FOLDERS = ("tests/browser/",)
 """Folders whose files share a browser or a fleet."""
+FIRST = ("tests/unit/worker/ranks/",)
+"""Tests that would else be among the last ones. They wait for seconds, in which others compute."""
+
+
+def waits_first(nodeid: str) -> bool:
+    """Whether a test is one of FIRST."""
+    return nodeid.startswith(FIRST)
 
 
 class Groups(LoadScopeScheduling):
