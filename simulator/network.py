@@ -28,11 +28,10 @@ class _Card:
 
 
 class Network:
-    """The flows under way among workers, by their numbers. `bytes_moved` counts finished ones."""
+    """The flows under way among workers, by their numbers."""
 
     def __init__(self, queue: EventQueue, bytes_per_s: list[float], latency_s: float) -> None:
         self.latency_s = latency_s
-        self.bytes_moved = 0.0
         self._queue = queue
         self._bytes_per_s = bytes_per_s
         self._cards = [_Card() for _ in bytes_per_s]
@@ -42,7 +41,6 @@ class Network:
         flow = _Flow(source, sink, num_bytes, done, since=self._queue.now)
         self._cards[source].sends[flow] = None
         self._cards[sink].receives[flow] = None
-        self.bytes_moved += num_bytes
         self._share(flow)
 
     def _end(self, flow: _Flow, version: int) -> None:
