@@ -21,7 +21,9 @@ from simulator.devices.cards import CARDS
 from simulator.devices.model_shape import model_shape
 from simulator.devices.roofline import Roofline
 from simulator.devices.step_times import ChunkWork, chunk_work
+from simulator.event_queue import Action
 from simulator.fleet import Fleet, FleetSpec
+from simulator.network import Network
 from simulator.policies.names import POLICIES
 from tests.effort import some
 from tests.layouts import windowed_layout
@@ -98,8 +100,18 @@ def fleet_of(layout: KvLayout | None, prefill: int, num_blocks: int = 64) -> Fle
 
 
 @pytest.mark.parametrize("num_prompt", some(range(1, 40), 5))
-def test_a_handoff_moves_the_bytes_of_the_layout(num_prompt: int) -> None:
+def test_a_handoff_moves_the_bytes_of_the_layout(
+    num_prompt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a block's 3 layers, two keep windows."""
+    flows: list[float] = []
+    send = Network.send
+
+    def noting(network: Network, source: int, sink: int, num_bytes: float, done: Action) -> None:
+        flows.append(num_bytes)
+        send(network, source, sink, num_bytes, done)
+
+    monkeypatch.setattr(Network, "send", noting)
     fleet = fleet_of(LAYOUT, prefill=1)
     outcome = served(fleet, single(0.0, num_prompt, 5))
     (request,) = outcome.requests
@@ -108,6 +120,7 @@ def test_a_handoff_moves_the_bytes_of_the_layout(num_prompt: int) -> None:
     assert request.prefill is not None
     assert request.sent_blocks == end + windowed
     assert request.sent_bytes == pytest.approx((end + 2 * windowed) * 1000 / 3)
+    assert sum(flows) == pytest.approx(request.sent_bytes)
     for worker in outcome.workers:
         worker.scheduler.pools.check()
         assert worker.scheduler.blocks_used == 0

@@ -34,6 +34,7 @@ class Trace:
         self.asked: list[Values] = []
 
     def __call__(self, group: Sequence[Values]) -> list[Served]:
+        assert group, "a search without new settings has ended"
         self.asked += group
         return [hill(each["width"], each["depth"]) for each in group]
 
@@ -59,6 +60,20 @@ def test_parts_that_choose_do_not_say_what_is_gained() -> None:
     found = gain(base, lucky)
     assert (found.share, found.low, found.high) == (0.0, 0.0, 0.0)
     assert not found.is_sure
+    unseen = served(5, 9, 5, 9, 5, 9)
+    first = Tried({"width": 1.0}, base)
+    assert best_of([first, Tried({"width": 2.0}, unseen)]) is first
+
+
+def test_one_part_says_a_gain_but_not_how_sure_it_is() -> None:
+    found = gain(served(5, 5), served(5, 9))
+    assert (found.share, found.low, found.high) == (0.4, -1.0, 1.0)
+    assert not found.is_sure
+
+
+def test_a_knob_stays_within_its_bounds() -> None:
+    depth = Knob("depth", 2.0, 1, 8)
+    assert [depth.beside(value) for value in (1.0, 2.0, 8.0)] == [[2.0], [1.0, 4.0], [4.0]]
 
 
 def test_a_gain_has_the_interval_of_students_t() -> None:

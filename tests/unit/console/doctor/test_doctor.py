@@ -305,6 +305,14 @@ def test_long_steps_that_keep_the_target_of_a_token_are_no_stalls() -> None:
         assert isinstance(check_stalls(seen), Finding) is is_found
 
 
+def test_only_long_steps_that_somebody_notices_say_what_stalls_are_caused_by() -> None:
+    """Steps that keep the target have prompt tokens; those that exceed it have none."""
+    kept = msgspec.structs.replace(GOOD, **STUTTERING | {"long_step_ms": 10.0})
+    missed = msgspec.structs.replace(GOOD, **STUTTERING | {"num_long_shared_steps": 0})
+    seen = Observation(now_us=1, requests=(kept, missed) * MIN_REQUESTS)
+    assert check_stalls(seen) is None, "steps stand out, and no prompt is the reason"
+
+
 def test_prompts_on_decode_workers_are_no_cause_while_prefill_is_short() -> None:
     request = msgspec.structs.replace(GOOD, **STUTTERING)
     stuttering = Observation(now_us=1, requests=(request,) * MIN_REQUESTS)

@@ -365,6 +365,27 @@ def test_a_handoff_takes_turns_of_the_decode_worker() -> None:
     assert long.handoff_ms - HANDOFF_MS - 0.125 * 800 == pytest.approx(step_ms, abs=0.1)
 
 
+def test_waiting_for_room_after_the_first_token_slows_the_others() -> None:
+    full, roomy = (load(f"d{most}", num_requests=4, max_batch=most) for most in (4, 8))
+    placed = by_cost(40, [full, roomy], [load("p1")], max_tokens=600, output_tokens=101)
+    slow, quick = placed.decode_candidates
+    assert placed.prefill is not None
+    waits_ms = slow.room_ms - placed.prefill.ttft_ms
+    assert waits_ms > 0
+    assert slow.tpot_ms - quick.tpot_ms == pytest.approx(waits_ms / 100)
+
+
+def test_a_pair_of_the_usual_speed_costs_what_an_unknown_one_does() -> None:
+    pairs = Pairs()
+    pairs.observe("p1", "d1", 100, 400.0)
+    prefill = [load("p1"), load("p2")]
+    chosen = {
+        by_cost(500, [load("d1")], prefill, seed=seed, pairs=pairs).prefill.worker_id
+        for seed in range(16)
+    }
+    assert chosen == {"p1", "p2"}
+
+
 def test_targets_outweigh_costs() -> None:
     """p1 has most of the prompt, but also a queue; d1 has the rest of the batch's time."""
     prefill = [load("p1", 120, queued_tokens=1500), load("p2")]

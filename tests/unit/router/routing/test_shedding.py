@@ -118,3 +118,15 @@ def test_tokens_that_would_come_too_slowly() -> None:
 def test_a_model_that_has_not_proved_itself_refuses_nothing() -> None:
     doubtful = WorkerSpeed(1000.0, 200.0, 0.0, 10_000, 50.0, 0, 0, 10**6, 1.0, 0.05)
     assert asked(Asker(TARGET), prompt(10_000), queued=10_000, speed=doubtful) is None
+
+
+def test_prompts_that_wait_on_a_decode_worker_refuse_nobody() -> None:
+    """They slow the tokens of what is handed over to it, but are over soon."""
+    decode = load("d1", speed=SPEED, queued_tokens=400, num_requests=1)
+    prefill = load("p1", speed=SPEED)
+    query = PlacementQuery(1000, 1006, BLOCK, output_tokens=6)
+    placement = place(query, [decode.load], [prefill.load], {}, random.Random(0), Pairs())
+    assert placement.prefill is not None
+    assert placement.decode.tpot_ms > 10
+    asker = Asker(Targets(tpot_ms=10.0))
+    assert shed(asker, placement, [decode.load, prefill.load], ()) is None
