@@ -2,7 +2,8 @@
 
 Half of a trace's parts, every other one, chooses the settings; only the other half says what they
 gain. So the gain is not that of the luckiest of many. Parts are compared in pairs: the same
-requests with the settings as they are and with other ones.
+requests with the settings as they are and with other ones. In traces whose turns wait for earlier
+answers, the arrivals change their order, so parts have nearly the same requests.
 """
 
 from __future__ import annotations
