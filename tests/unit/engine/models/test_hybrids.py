@@ -232,6 +232,24 @@ def test_published_files_of_nemotron_h_say_blocks_by_signs(make_tiny, paged_mode
     torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
 
 
+def test_steps_of_nemotron_h_are_clamped(make_tiny, paged_model, text):
+    """With limits that leave one step, it is as if the weights gave that step to every token."""
+    tiny, tokens = make(make_tiny, "nemotron-h"), text(20)
+    rewrite_config(tiny, time_step_limit=[0.5, 0.5])
+    clamped = paged_model(tiny.folder).in_chunks(tokens, 8, TABLE)
+    rewrite_config(tiny, time_step_limit=None)
+    weights = tiny.folder / "model.safetensors"
+    tensors = load_file(weights)
+    for name, tensor in tensors.items():
+        if name.endswith(".mixer.in_proj.weight"):
+            tensor[-HYBRIDS["nemotron-h"][1]["mamba_num_heads"] :] = 0.0
+        elif name.endswith(".dt_bias"):
+            tensor.fill_(0.5).expm1_().log_()  # whose softplus is 0.5
+    save_file(tensors, weights)
+    constant = paged_model(tiny.folder).in_chunks(tokens, 8, TABLE)
+    torch.testing.assert_close(clamped, constant, **CLOSE)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -241,6 +259,7 @@ def test_published_files_of_nemotron_h_say_blocks_by_signs(make_tiny, paged_mode
         ),
         ({"layers_block_type": ["mamba", "moe", "attention"]}, "'layers_block_type' must be made"),
         ({"layers_block_type": ["mlp", "mamba", "attention"]}, "must be such that each mlp"),
+        ({"layers_block_type": ["mamba", "mlp", "mlp", "attention"]}, "must be such that each mlp"),
         ({"layers_block_type": ["mamba"]}, "of both at least one"),
         ({"layers_block_type": [["mamba"]]}, "'layers_block_type' must be made of"),
         ({"mlp_hidden_act": "silu"}, "'mlp_hidden_act' must be relu2"),

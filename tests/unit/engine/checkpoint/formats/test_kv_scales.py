@@ -130,19 +130,27 @@ def test_a_pool_of_fp8_holds_what_is_divided_by_the_scales(
 
 
 @pytest.mark.parametrize(
-    ("model", "attention"),
+    ("model", "names", "scales"),
     [
-        ("qwen3.5", "model.layers.1.self_attn"),
-        ("nemotron-h", "backbone.layers.3.mixer"),  # which is the third layer
+        ("qwen3.5", ["model.layers.1.self_attn.kv_scale"], (0.05, 0.05)),
+        (
+            "nemotron-h",
+            [f"backbone.layers.3.mixer.{letter}_proj.{letter}_scale" for letter in "kv"],
+            (0.05, 0.02),
+        ),  # block 3 is in the third layer
     ],
 )
 def test_attention_beside_states_has_scales(
-    make_tiny: Any, text: Any, kernels: Any, model: str, attention: str
+    make_tiny: Any,
+    text: Any,
+    kernels: Any,
+    model: str,
+    names: list[str],
+    scales: tuple[float, float],
 ) -> None:
     architecture, options = HYBRIDS[model]
-    tiny, scales = make_tiny(architecture, eos_token_id=None, **options), (0.05, 0.02)
-    names = [f"{attention}.{letter}_proj.{letter}_scale" for letter in "kv"]
-    new = {name: torch.tensor([scale]) for name, scale in zip(names, scales, strict=True)}
+    tiny = make_tiny(architecture, eos_token_id=None, **options)
+    new = {name: torch.tensor([scale]) for name, scale in zip(names, scales, strict=False)}
     change_tensors(tiny.folder, lambda all_tensors: all_tensors.update(new))
     wanted, held = (_first_blocks(tiny.folder, kv_dtype, text(23)) for kv_dtype in ("auto", "fp8"))
     restored = held * torch.tensor(scales)[:, None, None, None]
