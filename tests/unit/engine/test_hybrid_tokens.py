@@ -59,7 +59,7 @@ def test_from_a_prefix_of_every_length(
     """Also with states at boundaries within the prompt, which come every few blocks. The pool has
     room for all prompts, so that none of these states is evicted."""
     monkeypatch.setattr(block_pools, "CHECKPOINT_SHARE", share)
-    loaded, prompt = model.engine(16, num_pages=150), text(41)
+    loaded, prompt = model.engine(16, num_pages=400), text(41)
     every = loaded.engine.scheduler.pools.checkpoint_blocks
     run(loaded, asked(prompt))
     again = asked(prompt, "again")
