@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from tests.diagnosis.load import Load, sent
@@ -73,8 +73,10 @@ def throttled(name: str, still_s: float = 0.04) -> Plant:
     def plant(scene: Scene) -> Iterator[None]:
         arguments = [str(scene.pid(name)), str(still_s)]
         with subprocess.Popen([sys.executable, "-c", _THROTTLE, *arguments]) as process:
-            yield
-            process.terminate()
+            try:
+                yield
+            finally:
+                process.terminate()
         os.kill(scene.pid(name), signal.SIGCONT)
 
     return plant
@@ -95,9 +97,11 @@ def killed_again_and_again(name: str) -> Plant:
 
         thread = threading.Thread(target=kill)
         thread.start()
-        yield
-        over.set()
-        thread.join()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     return plant
 
@@ -174,13 +178,15 @@ def store_paused(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def starved(scene: Scene) -> Iterator[None]:
-    """Other processes use the machine's cores."""
+    """Other processes use the machine's cores. Each has a session of its own: Linux shares cores
+    among sessions first (autogroups), and a single one would leave the fleet half of them."""
     number = 8 * (os.cpu_count() or 1)
-    burning = [subprocess.Popen([sys.executable, "-c", _BURN]) for _ in range(number)]
-    yield
-    for each in burning:
-        each.kill()
-        each.wait()
+    burn = [sys.executable, "-c", _BURN]
+    with ExitStack() as stack:
+        for _ in range(number):
+            process = stack.enter_context(subprocess.Popen(burn, start_new_session=True))
+            stack.callback(process.kill)
+        yield
 
 
 def more_load(*loads: Load) -> Plant:
