@@ -43,6 +43,9 @@ class WorkerFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     `step_attended` (query, key) pairs. `hit_rate` is the share of `prompt_tokens` prompt tokens
     that came from its cache. `joined_us` is 0 if it joined before the router started. Each of its
     ranks, `tensor_parallel` in a stage, computed layers for `rank_busy_us`.
+
+    `late_steps` steps ran in the last half minute or so. `late_model` is the fastest step model
+    that the worker reported in this time; None if it has reported for a shorter time.
     """
 
     worker_id: str
@@ -59,6 +62,8 @@ class WorkerFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     step_tokens: float | None = None
     step_attended: float | None = None
     step_model: StepModelFacts | None = None
+    late_steps: int = 0
+    late_model: StepModelFacts | None = None
     hit_rate: float | None = None
     prompt_tokens: int = 0
     evictions_per_s: float | None = None

@@ -141,6 +141,28 @@ def _predicted_ms(by: WorkerFacts, of: WorkerFacts) -> float | None:
     return by.step_model.predict_ms(of.step_tokens, of.step_attended)
 
 
+AVOIDED = 10
+"""Routers avoid a worker whose pool's others had this many times its steps lately."""
+
+
+def avoided_slowness(worker: WorkerFacts, pool: Sequence[WorkerFacts]) -> float | None:
+    """As `slowness`, for a worker that routers avoid since a few slow steps: the ratio of what its
+    step model predicts for the work of the pool's others to the time that they took. None if it is
+    not avoided, or nothing is known."""
+    others = [each for each in pool if each is not worker and each.num_steps >= MIN_STEPS]
+    steps = median_or_none(each.late_steps for each in others)
+    if steps is None or steps < max(MIN_STEPS, AVOIDED * worker.late_steps):
+        return None
+    return median_or_none(_late_ratio(worker, each) for each in others)
+
+
+def _late_ratio(worker: WorkerFacts, other: WorkerFacts) -> float | None:
+    model, tokens, attended = worker.late_model, other.step_tokens, other.step_attended
+    if model is None or not other.step_ms or tokens is None or attended is None:
+        return None
+    return model.predict_ms(tokens, attended) / other.step_ms
+
+
 def median_or_none(values: Iterable[float | None]) -> float | None:
     """The median of the known values."""
     known = [each for each in values if each is not None]

@@ -7,10 +7,20 @@ from console.doctor.observation import Observation, PairFacts
 from console.doctor.rules.decode import SLOW
 from console.doctor.rules.pool_finding import PoolFinding, WorkerBars
 from console.doctor.rules.ranks import slow_rank
-from console.doctor.symptoms import failed, median_or_none, serving, slowness, urgency
+from console.doctor.symptoms import (
+    avoided_slowness,
+    failed,
+    median_or_none,
+    serving,
+    slowness,
+    urgency,
+)
 from process.number_text import count, integer, ms, percent, rate, times
 from protocol.messages import Role
 
+SLOW_AND_AVOIDED = 2.0
+"""The ratio from which a worker that routers avoid is slow. Larger than SLOW, because it rests on
+few steps."""
 SLOW_LINK = 0.4
 """A pair's rate over its peers' median, from which the link counts as slow."""
 MIN_BYTES = 64 << 20
@@ -38,20 +48,46 @@ def check_slow_worker(seen: Observation) -> Finding | str | None:
         slow = [name for name, ratio in known.items() if ratio >= SLOW]
         if slow and 2 * len(slow) <= len(pool):
             return _slow_worker(seen, role, slow, known)
+    if found := _avoided_worker(seen):
+        return found
     return None if worst is None else f"steps at most {times(worst)} those of their pool"
 
 
+def _avoided_worker(seen: Observation) -> Finding | None:
+    """A worker that was so slow lately that routers place nearly all requests elsewhere."""
+    for role in Role:
+        pool = serving(seen, role)
+        ratios = {each.worker_id: avoided_slowness(each, pool) for each in pool}
+        known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+        slow = [name for name, ratio in known.items() if ratio >= SLOW_AND_AVOIDED]
+        if slow and 2 * len(slow) <= len(pool):
+            others = {each.worker_id: 1.0 for each in pool}
+            return _slow_worker(seen, role, slow, others | known, avoided=True)
+    return None
+
+
 def _slow_worker(
-    seen: Observation, role: Role, slow: list[str], ratios: dict[str, float]
+    seen: Observation,
+    role: Role,
+    slow: list[str],
+    ratios: dict[str, float],
+    *,
+    avoided: bool = False,
 ) -> Finding:
     names = " and ".join(slow)
     ratio = max(ratios[each] for each in slow)
+    text = (
+        f"Its last steps took {times(ratio)} as long as the pool's other workers need for the same "
+        "work, so routers place requests on those and try it again every few minutes."
+        if avoided
+        else f"A step takes {times(ratio)} as long there as the pool's other workers need for the "
+        "same work."
+    )
     return PoolFinding(
         rule="slow_worker",
         title=f"{names} {'is' if len(slow) == 1 else 'are'} slower than the {role.value} pool",
         text=(
-            f"A step takes {times(ratio)} as long there as the pool's other workers need for the "
-            "same work. A throttled device, a busy neighbour or cores shared with other processes "
+            f"{text} A throttled device, a busy neighbour or cores shared with other processes "
             "are the usual causes.",
         ),
         bars=WorkerBars(

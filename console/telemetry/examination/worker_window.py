@@ -7,13 +7,15 @@ worker starts with empty slots.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from console.doctor.observation import WINDOW_S, StepModelFacts, WorkerFacts
 from router.fleet.worker import Worker
 
 SLOT_US = 10_000_000
+_LATE_SLOTS = 3
+"""The newest slots, which say how a worker does now."""
 _COUNTERS = ("steps", "step_us", "prefill_tokens", "decode_tokens", "preemptions")
 
 
@@ -83,6 +85,7 @@ class WorkerWindow:
         context = used * info.block_size if is_decode else tokens / max(1, steps) * mean_prompt / 2
         seconds = max(1.0, samples)  # one sample per second
         per_step = tokens / steps if steps else 0.0
+        late = list(slots)[-_LATE_SLOTS:]
         return WorkerFacts(
             worker_id=worker.worker_id,
             role=worker.role,
@@ -98,6 +101,8 @@ class WorkerWindow:
             step_tokens=per_step if steps else None,
             step_attended=context if steps else None,
             step_model=_usual_model(slots, per_step, context),
+            late_steps=track.last["steps"] - late[0].counters["steps"],
+            late_model=_ordered_models(late, per_step, context)[0] if _is_full(late) else None,
             hit_rate=hits[0] / hits[1] if hits[1] else None,
             prompt_tokens=hits[1],
             evictions_per_s=grown["evicted"] / seconds,
@@ -140,6 +145,16 @@ class WorkerWindow:
 def _usual_model(slots: Iterable[_Slot], tokens: float, attended: float) -> StepModelFacts | None:
     """Of the models that a worker had in the window, the one with the median prediction of its mean
     step: a fit may stray for a while when all steps are alike."""
-    models = [each.model for each in slots if each.model is not None]
-    models.sort(key=lambda each: each.predict_ms(tokens, attended))
+    models = _ordered_models(slots, tokens, attended)
     return models[len(models) // 2] if models else None
+
+
+def _is_full(late: Sequence[_Slot]) -> bool:
+    """Whether the newest slots are all there, each with a model."""
+    return len(late) == _LATE_SLOTS and all(each.model is not None for each in late)
+
+
+def _ordered_models(slots: Iterable[_Slot], tokens: float, attended: float) -> list[StepModelFacts]:
+    """The models that a worker had in these slots, by what they predict for such a step."""
+    models = [each.model for each in slots if each.model is not None]
+    return sorted(models, key=lambda each: each.predict_ms(tokens, attended))

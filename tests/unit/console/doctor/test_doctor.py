@@ -231,6 +231,47 @@ def test_a_slow_worker_is_drained_only_into_room(
     assert drains == ["drain decode-1"] * is_advised
 
 
+def decoding(
+    worker_id: str, late_steps: int = 5000, late_ms: float | None = 2.0, num_steps: int = 9000
+) -> WorkerFacts:
+    model = None
+    if late_ms is not None:
+        model = StepModelFacts(fixed_us=late_ms * 1000, per_token_us=0.0, per_attended_us=0.0)
+    return WorkerFacts(
+        worker_id=worker_id, role=Role.DECODE, num_steps=num_steps, step_ms=2.0, step_tokens=4.0,
+        step_attended=100.0, late_steps=late_steps, late_model=model,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("worker", "ratio"),
+    [
+        (decoding("decode-1", late_steps=0, late_ms=12.0), 6.0),
+        (decoding("decode-1", late_steps=500, late_ms=12.0, num_steps=40), 6.0),
+        (decoding("decode-1", late_steps=501, late_ms=12.0), None),  # it gets requests
+        (decoding("decode-1", late_steps=0, late_ms=3.9), None),
+        (decoding("decode-1", late_steps=0, late_ms=None), None),  # it has just joined
+    ],
+)
+def test_a_slow_worker_is_named_though_routers_avoid_it(
+    worker: WorkerFacts, ratio: float | None
+) -> None:
+    others = decoding("decode-2"), decoding("decode-3", late_ms=None)
+    found = check_slow_worker(seen(0, workers=(worker, *others)))
+    assert isinstance(found, Finding) == (ratio is not None)
+    if isinstance(found, Finding):
+        assert found.title == "decode-1 is slower than the decode pool"
+        assert "routers place requests on those" in found.text[0]
+        assert [(each.name, each.value) for each in found.evidence.bars] == [
+            ("decode-1", ratio), ("decode-2", 1.0), ("decode-3", 1.0),
+        ]  # fmt: skip
+
+
+def test_an_idle_pool_avoids_no_worker() -> None:
+    idle = [decoding(f"decode-{i}", late_steps=0, late_ms=2.0 * 6**i) for i in (1, 2, 3)]
+    assert not isinstance(check_slow_worker(seen(0, workers=tuple(idle))), Finding)
+
+
 @pytest.mark.parametrize(
     ("busy", "size", "title"),
     [
