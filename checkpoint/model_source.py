@@ -37,12 +37,12 @@ def resolve_model(
 ) -> Path:
     """The folder of `model`: a local folder, a GGUF file, or a hub id such as `Qwen/Qwen3-0.6B`.
 
-    A folder may hold one model in GGUF instead of a checkpoint. Of a hub id, the files that match
-    `patterns` are fetched at `revision` (a commit, tag or branch; None: the main branch) with
-    `download` (huggingface_hub's `snapshot_download` by default), which uses its cache if it can;
-    of one with a quantization, such as `Qwen/Qwen3-0.6B-GGUF:Q8_0`, the GGUF files of that name.
-    The commit is logged. Raises ModelLoadError, one line, if neither works, and ConfigError for
-    the revision of what is local.
+    A folder may hold one model in GGUF instead of a checkpoint. For a hub id, the files that match
+    `patterns` are fetched at `revision` (a commit, tag or branch; None: the main branch). For a hub
+    id with a quantization, such as `Qwen/Qwen3-0.6B-GGUF:Q8_0`, the GGUF files of that name are
+    fetched. `download` (by default huggingface_hub's `snapshot_download`) uses its cache if it can.
+    The commit is logged. Raises ModelLoadError, one line, if neither works, and ConfigError for the
+    revision of what is local.
     """
     path = Path(model).expanduser()
     if path.exists():

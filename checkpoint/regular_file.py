@@ -15,7 +15,7 @@ from typing import BinaryIO
 from protocol.errors import ModelLoadError
 
 MAX_SMALL_BYTES = 16 * 1024 * 1024
-"""More than any small file but an index has, a vocabulary of 250,000 added tokens included."""
+"""More than any small file except an index has, even a vocabulary of 250,000 added tokens."""
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),

@@ -2,8 +2,8 @@
 
 A parser that hangs cannot be stopped inside a process, and one in native code may end it. So a
 child reads the files first, within limits on processor time and memory, and is killed beyond them.
-Its output is not shown; its verdict is one line. The child inherits no setting of Baton, so no
-secret.
+Its output is not shown; its verdict is one line. The child inherits no setting of Baton, and
+therefore no secret.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _ending(status: int) -> str:
 
 
 def limit_this_process() -> None:
-    """Limit this process's processor time and memory, as a trial's child does first."""
+    """Limit this process's processor time and memory. A trial's child calls this first."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(ValueError, OSError):  # a system without this limit

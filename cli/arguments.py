@@ -14,7 +14,7 @@ from process.settings.spec import specs_of
 def split_names(cls: type, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The flags in `argv` with their values, for `load_settings(cls, ...)`, and the names.
 
-    A flag of a list takes one value, with commas: what follows it is a name. A switch takes its
+    A flag of a list takes one value, with commas; the next argument is a name. A switch takes its
     value by `=` only. Unknown flags are left to `load_settings`, which refuses them.
     """
     takes_value = {spec.flag_name for spec in specs_of(cls).values() if spec.base is not bool}

@@ -93,7 +93,7 @@ class Child:
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for the process to end; returns whether it has ended. Then its
+        """Wait at most `timeout_s` for the process to end; returns whether it has ended. If so, its
         last lines were passed on, too."""
         if self._process is None:
             return True

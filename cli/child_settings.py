@@ -122,7 +122,7 @@ class ChildSettings:
         for field_name in self._specs:
             if field_name in self._forwarded and field_name in specs and field_name not in _OWN:
                 values[field_name] = getattr(self._settings, field_name)
-        if "kv_order" in own:  # chosen for all workers, also where a setting says auto
+        if "kv_order" in own:  # chosen for all workers, even if the setting is auto
             values["kv_order"] = own["kv_order"]
         flags = [f"{specs[key].flag_name}={specs[key].to_text(values[key])}" for key in values]
         env = self._environment({spec.env_name for spec in specs.values()})

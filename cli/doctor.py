@@ -32,7 +32,7 @@ from protocol.errors import ConfigError, ServiceError
 FOUND, UNKNOWN = 1, 3
 _TROUBLED = ("bad", "warn")
 _CALM = {"tone": "ok"}
-"""The headline where none is known: a recorded observation has none."""
+"""The headline of a recorded observation, which has no headline of its own."""
 _STYLES = {"urgent": "bold red", "soon": "bold yellow"}
 
 

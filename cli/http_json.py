@@ -76,7 +76,7 @@ def post_json(
 def _request(
     url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> urllib.request.Request:
-    """A request to a router. Raises ConfigError for a URL that leads nowhere, without its text,
+    """A request to a router. Raises ConfigError for a malformed URL. The error leaves out the URL,
     which may hold a password."""
     parts = parsed_address(url)
     if parts is None or parts.scheme not in ("http", "https"):

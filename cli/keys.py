@@ -93,8 +93,8 @@ class KeysSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a key and its line, only a line, or the keys to renew; returns 1 if there are any, 2 if
-    the key or the file is not acceptable."""
+    """Print a key and its line, only a line, or the keys to renew. Returns 1 if there are keys to
+    renew, 2 if the key or the file is not acceptable."""
     settings = settings_or_exit(
         KeysSettings,
         argv,

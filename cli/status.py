@@ -25,7 +25,7 @@ from router.fleet.worker import registered
 from worker.settings import WorkerSettings
 
 SENT_KEY_PATTERN = r"[!-~]+"
-"""A key as an HTTP header can carry it."""
+"""The form of a key that an HTTP header can carry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +104,8 @@ def _print_troubles(fleet: Mapping[str, Any]) -> None:
 
 
 def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:
-    """The fleet as `GET /fleet` shows it, and whether its load is known: without a router, only
-    the registered workers are. Raises ServiceError."""
+    """The fleet as `GET /fleet` shows it, and whether its load is known. Without a router, only the
+    registered workers are known. Raises ServiceError."""
     try:
         access = RouterAccess(settings.admin_key, settings.cert_file)
         url = f"{settings.router_url.rstrip('/')}/fleet"

@@ -26,7 +26,7 @@ from protocol.errors import ConfigError, ServiceError
 PERFETTO = "https://ui.perfetto.dev"
 ROUTER, ALL = "router", "all"
 MARGIN_US = 100_000
-"""Recorders are asked about this much more than the request's own time."""
+"""Recorders are asked for events up to this long before and after the request's own time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _write_trace(settings: TraceSettings, fleet: _Fleet, request_id: str) -> int
 
 
 def _records_of(trace: dict[str, Any], fleet: _Fleet) -> list[dict[str, Any]]:
-    """What the recorders of the request's workers hold about its time."""
+    """The events of the request's time in the recorders of its workers."""
     around: dict[str, object] = {
         "request_id": trace["request_id"],
         "since_us": trace["received_us"] - MARGIN_US,
@@ -115,8 +115,8 @@ def _records_of(trace: dict[str, Any], fleet: _Fleet) -> list[dict[str, Any]]:
 
 
 def _records(fleet: _Fleet, names: Sequence[str], **query: object) -> list[dict[str, Any]]:
-    """What the recorders of these processes hold. One that is gone, or does not answer, is named
-    and left out."""
+    """The recorders of these processes. A process that is gone, or does not answer, is named and
+    left out."""
     records = []
     for name in names:
         try:

@@ -1,4 +1,4 @@
-"""Requests whose prompt another worker computes: asked for, granted, awaited, joined.
+"""Requests whose prompt another worker computes, from the ask to the running batch.
 
 The worker asks the source of such a request, and reserves no block before the source has all of
 them. Then it grants the source the blocks that are not cached here. When these blocks and the first
@@ -73,7 +73,7 @@ class Arrivals:
         self._peers = peers
         self._reach = reach
         self._owner = owner
-        self._uncompiled: list[DecodeTask] = []  # could join, but their grammars still compile
+        self._uncompiled: list[DecodeTask] = []  # ready, but their grammars compile
 
     # -- calls by the owner -----------------------------------------------------------------
 

@@ -124,7 +124,8 @@ class Departures:
         """The sink gave up; there is no computation here to stop."""
 
     def on_closed(self, key: HandoffKey, error: str) -> str:
-        """The sink is told that the handoff ended; no request is at fault."""
+        """Note that the sink is told that the handoff ended. Returns "", because no request is at
+        fault."""
         departure = self._departures.get(key)
         if departure is not None:
             departure.answered = True

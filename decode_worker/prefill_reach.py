@@ -17,7 +17,7 @@ _UPDATE_PERIOD_S = 0.5
 _MOST_NAMED = 3
 
 Obstacles = Callable[[float], Mapping[str, str | None]]
-"""For each present prefill worker of the fleet, by id: why it cannot send to us, or None if it
+"""For each prefill worker in the fleet, by id: the reason why it cannot send to us, or None if it
 can."""
 
 

@@ -1,9 +1,9 @@
 """Streams that outlive their router: kept until another router resumes them or a grace time ends.
 
-A running stream goes on without a router (as an orphan). A router that reconnects had only lost its
-connection and has moved the stream elsewhere, so the orphan ends. The tokens of a finished stream
-are kept even while its router lives, because the router may die before its client has read them. A
-stream belongs to the router that asked last: its attempt number fences all earlier routers.
+A running stream goes on without a router (as an orphan). If a router reconnects, it had only lost
+its connection and has moved the stream elsewhere, so the orphan ends. The tokens of a finished
+stream are kept even while its router lives, because the router may die before its client has read
+them. A stream belongs to the router that asked last: its attempt number fences all earlier routers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from worker.counters import Count
 from worker.host import WorkerHost
 
 MAX_KEPT_TOKENS = 1_000_000
-"""Tokens of all finished streams together, and entries of their log-probabilities."""
+"""The most tokens of all finished streams together, including entries of their
+log-probabilities."""
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class DecodeRole:
             self._scheduler.finish(sequence, release=False)
         else:
             self.drop(task)
-        self._outbox.flush()  # its tokens go before the end of its part
+        self._outbox.flush()  # the task's tokens are sent before the end of its part
         trace = task.trace(self._host.worker_id, self._clock.wall_us())
         self._host.send(task.router, task.handed_over(message, keeps_kv, trace))
         if keeps_kv:
@@ -282,7 +282,7 @@ class DecodeRole:
     ) -> None:
         """End the attempt without its last token and tell the router the reason."""
         self.drop(task)
-        self._outbox.flush()  # its tokens go before its end
+        self._outbox.flush()  # the task's tokens are sent before its end
         if task.orphaned_at is None:
             trace_id = task.sequence.trace_id
             failure = self._host.failure(task.asked, reason, retryable, lacks_room, code, trace_id)

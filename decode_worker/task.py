@@ -22,8 +22,8 @@ class DecodeTask(Task):
 
     A task with remote prefill joins the batch when it has both its `token` and all its blocks. One
     that outlives its router is an orphan (`orphaned_at`, seconds of the loop's clock).
-    `cached_tokens` of the prompt were not computed by the attempt that gave the output's first
-    token; this worker had `held_tokens` when it admitted the task.
+    The attempt that gave the output's first token did not compute `cached_tokens` tokens of the
+    prompt. This worker had `held_tokens` when it admitted the task.
     """
 
     prefill: KvPeer | None = None

@@ -58,8 +58,8 @@ CURRENT_ORIGIN: ContextVar[Origin | None] = ContextVar("current_origin", default
 
 
 def digest_of(key: str, salt: bytes) -> bytes:
-    """The digest by which a cluster knows a key. `salt` is the cluster's secret, of which the first
-    64 bytes count."""
+    """The digest by which a cluster knows a key. `salt` is the cluster's secret; only its first 64
+    bytes are used."""
     return hashlib.blake2b(
         key.encode(), digest_size=_DIGEST_BYTES, key=salt[:64], person=_PURPOSE
     ).digest()
@@ -67,7 +67,8 @@ def digest_of(key: str, salt: bytes) -> bytes:
 
 def owner_of(scope: Scope) -> str:
     """The owner of data that a request leaves behind, such as kept responses and streams to resume:
-    the digest of its API key. On a router without keys, of any key that the request sends."""
+    the digest of its API key. On a router without keys, the digest of whatever key the request
+    sends."""
     caller: Caller = scope.get(CALLER, NOBODY)
     return caller.tenant.share or caller.digest.hex() or "nobody"
 
@@ -81,8 +82,8 @@ def share_of(scope: Scope) -> str:
 
 @lru_cache(maxsize=4096)
 def _network_of(address: str) -> str:
-    """The address, or the first 64 bits of one of IPv6: one host may use all addresses behind
-    them."""
+    """The IPv4 address, or the first 64 bits of an IPv6 address, because one host may use all
+    addresses with these bits."""
     if ":" not in address:
         return address
     try:

@@ -51,7 +51,8 @@ class ClientConnection(Protocol):
         ...
 
     def has_body(self, scope: Scope) -> bool:
-        """Whether the whole body of this scope's request is there, or was."""
+        """Whether the whole body of this scope's request has arrived, even if it was taken
+        since."""
         ...
 
     def try_body(self, scope: Scope) -> bytes | None:

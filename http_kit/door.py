@@ -1,7 +1,7 @@
 """The requests for generations of the last minute, counted by key and status.
 
-Every request pays for one count, so this is a dictionary per slot of time, summed when read. Keys
-are an operator's, so there are few. Knows no HTTP beyond the numbers; the clock is passed in.
+Every request pays for one count, so this is a dictionary per slot of time, summed when read. An
+operator makes the keys, so there are few. Knows no HTTP beyond the numbers; the clock is passed in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Door:
         self._slots: deque[tuple[float, Counter[tuple[str, int]]]] = deque()
 
     def count(self, key: str, status: int) -> None:
-        """A request of this key was answered with this status; 499: its client left."""
+        """Count a request of this key that was answered with this status; 499: its client left."""
         now = self._clock()
         if not self._slots or now >= self._slots[-1][0] + SLOT_S:
             self._slots.append((now, Counter()))

@@ -34,7 +34,7 @@ _PATHS = {
     "input": "/v1/responses",
     "prompt": "/v1/completions",
 }
-"""The fields that hold the question."""
+"""The fields that hold the client's question."""
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 

@@ -38,7 +38,7 @@ def named_event(name: str, document: bytes) -> bytes:
 
 
 def as_it_is(events: bytes) -> bytes:
-    """The frame for formats whose documents are already events."""
+    """The events unchanged, for formats whose documents are already events."""
     return events
 
 

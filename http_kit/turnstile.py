@@ -1,9 +1,9 @@
-"""A number of places for work, given to waiting requests in fair turns of their callers.
+"""Gives a number of places for work to waiting requests, in fair turns of their callers.
 
-In front of threads that all callers share: a flood of one caller delays another one's job by about
-one job, see `scheduling.shares`. Work is predicted in seconds, and corrected when it is done. A
-caller for which too much waits is refused, and a client that leaves takes its waiting job with it.
-Belongs to one event loop.
+It stands before threads that all callers share. A flood of one caller delays another caller's job
+by about one job; see `scheduling.shares`. Work is predicted in seconds, and corrected when it is
+done. A caller with too much waiting work is refused. When a client leaves, its waiting job is
+dropped. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Turnstile:
         return turn
 
     def leave(self, turn: Turn) -> None:
-        """The work of a turn is done: others get its place."""
+        """End a turn, whose work is done: another turn gets its place."""
         assert turn.started_at is not None
         self._accounts.charge(turn.share, self._clock() - turn.started_at - turn.predicted_s)
         self._accounts.forget_idle(self._waiting)
@@ -123,7 +123,7 @@ class Turnstile:
             following = self._waiting[min(self._waiting, key=self._rank)][0]
             assert following.granted is not None
             self._remove(following)
-            if not following.granted.done():  # else its client has just left
+            if not following.granted.done():  # otherwise its client has just left
                 self._start(following)
                 following.granted.set_result(None)
 

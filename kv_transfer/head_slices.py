@@ -1,10 +1,10 @@
 """Maps the bytes of a block between workers whose ranks hold different parts of it.
 
 Each rank of a worker has a part of every block, in the order of its layout
-(`protocol.block_order`). What two ranks share of a block are pieces, each as large as it is
-contiguous on both sides: one piece if both hold the same heads, or if each worker orders its blocks
-for the other's ranks. No data has to be staged or transposed. Layers in groups have such pieces in
-the blocks of each group. Pure arithmetic; moves no data.
+(`protocol.block_order`). The bytes of a block that two ranks share form pieces. Each piece is as
+large as the range that is contiguous on both sides: one piece if both hold the same heads, or if
+each worker orders its blocks for the other's ranks. No data has to be staged or transposed. Layers
+in groups have such pieces in the blocks of each group. Pure arithmetic; moves no data.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class HeadSlices:
 
 @dataclass(frozen=True)
 class Share:
-    """What rank `source` of one worker and rank `target` of another share of each block."""
+    """The bytes of each block that rank `source` of one worker and rank `target` of another
+    share."""
 
     source: int
     target: int
@@ -82,15 +83,16 @@ class Share:
 
 
 def whole_shares(block_bytes: Sequence[int]) -> tuple[Share, ...]:
-    """The shares of two workers with the same ranks; `block_bytes`: of a block, by rank."""
+    """The shares of two workers with the same ranks; `block_bytes` has the size of a block on each
+    rank."""
     wholes = [Pieces(size, size) for size in block_bytes]
     return tuple(Share(rank, rank, HeadSlices(each, each)) for rank, each in enumerate(wholes))
 
 
 def plan_shares(source: KvLayout, target: KvLayout) -> tuple[tuple[Share, ...], ...]:
-    """The shares of two workers, of which any rank's layout is given, by group of layers; each byte
-    of a target's block is in one share. Raises ConfigError if the two are not of one model's
-    cache."""
+    """The shares of two workers, by group of layers. `source` and `target` are the layouts of any
+    of their ranks. Each byte of a target's block is in one share. Raises ConfigError if the two are
+    not of one model's cache."""
     for layout in (source, target):
         layout.check_ranks()
     if source.unsharded != target.unsharded:
@@ -123,19 +125,20 @@ def num_pieces(shares: Sequence[Share]) -> dict[tuple[int, int], int]:
 
 
 def _parts_of(group: int, layout: KvLayout) -> list[tuple[KvLayout, int]]:
-    """Of each rank, the layout of its part of a group's blocks, and their distance in its pool."""
+    """For each rank, the layout of its part of a group's blocks, and the distance of two blocks in
+    its pool."""
     return [(rank.of_group(group), rank.block_stride(group)) for rank in layout.ranks]
 
 
 def sends(source: KvLayout, target: KvLayout) -> bool:
-    """Whether rank `source` is the one that sends to `target`, among the ranks with copies of its
-    head. Neighbours of the target get theirs from other copies."""
+    """Whether rank `source` sends its head to `target`. If several ranks have copies of a head,
+    each sends to other targets."""
     return source.tp_rank % source.num_copies == target.tp_rank % source.num_copies
 
 
 def plan_head_slices(source: KvLayout, target: KvLayout) -> tuple[HeadSlices, ...]:
-    """The pieces that rank `source` has for rank `target` of one cache, without groups, in series;
-    none if the ranks share nothing."""
+    """The pieces that rank `source` has for rank `target`, as series; none if the ranks share
+    nothing. Both layouts are of one cache without groups."""
     layers = _common(source.layers, target.layers)
     heads = _common(source.heads, target.heads)
     if not layers or not heads:
@@ -154,8 +157,8 @@ def _common(one: range, other: range) -> range:
 
 
 def _head_offsets(layout: KvLayout, layers: range, heads: range) -> np.ndarray:
-    """Where in a rank's block, in bytes, one head's part of one plane of one layer begins: for
-    these layers, all planes and these heads."""
+    """The offsets in a rank's block, in bytes, of one head's part of one plane of one layer: for
+    these layers and heads, and all planes."""
     own = slice(layers.start - layout.layers.start, layers.stop - layout.layers.start)
     places = np.array(layer_places(layout)[own])  # [layers, 3]
     starts, plane_strides, head_strides = places.T[:, :, None, None]

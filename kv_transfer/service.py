@@ -31,12 +31,13 @@ from protocol.errors import TransferError
 
 EAGER_PERIOD_S = 100e-6
 EXPECTING_PERIOD_S = 1e-3
-"""A shorter period would interrupt a thread that computes on the same core too often."""
+"""With a shorter period, the thread would interrupt computation on the same core too often."""
 IDLE_PERIOD_S = 25e-3
-"""A command, such as one to expect data, ends the wait at once."""
+"""A longer wait: a command, such as one to expect data, ends it at once."""
 START_TIMEOUT_S = 60.0
 ALLOCATE_TIMEOUT_S = 600.0
-"""Long, because the kernel clears some gigabytes a second, and pools may have hundreds."""
+"""A long time, because pools may have hundreds of gigabytes, and the kernel clears a few gigabytes
+a second."""
 CLOSE_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
@@ -158,8 +159,8 @@ class TransferService:
         self._submit(_RemovePeer(agent))
 
     def renew(self, failed: str) -> None:
-        """Peers cannot write to our end of this name: TargetRenewed follows if the transport has
-        another end."""
+        """Replace our end of this name, to which peers cannot write. TargetRenewed follows if the
+        transport has another end."""
         self._submit(_Renew(failed))
 
     def retire(self, agent: str) -> None:

@@ -98,7 +98,7 @@ class WriteCommand:
     The write is posted before `post_before` (of the loop's clock) or not at all: the right to write
     may have ended while the command waited or while this process was suspended. With `computed`,
     the write waits for that fence: before it, the blocks are not final. A write that `yields`, as
-    those of fetches do, lets others pass: one such write is posted at each poll.
+    the writes of fetches do, lets others pass: one such write is posted at each poll.
     """
 
     key: Hashable
@@ -118,7 +118,7 @@ class _Outstanding:
     agent: str
     posted_us: int
     deadline: float
-    is_abandoned: bool = False  # its peer was removed; a new one may have the same name
+    is_abandoned: bool = False  # its peer was removed; a new peer may have the same name
 
 
 class TransferLoop:
@@ -140,11 +140,11 @@ class TransferLoop:
         self._write_timeout_s = write_timeout_s
         self._clock = clock
         self.holds_until: Callable[[], float] = lambda: math.inf
-        self._peers: set[str] = set()  # those that are ready
+        self._peers: set[str] = set()  # the peers that are ready
         self._connecting: set[str] = set()
         self._outstanding: dict[int, _Outstanding] = {}  # by the transport's handle
-        self._held_back: list[WriteCommand] = []  # their blocks or their peer are not ready
-        self._yielding: deque[WriteCommand] = deque()  # one is tried at each poll
+        self._held_back: list[WriteCommand] = []  # writes whose blocks or peer are not ready
+        self._yielding: deque[WriteCommand] = deque()  # of fetches: one write a poll
 
     @property
     def has_writes_under_way(self) -> bool:

@@ -132,8 +132,8 @@ class PrefillRole:
         self.outbound.abort_all("the source stood still")
 
     def lose(self, peer: Peer) -> None:
-        """End the prompts of a lost router. A resumable one that a sink waits for goes on: the sink
-        decides how long it is wanted."""
+        """End the prompts of a lost router. A resumable prompt that a sink waits for continues, and
+        the sink decides for how long."""
         for task in self.tasks:
             is_waited_for = task.is_resumable and self.outbound.is_asked_for(task.key)
             if task.router == peer and not is_waited_for:
@@ -227,8 +227,8 @@ class PrefillRole:
     def _offer(
         self, task: PrefillTask, num_ready: int, chunk: int, fence: Fence, is_last: bool = False
     ) -> None:
-        """Offer the blocks that are ready once `fence` is passed. Those of groups with a window
-        are offered at the end: until then the window moves on."""
+        """Offer the blocks that are ready once `fence` is passed. Blocks of groups with a window
+        are offered at the end, because the window moves until then."""
         first, task.num_ready = task.num_ready, num_ready
         if num_ready == first:
             return
@@ -259,13 +259,14 @@ class PrefillRole:
             self._scheduler.shares.release(task.sequence)
 
     def on_unwanted(self, key: HandoffKey) -> None:
-        """The sink gave up: stop computing; no more writes follow the outstanding ones."""
+        """Stop computing, because the sink gave up. No more writes follow the outstanding ones."""
         task = self.tasks.find(key)
         if task is not None:
             self._stop_computing(task)
 
     def on_closed(self, key: HandoffKey, error: str) -> str:
-        """The sink is being told that the handoff ended; returns the request's fault, if any."""
+        """Note that the sink is being told that the handoff ended. Returns the request's fault, if
+        any."""
         task = self.tasks.find(key)
         if task is None:
             return ""

@@ -23,7 +23,8 @@ class PrefillTask(Task):
     - `chunks` have run; `token` is known once the last chunk has run.
     - `answered`: the sink was told that the handoff ended; `error` says why if it failed.
     - `unwanted`: the router aborted the attempt.
-    - `is_hopeless`: the attempt would fail on any worker; `lacks_room`: it fits elsewhere only.
+    - `is_hopeless`: the attempt would fail on any worker; `lacks_room`: it fits only on other
+      workers.
     """
 
     token: HandoffToken | None = None

@@ -10,17 +10,17 @@ import gc
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 _LARGE = 1 << 17
 ALLOCATIONS = 10_000
-"""Net new objects before the collector scans the youngest generation: garbage in cycles is a
-megabyte or two by then. Python's default makes it scan 14 times as often."""
+"""The number of new objects after which the collector scans the youngest generation. Garbage in
+cycles is a megabyte or two by then. Python's default makes the collector scan 14 times as often."""
 
 
 def give_back_large_blocks() -> bool:
     """Return blocks of 128 KiB and more to the system as soon as they are freed.
 
     glibc does so at first, but raises its threshold once it has freed such a block. Small blocks
-    then settle in the gaps, and the next large block makes the process grow. Use it in processes
-    that seldom need large blocks; processes that compute with large tensors are faster without.
-    Returns False if the C library has no such setting.
+    then settle in the gaps, and the next large block makes the process grow. Call this in processes
+    that seldom need large blocks; processes that compute with large tensors are faster without this
+    setting. Returns False if the C library has no such setting.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

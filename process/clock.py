@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 _NS_PER_US = 1000
 _anchor_ns = max(time.time_ns() - time.monotonic_ns() for _ in range(10))
-"""The largest difference of several readings, because a wait for a core between two readings makes
-it smaller."""
+"""The largest of several differences between the clocks. A wait for a core between two readings
+makes a difference smaller."""
 
 
 def wall_us() -> int:

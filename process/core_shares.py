@@ -23,7 +23,7 @@ def core_shares(cores: Sequence[int], num_workers: int, threads: int) -> list[li
 def by_neighbourhood(cores: Sequence[int], topology: Path = _TOPOLOGY) -> list[int]:
     """The same cores, grouped by package and then by physical core.
 
-    Sorted by number if the system (Linux's /sys) does not report the topology.
+    If the system (Linux's /sys) does not report the topology, the cores are sorted by number.
     """
 
     def place(core: int) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ CAPACITY = 65_536
 PAGE = 2_048
 """Events examined for one answer: about 2 ms of the recording thread."""
 Attempt = tuple[str, int] | tuple[str, int, int]
-"""A request's id and the attempt's number; a third member is not recorded."""
+"""A request's id and the attempt's number; a third member is ignored."""
 NOBODY: Attempt = ("", 0)
 """The attempt of an event that concerns no request."""
 _LONGEST_TEXT = 200
@@ -77,8 +77,8 @@ class FlightRecorder:
         """Events of the ring in the order of recording, and the place to continue `after`; 0 if
         there are no more.
 
-        Each call looks at `PAGE` events. It leaves out those that ended before `since_us` or began
-        after `until_us` (if it is not 0), and with a `request_id` those of other requests.
+        Each call examines `PAGE` events. It leaves out events that ended before `since_us` or began
+        after `until_us` (if that is not 0), and with a `request_id` the events of other requests.
         """
         first = self._num_recorded - len(self._ring)
         skipped = max(0, after - first)

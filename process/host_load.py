@@ -21,8 +21,9 @@ _BUSY = (0, 1, 2, 5, 6)
 
 @dataclass(frozen=True, slots=True)
 class CpuTotals:
-    """Microseconds: this process `ran` and `waited` for a core, its limit `throttled` it, all
-    cores of the machine were `busy`, and some process of the machine was `pressed` for a core."""
+    """Times in microseconds: this process `ran`, `waited` for a core, and was `throttled` by its
+    limit. All cores of the machine together were `busy`, and at least one process of the machine
+    was `pressed` for a core."""
 
     ran_us: int = 0
     waited_us: int = 0

@@ -26,7 +26,7 @@ ORPHAN_GRACE_S = 60.0
 
 
 class Stopped(BaseException):
-    """The process was told to stop before it served. Not an error, like KeyboardInterrupt."""
+    """The process was told to stop before it served. Like KeyboardInterrupt, this is no error."""
 
 
 class StopSignal:
@@ -92,7 +92,8 @@ class StopSignal:
             raise Stopped
 
     def withdraw(self) -> bool:
-        """Take back `request`. False if a signal or the parent's end has come, too."""
+        """Take back `request`. Returns False if a signal has arrived or the parent has ended
+        meanwhile."""
         if self._is_final:
             return False
         self.since = None
@@ -124,7 +125,7 @@ class StopSignal:
         log.warning("process %d, which started this one, is gone: stopping", parent_pid)
         self._is_final = True
         if self.since is None:
-            os.kill(os.getpid(), signal.SIGTERM)  # the main thread raises it during the start
+            os.kill(os.getpid(), signal.SIGTERM)  # the main thread raises `Stopped` if it starts
         if not self._closed.wait(ORPHAN_GRACE_S):
             os._exit(1)
 

@@ -12,7 +12,7 @@ import os
 _SPIN_COUNT = "GOMP_SPINCOUNT"
 _SAYS_OTHERWISE = ("OMP_WAIT_POLICY", _SPIN_COUNT)
 SPINS = 2000
-"""A spin of some tens of microseconds."""
+"""The number of spins, which take some tens of microseconds."""
 
 
 def let_threads_sleep() -> None:

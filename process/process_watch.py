@@ -24,7 +24,7 @@ def machine_name() -> str:
 
 
 class WatchedProcess:
-    """A process by pid. A later process with the same pid counts as another one."""
+    """A process by pid. A later process with the same pid counts as another process."""
 
     def __init__(self, pid: int) -> None:
         try:
@@ -33,7 +33,7 @@ class WatchedProcess:
             self._process = None
 
     def has_ended(self) -> bool:
-        """Whether the process has exited. A stopped process has not; a zombie has."""
+        """Whether the process has exited. A stopped process has not exited; a zombie has."""
         if self._process is None:
             return True
         try:

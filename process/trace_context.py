@@ -49,7 +49,7 @@ def new_context(is_sampled: bool) -> TraceContext:
 def read_traceparent(header: str) -> TraceContext | None:
     """The context that a header names, with a new span; None for an invalid header.
 
-    Of a version newer than ours, only the fields of our version are read.
+    If the header has a later version than ours, only the fields of our version are read.
     """
     match = _FORMAT.fullmatch(header.strip(" \t"))
     if match is None:

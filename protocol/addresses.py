@@ -2,7 +2,7 @@
 
 An address may carry a password in its user part or in its query. An unescaped /, ?, # or @ in a
 password moves the rest of it into another part of the parsed address, such as the port or the path.
-So only well-formed addresses are shown; of all others, nothing is.
+So only well-formed addresses are shown; others are left out whole.
 """
 
 from __future__ import annotations

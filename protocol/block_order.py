@@ -18,8 +18,8 @@ from protocol.layout import KvLayout, stage_layers
 
 
 class LayerPlace(NamedTuple):
-    """Where one layer lies in a block, in numbers: its first head's keys, and how far it is from
-    there to the next plane and to the next head. A head's part of a plane is contiguous."""
+    """Where one layer lies in a block, in numbers: where its first head's keys begin, and the
+    distances to the next plane and to the next head. A head's part of a plane is contiguous."""
 
     start: int
     plane_stride: int

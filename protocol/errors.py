@@ -12,10 +12,10 @@ BatonError
 │   ├── UnusableConstraint 400, the request's grammar or masks end its output; `code` says why
 │   ├── ModelNotFound      404
 │   ├── ResponseNotFound   404, no response of this id is kept for this key
-│   ├── PreviousNotFound   400, the same of the response that a request continues
-│   ├── TooManyRequests    429, the key has as many requests in flight as it may
-│   └── PromptTooLong      400 with the numbers (`context_length_exceeded`)
-└── ServiceError           Baton's fault: becomes a 5xx
+│   ├── PreviousNotFound 400, the response that a request continues is not kept │   ├──
+TooManyRequests    429, the key has as many requests in flight as it may │   └── PromptTooLong
+400 with the numbers (`context_length_exceeded`) └── ServiceError           Baton's fault: becomes a
+5xx
     ├── Overloaded         503 with Retry-After
     │   ├── DeadlineUnreachable 503, the request would wait for longer than its time
     │   ├── TargetUnreachable  503, the load would make it miss its targets

@@ -24,12 +24,12 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     - `blocks_serving`: blocks of the cache that other workers read now.
     - `blocks_stuck`: fenced blocks whose peer has fallen silent; they do not come back until the
       peer answers or its process has ended.
-    - `host_tier_bytes`, `disk_tier_bytes`: what the tiers below the pool may hold, and of that
-      `host_tier_used_bytes` and `disk_tier_used_bytes` are used. A block is loaded from them in
-      `host_tier_block_us` and `disk_tier_block_us`, as measured; 0: there is no such tier.
+    - `host_tier_bytes`, `disk_tier_bytes`: the sizes of the tiers below the pool;
+      `host_tier_used_bytes` and `disk_tier_used_bytes` of these are used. `host_tier_block_us` and
+      `disk_tier_block_us` are the measured times to load a block; 0: there is no such tier.
     - `blocks_cached`: blocks that are free to reuse but hold a prefix.
-    - `blocks_retained`: blocks that clients' hints protect from eviction; of hints that are over,
-      until the next one comes.
+    - `blocks_retained`: blocks that clients' hints protect from eviction. Blocks of a hint that is
+      over count until the next hint comes.
     - `blocks_waiting`: blocks that waiting requests will need.
     - `prefill_unreachable`: 1 while a decode worker reaches no prefill worker and computes prompts
       itself.

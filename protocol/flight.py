@@ -13,7 +13,7 @@ from protocol.field_bounds import Count, RequestId, Signed, Text
 
 
 class FlightKind(StrEnum):
-    """What happened. In brackets: what `number` and `tokens` of the event are."""
+    """What happened. The brackets say what the event's `number` and `tokens` count."""
 
     STEP = "step"
     """The worker ran a step (sequences that decoded, prompt tokens)."""

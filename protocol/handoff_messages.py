@@ -65,9 +65,9 @@ class PeerDescriptor(Message, frozen=True, kw_only=True):
     """Sink to source, after Hello: how to reach my pool by this transport.
 
     `descriptor` is in the transport's own format; `digest` authenticates it (keyed BLAKE2b).
-    `layout` is that of rank 0 unless one rank has blocks layer by layer: it says which heads each
-    rank gets, and where in its part of a block they lie.
-    `wants_digests`: notifications of writes there carry one digest per block.
+    `layout`, of rank 0, is set unless one rank has whole blocks layer by layer. It says which heads
+    each rank gets, and where in its part of a block they lie. With `wants_digests`, notifications
+    of writes into this pool carry one digest per block.
     """
 
     transport: Text
@@ -229,8 +229,8 @@ class CacheAsk(Message, frozen=True, kw_only=True):
 
 class CachedPrefix(Message, frozen=True, kw_only=True):
     """The answer to a CacheAsk: the hashes of a prefix in my cache, from a prompt's first block on.
-    No other worker is offered this prefix. KvFetch gets the blocks. Without hashes, there are no
-    more prefixes. With `stays_in_pool`, some of its blocks may be kept in pools only."""
+    No other worker is offered this prefix. KvFetch gets the blocks. An empty list means that there
+    are no more prefixes. With `stays_in_pool`, some of its blocks may be kept in pools only."""
 
     hashes: Hashes
     stays_in_pool: bool = False

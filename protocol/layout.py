@@ -53,11 +53,11 @@ _UNNAMED = {
     "stage_ends": (),
     "peer_ends": (),
 }
-"""Fields that a fingerprint leaves out while they have these values, as workers that do not know
-them compute it."""
+"""A fingerprint leaves these fields out while they have these values. So workers that do not know
+the fields compute the same fingerprint."""
 
 MAX_RANKS = 64
-"""In each of the two ways to split a cache."""
+"""The most ranks of a stage, and the most stages."""
 
 MAX_LAYERS = 4096
 MAX_PAGE_BLOCKS = 64
@@ -65,12 +65,12 @@ MAX_PAGE_BLOCKS = 64
 
 
 class KvGroup(msgspec.Struct, frozen=True):
-    """Layers that keep the same tokens: all of them, or of a layer with a `window` those that later
-    tokens still see. A window counts the token itself.
+    """Layers that keep the same tokens: all tokens, or with a `window` only those that later tokens
+    still see. A window counts the token itself.
 
     Layers with `state_numbers` keep a state of that many fp32 numbers each. A token needs the state
     behind the token before it, so such a group has a window of 2: its block i holds the state
-    behind the last computed token of block i, and one block is all that a prefix needs of it.
+    behind the last computed token of block i, and a prefix needs only one block of the group.
     """
 
     layers: Annotated[tuple[Dimension, ...], msgspec.Meta(min_length=1, max_length=MAX_LAYERS)]
@@ -84,21 +84,21 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     A pool consists of `num_blocks` such blocks, so a block is one contiguous range over all
     `layers` of the rank. `num_layers` and `num_kv_heads` are those of the whole cache. A rank has
-    the layers of stage `stage` of `num_stages`, and of them the heads of rank `tp_rank` of
-    `tp_size`. With more ranks than heads, neighbours have copies of one head. If the workers that
-    this one exchanges blocks with divide heads in another way, `peer_stages` is the number of their
-    stages, else 0. The two planes are keys and values. Latent attention has one plane of one head,
-    whose rows serve as both.
+    the layers of stage `stage` of `num_stages`, and, of these layers, the heads of rank `tp_rank`
+    of `tp_size`. With more ranks than heads, neighbours have copies of one head. If the workers
+    that this one exchanges blocks with divide heads in another way, `peer_stages` is the number of
+    their stages, else 0. The two planes are keys and values. Latent attention has one plane of one
+    head, whose rows serve as both.
 
     With `grouping`, each group of layers has blocks of its own, of the shape of `of_group`. The
     pool then consists of large pages. A page holds blocks of one group at a time: a whole number of
-    those with tokens, or one state. All ranks of a worker, and all workers, have equally many in a
-    page, at equal distances: `block_stride`. Groups without a window come first. `grouping` is
+    blocks of tokens, or one state. The number of blocks in a page is the same on all ranks of all
+    workers; they lie `block_stride` bytes apart. Groups without a window come first. `grouping` is
     empty if all layers keep all tokens. `num_layers` does not count layers that keep a state.
 
     `stage_ends` and `peer_ends` are the numbers of layers before the end of each stage, here and
-    at the peers, if they are not shared out as in `stage_layers`: in the layouts of groups, which
-    may have no layer in some stages.
+    at the peers, if layers are not divided as in `stage_layers`. Only the layouts of single groups
+    have them, because a group may have no layer in some stages.
     """
 
     model_fingerprint: Text
@@ -154,8 +154,8 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a large page on this rank: the least in which the blocks of any group lie at
-        equal distances. A single rank's page is a whole number of blocks of any group with
+        """Bytes of a large page on this rank: the smallest size in which the blocks of each group
+        lie at equal distances. A single rank's page is a whole number of blocks of any group with
         tokens."""
         counts = [self.blocks_per_page(index) for index in range(len(self.groups))]
         sizes = [self.of_group(index).block_bytes for index in range(len(self.groups))]
@@ -343,8 +343,8 @@ def group_states(keep_state: Sequence[bool], state_numbers: int) -> tuple[KvGrou
 
 
 def kept_grouping(wanted: tuple[KvGroup, ...], kv_windows: str) -> tuple[KvGroup, ...]:
-    """Which of a model's groups workers keep: with `all` only those with states, with `auto` also
-    windows, if other layers keep all tokens, and with `window` all."""
+    """Which of a model's groups workers keep. `all`: only groups with states. `auto`: also groups
+    with windows, if other layers keep all tokens. `window`: all groups."""
     if any(group.state_numbers is not None for group in wanted):
         return wanted
     keeps_all = any(group.window is None for group in wanted)
@@ -358,9 +358,9 @@ def _kept(group: KvGroup) -> str:
 
 
 def kept_from(num_tokens: int, block_size: int, window: int | None) -> int:
-    """The first block that a group still keeps of `num_tokens` tokens that are computed: a sequence
-    may go on from the last two block boundaries, which needs the tokens that their successors
-    see."""
+    """The first block that a group still keeps when `num_tokens` tokens are computed. A sequence
+    may continue from the last two block boundaries, so the group keeps the tokens that a token at
+    either boundary sees."""
     if window is None:
         return 0
     boundary = max(0, num_tokens // block_size - 1)

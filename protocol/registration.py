@@ -24,8 +24,9 @@ class WorkerState(StrEnum):
 
 
 class KeptWindow(msgspec.Struct, frozen=True):
-    """What layers with a window keep, in blocks of `size` times the bytes of one of the first
-    group: of a request at most `most` blocks, and of a prefix `cover` to go on behind it."""
+    """What layers with a window keep. Their blocks have `size` times the bytes of a block of the
+    first group. A request has at most `most` of them, and a prefix needs `cover` of them to
+    continue after it."""
 
     size: Annotated[float, Meta(gt=0, le=MAX_LAYERS)]
     most: Count
@@ -36,7 +37,8 @@ class KeptWindow(msgspec.Struct, frozen=True):
         return self.size * min(self.most, num_blocks)
 
     def of_prefix(self, num_blocks: int) -> float:
-        """What moves with `num_blocks` blocks of the first group, in such blocks."""
+        """The data that moves with `num_blocks` blocks of the first group, counted in blocks of
+        that group."""
         return self.size * min(self.cover, num_blocks)
 
 
@@ -54,13 +56,15 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
       its own.
     - `start_ms`: the time of each phase of its start, in the order of the phases; empty until it
       has registered.
-    - `sends_weights`: it has files of weights for workers that start.
+    - `sends_weights`: it sends its weights to workers that start.
     - `tensor_parallel`, `pipeline_parallel`: the ranks over which each layer of its model is split,
       and the stages into which the layers are.
-    - `num_blocks`: of several groups of layers, blocks of the first one, if it had all memory;
-      `block_bytes`: bytes of such a block on all ranks, 0 if unknown.
+    - `num_blocks`: the pool's size in blocks; with several groups of layers, the number of blocks
+      that the first group would have with all the memory; `block_bytes`: bytes of such a block on
+      all ranks, 0 if unknown.
     - `has_windows`: some of its layers keep a window of tokens only, so a cached prefix can be used
-      up to the ends that the worker reports. `windows` are their groups, but for the first group.
+      up to the ends that the worker reports. `windows` describes their groups, except for the first
+      group.
     - `weight_version`: the commit of its model's weights, if they came from a hub; `revision`: that
       of its deployment. Both are for people; "" if unknown.
 

@@ -18,10 +18,10 @@ MAX_SPANS = 65_536
 GAP_US = 5_000
 """Longer gaps in an attempt's work are reported with their reason."""
 MAX_STEP_SPANS = 4_096
-"""Decode steps that a trace keeps apart; of more, neighbours are merged."""
+"""The most decode steps that a trace lists one by one; of more steps, neighbours are merged."""
 
 _STEP = struct.Struct("<IIHHI")
-_DURATION = slice(4, 8)  # of a packed step
+_DURATION = slice(4, 8)  # the bytes of a packed step's duration
 _MAX_U16, _MAX_U32 = 2**16 - 1, 2**32 - 1
 
 
@@ -65,11 +65,11 @@ class GapSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A fetch of leading blocks from a worker that had them in its cache, or from a tier of the
-    worker's own: then `tier` says which, and there is no `holder`.
+    """A fetch of leading blocks from a worker that had them in its cache, or from one of the
+    worker's own tiers. In the second case `tier` names the tier, and there is no `holder`.
 
-    Of `asked` blocks from `first_block` on, `found` arrived. `outcome` says why not all; "" if they
-    did. `fetch_us` and `compute_us` were expected for fetching and for computing them.
+    Of `asked` blocks from `first_block` on, `found` arrived. `outcome` says why blocks are missing;
+    "" if none is. `fetch_us` and `compute_us` were expected for fetching and for computing them.
     """
 
     holder: Text

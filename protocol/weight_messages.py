@@ -54,7 +54,7 @@ class WeightsGrant(Message, frozen=True, kw_only=True):
 
 
 class WeightsRefused(Message, frozen=True, kw_only=True):
-    """The sender writes no more pieces; gives the reason."""
+    """The sender writes no more pieces, for the given reason."""
 
     ask: Text
     reason: Reason

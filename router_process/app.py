@@ -122,7 +122,7 @@ def _api_context(
     metrics: ApiMetrics,
     options: AppOptions,
 ) -> ApiContext:
-    """What the endpoints share. Raises ModelLoadError."""
+    """The objects that all endpoints share. Raises ModelLoadError."""
     markup = find_markup(
         tokenizer, options.tool_parser, options.reasoning_parser, options.allow_control_tokens
     )

@@ -1,4 +1,5 @@
-"""What clients reach of a router: its doors, and behind them the API once the fleet is there.
+"""The part of a router that clients reach: its checks of browsers and keys, and behind them the
+API, once the fleet is there.
 
 Owns the gate, the kept responses and the remembered answers. The HTTP port is open from the start;
 until the first decode worker has determined the model, only the operators' endpoints answer.
@@ -87,12 +88,14 @@ class Front:
         self.app = BrowserCheck(keyed, browser_rules(settings), registry)
 
     def work_after_answers(self, adopt: Callable[[asyncio.Task[None]], None]) -> None:
-        """Give `adopt` the tasks for which the server's end must wait as for requests."""
+        """Pass `adopt` to the parts that work on after an answer, so that the end of the server
+        waits for their tasks as for requests."""
         if self._responses is not None:
             self._responses.memory.adopt = adopt
 
     def side_work(self, hangup: asyncio.Event) -> list[SideWork]:
-        """What runs beside the requests; `hangup` reads the key files again."""
+        """The work that runs beside the requests. When `hangup` is set, the key files are read
+        again."""
         work = [keep_running("reading key files", lambda: self._key_files.run(hangup))]
         if self._responses is not None:
             work.append(keep_running("keeping responses", self._responses.run))

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 THREAD_TURN_S = 0.001
 """How long a thread computes before it yields to a waiting event loop. Several threads may check
-schemas and tokenize at once, and each turn of the loop waits for all of them several times."""
+schemas and tokenize at once; each turn of the loop waits for all of these threads several times."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -188,7 +188,8 @@ def _wanted_model(settings: RouterSettings, path: Path) -> WantedModel:
 
 
 def _readiness(duck: LameDuck, fleet: Fleet) -> ReadinessCheck:
-    """Why requests should go elsewhere: the router stops, or it has no workers for them."""
+    """A check that says why requests should go elsewhere: the router is stopping, or has no workers
+    for them."""
     return lambda: duck.not_ready_reason() or fleet.not_ready_reason()
 
 

@@ -1,4 +1,4 @@
-"""What a router does beside answering: periodic work, and running it while the server serves."""
+"""A router's work beside answering: periodic tasks, and running them while the server serves."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ SideWork = Coroutine[Any, Any, None]
 
 SAMPLE_S = 1.0
 LAG_S = 0.1
-"""The mean time between two timers that show how late the event loop is. The times differ by up to
-a half: a limit of CPU time stops a process every 100 ms, and would always miss regular timers."""
+"""The mean time between two timers that show how late the event loop is. The times vary by up to a
+half, because a CPU limit stops a process every 100 ms, and regular timers might always fall between
+the stops."""
 RECORDED_LAG_S = 0.05
 INDEX_S, BUSY_INDEX_S = 0.1, 0.01
-"""The time between two looks at the index of caches, without and with long lists to index."""
+"""The index of caches is updated this often: the first time is used without long lists to index,
+the second one with them."""
 SWEEPS = 4
 """Sweeps of the fleet per `silence_s`."""
 
@@ -57,7 +59,7 @@ def _failure_of(task: asyncio.Task[None]) -> BaseException | None:
 
 
 def measurements(settings: RouterSettings, parts: Parts) -> list[SideWork]:
-    """What this router finds out about itself and the fleet, and sends elsewhere."""
+    """The tasks that measure this router and the fleet, and that send measurements elsewhere."""
     sweep_s = min(settings.ping_interval_s, settings.silence_s / SWEEPS)
     work = [
         keep_running("sweeping the fleet", lambda: _sweep(parts.fleet, sweep_s)),
@@ -85,7 +87,8 @@ async def _sweep(fleet: Fleet, interval_s: float) -> None:
 
 
 async def keep_indexing(fleet: Fleet) -> None:
-    """Index large caches that came, and forget those that went, a little at a time."""
+    """Index the caches of workers that joined, and forget those of workers that left, a little at a
+    time."""
     while True:
         await asyncio.sleep(BUSY_INDEX_S if fleet.tidy_index() else INDEX_S)
 

@@ -1,4 +1,4 @@
-"""The HTTP application before the fleet serves, while the API lacks the model's name and context.
+"""The HTTP application before the fleet serves: the model's name and context are still unknown.
 
 Both come from the first decode worker's registration. Until then, operators see the fleet and the
 metrics, and every other request gets a 503 that says to retry.

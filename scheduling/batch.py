@@ -25,9 +25,9 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One step. Sequences in `received` get their blocks from a peer, without compute here; those
-    in `fetching` get leading blocks, and are computed after that. Those in `held` are running, but
-    left out of steps from this one on until they have a mask."""
+    """One step. Sequences in `received` get all their blocks from a peer and compute nothing here.
+    Those in `fetching` get their leading blocks first and are computed in later steps. Those in
+    `held` are running, but this step and later ones leave them out until they have a mask."""
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)

@@ -153,8 +153,8 @@ class BlockManager:
 
     def withdraw(self, blocks: Iterable[int], hashes: Sequence[bytes] = ()) -> None:
         """Forget the hashes of pinned blocks whose contents cannot be trusted. `hashes` are those
-        of the chain that the blocks hold; of some, another block may be the cached one, and it
-        stays."""
+        of the chain that the blocks hold. A hash under which another block is cached stays
+        known."""
         doubted = dict.fromkeys(hashes)
         for block in blocks:
             assert self._pins[block] > 0, f"block {block} withdrawn while free"
@@ -175,7 +175,7 @@ class BlockManager:
     ) -> None:
         """Cache a pinned, complete block under its hash; an earlier block with this hash stays.
         `parent` is the hash of the block before it, None for a prompt's first block. With
-        `stays_here` it may not be kept anywhere else: `coldest` leaves it out."""
+        `stays_here` the block must not be copied elsewhere: `coldest` leaves it out."""
         assert self._pins[block] > 0, f"block {block} published while free"
         if digest in self._block_of or self._hash_of[block] is not None:
             return
@@ -190,8 +190,8 @@ class BlockManager:
             self._stored[digest] = None
 
     def coldest(self, count: int) -> list[ColdBlock]:
-        """The cached ones of the `count` blocks that `allocate` hands out next, in this order; of
-        fewer, if many are protected."""
+        """The cached blocks among the next `count` that `allocate` hands out, in this order.
+        Considers fewer blocks if many are protected."""
         return [
             ColdBlock(block, digest, self._num_uses[block])
             for block in self.retention.next(self._free, count)
@@ -204,7 +204,7 @@ class BlockManager:
         return None if block is None else ColdBlock(block, digest, self._num_uses[block])
 
     def stay_here(self, hashes: Iterable[bytes]) -> bool:
-        """Whether one of these cached blocks may not be kept anywhere else."""
+        """Whether at least one of these cached blocks must not be copied elsewhere."""
         return any(self._block_of.get(digest) in self._stays_here for digest in hashes)
 
     def is_unchanged(self, cold: ColdBlock) -> bool:
@@ -228,8 +228,9 @@ class BlockManager:
         return list(self._block_of)
 
     def idle_prefixes(self) -> Iterator[list[bytes]]:
-        """The longest cached prefixes whose last block is not in use, the one used last first: the
-        hashes of each from a prompt's first block on. The cache must not change meanwhile."""
+        """The longest cached prefixes whose last block is not in use, most recently used first.
+        Each is the list of its hashes, from the prompt's first block on. The cache must not change
+        meanwhile."""
         parents = {self._parent_of[block] for block in self._block_of.values()}
         for block in self._latest_first():
             digest = self._hash_of[block]
@@ -239,7 +240,8 @@ class BlockManager:
                     yield prefix
 
     def _prefix_up_to(self, digest: bytes | None) -> list[bytes]:
-        """The hashes of a prefix by its last one; none if one of its blocks is not cached."""
+        """The hashes of the prefix that ends with `digest`; empty if one of its blocks is not
+        cached."""
         hashes: list[bytes] = []
         while digest is not None:
             block = self._block_of.get(digest)
@@ -268,7 +270,7 @@ class BlockManager:
         )
 
     def _latest_first(self) -> Iterator[int]:
-        """The free blocks, the one that is evicted last first."""
+        """The free blocks in reverse order of eviction."""
         return reversed(self._free)
 
     def _forget(self, block: int) -> None:

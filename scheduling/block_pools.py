@@ -1,4 +1,5 @@
-"""All blocks of one pool: one block manager for each group of layers, and what spans the groups.
+"""All blocks of one pool: one block manager for each group of layers, and the operations on all
+groups together.
 
 A pool with one group without a window has one plain `BlockManager`. Any other pool consists of
 large pages (`scheduling.large_pages`). Knows nothing of sequences. Pure.
@@ -18,14 +19,14 @@ from scheduling.prefix_ends import PrefixEnds
 from scheduling.states.rule import StateRule
 
 CHECKPOINT_SHARE = 8
-"""The covers of the checkpoints in the middle of a prompt take about this fraction of what all
-layers without a window keep."""
+"""The blocks that windowed layers keep for the checkpoints within a prompt take about one part in
+this many of the memory of the layers without a window."""
 
 
 class Prefix(NamedTuple):
-    """A cached prefix of `num_blocks` blocks: by group, its blocks from the first one on that the
-    group needs to go on behind it (see `GroupRule.covers_from`). The groups without a window hold
-    `num_full` blocks, perhaps more."""
+    """A cached prefix of `num_blocks` blocks. `blocks` has, for each group, those blocks of the
+    prefix that the group needs to continue after it (see `GroupRule.covers_from`). In the groups
+    without a window, `num_full` blocks are cached, perhaps more than `num_blocks`."""
 
     num_blocks: int
     blocks: tuple[list[int], ...]
@@ -34,7 +35,7 @@ class Prefix(NamedTuple):
 
 OnAllocate = Callable[[list[int]], None]
 Has = Callable[[int, bytes], bool]
-"""Whether there is a block, by its group and its hash."""
+"""Whether the block of this group with this hash exists."""
 
 
 class BlockPools:
@@ -114,7 +115,8 @@ class BlockPools:
 
     @property
     def num_cached_free(self) -> int:
-        """Blocks of the first group that could take the place of what is cached and unused."""
+        """The number of blocks of the first group that fit into the memory of cached, unused
+        blocks."""
         if self._pages is None:
             return self.managers[0].num_cached_free
         return self.in_blocks(self._pages.num_idle)
@@ -126,17 +128,18 @@ class BlockPools:
 
     @property
     def has_shared_pages(self) -> bool:
-        """Whether a page holds several blocks, so that it may be lost to few of them."""
+        """Whether a page holds several blocks, so that a few blocks in use may occupy many
+        pages."""
         return any(rule.blocks_per_page > 1 for rule in self.rules)
 
     def in_blocks(self, num_pages: int) -> int:
-        """As many blocks of the first group as fit into the pages: the unit in which a worker
-        reports its load."""
+        """The number of blocks of the first group that fit into the pages. Workers report their
+        load in this unit."""
         return num_pages * self.rules[0].blocks_per_page
 
     @property
     def nothing(self) -> Prefix:
-        """The prefix of no block."""
+        """The empty prefix."""
         return Prefix(0, tuple([] for _ in self.managers))
 
     def match(self, hashes: Sequence[bytes]) -> Prefix:
@@ -160,9 +163,9 @@ class BlockPools:
         )
 
     def reach(self, hashes: Sequence[bytes], first: int, has: Has) -> int:
-        """The longest prefix of at least `first` blocks of the chain `hashes` at whose end all
-        groups can go on, if they have the blocks before the first one, and those that `has` tells
-        of."""
+        """The length, at least `first`, of the longest prefix of the chain `hashes` after which all
+        groups can continue. They have its first `first` blocks, and the blocks for which `has` is
+        true."""
         end = len(hashes)
         for group, rule in enumerate(self.rules):
             if rule.window is None:
@@ -170,15 +173,17 @@ class BlockPools:
         return self._last_end(hashes, first, end, has)
 
     def needed(self, first: int, end: int) -> list[tuple[int, range]]:
-        """By group, the blocks behind `first` blocks that it needs to go on behind `end` ones."""
+        """By group, the blocks from `first` on that the group needs to continue after `end`
+        blocks."""
         return [
             (group, range(max(first, rule.covers_from(end)), end))
             for group, rule in enumerate(self.rules)
         ]
 
     def run_bytes(self, num_blocks: int, block_bytes: Sequence[int]) -> tuple[int, int]:
-        """The bytes of a run of `num_blocks` blocks, by those of a block of each group: of each
-        block in groups without a window, and of all blocks that windows see at the run's end."""
+        """The bytes that a run of `num_blocks` blocks takes, given the bytes of a block of each
+        group. The first number is for each block, in the groups without a window. The second is for
+        all the blocks that windows see at the run's end."""
         of_block = of_windows = 0
         for rule, size in zip(self.rules, block_bytes, strict=True):
             if rule.window is None:
@@ -236,7 +241,7 @@ class BlockPools:
         )
 
     def hashes(self) -> list[bytes]:
-        """All that the events have named and that is still cached."""
+        """Every hash that the events have named and that is still cached."""
         return self.managers[0].hashes() + [end_of(each) for each in self._ends.all()]
 
     def clear_cache(self) -> None:
@@ -286,8 +291,8 @@ class BlockPools:
         return needed, available
 
     def _cool_windows(self, digest: bytes) -> None:
-        """A prefix lost its block with this hash, so no windowed group can go on behind it, unless
-        a tier has it."""
+        """Evict windowed blocks early after a group without a window has lost the block with this
+        hash: no windowed group can continue there, unless a tier has the block."""
         if not self.is_kept_below(digest):
             for _, manager, _ in self._windowed:
                 manager.cool([digest])

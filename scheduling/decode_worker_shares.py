@@ -16,7 +16,7 @@ class TargetShares:
     """The admitted prompts for which their targets have not granted blocks yet.
 
     If there are several targets, the prompts that wait for one of them hold at most `limit` pages,
-    or one prompt. `num_targets` is the number of workers that continue our prompts.
+    or one prompt. `num_targets` is the number of workers that continue prompts of this worker.
     """
 
     def __init__(self, limit: float, blocks: SequenceBlocks) -> None:

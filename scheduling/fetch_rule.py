@@ -50,7 +50,7 @@ class PairCost:
     connect_s: float = 0.0
 
     def seconds(self, num_bytes: int) -> float:
-        """The time to fetch this many bytes, those under way before them included."""
+        """The time to fetch this many bytes, including those already under way before them."""
         return self.turn_s + self.connect_s + num_bytes / self.bytes_per_s
 
 
@@ -89,7 +89,8 @@ def weigh_fetch(
     pair: PairCost,
     others_wait: bool = False,
 ) -> FetchChoice:
-    """Compare both ways to get these blocks, behind `num_under_way` others on the same link."""
+    """Compare fetching these blocks, after `num_under_way` others on the same link, with computing
+    them."""
     size, num_blocks = run.block_size, run.num_blocks
     compute_s = compute.seconds(num_blocks * size, run.first_block * size)
     num_bytes = (num_under_way + num_blocks) * run.block_bytes + run.window_bytes

@@ -43,8 +43,8 @@ class GroupRule:
         """How many of `num_blocks` blocks a sequence holds at a time, if a step computes up to
         `step_tokens` tokens of it.
 
-        From the first kept block on there are: one before the last boundary, its cover, the rest of
-        the block in which the oldest step begins, and the steps' tokens.
+        The sum has one block before the last boundary, that boundary's cover, the rest of the block
+        in which the oldest step begins, and the blocks for the steps' tokens.
         """
         if self.window is None:
             return num_blocks

@@ -74,8 +74,8 @@ class LargePages:
         del self._idle[page]
 
     def set_idle(self, page: int, since: int) -> None:
-        """Note that no block of the page is in use, or that it was looked at again. `since` is the
-        time, or that of blocks that go first."""
+        """Note that no block of the page is in use, or renew its age. `since` is the time of the
+        last use, or `_COLD` for a page that is to be evicted first."""
         self._idle[page] = since
         self._idle.move_to_end(page, last=since != _COLD)
 
@@ -100,12 +100,12 @@ class LargePages:
 
 
 class GroupBlocks(BlockManager):
-    """Owner of one group's block numbers, in the pages that the group has. `_free` are the free
+    """Owner of one group's block numbers, in the pages that the group has. `_free` holds the free
     blocks of open pages.
 
-    With `exchanges`, owners give blocks back for others before they end, and must find one for each
-    that they give back, also if somebody else still uses it. So a block is put aside for each
-    further use of a pinned block.
+    With `exchanges`, a sequence gives blocks back while it runs and takes another block for each.
+    It must find one even if another sequence still uses the block that it gave back. So one block
+    is put aside for each further use of a pinned block.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class GroupBlocks(BlockManager):
         self._aside += self.allocate(self.share(blocks))
 
     def share(self, blocks: Sequence[int]) -> int:
-        """Pin blocks; the number of blocks that have to be put aside for that is returned."""
+        """Pin blocks. Returns the number of blocks that the caller must put aside for that."""
         num_shared = self._num_shared(blocks)
         for block in blocks:
             if self._pins[block] == 0:
@@ -161,8 +161,8 @@ class GroupBlocks(BlockManager):
         self._aside += blocks
 
     def allocate(self, count: int, most_pages: int | None = None) -> list[int]:
-        """See BlockManager. Takes at most `most_pages` pages (None: any number): blocks of open
-        pages that are free and empty first, then what was used least recently."""
+        """See BlockManager. Takes at most `most_pages` pages (None: any number): first free, empty
+        blocks of open pages, then the least recently used blocks or pages."""
         if count > self.num_free:
             raise ValueError(f"{count} blocks wanted, {self.num_free} free")
         self.num_moves += 1
@@ -220,8 +220,9 @@ class GroupBlocks(BlockManager):
                 self.pages.set_idle(block // self.blocks_per_page, self.pages.now)
 
     def free_after_pinning(self, cached: Sequence[int]) -> tuple[int, int]:
-        """If `cached` were pinned: the free blocks in open pages (negative: the blocks that further
-        pages must provide), and the number of idle pages that would be open."""
+        """What pinning `cached` would leave. The first number is that of free blocks in open pages;
+        if it is negative, further pages must provide so many blocks. The second is the number of
+        idle pages that would be open."""
         size = self.blocks_per_page
         fresh = [block for block in cached if self._pins[block] == 0]
         opened = {block // size for block in fresh if self.pages.is_idle(block // size)}
@@ -234,8 +235,8 @@ class GroupBlocks(BlockManager):
         return free + (self.pages.num_available - num_opened) * self.blocks_per_page
 
     def coldest(self, count: int) -> list[ColdBlock]:
-        """See BlockManager; of the group's own blocks, without those that go first anyway. Of many
-        blocks, looks at as many as there are pages."""
+        """See BlockManager. Leaves out blocks that were marked to be evicted first. Examines
+        `count` blocks, or as many as there are pages if that is more."""
         idle = (block for page in self.pages.idle_pages(self) for block in self._blocks_of(page))
         found = (
             ColdBlock(block, digest, self._num_uses[block])

@@ -10,7 +10,7 @@ from scheduling.step_model import StepTotals
 
 
 def load_report(scheduler: Scheduler, **others: Any) -> WorkerStats:
-    """The load of a worker; `others` are fields that the caller supplies."""
+    """The load of a worker. `others` are the fields that the scheduler does not know."""
     blocks = scheduler.blocks
     fixed, per_token, per_attended = scheduler.model.coefficients
     return WorkerStats(

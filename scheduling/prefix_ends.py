@@ -66,7 +66,8 @@ class PrefixEnds:
     """The last blocks, by hash, of the prefixes at which all windowed groups can continue."""
 
     def __init__(self, covers: Sequence[int]) -> None:
-        """`covers` are the blocks that the window of each group reaches back, at least 1 each."""
+        """`covers` has the number of blocks that the window of each group reaches back, at least
+        1."""
         self._whole: Counter[bytes] = Counter()  # groups whose window is whole there
         self._groups = [_Runs(cover, self._note) for cover in covers]
         self._changed: dict[bytes, bool] = {}  # whether it was an end at the last `drain`

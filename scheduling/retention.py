@@ -1,9 +1,9 @@
 """Which unpinned blocks are evicted last, because a client has announced another request.
 
 Pure; its owner sets the time. A hint protects blocks of one owner for a while: as long as there are
-others, these are evicted first. It is a weight, not a pin: if only protected blocks are left, those
-of the lowest priority are evicted. An owner may protect a part of the pool, and all owners together
-a larger part; blocks beyond that are not protected.
+unprotected blocks, these are evicted first. It is a weight, not a pin: if only protected blocks are
+left, those of the lowest priority are evicted. An owner may protect a part of the pool, and all
+owners together a larger part; blocks beyond that are not protected.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Retention:
                 del self._of_owner[protection.owner]
 
     def take(self, free: OrderedDict[int, None], count: int) -> list[int]:
-        """Take `count` of the free blocks to evict, the first ones that nobody protects. Protected
-        ones that are passed over go to the end, so that each is passed over once a round."""
+        """Take the first `count` unprotected blocks out of `free`, to evict them. Protected blocks
+        on the way move to the end, so that each is passed over once a round."""
         if not self._protected:
             return [free.popitem(last=False)[0] for _ in range(count)]
         taken: list[int] = []
@@ -91,8 +91,8 @@ class Retention:
         return taken + [free.popitem(last=False)[0] for _ in range(count - len(taken))]
 
     def next(self, free: OrderedDict[int, None], count: int) -> list[int]:
-        """At most `count` of the free blocks that `take` takes next, and in this order. It looks at
-        twice as many; protected ones among them go to the end as there."""
+        """At most `count` of the free blocks that `take` takes next, in this order. Examines twice
+        as many; protected ones among them move to the end, as in `take`."""
         first = list(islice(free, 2 * count if self._protected else count))
         unprotected = [each for each in first if not self._is_protected(each)]
         if len(unprotected) >= count:
@@ -108,8 +108,7 @@ class Retention:
 
     def _give_up_weakest(self, free: OrderedDict[int, None], lacking: int) -> None:
         """If all free blocks are protected, unprotect those of the lowest priority and put them
-        first in `free`: at least as many as are lacking, and a larger part, so that few searches
-        are needed."""
+        first in `free`: at least `lacking`, and more at a time, so that few searches are needed."""
         order = sorted(free, key=lambda block: self._protected[block].priority)
         for block in reversed(order[: max(lacking, len(order) // PARTS)]):
             self.forget(block)

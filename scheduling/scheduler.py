@@ -44,7 +44,8 @@ from scheduling.turns import Turns
 
 
 class Scheduler:
-    """Owner of the sequences on a worker, from `add` to `finish`. `choose_fetch` is the owner's."""
+    """Owner of the sequences on a worker, from `add` to `finish`. The worker passes
+    `choose_fetch`."""
 
     def __init__(
         self, config: SchedulerConfig, blocks: BlockManager | BlockPools, model: StepModel
@@ -171,8 +172,8 @@ class Scheduler:
         return self._append(sequence, token_id, now)
 
     def fetched(self, sequence: Sequence, num_blocks: int) -> None:
-        """Note the next `num_blocks` blocks of a sequence, which a peer has delivered. It still
-        fetches: `expect` or `fetch_over` follows."""
+        """Note that a peer has delivered the next `num_blocks` blocks of a sequence. The sequence
+        keeps fetching: `expect` or `fetch_over` follows."""
         assert sequence.state is SequenceState.FETCHING
         self._expected.forget(sequence)
         self._tables.fill_slots(sequence, num_blocks)
@@ -190,21 +191,22 @@ class Scheduler:
         self._expected.expect(sequence, num_blocks)
 
     def fetch_over(self, sequence: Sequence) -> None:
-        """Compute what a sequence that has fetched still lacks."""
+        """End a sequence's fetch: the rest of its prompt is computed."""
         self._expected.forget(sequence)
         self.roster.move(sequence, SequenceState.PREFILLING)
         self.turns.charge(sequence, max(sequence.num_remaining, self.config.block_size))
 
     def detach(self, sequence: Sequence, blocks: Collection[int], group: int = 0) -> None:
-        """Take blocks of a group that a peer may still write to out of a sequence that fetches, and
-        is about to leave or to finish. They stay pinned; the caller releases them."""
+        """Take blocks that a peer may still write to out of a sequence that fetches and is about to
+        leave or finish. The blocks belong to one group. They stay pinned; the caller releases
+        them."""
         self._expected.forget(sequence)
         kept, table = set(blocks), sequence.tables[group]
         table.blocks = [each for each in table.blocks if each not in kept]
 
     def leave(self, sequence: Sequence) -> None:
-        """Let a sequence that fetches wait again, with its old age; the blocks that were not
-        detached are released."""
+        """Let a sequence that fetches wait again, with its old age. Releases the blocks that were
+        not detached."""
         assert sequence.state is SequenceState.FETCHING
         self.roster.move(sequence, SequenceState.WAITING)
         self.release_blocks(sequence)
@@ -244,7 +246,7 @@ class Scheduler:
 
     def fits_beside(self, sequence: Sequence, *stuck: set[int]) -> bool:
         """Whether a waiting sequence can be admitted even if the blocks `stuck`, one set for each
-        group, never return."""
+        group, are never released."""
         return self._tables.fits_beside(sequence, stuck)
 
     def publish_arrived(self, sequence: Sequence, indices: Seq[int], group: int = 0) -> None:
@@ -275,8 +277,8 @@ class Scheduler:
 
     @property
     def blocks_used(self) -> int:
-        """Blocks in use. Of several groups, pages in use, counted in blocks of the first group, as
-        `blocks.num_blocks` is; so are the blocks of `roster`."""
+        """Blocks in use. With several groups, the pages in use, counted in blocks of the first
+        group. `blocks.num_blocks` and the numbers of `roster` are counted in the same way."""
         return self.pools.in_blocks(self.pools.num_used)
 
     @property
@@ -286,7 +288,7 @@ class Scheduler:
 
     def blocks_under_way(self, group: int = 0) -> set[int]:
         """Blocks of a group that steps under way may still be computing although `match` finds
-        them: those of prompts, also of prompts whose owner has ended them since."""
+        them: blocks of prompts, including prompts that have been ended since."""
         found: set[int] = set()
         for each in self._in_steps:
             if each.state is not SequenceState.RUNNING:
@@ -313,8 +315,8 @@ class Scheduler:
 
     def _split_running(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences that can decode, oldest first, and those that are held from now on
-        because their grammar awaits a mask. Held ones count as served, so no step hurries for
-        them."""
+        because their grammar awaits a mask. Held sequences count as served now, so no step is
+        shortened for their latency."""
         ready, held = [], []
         for sequence in self.turns.by_seniority(self.roster.running.values()):
             if sequence.grammar is None or not sequence.grammar.awaits_mask:
@@ -340,8 +342,8 @@ class Scheduler:
     # -- helpers --------------------------------------------------------------------------
 
     def _budget(self, decodes: list[Sequence], now: float) -> float | None:
-        """The seconds that this step may take: before a running sequence exceeds the inter-token
-        target, and as long as even steps take. None: any."""
+        """The seconds that this step may take, so that no running sequence exceeds the inter-token
+        target and steps stay even. None: there is no limit."""
         limits = []
         if decodes:
             latest = min([sequence.last_token_at for sequence in decodes])
@@ -361,7 +363,8 @@ class Scheduler:
         self.roster.wait(sequence)
 
     def _note_chunk(self, chunk: Chunk) -> None:
-        """Note a chunk that is computed, or will be in time. A later one may be known already."""
+        """Note a chunk that is computed, or will be before anything reads it. A later chunk may
+        have been noted already."""
         sequence = chunk.sequence
         sequence.num_computed = max(sequence.num_computed, chunk.start + chunk.num_tokens)
         self._tables.publish(sequence)
@@ -370,7 +373,7 @@ class Scheduler:
         """Add a token. Ends a finished sequence and releases its blocks unless a peer reads
         them."""
         index = sequence.num_output
-        if sequence.prefill_only:  # what no window reaches from its end is not kept for its target
+        if sequence.prefill_only:  # the target needs no blocks outside the windows
             self._tables.slide([sequence])
         finish = sequence.append(token_id)
         self.turns.charge(sequence, 1)

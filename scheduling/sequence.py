@@ -112,20 +112,20 @@ class Sequence:
       prompt; None if there are none. Of the tokens that are computed, `num_cached` were cached here
       at the admission, and `num_fetched` came from a peer's cache or a tier. `num_expected` more
       blocks are being fetched.
-    - `is_hinted`: probably somebody does hold some.
-    - `stays_in_pool`: its blocks may not be kept in the worker's tiers. With `retention`, they
-      should stay in the pool for a while when it has finished.
+    - `is_hinted`: at least one of `holders` probably does hold some.
+    - `stays_in_pool`: its blocks must not be kept in the worker's tiers. - `retention`: for how
+      long its blocks should stay in the pool when it has finished.
     - `grammar`: follows the output if `sampling` has a grammar. While the sequence `is_held`, steps
       leave it out, because its grammar awaits a mask.
     - `last_token_at`: the time of the last token, or of the last step that left the sequence out.
     - `num_passed_pages`: pages of sequences that were admitted past this one while it waits.
-    - `history`: the token counts of the sampler, if it needs any.
+    - `history`: the sampler's token counts, if the sampler needs any.
     - `share`: sequences of one share belong to one owner; the shares get equal turns.
     - `session`: the conversation or agent that the sequence is a turn of, "" if it is not known.
-    - `hashes`: those of full blocks. The first `num_shared` are given and shared by everybody;
-      `root_hash` is the parent of the next one.
-    - `state_step`: what the planned step does to its states, if layers keep some. Of the prompt,
-      `fork_block` blocks were cached in the layers that keep all tokens when it was admitted.
+    - `hashes`: the hashes of its full blocks. The first `num_shared` are given and the same for
+      every tenant; `root_hash` is the parent of the next one.
+    - `state_step`: what the planned step does to its states, if layers keep some. At its admission,
+      the layers that keep all tokens had the prompt's first `fork_block` blocks cached.
     - `prompt_record`: collects the prompt's log-probabilities, if the request wants them.
     - `trace_id`: the trace that the request is part of, "" if there is none.
     """

@@ -1,14 +1,15 @@
-"""The blocks of sequences: their tables, what is kept in them, and what is cached of them.
+"""The blocks of sequences: their tables, which blocks stay in them, and which blocks are cached.
 
 Only this module changes block tables. A sequence holds blocks for all its tokens in groups without
-a window. In a windowed group it holds a quota (`GroupRule.held`), as the blocks of its next tokens:
-what leaves the window is exchanged for a later block. So nothing that has begun waits for memory,
-until it needs more than the tokens that it was admitted with.
+a window. In a windowed group it holds a fixed quota of blocks (`GroupRule.held`): a block that
+leaves the window is exchanged for one for later tokens. So a sequence that has begun waits for no
+memory until it has more tokens than it was admitted with.
 
 A block leaves the window when no step under way reads it any more: the window's edge follows the
-start of the oldest step that has not landed. Windowed groups cache what a sequence could go on from
-for as long as other blocks: the last two block boundaries of its prompt and of its end, and one
-boundary every `checkpoint_blocks`. Other blocks that leave a window are evicted first. Pure.
+start of the oldest step that has not landed. Windowed groups cache the blocks before checkpoints
+for as long as other groups' blocks. Checkpoints are the last two block boundaries of a sequence's
+prompt and of its end, and one boundary every `checkpoint_blocks`. Other blocks that leave a window
+are evicted first. Pure.
 """
 
 from __future__ import annotations
@@ -51,17 +52,18 @@ class SequenceBlocks:
         return self.pools.pages_for(rule.held(num_blocks, step) for rule in self.pools.rules)
 
     def num_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        """What the sequence needs for `num_tokens` tokens, in blocks of the first group."""
+        """The memory that the sequence needs for `num_tokens` tokens, in blocks of the first
+        group."""
         return self.pools.in_blocks(self.pages_for(sequence, num_tokens))
 
     def num_held(self, sequence: Sequence) -> int:
-        """What the sequence holds, in blocks of the first group."""
+        """The memory that the sequence holds, in blocks of the first group."""
         counts = (len(table.blocks) for table in sequence.tables)
         return self.pools.in_blocks(self.pools.pages_for(counts))
 
     def fits_beside(self, sequence: Sequence, stuck: Iterable[set[int]]) -> bool:
         """Whether an idle pool has room for a waiting sequence, even if the blocks `stuck`, by
-        group, never return."""
+        group, are never released."""
         groups = list(zip(stuck, self.pools.rules, strict=False))
         lost = sum(len({block // rule.blocks_per_page for block in each}) for each, rule in groups)
         room = self.pools.num_pages - lost
@@ -85,7 +87,7 @@ class SequenceBlocks:
         """The most tokens of one sequence that an idle pool has room for."""
         low, high = 0, self.pools.in_blocks(self.pools.num_pages) + 1
         if self._windowed and len(self._windowed) == len(self._groups):
-            high = 1 << 40  # a window only: any length fits, or none beyond the quota
+            high = 1 << 40  # all groups have windows: any length fits, or none beyond the quota
         while high - low > 1:
             middle = (low + high) // 2
             held = (rule.held(middle, self._chunk_max) for rule in self.pools.rules)
@@ -100,7 +102,7 @@ class SequenceBlocks:
         sequence.tables = [BlockTable() for _ in self._groups]
 
     def usable_prefix(self, sequence: Sequence) -> Prefix:
-        """The cached prefix that a sequence can go on behind.
+        """The cached prefix after which a sequence can continue.
 
         A local sequence has to compute at least its last token to get logits, or all tokens if
         the prompt's logits are needed. A remote sequence gets its first token and log-probabilities
@@ -115,9 +117,9 @@ class SequenceBlocks:
         """Pin the prefix and allocate the rest of what the sequence has to hold; keeps `headroom`
         blocks of the first group free for the sequences that decode.
 
-        A sequence that may fetch gets blocks for a whole cover behind its prefix, if there is room.
-        Where few blocks of a prefix may hold many pages, the sequence goes without the prefix if it
-        does not fit with it, or if it lacked memory before.
+        A sequence that may fetch also gets blocks for a whole cover after its prefix, if there is
+        room. Where a few blocks of a prefix may occupy many pages, the sequence forgoes the prefix
+        if it does not fit with it, or if it lacked memory before.
         """
         if not self._windowed and not self.pools.has_shared_pages:
             return self._try_prefix(sequence, prefix, headroom)
@@ -148,14 +150,14 @@ class SequenceBlocks:
         return False
 
     def most_chunk_tokens(self, sequence: Sequence) -> int:
-        """How many tokens the sequence has blocks for, behind those that are launched."""
+        """How many tokens after the launched ones the sequence has blocks for."""
         tables = enumerate(sequence.tables)
         end = min(table.end for index, table in tables if index not in self._states)
         return end * sequence.block_size - sequence.num_launched
 
     def slide(self, sequences: Iterable[Sequence]) -> None:
-        """Give back the blocks that have left the window of these sequences' groups, and take later
-        ones for them, as far as the sequences will need them."""
+        """Give back the blocks of these sequences that have left their windows, and take as many
+        blocks for later tokens, as far as the sequences will need them."""
         for sequence in sequences if self._windowed else ():
             for index, manager, rule in self._sliding:
                 self._slide(sequence, sequence.tables[index], manager, rule)
@@ -171,9 +173,9 @@ class SequenceBlocks:
                 states.stage(chunk.sequence, chunk.start, chunk.num_tokens, chunk.completes)
 
     def slots(self, sequence: Sequence, num_blocks: int) -> list[list[int]] | None:
-        """By group, the blocks that are to hold what it needs to go on behind the next `num_blocks`
-        blocks of a sequence: all of these, or what its window reaches back, at most. None if the
-        sequence lacks some."""
+        """By group, the blocks to fetch into, so that the group can continue after the next
+        `num_blocks` blocks of a sequence: one for each of these, or at most as many as its window
+        reaches back. None if the sequence lacks some."""
         start = sequence.num_computed // sequence.block_size
         slots = []
         for table, (_, needed) in zip(
@@ -186,8 +188,9 @@ class SequenceBlocks:
         return slots
 
     def fill_slots(self, sequence: Sequence, num_blocks: int) -> None:
-        """The next `num_blocks` blocks of a sequence were fetched, and the slots hold what the
-        windows reach back from their end. What they held before leaves the windows."""
+        """Note that the next `num_blocks` blocks of a sequence were fetched. The slots now hold the
+        blocks that windows see from their end; the blocks that the windows held before leave
+        them."""
         start = sequence.num_computed // sequence.block_size
         for index, manager, rule in self._windowed:
             table = sequence.tables[index]
@@ -228,15 +231,15 @@ class SequenceBlocks:
         manager.publish(block, hashes[index], parent, sequence.stays_in_pool)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Forget the hashes of the sequence's blocks, whose contents cannot be trusted, also of
-        those that have left its windows."""
+        """Forget the hashes of all the sequence's blocks, including those that have left its
+        windows, because their contents cannot be trusted."""
         for table, manager in zip(sequence.tables, self.pools.managers, strict=True):
             manager.withdraw(table.blocks, sequence.hashes[: table.end])
             manager.forget(sequence.hashes[: table.first])
 
     def release(self, sequence: Sequence) -> None:
-        """Release the sequence's blocks; full ones stay cached. What its windows keep for others is
-        evicted after the blocks of the groups without a window."""
+        """Release the sequence's blocks; full ones stay cached. Blocks that stay cached for its
+        windows are evicted after those of the groups without a window."""
         for table, manager in zip(sequence.tables, self.pools.managers, strict=True):
             manager.release(table.blocks)
         if self._windowed:
@@ -253,7 +256,7 @@ class SequenceBlocks:
         for (_, _, rule), blocks in zip(self._groups, prefix.blocks, strict=True):
             covered = rule.covers_from(prefix.num_blocks)
             first = covered
-            if sequence.remote:  # what its source keeps, and not more
+            if sequence.remote:  # as much as its source keeps
                 first = max(first, rule.covers_from(sequence.num_tokens // sequence.block_size))
             cached = blocks[first - covered :]
             firsts.append(first)
@@ -278,7 +281,7 @@ class SequenceBlocks:
     def _slide(
         self, sequence: Sequence, table: BlockTable, manager: GroupBlocks, rule: GroupRule
     ) -> None:
-        """See `slide`. A block that leaves is exchanged, so there always is one to take."""
+        """See `slide`. A block that leaves is exchanged, so there is always another one to take."""
         landed = min(sequence.unlanded, default=sequence.num_computed)
         num_out = rule.kept_from(landed) - table.first
         if num_out > 0:
@@ -311,12 +314,13 @@ class SequenceBlocks:
         manager.release([block for block, keep in zip(out, kept, strict=True) if keep])
 
     def _is_checkpoint(self, sequence: Sequence, rule: GroupRule, block: int) -> bool:
-        """Whether a windowed group needs this block to go on behind a checkpoint."""
+        """Whether a windowed group needs this block to continue after a checkpoint."""
         prompt_blocks = sequence.num_prompt // sequence.block_size
         return rule.is_checkpoint(block, self.pools.checkpoint_blocks, prompt_blocks)
 
     def _touch_checkpoints(self, sequence: Sequence) -> None:
-        """Let the checkpoints behind a sequence's window be evicted as late as its own blocks."""
+        """Let the checkpoints that a sequence's window has passed be evicted as late as its own
+        blocks."""
         every, hashes = self.pools.checkpoint_blocks, sequence.hashes[: sequence.num_published]
         end = min(sequence.num_prompt // sequence.block_size, len(hashes))
         for _, manager, rule in self._windowed:

@@ -21,7 +21,7 @@ class SessionService:
     """The tokens that were computed for each session."""
 
     def __init__(self) -> None:
-        self._had: dict[OwnedSession, int] = {}  # by the last admission, the oldest first
+        self._had: dict[OwnedSession, int] = {}  # in order of the last admission, oldest first
 
     def __len__(self) -> int:
         return len(self._had)

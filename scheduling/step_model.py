@@ -118,8 +118,8 @@ class StepModel:
 
 def _informed(known: _Symmetric, x: _Vector, forgetting: float) -> _Symmetric:
     """The information after an observation at `x`. Known information decays towards that of the
-    initial guess, not towards none: identical steps say nothing about others, and without
-    information about those, the first one with an unlucky time would upset the fit."""
+    initial guess, not towards none. Identical steps teach nothing about other steps. Without any
+    information about the others, the first of them with an unlucky time would upset the fit."""
     a, b, c, d, e, f = known
     u, v, w = x
     kept, least = forgetting, 1.0 - forgetting

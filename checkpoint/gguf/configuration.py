@@ -46,14 +46,14 @@ _MIXTURES = {
 """Architectures that may be mixtures of experts."""
 _WITH_SHARED_EXPERT = ("qwen2moe", "qwen3next", "qwen35moe")
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-"""The number of layers of the Gemma models whose scores are divided by the root of hidden size per
-head; files do not say it."""
+"""The numbers of layers of those Gemma models whose scores are divided by the root of hidden size
+per head. Their files do not say so."""
 _EMBED, _OUTPUT = "token_embd.weight", "output.weight"
 _END_IDS = ("eos", "eot", "eom")
 _END_NAMES = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
 """Control tokens that end an answer, whether or not the metadata names them."""
 _HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
-"""With both in a vocabulary, `<|end|>` ends only one of an answer's messages."""
+"""If a vocabulary has both, `<|end|>` ends only one of an answer's messages."""
 _CONTROL = 3
 _MAX_ROTARY = 1 << 16
 
@@ -111,7 +111,7 @@ def _common(keys: JsonKeys, name: str, tensors: Mapping[str, GgufTensor]) -> dic
 
 
 def _num_layers(keys: JsonKeys, name: str) -> int:
-    """Without the layers at the end that predict further tokens ahead."""
+    """The number of layers, without those at the end that predict further tokens ahead."""
     number: int = keys.integer(f"{name}.block_count")
     ahead: int = keys.integer(f"{name}.nextn_predict_layers", 0, minimum=0)
     if ahead >= number:
@@ -120,7 +120,8 @@ def _num_layers(keys: JsonKeys, name: str) -> int:
 
 
 def _inner(keys: JsonKeys, name: str) -> int:
-    """The size of dense feed-forward layers; files of a mixture that has none may leave it out."""
+    """The size of dense feed-forward layers. A mixture's file may leave it out if the model has no
+    dense layers."""
     key = f"{name}.feed_forward_length"
     is_left_out = key not in keys and name in _WITH_SHARED_EXPERT
     return _uniform(keys, f"{name}.expert_feed_forward_length" if is_left_out else key)
@@ -160,8 +161,8 @@ def _gemma(keys: JsonKeys, name: str) -> dict[str, Any]:
 
 
 def _experts(keys: JsonKeys, name: str) -> dict[str, Any]:
-    """The keys of a mixture of experts, whose weights llama.cpp normalizes, but for Qwen2-MoE's;
-    none of a dense model."""
+    """The keys of a mixture of experts; empty for a dense model. llama.cpp normalizes the experts'
+    weights, except in Qwen2-MoE."""
     count = keys.integer(f"{name}.expert_count", 0, minimum=0)
     if not count:
         return {}
@@ -226,7 +227,7 @@ def _heads(keys: JsonKeys, name: str) -> tuple[int, int, int]:
 
 
 def _rope_dim(keys: JsonKeys, name: str, head_dim: int) -> int:
-    """Numbers of a head that are rotated; all of them but in hybrids."""
+    """How many numbers of a head are rotated: all of them, except in hybrids."""
     count: int = keys.integer(f"{name}.rope.dimension_count", head_dim)
     if count != head_dim and (name not in hybrids.ARCHITECTURES or count > head_dim):
         raise keys.wrong(
@@ -236,7 +237,7 @@ def _rope_dim(keys: JsonKeys, name: str, head_dim: int) -> int:
 
 
 def _uniform(keys: JsonKeys, key: str) -> int:
-    """A number for all layers; some files repeat it for each."""
+    """The number that holds for all layers; some files repeat it for each layer."""
     value = keys.raw(key)
     if isinstance(value, list) and value and all(each == value[0] for each in value):
         keys = JsonKeys({key: value[0]}, keys.where)
@@ -279,7 +280,7 @@ def _yarn(keys: JsonKeys, name: str, factor: float) -> dict[str, Any]:
         "beta_slow": keys.number(f"{prefix}.yarn_beta_slow", 1.0),
     }
     scale = keys.number(f"{prefix}.attn_factor", None)
-    if scale is not None:  # on top of what follows from the factor
+    if scale is not None:  # on top of the scale that follows from the factor
         found["attention_factor"] = scale * (0.1 * math.log(max(factor, 1.0)) + 1.0)
     return found
 

@@ -17,7 +17,7 @@ _CHOICE_BIAS = ".exp_probs_b.bias"
 
 
 def architecture(keys: JsonKeys, tensor_names: Iterable[str]) -> str:
-    """V3's name for files whose experts are chosen or weighted otherwise than V2's."""
+    """The architecture's name: V3's if the experts are not chosen and weighted as in V2."""
     normalizes = keys.flag(f"{NAME}.expert_weights_norm", False)
     is_v3 = normalizes or any(name.endswith(_CHOICE_BIAS) for name in tensor_names)
     return "DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"
@@ -27,7 +27,7 @@ def attention_keys(keys: JsonKeys, tensor_names: Iterable[str]) -> dict[str, Any
     """The sizes of latent attention. Raises ModelLoadError."""
     rope_dim = keys.integer(f"{NAME}.rope.dimension_count")
     key_length, value_length = "attention.key_length", "attention.value_length"
-    if f"{NAME}.{key_length}_mla" in keys:  # the others are then those of latents
+    if f"{NAME}.{key_length}_mla" in keys:  # the other keys are then those of latents
         key_length, value_length = f"{key_length}_mla", f"{value_length}_mla"
     key_dim = keys.integer(f"{NAME}.{key_length}")
     if key_dim <= rope_dim:
@@ -43,7 +43,7 @@ def attention_keys(keys: JsonKeys, tensor_names: Iterable[str]) -> dict[str, Any
 
 
 def expert_keys(keys: JsonKeys, num_layers: int, tensor_names: Iterable[str]) -> dict[str, Any]:
-    """The keys of a mixture of experts, or those that say that all layers are dense. Raises
+    """The keys of a mixture of experts, or the keys that mark all layers as dense. Raises
     ModelLoadError."""
     count = keys.integer(f"{NAME}.expert_count", 0, minimum=0)
     if not count:
@@ -71,7 +71,7 @@ def expert_keys(keys: JsonKeys, num_layers: int, tensor_names: Iterable[str]) ->
 
 
 def yarn_keys(keys: JsonKeys) -> dict[str, Any]:
-    """YaRN's scales: none on the rotated numbers, and a factor on all scores. Files have a tenth
-    of the checkpoint's number."""
+    """YaRN's scales: none on the rotated numbers, and a factor on all scores. A file's factor is a
+    tenth of the checkpoint's."""
     tenth = keys.number(f"{NAME}.rope.scaling.yarn_log_multiplier", None, above=-1e-9)
     return {"attention_factor": 1.0, "mscale_all_dim": 10 * (tenth or 0.0)}

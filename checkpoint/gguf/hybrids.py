@@ -1,9 +1,9 @@
 """The keys of layers with a gated delta rule, from the metadata of a hybrid's file (Qwen3-Next,
 Qwen3.5).
 
-llama.cpp's converter moves value heads of Qwen3.5, so that key heads serve them by turns, and says
-which layers have full attention by their distance. It writes the two halves of a layer's inputs
-apart; older files of Qwen3-Next have them as checkpoints do.
+llama.cpp's converter reorders the value heads of Qwen3.5, so that key heads serve them by turns.
+Layers with full attention are given by their distance. The converter writes the two halves of a
+layer's inputs separately; older files of Qwen3-Next have them together, as checkpoints do.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from checkpoint.json_keys import JsonKeys
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _MAX_TOKEN_CHARS = 512
-"""Longest SentencePiece token: every way to cut one in two is tried."""
+"""The longest SentencePiece token, because every way to cut a token in two is tried."""
 MAX_MERGES = 1 << 21
 """Several times what a vocabulary of 256,000 tokens needs; each takes some 300 bytes here."""
 
@@ -33,9 +33,9 @@ class _Splitting:
     pattern: str | None
     first: tuple[str, ...] = ()
     single_digits: bool = False
-    whole_words: bool = False  # a word that is a token is not merged from parts
+    whole_words: bool = False  # a word that is a token is taken whole, without merging
     composes: bool = False  # Unicode's NFC first
-    adds_bos: bool = False  # unless the metadata says otherwise
+    adds_bos: bool = False  # used if the metadata does not say
 
 
 _LLAMA3 = _Splitting(
@@ -108,7 +108,7 @@ class _Vocabulary:
     types: list[int]
 
     def ids(self) -> dict[str, int]:
-        """The ids of all tokens but those that only fill the vocabulary up, by text."""
+        """The ids of tokens by text, without those that only fill up the vocabulary."""
         pairs = enumerate(zip(self.tokens, self.types, strict=True))
         return {token: id_ for id_, (token, kind) in pairs if kind != _UNUSED}
 

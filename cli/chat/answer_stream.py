@@ -113,7 +113,7 @@ class AnswerStream:
 
     @property
     def place(self) -> str | None:
-        """The workers that served it: `prefill-1 > decode-1`, or one alone."""
+        """The workers that served the answer: `prefill-1 > decode-1`, or a single one."""
         decode, prefill = self._placement.get("decode"), self._placement.get("prefill")
         if decode is None:
             return None

@@ -37,8 +37,8 @@ class Conversation:
         self.turns.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
-        """Add the answer to the last question. Without text, all is as before: the question was
-        never asked, or its former answer stays."""
+        """Add the answer to the last question. Without text, the conversation becomes as before the
+        question; a question that was asked again keeps its former answer."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
         elif self._replaced is not None:

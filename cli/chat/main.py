@@ -27,8 +27,8 @@ _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer the question in `argv` or on standard input, or converse; the exit status. Raises
-    ConfigError and ServiceError."""
+    """Answer the question in `argv` or on standard input, or converse. Returns the exit status.
+    Raises ConfigError and ServiceError."""
     flags, question = split_question(argv)
     settings = settings_or_exit(
         ChatSettings,
@@ -114,7 +114,8 @@ def _take_line(line: str, endpoint: Endpoint, conversation: Conversation, consol
 
 
 def _obey(name: str, argument: str, conversation: Conversation, console: Console) -> bool:
-    """Run a command; whether the last question is to be answered now. Raises ConfigError."""
+    """Run a command. Returns whether the last question is to be answered now. Raises
+    ConfigError."""
     if name == "/regenerate":
         conversation.reopen()
         return True

@@ -18,7 +18,7 @@ class JsonOutput:
         self._lock = threading.Lock()
 
     def write_line(self, who: str, line: str) -> None:
-        """Write what process `who` has said; an empty line is nothing."""
+        """Write a line of process `who`; an empty line is left out."""
         if not line.strip():
             return
         text = json_line(line, who, time.time())

@@ -31,7 +31,7 @@ class LossyText(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write it, if the stream takes it."""
+        """Write the text, if the stream takes it."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)

@@ -83,15 +83,15 @@ def _load_columns(workers: Sequence[Mapping[str, Any]], with_load: bool) -> tupl
 
 
 def state_of(worker: Mapping[str, Any]) -> str:
-    """A worker's state in one word: its condition as the router that answered sees it, or its
-    registration's state where it is usable or no router was asked."""
+    """A worker's state in one word. An unusable worker has the condition that the asked router
+    sees; otherwise, or if no router was asked, the state is that of its registration."""
     condition = _condition(worker).get("state", "usable")
     return str(worker["state"] if condition == "usable" else condition)
 
 
 def complaint(worker: Mapping[str, Any]) -> str | None:
-    """Why a router does not use a worker, and since when; None if it does, or if another worker has
-    taken its place."""
+    """Why a router does not use a worker, and since when. None if the router uses it, or if another
+    worker has taken its place."""
     condition = _condition(worker)
     state, reason = condition.get("state"), condition.get("reason")
     if not condition.get("cause") or condition.get("is_replaced"):
@@ -131,7 +131,7 @@ def _cell(worker: Mapping[str, Any], key: str) -> str:
     if key == "tensor_parallel":
         return layout_text(worker)
     value = worker[key]
-    if key == "transport":  # with its best path; an older router reports no paths
+    if key == "transport":  # with the best path; an older router reports no paths
         return ": ".join([value, *worker.get("transport_paths", ())[:1]])
     if key == "state":
         return state_of(worker)

@@ -1,7 +1,7 @@
-"""Text of a server, made harmless for a terminal, by which it could otherwise be steered.
+"""Makes text of a server harmless for a terminal, which such text could otherwise steer.
 
 Everything that commands print and did not write themselves passes through here: answers, errors,
-names of models and workers, and what else a router or a store tells.
+names of models and workers, and other text from a router or a store.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ _LEFT_OUT = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 
 
 def shown(text: str) -> str:
-    """The text without what is invisible in a terminal but acts there: control characters, those
-    that change the direction or the order of letters, and halves of surrogate pairs."""
+    """The text without characters that are invisible in a terminal but act there: control
+    characters, those that change the direction or the order of letters, and halves of surrogate
+    pairs."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(

@@ -64,7 +64,7 @@ def _shown_ms(value: float) -> str:
 
 
 def _cost_words(trace: dict[str, Any]) -> str:
-    """What the placement was predicted to cost, beside the best one of the other kind."""
+    """The predicted cost of the placement, and that of the best placement of the other kind."""
     placement = trace["placement"]
     words = f"to the first token; everybody's time: {ms(placement['cost_ms'])}"
     other = placement["alternative"]

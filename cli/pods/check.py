@@ -1,7 +1,7 @@
-"""`baton check`: sends one chat to a fleet and says whether it was served as it should be.
+"""`baton check`: sends one chat to a fleet and says whether it was served correctly.
 
-The prompt is new each time and longer than what decode workers prefill themselves by default, so
-that it needs both pools. Knows only the HTTP API.
+The prompt is new each time and longer than the prompts that decode workers prefill themselves by
+default, so that it needs both pools. Knows only the HTTP API.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ class FetchSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fetch, and perhaps stay; returns 0. Raises ModelLoadError if the model cannot be had."""
+    """Fetch the model, and stay if `--stay` is given; returns 0. Raises ModelLoadError if the model
+    cannot be fetched."""
     settings = settings_or_exit(
         FetchSettings,
         argv,
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Stopped(BaseException):
-    """SIGTERM came: raised through the download, which resumes where it was next time."""
+    """Raised on SIGTERM, also in the middle of the download. The next download resumes there."""
 
 
 def _stop(told: threading.Event) -> None:

@@ -1,8 +1,8 @@
 """`baton kube-secret`: makes a fleet's secrets as a Kubernetes Secret, where there are none.
 
-Runs in a pod, with the pod's own account, which needs `create`, `get` and `patch` of Secrets. What
-the Secret holds already is never changed, so that upgrades and repeated runs keep all keys. Missing
-parts are added.
+Runs in a pod, with the pod's own account, which needs `create`, `get` and `patch` of Secrets. Parts
+that the Secret already has are never changed, so that upgrades and repeated runs keep all keys.
+Missing parts are added.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KubeSecretSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make what is missing, and say what that was. Raises ConfigError and ServiceError."""
+    """Make the missing parts, and print their names. Raises ConfigError and ServiceError."""
     settings = settings_or_exit(
         KubeSecretSettings,
         argv,
@@ -64,13 +64,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def complete_secret(cluster: ApiServer, name: str) -> list[str]:
-    """Create the Secret or add to it; the parts that were made. Raises ServiceError."""
+    """Create the Secret or add to it. Returns the parts that were made. Raises ServiceError."""
     found = cluster.read_secret(name)
     if found is None:
         made = _make(list(PARTS))
         if cluster.create_secret(name, made):
             return list(made)
-        found = cluster.read_secret(name)  # someone else was faster: theirs holds
+        found = cluster.read_secret(name)  # another process was faster: its Secret counts
         if found is None:
             raise ServiceError(f"Secret {name} exists and does not: try again")
     made = _make([part for part in PARTS if not found.get(part)])

@@ -131,8 +131,9 @@ async def _end(valkey: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> 
 
 
 class ServedCertificate:
-    """The server's certificates: the one from the password, for all clients that ask for it by
-    name, and for the others one from files, read again when they change, if there are any."""
+    """The server's certificates. Clients that ask by name for the certificate from the password get
+    it. If there are certificate files, other clients get the certificate in them; it is read again
+    when they change."""
 
     def __init__(self, settings: StoreSettings, private: Path) -> None:
         """`private`: a folder that only this user can read. Raises ConfigError."""

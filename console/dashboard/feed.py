@@ -70,8 +70,8 @@ class Feed:
         return found
 
     def known_number(self, last_event_id: str) -> int:
-        """The number of the summary that a reader took last, from the id of its last event; 0 if it
-        took none of this feed."""
+        """The number of the summary that a reader took last, from the id of its last event; 0 if
+        that event is not from this feed."""
         feed_id, _, number = last_event_id.partition("-")
         if feed_id != self.feed_id or not number.isdecimal() or len(number) > 12:
             return 0

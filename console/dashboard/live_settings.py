@@ -17,7 +17,7 @@ from protocol.errors import InvalidRequest
 
 Number = int | float
 ROUTER = "router"
-"""The scope of settings of routers; those of workers have a role's name."""
+"""The scope of router settings. The scope of worker settings is the role's name."""
 _BOTH_TARGETS = "goodput counts requests that meet both targets"
 _WORDS = {
     "ttft_target_ms": ("Target: time to first token", _BOTH_TARGETS),
@@ -34,8 +34,8 @@ _WORDS = {
 @dataclass(frozen=True, slots=True)
 class LiveSetting:
     """One setting: where it applies, its bounds, and its current value. `read` returns None if the
-    value is unknown. `write` returns the number of processes that got the value, and of those that
-    should."""
+    value is unknown. `write` returns two numbers: of processes that got the value, and of those
+    that should get it."""
 
     name: str
     scope: str

@@ -1,7 +1,7 @@
 """Test prompts: requests that an operator sends and follows.
 
-A test prompt takes its place in the queues like any request. Its text and the answer's text are not
-kept; its trace is, as for every request.
+A test prompt takes its place in the queues like any request. The texts of prompt and answer are not
+kept. The trace is kept, as for every request.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def shown_summary(
 
 
 def _whole_hour(history: Mapping[str, Any], now_us: int) -> dict[str, Any]:
-    """The history as a whole hour: points from before the router's start are not known."""
+    """The history as a whole hour. Points from before the router's start are unknown."""
     step_us = history["step_ms"] * 1000
     series = {name: values for name, values in history.items() if isinstance(values, list)}
     missing = max(0, NUM_POINTS + 1 - len(history["goodput"]))
@@ -100,7 +100,8 @@ def _door(keys: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 def _outages(report: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """Parts that the fleet is missing: for each a title, a sentence, and since when."""
+    """Parts that the fleet is missing. Each has a title, a sentence, and the time since which it is
+    missing."""
     store = report.get("store") or {}
     found = []
     if store.get("trouble"):

@@ -55,7 +55,7 @@ class Versions:
         """The values that changed after summary `number`; 0: all of them.
 
         Each changed entry of a list has its id and its changed fields. The part with a list's order
-        has all ids, if an entry came, left or moved.
+        is included if an entry came, left or moved; it has all ids.
         """
         changed = _newer(self._parts, number)
         for name, entries in self._lists.items():

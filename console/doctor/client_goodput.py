@@ -1,6 +1,6 @@
 """What clients get, from the facts of the last minute. Pure. Goodput here also counts requests that
 percentiles of finished requests leave out: those that were refused, and those that already wait for
-longer than the target. Keys that flood are left out, because they miss targets by their own doing.
+longer than the target. Keys that flood are left out, because they cause their own late answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FLOOD = 60
 MANY_INVALID = 20
 """Invalid requests within a minute, from which a key's client counts as set up wrongly."""
 MIN_BAD = 3
-"""Requests that missed a target, below which it may be chance."""
+"""The fewest missed requests that are not put down to chance."""
 
 
 @dataclass(frozen=True)

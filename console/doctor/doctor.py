@@ -1,4 +1,4 @@
-"""Examines a fleet by all rules, and remembers since when each finding stands.
+"""Examines a fleet by all rules, and remembers the time since which each finding stands.
 
 The rules are pure; `Doctor` owns only the times, and the last judgement. A finding stands from when
 it is found until it was not found for `VANISH_S`, so that it does not flicker.
@@ -100,7 +100,7 @@ RULES = (
     Rule("stale_hints", "Stale hints", check_stale_hints, ("prefill",)),
     Rule("faults", "Retries and faults", check_faults, ("lost_attempt",), yields_to=("pools",)),
 )  # fmt: skip
-"""Causes come before what they cause."""
+"""A cause comes before its effects."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Examination:
 
 def examine(seen: Observation, judged: Examination | None = None) -> Examination:
     """Apply the rules. Pure; the findings have no `since_us` yet. Urgent ones come first, and
-    causes before what they cause. With too few requests there are no judgements, only facts. With
-    `judged`, facts are checked again, and judgements are taken from that examination."""
+    causes before their effects. With too few requests there are no judgements, only facts. With
+    `judged`, only facts are checked; the judgements are copied from that examination."""
     others = without_floods(seen)
     former = {} if judged is None else judged.by_rule()
     found: dict[str, Finding] = {}
@@ -163,7 +163,7 @@ def _applied(rule: Rule, seen: Observation) -> Finding | Passed | None:
 
 
 def without_floods(seen: Observation) -> Observation:
-    """The observation without the requests of keys that flood, which wait by their own doing."""
+    """The observation without the requests of keys that flood, which cause their own waiting."""
     flooding = {each.name for each in seen.facts.keys if floods(each)}
     if not flooding:
         return seen

@@ -1,4 +1,4 @@
-"""What a router knows of its fleet without any percentile: no fact needs a number of requests.
+"""What a router knows of its fleet without percentiles: no fact needs a minimum number of requests.
 
 Made of plain values, like the rest of an observation. Times `_us` are microseconds of the Unix
 epoch; 0 if unknown. Counts of keys are those of the last minute.
@@ -11,8 +11,8 @@ import msgspec
 from protocol.messages import Role
 
 TAKEN = 0.7
-"""Share of a worker's places or blocks in use from which requests count as waiting for them: large
-ones do not fit into the rest."""
+"""From this share of a worker's places or blocks in use, requests count as waiting for them,
+because large requests do not fit into the rest."""
 UNUSABLE = ("stalled", "silent", "not connected", "refused", "lost")
 """Conditions of workers that are faults (`router.fleet.conditions`)."""
 
@@ -51,17 +51,17 @@ class WorkerStanding(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_missed(self) -> bool:
-        """Whether the fleet lacks it by a fault."""
+        """Whether the fleet lacks this worker because of a fault."""
         return self.condition in UNUSABLE and not self.is_replaced
 
 
 class KeyFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """The requests of one key in the last minute; `name` is empty where there are no keys.
 
-    `accepted` were served, `limited` refused because the key may have no more (429), `invalid` were
-    (other 4xx), `refused` had no room or failed (5xx), and of `left` the client went away. Of
-    `ended` ones that count for goodput, `good` met both targets. Now `waiting` wait for their first
-    token, `late` of them for longer than its target.
+    The numbers of requests that were served (`accepted`), refused at the key's limit (`limited`,
+    429), invalid (other 4xx), without room or failed (`refused`, 5xx), or abandoned by the client
+    (`left`). Of the `ended` requests that count for goodput, `good` met both targets. `waiting`
+    requests now wait for their first token, `late` of them for longer than the target.
     """
 
     name: str = ""
@@ -93,9 +93,10 @@ class RouterFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 class HostFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """The CPU of one machine over the last seconds.
 
-    `waiting_share`: of the time that its fleet's processes could run, the share in which they
-    waited for a core. `busy_cores` is what all processes of the machine use, `own_cores` what those
-    of the fleet use. `throttled_share` of the time, a limit on their CPU held them up.
+    `waiting_share`: the part of their runnable time in which the fleet's processes waited for a
+    core. `busy_cores`: the cores that all processes of the machine use; `own_cores`: those that the
+    fleet's processes use. `throttled_share`: the part of the time in which a CPU limit held them
+    up.
     """
 
     name: str
@@ -117,7 +118,7 @@ class LogFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
 class TierFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """A tier of a worker, `host memory` or `disk`, in which blocks failed in the last minute:
-    `failures` since they began to."""
+    `failures` since the first one."""
 
     worker_id: str
     tier: str
@@ -126,8 +127,8 @@ class TierFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LoopFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
-    """How late this router's event loop ran timers in the last seconds: the median, and the most. A
-    request waits as long several times."""
+    """How late this router's event loop ran timers in the last seconds: the median, and the
+    maximum. A request waits for such a delay several times."""
 
     lag_ms: float
     worst_ms: float

@@ -87,10 +87,10 @@ class Rule(msgspec.Struct, frozen=True):
     """A check by name. `check` returns a finding, the words of a check that passed, or None if it
     cannot tell.
 
-    - `stages`: those (`router.requests.stages`) whose time a finding explains.
-    - `yields_to`: rules whose findings are the cause of what this one would find.
-    - `is_fact`: it needs no number of requests, and its finding ends when the fact does.
-    - `min_requests`: finished requests that it needs unless it is a fact.
+    - `stages`: the stages (`router.requests.stages`) whose time a finding explains.
+    - `yields_to`: rules whose findings, if there are any, are the cause of this rule's symptom.
+    - `is_fact`: the rule needs no minimum number of requests, and its finding ends with the fact.
+    - `min_requests`: the number of finished requests that a rule about no fact needs.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""The one sentence at the top of the page: first what clients get, and why; then what the pools
-could take.
+"""The one sentence at the top of the page. What clients get, and why, comes before the load of the
+pools.
 
 It is the first of the doctor's findings, so that the two agree. Without findings it never says that
 pools have room while a target is missed. Pure.
@@ -30,7 +30,7 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True)
 class Headline:
-    """A sentence, its explanation, and the rule whose finding it is, if it is one's."""
+    """A sentence, its explanation, and the name of the rule that found it, if a rule did."""
 
     text: str
     cause: str | None
@@ -91,8 +91,8 @@ def _of(finding: Finding, sides: Sides) -> Headline:
 
 
 def _not_ready(facts: Facts) -> Headline | None:
-    """While no decode worker is usable, and none is missing: the first ones start, or the last ones
-    leave."""
+    """The headline if no decode worker is usable although none is missing: the first ones are
+    starting, or the last ones are leaving. None otherwise."""
     if facts.usable(Role.DECODE):
         return None
     if not facts.workers:

@@ -14,9 +14,9 @@ from protocol.messages import Role
 
 WINDOW_S = 600
 MIN_REQUESTS = 100
-"""Finished requests below which percentiles say nothing."""
+"""The fewest finished requests for which percentiles are used."""
 FEW_REQUESTS = 20
-"""Finished requests below which a median says nothing."""
+"""The fewest finished requests for which a median is used."""
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -94,7 +94,7 @@ class PairFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     expected_path: str | None = None
     bytes_moved: int = 0
     busy_bytes_per_s: float | None = None
-    is_below_way: bool = False  # slower than `expected_path` gives
+    is_below_way: bool = False  # slower than `expected_path` allows
     narrowed: tuple[str, ...] = ()
     exposed_p95_ms: float | None = None
 
@@ -109,9 +109,9 @@ class RequestFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     - `early_step_ms`, `late_step_ms`: medians over the first and the last quarter of its decode
       steps, None for short outputs.
     - `failed_attempts`: for each attempt that failed, the workers that it was placed on.
-    - `num_long_steps`: those of its `num_steps` decode steps that took over twice their median;
-      `num_long_shared_steps` of these computed prompt tokens of other requests. The long ones took
-      `long_step_ms` at the median, None if there are none.
+    - `num_long_steps`: how many of its `num_steps` decode steps took over twice their median;
+      `num_long_shared_steps` of the long ones computed prompt tokens of other requests.
+      `long_step_ms` is the median of the long ones, None if there are none.
     """
 
     received_us: int
@@ -159,10 +159,10 @@ class Targets(_Facts, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Observation(_Facts, frozen=True, kw_only=True, omit_defaults=True):
-    """A fleet over the last `window_s` seconds. `miss_curve` belongs to the decode pool's workers,
-    at `cache_blocks` now; pressures are those of `GET /fleet`, and `short` names the pools that are
-    short by them; `settings` are values that the router knows, by name; `facts` are those of
-    `now_us`."""
+    """A fleet over the last `window_s` seconds. `miss_curve` is that of the decode pool's caches,
+    which now have `cache_blocks` blocks. The pressures are those of `GET /fleet`; `short` names the
+    pools that they show to be short. `settings` has the values that the router knows, by name.
+    `facts` are those at `now_us`."""
 
     now_us: int
     window_s: float = WINDOW_S

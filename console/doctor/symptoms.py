@@ -13,12 +13,12 @@ from protocol.messages import Role
 
 SERVING = ("ready", "stalled")
 MIN_STEPS = 50
-"""Steps in the window below which their mean says nothing."""
+"""The fewest steps in the window for which their mean is used."""
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """The smallest value that at least `share` of all do not exceed (nearest rank); None if there
-    is none."""
+    """The smallest value that at least `share` of all values do not exceed (nearest rank); None
+    without values."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -92,10 +92,10 @@ def serving(seen: Observation, role: Role) -> list[WorkerFacts]:
 
 
 ALIKE = 2.0
-"""Batches of workers that are compared, and their contexts, differ at most by this factor: a slow
+"""The batches and contexts of workers that are compared differ at most by this factor. A slow
 worker's sequences stay longer, so its batches are larger."""
 _LITTLE_CONTEXT = 4096
-"""Fewer tokens of context hardly make a step longer."""
+"""Contexts shorter than this hardly make a step longer."""
 
 
 def slowness(worker: WorkerFacts, pool: Sequence[WorkerFacts]) -> float | None:

@@ -47,7 +47,7 @@ def doctor_router(diagnosis: Diagnosis, cache: CacheReport) -> APIRouter:
 
     @router.get("/doctor/observation")
     async def get_observation() -> Response:
-        """What the last examination looked at; `baton doctor` can examine it again."""
+        """The input of the last examination; `baton doctor` can examine it again."""
         seen = diagnosis.observation_json()
         return _not_examined().response() if seen is None else JSONResponse(seen)
 

@@ -1,4 +1,4 @@
-"""What operators are shown of a running fleet: measured facts, gathered and summed up, as JSON.
+"""Measured facts about a running fleet, gathered and summed up as JSON for operators.
 
 Endpoints, page and metrics add nothing to these numbers. Imports `console.doctor`, `router` and
 `http_kit`. Parts:

@@ -49,8 +49,8 @@ class FleetLoad:
         return max((each / ttft_target_ms for each in times if each is not None), default=None)
 
     def decode_pressure(self, ttft_target_ms: float, tpot_target_ms: float | None) -> float | None:
-        """The largest of the predicted step, the blocks and places wanted, and the time that
-        requests have waited for a place, each as a share of its limit."""
+        """The largest of four shares of a limit: the predicted step, the blocks wanted, the places
+        wanted, and the time that requests have waited for a place."""
         shares = [self.blocks_wanted, self.places_wanted]
         if self.predicted_step_ms is not None and tpot_target_ms is not None:
             shares.append(self.predicted_step_ms / tpot_target_ms)
@@ -64,7 +64,7 @@ class FleetLoad:
 
 
 class SteadyLoad:
-    """Medians of the last predictions, so that a single outlier does not count."""
+    """Medians of the last predictions, so that single outliers have no effect."""
 
     def __init__(self) -> None:
         self._ttft_ms: deque[float] = deque(maxlen=STEADY_SAMPLES)
@@ -134,8 +134,8 @@ def _places_wanted(decode: Sequence[Worker]) -> float | None:
 
 
 def _blocks_wanted(decode: Sequence[Worker]) -> float | None:
-    """Wanted blocks per block of the pool: those in use and, where most are in use, as many for
-    each waiting request as a running one has."""
+    """Wanted blocks per block of the pool: blocks in use and, where most are in use, as many for
+    each waiting request as a running request has on average."""
     total, wanted = sum(each.info.num_blocks for each in decode), 0.0
     for worker in decode:
         stats = worker.stats

@@ -126,7 +126,7 @@ class FleetReport:
         return tuple(role for role, side in sides if side.state is SideState.SHORT)
 
     def stamped(self, seen: Observation) -> Observation:
-        """An observation with targets, pressures and facts of now."""
+        """An observation with the current targets, pressures and facts."""
         default, load = Goals(), self._load or NO_LOAD
         ttft_target, tpot_target = self.targets.ttft_target_ms, self._tpot_target_ms
         return msgspec.structs.replace(
@@ -144,7 +144,7 @@ class FleetReport:
         )
 
     def say(self, findings: Sequence[Finding]) -> None:
-        """Find the headline over the doctor's findings; it keeps its beginning while its sentence
+        """Set the headline from the doctor's findings. It keeps its start time while its sentence
         stays the same."""
         load, sides = self._load or NO_LOAD, self._verdict
         states = (sides.prefill.state, sides.decode.state)
@@ -175,7 +175,7 @@ class FleetReport:
         )
 
     def _goodput_of_others(self, goodput: float | None) -> float | None:
-        """The goodput without keys that flood, which miss targets by their own doing."""
+        """The goodput without keys that flood, which cause their own late answers."""
         if any(map(floods, self.facts.keys)):
             return clients_of(self.facts).goodput
         return goodput

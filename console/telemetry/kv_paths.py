@@ -19,7 +19,7 @@ _LOCAL = ("CUDA IPC", "CMA")
 _RDMA_LINK, _TCP_LINK = "rdma", "tcp:"
 _SHARE = 0.5
 LEAST_RATES = {"CUDA IPC": 5e9, RDMA: 1e9}
-"""The least rate of these paths, bytes per second of busy time with large writes. A slower pair
+"""The lowest rate of these paths in bytes per second of busy time, with large writes. A slower pair
 took another path."""
 _LARGE_WRITE = 4 << 20
 MIN_BYTES = 64 * 1024

@@ -2,7 +2,7 @@
 event format.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Each process of the
-fleet is a process there. A prefill worker's transfers, and what a process's recorder holds, have
+fleet is a process there. A prefill worker's transfers, and the events of a process's recorder, have
 lanes of their own. Pure: takes the bodies of `/requests/{id}/trace` and of `/flight`.
 """
 

@@ -56,7 +56,7 @@ class Side:
 
 @dataclass
 class Verdict:
-    """The two sides, and the sentence about them. What the facts say comes before it."""
+    """The two sides, and the sentence about them. A sentence from the facts comes before it."""
 
     prefill: Side = field(default_factory=Side)
     decode: Side = field(default_factory=Side)

@@ -9,15 +9,15 @@ from process.number_text import integer, percent
 
 
 def layout_text(worker: Mapping[str, Any]) -> str:
-    """The ranks of each layer of a worker, as `GET /fleet` shows it, and the stages if there are
-    several; an older router reports none of them."""
+    """How many ranks share each layer of a worker, as `GET /fleet` shows it, and the number of
+    stages if there are several. An older router reports neither."""
     ranks, stages = (worker.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline"))
     return integer(ranks) if stages == 1 else f"{integer(ranks)} x {integer(stages)} stages"
 
 
 def bubbles_text(worker: Mapping[str, Any]) -> str:
-    """The part of its time with steps in which the stages of a worker's pipeline did not compute;
-    "" for workers of one stage."""
+    """The part of its busy time in which the stages of a worker's pipeline did not compute; "" for
+    workers of one stage."""
     stages, counters = worker.get("pipeline_parallel", 1), worker.get("counters", {})
     under_way_us = stages * counters.get("under_way_us", 0)
     if stages == 1 or not under_way_us:

@@ -48,8 +48,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class RowQuery:
-    """Which requests to list. `outcome` None means any. Only those whose id starts with `prefix`,
-    or whose key has this name."""
+    """Which requests to list. `outcome` None means any. Only requests whose id starts with
+    `prefix`, or whose key has this name, are listed."""
 
     order: Order = Order.RECENT
     outcome: Outcome | None = None

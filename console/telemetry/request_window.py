@@ -120,8 +120,8 @@ class RequestWindow:
 
 
 def last_minute(now_us: int, since_us: int) -> tuple[int, float]:
-    """The start of the last minute, in whole slots, and its length in seconds up to now; nothing
-    was counted before `since_us`."""
+    """The start of the last minute, in whole slots, and its length in seconds up to now. The minute
+    begins no earlier than `since_us`, the start of the counts."""
     begin_us = now_us - MINUTE_US
     begin_us += SLOT_US - begin_us % SLOT_US
     return begin_us, max(1.0, (now_us - max(since_us, begin_us)) / 1e6)

@@ -1,7 +1,7 @@
 """The spans of one generation, as a tree: what each process did, by the router's clock.
 
-The router knows the workers' times from their traces, so it makes all spans of a request; each
-span names the process that spent the time. Pure: ids are assigned by the exporter.
+The router has the workers' times from their traces, so the router makes all spans of a request.
+Each span names the process that spent the time. Pure: ids are assigned by the exporter.
 """
 
 from __future__ import annotations

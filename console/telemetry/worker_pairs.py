@@ -1,8 +1,8 @@
 """Pairs of workers between which KV moves: bytes, rates, exposed times, paths, failures.
 
-Owns the sums of the last minute by pair, made from the traces of finished handoffs. The minute is
-that of the fleet's totals, so that the pairs add up to them. A pair that moved nothing for an hour
-is forgotten. The clock is passed in.
+Owns the sums of the last minute by pair, made from the traces of finished handoffs. That minute is
+also the one of the fleet's totals, so that the pairs add up to the totals. A pair that moved
+nothing for an hour is forgotten. The clock is passed in.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PairKey = tuple[str, str]
 
 
 class PairPaths(NamedTuple):
-    """The path of a pair's KV, the path that it should take, and those of the two workers that
-    forbid that path."""
+    """The path of a pair's KV, the path that it should take, and the workers of the two that forbid
+    the second path."""
 
     measured: str
     expected: str | None

@@ -1,7 +1,7 @@
 """The workers as operators see them: those of the fleet, and lost ones.
 
-Joins the fleet's registrations with its history: since when a worker loads or drains, and why one
-is lost. Every worker has its condition (`router.fleet.conditions`).
+Joins the fleet's registrations with its history, which knows since when a worker loads or drains,
+and why a worker is lost. Every worker has its condition (`router.fleet.conditions`).
 """
 
 from __future__ import annotations

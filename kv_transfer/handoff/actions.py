@@ -32,7 +32,8 @@ class PostWrite(msgspec.Struct, frozen=True):
     group: int = 0
 
     def notification(self, digests: Sequence[bytes] = ()) -> KvWritten:
-        """The notification that follows the data: one digest per block if checked, our rank."""
+        """The notification that follows the data. `digests` has one for each block, if the sink
+        checks them."""
         return KvWritten(
             request_id=self.key.request_id,
             attempt=self.key.attempt,
@@ -85,7 +86,7 @@ class SendAsk(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """The source holds every block of the prompt: reserve and offer blocks."""
+    """The source holds every block of the prompt. The owner reserves blocks and offers them."""
 
     key: HandoffKey
 
@@ -119,7 +120,8 @@ class SendAbort(msgspec.Struct, frozen=True):
 
 
 class Verify(msgspec.Struct, frozen=True):
-    """Every block has arrived: compare the digests of this group's and answer with `verified`."""
+    """Every block has arrived. Compare the digests of this group's blocks, and answer with
+    `verified`."""
 
     key: HandoffKey
     blocks: tuple[int, ...]
@@ -150,7 +152,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Unfence(msgspec.Struct, frozen=True):
-    """No peer can write to these blocks any more, by group: the handoff releases them."""
+    """No peer can write to these blocks, by group, any more. The handoff releases them."""
 
     key: HandoffKey
     groups: tuple[tuple[int, ...], ...]

@@ -1,4 +1,4 @@
-"""The asks of a sink: prompts that it waits for, without a grant so far."""
+"""The asks of a sink: prompts that it waits for and has granted no blocks for yet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Asks:
         return key in self._asks
 
     def add(self, key: HandoffKey, peer: str, prompt: bytes, now: float) -> SendAsk:
-        """Ask for the prompt with this digest, and repeat that."""
+        """Ask for the prompt with this digest. `due` repeats the ask."""
         ask = self._asks[key] = Ask(peer, now + self._interval_s, prompt)
         return self._send(key, ask)
 

@@ -11,8 +11,9 @@ from protocol.handoff_messages import GroupBlocks, KvFetch, KvGrant, KvRenew
 
 @dataclass(frozen=True)
 class WantedBlocks:
-    """Blocks to fetch: blocks of the first group with the hashes of the contents that they get, for
-    the prompt blocks from `first_block` on. The slots of `others` are as in `KvFetch`."""
+    """Blocks to fetch into: blocks of the first group, for the prompt blocks from `first_block` on,
+    and the hashes of the contents that they are to hold. The slots of `others` are as in
+    `KvFetch`."""
 
     first_block: int
     blocks: Sequence[tuple[bytes, int]]
@@ -20,7 +21,7 @@ class WantedBlocks:
 
 
 class Grants:
-    """Grants of one sink, whose name in them is `agent`, with `ttl_ms` to live."""
+    """Makes the grants of one sink. They name the sink `agent` and are valid for `ttl_ms`."""
 
     def __init__(self, agent: str, ttl_ms: int) -> None:
         self._agent = agent
@@ -59,6 +60,6 @@ class Grants:
         )
 
     def renewal(self, key: HandoffKey) -> KvRenew:
-        """The extension of either."""
+        """The extension of a handoff's or fetch's grant."""
         request_id, attempt, part = key
         return KvRenew(request_id=request_id, attempt=attempt, part=part, ttl_ms=self._ttl_ms)

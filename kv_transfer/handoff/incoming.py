@@ -27,7 +27,7 @@ class IncomingGroup:
     first_block: int
     block_ids: tuple[int, ...]
     digests: dict[int, bytes] = field(default_factory=dict)
-    num_expected: int = -1  # how many of the granted blocks the peer writes: the first ones
+    num_expected: int = -1  # the peer writes the first so many of the granted blocks
 
     def __post_init__(self) -> None:
         self.num_expected = len(self.block_ids)
@@ -79,7 +79,7 @@ class Incoming:
     peer: str
     groups: Sequence[IncomingGroup]
     next_send: float  # when to send the next renewal or abort
-    landed_at: float = 0.0  # in the timed states: when no write can land any more
+    landed_at: float = 0.0  # in the states with a deadline: when no write can land any more
     num_verified: int = 0  # groups whose digests were compared
     stop_at: float = inf  # a fetch: the end of its current deadline
     stop_wait_s: float = 0.0
@@ -116,8 +116,8 @@ class Incoming:
         return first.num_arrived_end <= num_blocks <= len(first.block_ids)
 
     def settle(self) -> None:
-        """Note that no more blocks of a fetch arrive: the leading run of arrived ones counts, or
-        none if a part is of no use."""
+        """Note that no more blocks of a fetch arrive. Only the leading run of arrived blocks
+        counts, and no block if a part is of no use."""
         if not self.is_whole_or_nothing:
             self.groups[0].num_expected = self.groups[0].num_leading
         elif not self.is_complete:

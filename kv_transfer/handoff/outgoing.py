@@ -1,5 +1,5 @@
-"""One handoff or fetch at its source: the blocks to write, by group, and what is known of the
-sink."""
+"""One handoff or fetch at its source: the blocks to write, by group, and what the source knows
+about the sink."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class OutgoingGroup:
         return is_wanted and bool(self.source_blocks) and self.next_block < self.source_first
 
     def grant(self, first_block: int, target_blocks: Sequence[int]) -> None:
-        """The sink grants these blocks."""
+        """Note that the sink grants these blocks."""
         self.first_block = self.next_block = first_block
         self.target_blocks = tuple(target_blocks)
 
     def add(self, blocks: Sequence[int], chunk: int) -> None:
-        """These blocks follow those that are ready."""
+        """Add ready blocks, which follow those that are ready already."""
         self.source_blocks += blocks
         self.chunks += [chunk] * len(blocks)
 
@@ -86,9 +86,9 @@ class Outgoing:
 
     state: SourceState
     groups: list[OutgoingGroup]
-    # Until when the prompt must come after an early ask, or the grant after the prompt.
+    # The time until which the prompt must follow an early ask, or the grant must follow the prompt.
     deadline: float = 0.0
-    # the prompt, once it is open
+    # length of the prompt, once it is open
     num_blocks: int | None = None
     prompt: bytes = b""  # digest of its tokens; "" matches any
     has_begun: bool = False
@@ -137,8 +137,8 @@ class Outgoing:
 
     @property
     def num_posted(self) -> int:
-        """The number of first blocks of a fetch for which a write was posted; with several groups 0
-        unless all were."""
+        """The number of leading blocks of a fetch for which a write was posted. With several
+        groups, it is 0 unless all writes were posted."""
         is_useless = len(self.groups) > 1 and not self.is_posted
         return 0 if is_useless else self.groups[0].next_block - self.groups[0].first_block
 

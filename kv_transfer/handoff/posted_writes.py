@@ -39,5 +39,5 @@ class PostedWrites:
         )
 
     def pop(self, write_id: int) -> HandoffKey | None:
-        """The write has finished; returns its handoff, None if the write is not known."""
+        """Note that the write has finished. Returns its handoff; None if the write is not known."""
         return self._keys.pop(write_id, None)

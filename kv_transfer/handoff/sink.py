@@ -144,7 +144,7 @@ class HandoffSink:
         self, key: HandoffKey, peer: str, wanted: WantedBlocks, limits: FetchLimits, now: float
     ) -> list[SinkAction]:
         """Grant blocks that we already own to a peer, each with the hash of what it is to hold.
-        Fetched or Failed follows, if nobody aborts."""
+        Fetched or Failed follows, unless the caller aborts."""
         if self.is_known(key) or key.part < 1 or not wanted.blocks:
             raise IllegalMove(f"{key} cannot be fetched")
         first = IncomingGroup(wanted.first_block, tuple(block for _, block in wanted.blocks))
@@ -213,7 +213,8 @@ class HandoffSink:
     # -- messages of sources ------------------------------------------------------------------
 
     def begun(self, begun: KvBegun) -> list[SinkAction]:
-        """The source holds every block of the prompt. A repeated answer changes nothing."""
+        """Note that the source holds every block of the prompt. A repeated answer changes
+        nothing."""
         key = key_of(begun)
         ask = self._asks.find(key)
         if ask is None:
@@ -240,7 +241,8 @@ class HandoffSink:
         return self._finish(key, handoff) if handoff.is_complete else []
 
     def closed(self, closed: KvClosed, now: float) -> list[SinkAction]:
-        """The peer posts no more writes; with an error, one of its writes may still land."""
+        """Note that the peer posts no more writes. If it closed with an error, one of its writes
+        may still land."""
         key = key_of(closed)
         if key in self._asks:
             reason = closed.error or "the source closed before anything was granted"
@@ -270,7 +272,8 @@ class HandoffSink:
         return []
 
     def agent_gone(self, peer: str, now: float) -> list[SinkAction]:
-        """The process of a source is dead: its connection is lost and its lease has expired."""
+        """Note that the process of a source is dead: its connection is lost and its lease has
+        expired."""
         asks = self._asks.of_peer(peer)
         actions: list[SinkAction] = [self._end_ask(key, "the source is gone") for key in asks]
         for key, handoff in list(self._handoffs.items()):
@@ -300,7 +303,7 @@ class HandoffSink:
 
     @staticmethod
     def _next_check(key: HandoffKey, handoff: Incoming) -> Verify | None:
-        """The next comparison of digests: that of the next group with blocks."""
+        """The next comparison of digests, which is that of the next group with blocks."""
         while handoff.num_verified < len(handoff.groups):
             group = handoff.groups[handoff.num_verified]
             if group.num_expected:
@@ -311,7 +314,8 @@ class HandoffSink:
         return None
 
     def _overrun(self, key: HandoffKey, handoff: Incoming, now: float) -> list[SinkAction]:
-        """A deadline of a fetch has passed: ask the source to stop, or go on without its answer."""
+        """Handle a passed deadline of a fetch: ask the source to stop, or continue without its
+        answer."""
         if handoff.state is SinkState.GRANTED:
             handoff.state = sink_transition(handoff.state, SinkEvent.STOP)
             handoff.stop_at = now + handoff.stop_wait_s
@@ -383,7 +387,7 @@ class HandoffSink:
         return () if self._checksum else tuple(sorted(handoff.groups[0].digests))
 
     def _end_ask(self, key: HandoffKey, reason: str) -> Failed:
-        """Fail a handoff of which nothing was granted, so that there is no fence."""
+        """Fail a handoff for which no block was granted, so that there is no fence."""
         self._asks.pop(key)
         self._ended.remember(key, "")
         return Failed(key, reason, ())

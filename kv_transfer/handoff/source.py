@@ -41,8 +41,9 @@ class HandoffSource:
         windows: Sequence[int | None] = (None,),
     ) -> None:
         """Writes are posted only while a grant has `margin_s` left, with at most `max_write_blocks`
-        each; those of fetches with at most `max_fetch_blocks`. `windows` are those of the layout's
-        groups: of a group that has one, the first blocks of a prompt need not be ready.
+        each; writes of fetches with at most `max_fetch_blocks`. `windows` has the window of each
+        group of the layout. In a group with a window, the first blocks of a prompt need not be
+        ready.
 
         A prompt that has begun, but that no sink asks for within `unasked_s`, is closed.
         """
@@ -148,7 +149,7 @@ class HandoffSource:
         """Prompt blocks from `first_block` on are computed and lie in these blocks of our pool.
 
         The caller reports every block of a group once, in prompt order, whether or not it will be
-        sent; of a group with a window, those that it still keeps when the prompt is computed.
+        sent; for a group with a window, the blocks that it still keeps when the prompt is computed.
         """
         handoff = self._handoffs.get(key)
         if handoff is None:
@@ -262,7 +263,7 @@ class HandoffSource:
 
     def fetch(self, fetch: KvFetch, now: float) -> list[SourceAction]:
         """A sink wants blocks of our cache and grants its own for them. Lookup asks the owner which
-        it has, and `found` must follow; a fetch that was seen before is not served again."""
+        blocks it has, and `found` must follow. A repeated fetch is not served again."""
         key = key_of(fetch)
         if key in self._handoffs:
             self.ignored += 1
@@ -277,8 +278,8 @@ class HandoffSource:
     def found(
         self, fetch: KvFetch, blocks: GroupedBlocks, why: FetchShortfall | None, now: float
     ) -> list[SourceAction]:
-        """The answer to Lookup: blocks of our pool, pinned until Release, for the first of the
-        hashes, and those of other groups for the slots. `why` says why not for all of them."""
+        """Take the answer to Lookup. The blocks of our pool, pinned until Release, are those of the
+        leading hashes, and those of other groups for the slots. `why` says why some are missing."""
         key = key_of(fetch)
         if not any(blocks):
             self._closed.remember(key, "")
@@ -301,9 +302,9 @@ class HandoffSource:
         return self._stop(key, handoff, "the grant was lost on its way")
 
     def pool_lost(self, agent: str, successor: str = "") -> list[SourceAction]:
-        """A write to the pool of a living sink failed: handoffs with a grant fail. Handoffs that
-        were only asked for go on; their grants restore the connection to the pool. With
-        `successor`, the sink is to be reached under this name from now on."""
+        """Note that a write to the pool of a living sink failed. Handoffs with a grant fail.
+        Handoffs that were only asked for continue, and their grants restore the connection to the
+        pool. With `successor`, the sink is to be reached under this name from now on."""
         actions = self._lose(agent, (SourceState.SENDING, SourceState.DRAINING))
         for handoff in self._handoffs.values() if successor else ():
             if handoff.agent == agent and handoff.state in _ASKED:
@@ -311,7 +312,7 @@ class HandoffSource:
         return actions
 
     def peer_lost(self, agent: str) -> list[SourceAction]:
-        """The sink is gone: all its handoffs fail."""
+        """Note that the sink is gone: all its handoffs fail."""
         return self._lose(agent, tuple(SourceState))
 
     # -- steps ---------------------------------------------------------------------------
@@ -327,7 +328,8 @@ class HandoffSource:
         return actions
 
     def _refuse_another(self, key: HandoffKey, handoff: Outgoing) -> list[SourceAction]:
-        """Stop a handoff whose sink expects another prompt: two requests have one name."""
+        """Stop a handoff whose sink expects another prompt, because two requests have the same
+        name."""
         if not handoff.is_asked_for_another:
             return []
         return self._stop(key, handoff, "the sink asked for another prompt under this name")

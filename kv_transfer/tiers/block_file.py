@@ -35,7 +35,8 @@ _ABOUT = struct.Struct(f"<{_NAME_BYTES}sQ")
 
 @dataclass(frozen=True)
 class Found:
-    """A unit that an earlier process wrote, by its slot's head, which may lie."""
+    """A unit that an earlier process wrote, as its slot's head describes it; the head may be
+    false."""
 
     slot: int
     name: bytes
@@ -131,7 +132,7 @@ class BlockFile:
 
 
 def _without_padding(name: bytes) -> bytes:
-    """The name in a slot's head: a block's first unit is called by its hash alone."""
+    """The name in a slot's head; the name of a block's first unit is the block's hash alone."""
     return name if any(name[HASH_BYTES:]) else name[:HASH_BYTES]
 
 

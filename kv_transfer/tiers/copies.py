@@ -52,7 +52,7 @@ class HostSlots:
 
 
 class HostCopies:
-    """Slots beside a pool that lies in this process's memory, too."""
+    """Slots and a pool that both lie in this process's memory."""
 
     def __init__(self, pool: PoolMemory, num_slots: int) -> None:
         self._pool = pool

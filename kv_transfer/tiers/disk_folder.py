@@ -1,8 +1,8 @@
 """The folders in which workers of one host keep their files of KV blocks.
 
-In a common folder each worker has one of its own, `worker-0`, `worker-1`, ..., which nobody else
-may enter, and which it locks while it lives. A worker that starts takes a free one, if possible one
-whose file it can read, so that it finds its blocks again after a restart.
+In a common folder each worker has a folder of its own, `worker-0`, `worker-1`, .... No other user
+may enter it, and the worker locks it while it lives. A worker that starts takes a free folder, if
+possible one whose file it can read, so that it finds its blocks again after a restart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The keys of a file of KV blocks: from the cluster's secret, for one model, layout and file.
 
-KV is a prompt in another form, and who can write it chooses what is answered. So blocks on disk are
-encrypted and authenticated by AES-256-GCM. A file's random salt makes its key unlike that of any
-other file; without the secret, nothing in the file can be read or forged.
+KV is a prompt in another form, and anyone who can write KV can choose the answers. So blocks on
+disk are encrypted and authenticated by AES-256-GCM. A file's random salt makes its key unlike that
+of any other file; without the secret, nothing in the file can be read or forged.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _PURPOSE = b"baton KV blocks on disk"
 
 
 class ForgedBlock(Exception):
-    """Bytes on disk are not those that a worker with this key wrote."""
+    """Bytes on disk that no worker with this key wrote."""
 
 
 @dataclass(frozen=True)
 class DiskScope:
-    """Who may read a file: workers with this secret, for this layout, which names the model."""
+    """The workers that may read a file: those with this secret and this layout, which names the
+    model."""
 
     secret: str
     layout_fingerprint: str
@@ -49,7 +50,7 @@ class DiskKey:
         self._cipher = AESGCM(key)
 
     def has_id(self, key_id: bytes) -> bool:
-        """Whether it is the key with this id."""
+        """Whether this key has the given id."""
         return hmac.compare_digest(self.key_id, key_id)
 
     def seal(self, block: memoryview, about: bytes, into: memoryview) -> bytes:

@@ -54,8 +54,8 @@ class DiskTier:
         return len(self.index)
 
     def save_coldest(self, count: int, now: float) -> bool:
-        """Write the units that host memory gives up if `count` more come, and that are not here
-        yet, as many as the thread may have to do. Returns whether that is all of them."""
+        """Write the units that host memory would give up for `count` more, unless they are on disk
+        already. Submits as many as may be queued at a time. Returns whether that is all of them."""
         self._now = now
         if len(self._writing) >= MAX_WRITING:
             return False
@@ -67,9 +67,9 @@ class DiskTier:
         return True
 
     def raise_units(self, names: Sequence[bytes], note: NoteRead, now: float) -> int:
-        """Read those of these units that are here and not in host memory, up to the first that is
-        in neither, or for which host memory has no room; `note` is called for each that has
-        arrived. Returns how many reads were begun."""
+        """Read units from disk into host memory, unless they are there already. Stops at the first
+        unit that is in neither, or for which host memory has no room. `note` is called for each
+        unit that has arrived. Returns how many reads were begun."""
         self._now = now
         number = 0
         self.index.touch(names, now)
@@ -130,7 +130,7 @@ class DiskTier:
                 return
             self.index.cancel(slot)
             if error is None:
-                self._erase(slot)  # or a later process would find what host memory has dropped
+                self._erase(slot)  # or a later process would find a unit that is no longer valid
             else:
                 self._note_failed_write(error)
 
@@ -167,7 +167,7 @@ class DiskTier:
         self._thread.submit(Job(run, over), is_urgent=True)
 
     def _erase(self, slot: int) -> None:
-        """Later writes to the slot come after this one."""
+        """Erase a slot. Later writes to the slot are queued after this."""
 
         def over(error: Exception | None) -> None:
             if error is not None:

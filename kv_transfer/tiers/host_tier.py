@@ -23,7 +23,7 @@ from kv_transfer.tiers.units import ColdUnit
 log = logging.getLogger(__name__)
 
 UNITS_PER_JOB = 8
-"""Units that are saved in one go: loads wait for no more."""
+"""The most units that are saved in one job, because a load may have to wait for one job."""
 MAX_SAVING = 64
 USUAL_BYTES_PER_S = 4e9
 
@@ -40,9 +40,9 @@ class _Copied:
 
 @dataclass(eq=False)
 class Load:
-    """Units on their way into the pool: those with these `names` into `units`, and the sources of
-    `moves`, which are in the pool, into its targets. The targets stay the loader's until `over` is
-    called with the number of leading units that came from here."""
+    """Units on their way into the pool: the units with these `names` go into `units`, and the
+    sources of `moves`, which lie in the pool, into its targets. The caller keeps the targets
+    reserved until `over` is called with the number of leading units that were loaded."""
 
     names: Sequence[bytes]
     units: Sequence[int]
@@ -52,7 +52,7 @@ class Load:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it was copied."""
+        """Whether all units were copied."""
         return self._copied.is_whole
 
     def cancel(self) -> None:
@@ -75,14 +75,14 @@ class HostTier:
 
     @property
     def num_window(self) -> int:
-        """Units that may be saved ahead of their eviction. With more than half of the slots they
-        would push each other out."""
+        """How many units may be saved ahead of their eviction: half of the slots, because more
+        would evict each other."""
         return max(1, self.index.num_slots // 2)
 
     def save(
         self, cold: Sequence[ColdUnit], is_unchanged: Callable[[ColdUnit], bool], now: float
     ) -> bool:
-        """Save units of the pool that are not here yet, as many as the thread may have to do.
+        """Save units of the pool that are not in this tier yet, as many as may be queued at a time.
         Returns whether that is all of them."""
         new = [
             each for each in cold if each.name not in self.index and each.name not in self.saving
@@ -93,7 +93,7 @@ class HostTier:
         return len(new) <= room
 
     def load(self, load: Load, now: float) -> None:
-        """Load units whose names are all here."""
+        """Load units. All their names must be in this tier."""
         names, copied = load.names, load._copied
         slots = [self._slot(name) for name in names]
         for slot in slots:

@@ -1,9 +1,9 @@
 """The tiers of one worker as the thread that steps sees them.
 
-Keeps the pool's coldest blocks in host memory, and the coldest of these on disk; tells which blocks
-of a prompt are there, and loads them. A block is known by its group of layers and its hash, and is
-there if all its units are (`kv_transfer.tiers.units`). Nothing here waits: threads of the tiers
-copy, read and write.
+Keeps the pool's coldest blocks in host memory, and the coldest of these on disk. Finds the blocks
+of a prompt in the tiers, and loads them. A block is identified by its group of layers and its hash.
+A tier has a block if it has all its units (`kv_transfer.tiers.units`). Nothing here waits: threads
+of the tiers copy, read and write.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kv_transfer.tiers.units import ColdUnit, Units
 from scheduling.block_pools import BlockPools
 
 MAX_WINDOW = 4096
-"""Units of a tier that are kept ready for eviction, at most: looking at each takes 0.1 us."""
+"""The most units of a tier that are kept ready for eviction. Examining one takes 0.1 us."""
 SCAN_S = 0.25
-"""The time between two looks at the pool while few blocks are allocated or released."""
+"""The pool is examined this often while few blocks are allocated or released."""
 EXPIRE_S = 1.0
 
 
@@ -51,7 +51,7 @@ class KvTiers:
         ]
         self._scanned_at = self._expired_at = float("-inf")
         self._num_changes = 0
-        self._is_behind = False  # the threads had no time for all that was found
+        self._is_behind = False  # the threads had no time for all units that were found
         for group, manager in enumerate(pools.managers):
             manager.on_withdraw = partial(self.drop, group=group)
         pools.is_kept_below = partial(self.has, 0)
@@ -64,8 +64,8 @@ class KvTiers:
         return {"host": self.host} | ({} if self.disk is None else {"disk": self.disk})
 
     def take_news(self, count: int) -> dict[str, TierDelta]:
-        """At most `count` blocks that came into each tier, and that left it, since the last
-        call."""
+        """For each tier, at most `count` blocks that came into it, and at most as many that left
+        it, since the last call."""
         return {name: tier.index.news.take(count) for name, tier in self.by_name.items()}
 
     # -- where blocks are ------------------------------------------------------------------------
@@ -76,7 +76,8 @@ class KvTiers:
         return all(name in index for name in self.units.names(group, digest))
 
     def is_near(self, group: int, digest: bytes) -> bool:
-        """Whether a block can be loaded now, or once what is being read from the disk is here."""
+        """Whether a block can be loaded now, or when the reads under way from the disk have
+        finished."""
         reading = self._reading
         index = self.host.index
         return all(name in index or name in reading for name in self.units.names(group, digest))
@@ -92,7 +93,7 @@ class KvTiers:
         return sum(self._has(name) and not any(name in each for each in near) for name in names)
 
     def raise_blocks(self, blocks: Iterable[tuple[int, bytes]], note: NoteRead, now: float) -> int:
-        """Read those of these blocks that are on disk only into host memory; `note` is called for
+        """Read into host memory those of these blocks that are only on disk. `note` is called for
         each unit that has arrived. Returns how many reads were begun."""
         if self.disk is None:
             return 0
@@ -103,9 +104,9 @@ class KvTiers:
     # -- loading ---------------------------------------------------------------------------------
 
     def load(self, wanted: Sequence[WantedBlock], over: Callable[[int], None], now: float) -> Load:
-        """Load these blocks; `over` is called with the number of leading ones that arrived. If
-        layers keep windows, a part is of no use: then it is all or none, and what is not ready is
-        copied from the pool, where it must be cached."""
+        """Load these blocks. `over` is called with the number of leading blocks that arrived. If
+        layers keep windows, a part is of no use, so the number is that of all blocks or 0. Blocks
+        that no tier can load now must be cached in the pool, and are copied from there."""
         names: list[bytes] = []
         targets: list[int] = []
         copied: list[ColdUnit] = []

@@ -1,7 +1,7 @@
 """Copies between the KV pools of a worker's ranks and the slots of host memory below them.
 
-A slot holds a block as one rank would have it, so what a tier keeps does not depend on the ranks: a
-worker finds on its disk what it left there, also if its model is now split in another way.
+A slot holds a whole block as a single rank would have it, so the contents of a tier do not depend
+on the ranks. A worker finds its blocks on disk again even if its model is now split in another way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protocol.layout import KvLayout
 
 class RankCopies:
     """See `kv_transfer.tiers.copies.BlockCopies`; a unit is a block. The pools of all ranks lie in
-    this process's memory, and outlive this."""
+    this process's memory, and outlive this object."""
 
     def __init__(self, pool: PoolMemory, layout: KvLayout, num_slots: int) -> None:
         """`layout` is that of any of the ranks."""

@@ -38,7 +38,7 @@ class SlotIndex:
         return name in self._slot_of
 
     def report_by(self, news: TierNews) -> None:
-        """Let `news` tell of the entries, also of those that are here."""
+        """Report all changes to `news` from now on, and the present entries at once."""
         self.news = news
         for name in self._slot_of:
             news.store(name)
@@ -62,8 +62,8 @@ class SlotIndex:
         return [name for name, _ in zip(self._slot_of, range(number), strict=False)]
 
     def try_reserve(self) -> int | None:
-        """A slot to fill, at the cost of the entry used least recently if none is free. None if
-        every slot is reserved or pinned."""
+        """A slot to fill. If no slot is free, evicts the least recently used entry. None if every
+        slot is reserved or pinned."""
         if not self._free:
             victim = next((d for d, slot in self._slot_of.items() if not self._pins[slot]), None)
             if victim is None:
@@ -86,7 +86,8 @@ class SlotIndex:
         self._free = [slot for slot in self._free if slot not in held]
 
     def fill(self, slot: int, name: bytes, now: float) -> None:
-        """A reserved slot holds this unit now. If another slot does already, this one is free."""
+        """Note that a reserved slot holds this unit now. If another slot already holds it, this
+        slot becomes free."""
         self._reserved.remove(slot)
         if name in self._slot_of:
             self._free.append(slot)
@@ -96,29 +97,30 @@ class SlotIndex:
         self.news.store(name)
 
     def cancel(self, slot: int) -> None:
-        """A reserved slot was not filled."""
+        """Note that a reserved slot was not filled."""
         self._reserved.remove(slot)
         self._free.append(slot)
 
     def retire_free(self) -> None:
-        """Use the free slots no longer: the file could not grow to hold them."""
+        """Stop using the free slots, because the file could not grow to hold them."""
         self._num_slots -= len(self._free)
         self._free.clear()
 
     def touch(self, names: Sequence[bytes], now: float) -> None:
-        """These entries, in chain order, are used now. The tail is given up before the head."""
+        """Note that these entries, in chain order, are used now. The tail is given up before the
+        head."""
         for name in reversed(names):
             if name in self._slot_of:
                 self._slot_of.move_to_end(name)
                 self._used_at[name] = now
 
     def pin(self, slot: int) -> None:
-        """The slot of an entry is being read."""
+        """Note that the slot of an entry is being read."""
         self._pins[slot] += 1
 
     def unpin(self, slot: int, name: bytes) -> None:
-        """The slot of this entry is read by one reader less. If the entry was dropped meanwhile,
-        the slot is free after its last reader."""
+        """Note that one reader of this entry's slot has finished. If the entry was dropped
+        meanwhile, the slot becomes free after its last reader."""
         self._pins[slot] -= 1
         if not self._pins[slot]:
             del self._pins[slot]

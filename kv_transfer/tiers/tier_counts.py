@@ -1,4 +1,4 @@
-"""What a tier has done so far, and how fast it is read."""
+"""Counts of a tier's work so far, and its measured reading speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TierCounts:
     """Blocks stored and loaded, and failures. Warns of the first failure of each kind."""
 
     def __init__(self, unit_bytes: int, bytes_per_s: float) -> None:
-        """`bytes_per_s` is assumed until something was loaded."""
+        """`bytes_per_s` is the assumed speed until a block was loaded."""
         self.unit_bytes = unit_bytes
         self.bytes_per_s = bytes_per_s
         self.num_stored = 0
@@ -31,18 +31,19 @@ class TierCounts:
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes that were read from the tier, and were right."""
+        """Bytes that were read from the tier and were intact."""
         return self.num_loaded * self.unit_bytes
 
     def note_loaded(self, num_blocks: int, seconds: float) -> None:
-        """Blocks were read, and were right."""
+        """Count blocks that were read and were intact."""
         self.num_loaded += num_blocks
         if num_blocks and seconds > 0:
             speed = num_blocks * self.unit_bytes / seconds
             self.bytes_per_s += WEIGHT * (speed - self.bytes_per_s)
 
     def fail(self, what: str, error: Exception | None) -> None:
-        """Something cannot be kept or used; `what` is the same for all failures of a kind."""
+        """Count a block that cannot be kept or used. `what` is the same for all failures of a
+        kind."""
         self.num_failures += 1
         if what not in self._warned:
             self._warned.add(what)

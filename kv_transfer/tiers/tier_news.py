@@ -1,4 +1,4 @@
-"""Which blocks have come into a tier and which have left it, for those who place requests.
+"""Which blocks have come into a tier and which have left it; routers place requests by them.
 
 Pure. At most `MAX_REPORTED` blocks of a tier are reported; later ones are left out until some of
 these have gone. Changes are taken in portions. A block has one pending change at most.
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from protocol.hashing import HASH_BYTES, end_of
 
 MAX_REPORTED = 1 << 16
-"""Blocks of one tier. With 16 tokens in a block, they hold a million tokens."""
+"""The most blocks of one tier. With 16 tokens in a block, they hold a million tokens."""
 
 
 class TierDelta(NamedTuple):
-    """Hashes that came, and hashes that left."""
+    """Hashes that came into a tier, and hashes that left it."""
 
     stored: list[bytes]
     removed: list[bytes]
@@ -34,7 +34,7 @@ class TierNews:
         self._removed: dict[bytes, None] = {}
 
     def store(self, digest: bytes) -> None:
-        """A block has come."""
+        """Note that a block has come."""
         if digest in self._known or len(self._known) >= self._most:
             return
         self._known.add(digest)
@@ -44,7 +44,7 @@ class TierNews:
             self._stored[digest] = None
 
     def remove(self, digest: bytes) -> None:
-        """A block has left."""
+        """Note that a block has left."""
         if digest not in self._known:
             return
         self._known.remove(digest)
@@ -72,9 +72,9 @@ class GroupNews(TierNews):
     all tokens: the first group's blocks, and ends (`protocol.hashing.end_of`). `per_block` are the
     units of a block, by group.
 
-    A block counts as an end if all other groups have all units of theirs. Only blocks that a prefix
-    needs to end somewhere are kept there, so the last of them is an end; those before it may be
-    none.
+    A block counts as an end if all other groups have all units of theirs. The other groups keep
+    only the blocks that a prefix needs to end somewhere. The last of these blocks is such an end;
+    the earlier ones need not be.
     """
 
     def __init__(self, per_block: Sequence[int], most: int = MAX_REPORTED) -> None:
@@ -83,7 +83,7 @@ class GroupNews(TierNews):
         self._num_there: tuple[Counter[bytes], Counter[bytes]] = (Counter(), Counter())
 
     def store(self, digest: bytes) -> None:
-        """A unit has come, by its name."""
+        """Note that the unit with this name has come."""
         block, is_of_end = _parse(digest)
         there = self._num_there[is_of_end]
         there[block] += 1
@@ -91,7 +91,7 @@ class GroupNews(TierNews):
             super().store(end_of(block) if is_of_end else block)
 
     def remove(self, digest: bytes) -> None:
-        """A unit has left."""
+        """Note that a unit has left."""
         block, is_of_end = _parse(digest)
         there = self._num_there[is_of_end]
         if there[block] == self._whole[is_of_end]:
@@ -102,5 +102,5 @@ class GroupNews(TierNews):
 
 
 def _parse(name: bytes) -> tuple[bytes, bool]:
-    """The block of a unit, and whether it is one of a group other than the first."""
+    """The hash of a unit's block, and whether the block is of a group other than the first."""
     return name[:HASH_BYTES], any(name[HASH_BYTES : HASH_BYTES + 1])

@@ -1,10 +1,10 @@
 """How blocks of all groups of layers share the slots of a tier: in units of one size.
 
-A unit is the largest piece of which the distance between two blocks of every group is a whole
-number, so the pool's memory is a row of units. Blocks with tokens follow each other closely. A
-state begins its large page, and takes as many units as hold it. Each unit of a block is an entry of
-its own in a tier, by its name. A block of a layout with one group is one unit, and its hash is the
-unit's name. Pure.
+A unit is the largest size that divides the distance between two blocks of every group, so the
+pool's memory is a row of units. Blocks with tokens follow each other closely. A state lies at the
+start of its large page, and takes as many units as hold it. Each unit of a block is an entry of its
+own in a tier, under its own name. A block of a layout with one group is one unit, and its hash is
+the unit's name. Pure.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class ColdUnit(NamedTuple):
 
 _PART_BYTES = 2
 SUFFIX_BYTES = 1 + _PART_BYTES
-"""The most bytes of a unit's name behind its block's hash: the numbers of the group and part."""
+"""The most bytes that a unit's name has after its block's hash: the numbers of the group and
+part."""
 
 
 class Units:
     """The units of blocks with these sizes in bytes, by group. Two blocks of a group begin
-    `strides` bytes apart: their size, unless it is given."""
+    `strides` bytes apart; the default is their size."""
 
     def __init__(self, block_bytes: Sequence[int], strides: Sequence[int] | None = None) -> None:
         strides = strides or block_bytes
@@ -44,7 +45,7 @@ class Units:
 
     @classmethod
     def of(cls, layout: KvLayout) -> Units:
-        """The units of blocks of this layout, that of one rank or of a whole worker."""
+        """The units of blocks of this layout, which is that of one rank or of a whole worker."""
         sizes = [layout.of_group(group).block_bytes for group in range(len(layout.groups))]
         strides = [
             size if group.state_numbers is None else layout.page_bytes

@@ -1,10 +1,10 @@
 """A transport that heals: a peer whose connection has failed is added again by a new end.
 
 An end is a transport of its own under its own name, so that a fault inside one end (a UCX worker
-that cannot connect any more) does not affect the next. Peers write to the ends that `agent` named
-when `descriptor` was read. Each of our peers belongs to one end. An end without peers and writes is
-closed, unless peers may write to it. A failed write is reported only when its end says that it is
-over, so no fence is lifted earlier. Owns the ends.
+that cannot connect any more) does not affect the next. Peers write to the end that `agent` named
+when they got the descriptor. Each of our peers belongs to one end. An end without peers and writes
+is closed, unless peers may write to it. A failed write is reported only when its end says that it
+is over, so no fence is lifted earlier. Owns the ends.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ class HealingTransport:
         return self._target.transport.descriptor()
 
     def renew(self, failed: str) -> bool:
-        """Let new peers, and those that cannot write to the end `failed`, write to another one;
-        `agent` and `descriptor` describe that one. False if there is no other."""
+        """Let new peers, and those that cannot write to the end `failed`, write to another end,
+        which `agent` and `descriptor` describe from now on. Returns False if there is no other
+        end."""
         if failed == self.agent:
             end = self._newest_after(self._target)
             if end is self._target:
@@ -215,7 +216,7 @@ class HealingTransport:
             self._failed.popitem(last=False)
 
     def _close_idle(self) -> None:
-        """Close the idle ends but the newest, which the next failed peer may use."""
+        """Close the idle ends, except the newest one, which the next failed peer may use."""
         for end in [each for each in self._ends[:-1] if each.is_idle]:
             self._ends.remove(end)
             end.transport.close()

@@ -37,8 +37,8 @@ class PoolMemory:
 
     If several ranks share the pool, this is rank 0's part of each block; `others` are the other
     ranks' parts, in the order of ranks. If blocks of several groups of layers lie in the pool,
-    `views` are rank 0's bytes of a block and the number of blocks of each group, over the same
-    memory; the first group's are repeated.
+    `views` has for each group rank 0's bytes of a block and the number of blocks, all over the same
+    memory. The first group is included.
     """
 
     address: int
@@ -168,8 +168,8 @@ class Transport(Protocol):
         PoolMismatch if the descriptor does not fit, and then leaves no peer behind.
 
         With `shares` a write copies these pieces of each block of a group straight into place and
-        leaves the rest of the peer's block alone. Without, blocks have the same parts and sizes on
-        both sides and are copied whole.
+        leaves the rest of the peer's block alone. Without `shares`, blocks have the same parts and
+        sizes on both sides and are copied whole.
         """
 
     def remove_peer(self, agent: str) -> None:
@@ -200,8 +200,8 @@ class Transport(Protocol):
         Returns the number of broken connections."""
 
     def renew(self, failed: str) -> bool:
-        """Peers cannot write to the end `failed`, an earlier value of `agent`: let `agent` and
-        `descriptor` name another end from now on. False if there is none."""
+        """Peers cannot write to the end `failed`, an earlier value of `agent`. Let `agent` and
+        `descriptor` name another end from now on. Returns False if there is no other end."""
 
     def retire(self, agent: str) -> None:
         """Note that no peer writes to a former end any more."""
@@ -242,8 +242,8 @@ def fit_groups(
     own: PoolMemory,
     shares: SharesByGroup,
 ) -> list[tuple[Share, ...]]:
-    """The shares to copy, by group, to a peer whose pool is `found`: `shares`, or without any whole
-    blocks.
+    """The shares to copy, by group, to a peer whose pool is `found`: `shares`, or whole blocks if
+    it is None.
 
     Raises PoolMismatch if `found` or our pool does not match `num_blocks` and the shares.
     """
@@ -277,8 +277,8 @@ def _check_own(own: PoolShape, shares: Sequence[Share]) -> None:
 def _expected(
     found: PoolShape, num_blocks: int, num_ranks: int, shares: Sequence[Share]
 ) -> PoolShape:
-    """The shape that a peer's pool must have for these shares. Where ranks have no layer of the
-    group, any will do."""
+    """The shape that a peer's pool must have for these shares. For ranks that have no layer of the
+    group, any shape will do."""
     sizes = dict(enumerate(found.block_bytes))
     sizes |= {share.target: share.slices.target.block_bytes for share in shares}
     return PoolShape(num_blocks, tuple(sizes.get(rank, 0) for rank in range(num_ranks)))

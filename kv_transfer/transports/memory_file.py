@@ -23,7 +23,8 @@ _MADV_COLLAPSE = 25  # Linux 6.1
 _MFD_NOEXEC_SEAL = 8  # Linux 6.3; some systems demand it
 _SLICE = 32 * _HUGE
 _COLLAPSE_S = 5.0
-"""How long to look for huge pages; in a fragmented memory each may take the kernel milliseconds."""
+"""How long to wait for huge pages. In fragmented memory, the kernel may need milliseconds for
+each."""
 
 
 class SharedMemory:
@@ -107,7 +108,8 @@ def _map_for_huge_pages(file: int, num_bytes: int) -> tuple[mmap.mmap, int]:
 
 def _use_huge_pages(memory: mmap.mmap) -> None:
     """Back the memory with pages of 2 MiB where the kernel can, even if its settings for shared
-    memory forbid them: those apply to memory that did not ask. Elsewhere pages stay plain."""
+    memory forbid them, because the settings only apply to memory without such a request. Elsewhere
+    pages stay plain."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     start = -address_of(memory) % _HUGE

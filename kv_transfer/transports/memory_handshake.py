@@ -53,8 +53,8 @@ class Handshake:
 
 
 def stranger(connection: socket.socket) -> str:
-    """The other end's user, in words, if it is not ours; "" if it is. Where the kernel does not
-    report the user, the socket's folder, which only our user may enter, keeps others out."""
+    """The other end's user, in words, if it is not ours; "" if it is. If the kernel does not report
+    the user, other users are kept out by the socket's folder, which only our user may enter."""
     if not hasattr(socket, "SO_PEERCRED"):
         return ""
     layout = struct.Struct("3i")

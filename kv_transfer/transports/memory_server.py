@@ -46,7 +46,7 @@ class _Caller:
     stream: FramedStream
     challenge: bytes
     deadline: float
-    agent: str | None = None  # once it has proved the key
+    agent: str | None = None  # set once it has proved the key
 
 
 class MemoryServer:
@@ -134,7 +134,7 @@ class MemoryServer:
             if who := stranger(connection):
                 self._refuse(caller, f"it is {who}")
                 continue
-            with contextlib.suppress(OSError):  # it went away; reading will say so
+            with contextlib.suppress(OSError):  # it went away; the next read reports that
                 caller.stream.queue(caller.challenge)
                 caller.stream.flush()
 
@@ -161,7 +161,7 @@ class MemoryServer:
             return False
         caller.agent = agent.decode(errors="replace")
         del self._unproved[caller.stream.socket]
-        with contextlib.suppress(OSError):  # it went away; reading will say so
+        with contextlib.suppress(OSError):  # it went away; the next read reports that
             caller.stream.send_file(handshake.owner_proof, self._file)
         return True
 

@@ -1,11 +1,11 @@
 """The transport over NIXL: UCX underneath, WRITE only, polled by the one thread that owns it.
 
-Owns the agent, the registration of the pool and the prepared descriptor lists: one for the own
-pool, one for each peer's. A block is one entry of a list, so a write is two index arrays. For a
-peer with other ranks, each piece of a block is one entry, and our pool has a list of such pieces.
-The agent has no progress thread (it would spin a core) and STRICT locking. Only `close` deregisters
-memory: deregistering earlier would not keep a peer's late write out. A peer's metadata goes into
-native code that trusts it, so the caller of `add_peer` must authenticate it.
+Owns the agent, the registration of the pool and the prepared descriptor lists: one for our own
+pool, one for the pool of each peer. A block is one entry of a list, so a write is two index arrays.
+For a peer with other ranks, each piece of a block is one entry, and our pool has a list of such
+pieces. The agent has no progress thread (it would spin a core) and STRICT locking. Only `close`
+deregisters memory: deregistering earlier would not keep a peer's late write out. A peer's metadata
+goes into native code that trusts it, so the caller of `add_peer` must authenticate it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class NixlTransport:
         self._registration: Any = None
         self._own_blocks: dict[tuple[int, _Places], Any] = {}  # descriptor lists, by group
         self._peers: dict[str, list[_PeerGroup]] = {}  # by group
-        self._ready: list[str] = []  # peers that `poll` has not reported yet
+        self._ready: list[str] = []  # ready peers that `poll` has not reported yet
         self._writes: dict[int, _Write] = {}
         self._next_handle = 0
 

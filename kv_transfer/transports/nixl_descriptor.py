@@ -13,8 +13,9 @@ from protocol.errors import ConfigError, PoolMismatch
 
 
 class NixlDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The data that a peer needs to write here; `metadata` is NIXL's own, `parts` are those of the
-    ranks, `ports` those on which UCX listens. `views` as in `PoolMemory`."""
+    """The data that a peer needs to write here; `metadata` is NIXL's own. `parts` are the ranks'
+    parts of the pool, and `ports` are the ports on which UCX listens. `views` as in
+    `PoolMemory`."""
 
     metadata: bytes
     parts: list[PoolPart]

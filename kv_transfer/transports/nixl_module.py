@@ -19,7 +19,7 @@ def load_nixl(device: str) -> ModuleType:
         raise ConfigError("the nixl transport runs on Linux only; use the transport shm")
     reasons = []
     names = NIXL_MODULES if device == "cpu" else card_modules(cuda_of_torch())
-    for name in sorted(names, key=lambda name: name not in sys.modules):  # one build a process
+    for name in sorted(names, key=lambda name: name not in sys.modules):  # one build per process
         try:
             return _import_quietly(name)
         except (ImportError, OSError) as error:
@@ -28,8 +28,8 @@ def load_nixl(device: str) -> ModuleType:
 
 
 def card_modules(cuda: str | None) -> Sequence[str]:
-    """The builds of NIXL for a card, in the order to try them, with this version of CUDA in the
-    process (None: unknown; assumes 13)."""
+    """The builds of NIXL for a card, in the order to try them, if the process has this version of
+    CUDA (None: unknown, counts as 13)."""
     is_old = cuda is not None and cuda.split(".")[0] == "12"
     return NIXL_MODULES if is_old else NIXL_MODULES[::-1]
 

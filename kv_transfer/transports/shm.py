@@ -42,8 +42,8 @@ MAX_NOTIFICATION_BYTES = MAX_FRAME_BYTES
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The address and key of a pool's memory, where each rank's part lies in it, and the bytes of a
-    block there. `views` as in `PoolMemory`, `by_group` of each rank but the first as in
-    `PoolPart`."""
+    block there. `views` as in `PoolMemory`. `by_group` has, for each rank but the first, the bytes
+    as in `PoolPart`."""
 
     agent: str
     address: str

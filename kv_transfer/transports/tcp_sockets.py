@@ -22,8 +22,8 @@ def listening_ports() -> set[int]:
 
 
 def shut_down(ports: Collection[int], remote_ports: Collection[int], kept: Collection[str]) -> int:
-    """Shut down the connections with one of these ports at our end, or of these at the other end,
-    except those with a host in `kept`. Returns their number.
+    """Shut down the connections with one of `ports` at our end or one of `remote_ports` at the
+    other end, except those with a host in `kept`. Returns their number.
 
     The kernel drops what arrives afterwards, so that the other process gets an error.
     """
@@ -41,7 +41,7 @@ def shut_down(ports: Collection[int], remote_ports: Collection[int], kept: Colle
 
 
 def _tcp_sockets() -> Iterator[socket.socket]:
-    """Each socket for the time of one turn of the loop."""
+    """This process's TCP sockets. Each is closed after its turn of the caller's loop."""
     try:
         names = os.listdir(_FOLDER)
     except FileNotFoundError:

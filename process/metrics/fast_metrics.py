@@ -2,8 +2,8 @@
 Prometheus's format.
 
 The library's own metrics take a lock and several calls each, a sixth of a streamed token's cost.
-Histograms put values aside, and find their buckets on reading or when there are many: sorting a
-thousand values costs less than searching the bounds a thousand times.
+Histograms put values aside. They find the buckets of these values when they are read, or when many
+values wait: sorting a thousand values costs less than searching the bounds a thousand times.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def load_settings(  # noqa: PLR0913 - all but two are keywords that name the pro
 ) -> S:
     """The settings of one process. Raises ConfigError; `--help` prints and raises SystemExit(0).
 
-    `section` is the process's table in the file. `known` are settings classes of other processes:
-    their names are accepted, and ignored, in the environment and at the file's top level. So are
+    `section` is the process's table in the file. `known` are settings classes of other processes.
+    Their names are accepted and ignored in the environment and at the file's top level, and so are
     the names of an enclosing `other_settings(...)`.
     """
     environ = os.environ if environ is None else environ

@@ -101,7 +101,7 @@ class Gatekeeper:
         """Serve the sockets that are ready; False after the command to stop."""
         for ready, _ in self._poller.poll(self._next_check()):
             if ready is commands:
-                if commands.recv():  # b"stop"; b"" announces a new monitor
+                if commands.recv():  # b"stop" ends the thread; b"" announces a new monitor
                     return False
                 self._add_monitor(*self._new_monitors.popleft())
             elif ready is self._handler:

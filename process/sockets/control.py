@@ -1,4 +1,5 @@
-"""The control plane's sockets for a worker: a server that peers connect to, a link to a server.
+"""The control plane's sockets: a worker's server, to which peers connect, and a peer's link to a
+server.
 
 Both speak `protocol.messages` over ZeroMQ ROUTER and DEALER. A peer must send an acceptable Hello
 before any other message. Frames that are foreign, corrupt or from unknown peers are counted and
@@ -40,8 +41,8 @@ log = logging.getLogger(__name__)
 
 MAX_DRAIN = 4096
 MAX_RECEIVE_S = 0.05
-"""Reading stops after this time; the remaining messages wait for the next turn, so that the worker
-can step."""
+"""Reading stops after this time, so that the worker can step. The remaining messages wait for the
+next turn."""
 MAX_UNREAD_BYTES = 512 * 1024 * 1024
 """The most unread bytes of all peers of a server together: a worker reads nothing while it computes
 a long step."""
@@ -256,11 +257,11 @@ class ControlServer:
 
 
 class ControlLink:
-    """A DEALER to one worker's control server. Owns the socket.
+    """A DEALER socket that is connected to one worker's control server. Owns the socket.
 
     Sends Hello at once and holds messages back until Hello is accepted. `accepted` is the server's
     acceptance, `refused` its refusal, after which no messages are sent. `resets` counts how often
-    the server had forgotten us, and so dropped its work for us.
+    the server had forgotten us and thereby dropped its work for us.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Who may talk to a worker: the check of a peer's Hello, and the worker's own."""
+"""The check of a peer's Hello, which decides who may talk to a worker; and the worker's own
+Hello."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ class HelloPolicy:
     kv_groups: str = ""
 
     def answer(self, hello: Hello) -> HelloAccepted | HelloRefused:
-        """The answer after comparing version and model, then the layout. A router's fingerprints
-        may be empty, and are not compared then; only equal ones prove that KV is the same. A worker
-        that has none yet asks for weights."""
+        """The answer after comparing version and model, then the layout. Empty fingerprints of a
+        router are not compared. Only equal fingerprints prove that KV is the same. A worker that
+        has no fingerprint yet asks for weights."""
         if hello.protocol_version != PROTOCOL_VERSION:
             return HelloRefused(
                 what="protocol version",

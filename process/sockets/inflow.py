@@ -1,5 +1,5 @@
-"""Bytes that the peers of one ZeroMQ socket have sent and that were not read; ends the connection
-with the most.
+"""Counts the bytes that the peers of one ZeroMQ socket have sent and that were not read. If they
+are too many, ends the connection with the most.
 
 ZeroMQ bounds how many messages wait, not how many bytes, and a message counts only when its last
 frame has come. So the kernel's count of the bytes that came over each connection is compared with
@@ -83,7 +83,8 @@ class Inflow:
             self._connections[descriptor] = _Connection(name, self._clock())
 
     def took(self, descriptor: int, num_bytes: int) -> None:
-        """The reader took a message of `num_bytes` (see `wire_bytes`) from a connection."""
+        """Note that the reader took a message of `num_bytes` (see `wire_bytes`) from a
+        connection."""
         known = self._connections.get(descriptor)
         if known is None:
             self._open(descriptor)
@@ -92,7 +93,8 @@ class Inflow:
             known.taken += num_bytes
 
     def took_in_all(self, num_bytes: int) -> None:
-        """The reader of a socket with one connection at a time has taken `num_bytes` so far."""
+        """Note that the reader has taken `num_bytes` so far, from a socket with one connection at a
+        time."""
         if self._connections:
             latest = next(reversed(self._connections.values()))
             latest.taken += num_bytes - self._total_taken
@@ -111,7 +113,8 @@ class Inflow:
         return self.num_ended > num_before
 
     def unread(self) -> dict[int, int]:
-        """The bytes that came over each open connection and were not taken."""
+        """The number of bytes that came over each open connection and were not taken, by
+        descriptor."""
         unread: dict[int, int] = {}
         for descriptor, each in list(self._connections.items()):
             received = _received(descriptor, each.name)
@@ -162,8 +165,8 @@ def _received(descriptor: int, name: _Name) -> int | None:
 
 
 def _shut(descriptor: int, name: _Name) -> bool:
-    """Shut a connection down, which ZeroMQ then closes. The copy of the descriptor makes sure that
-    it is still the same connection."""
+    """Shut a connection down; ZeroMQ then closes it. A copy of the descriptor makes sure that the
+    connection is still the same."""
     try:
         with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as copy:
             if _name_of(copy.fileno()) != name:

@@ -15,7 +15,7 @@ from protocol.errors import ConfigError
 
 _ANY_PORT = 9
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses of no host (RFC 5737, RFC 3849), which stand for the default route."""
+"""Addresses that no host has (RFC 5737, RFC 3849); their route is the default route."""
 
 
 def outer_address(store_host: str | None, is_ipv4_only: bool) -> str:

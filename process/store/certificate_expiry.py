@@ -27,7 +27,8 @@ class Expiry:
             self.at, self._warned_at = at, now - _PAUSE_S
 
     def warning(self, now: float) -> str | None:
-        """A line that it expires soon, or has expired; None if neither."""
+        """A line that says that the certificate expires soon or has expired; None if neither is
+        so."""
         if self.at is None or self.at - now > WARN_S:
             return None
         date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.at))
@@ -38,7 +39,8 @@ class Expiry:
         return f"expires in {left} ({date}): renew it"
 
     def log_warning(self, whose: str, now: float) -> None:
-        """Log that line, at most once a day. `whose`: the server or file with the certificate."""
+        """Log the line of `warning`, at most once a day. `whose`: the server or file with the
+        certificate."""
         if now - self._warned_at < _PAUSE_S:
             return
         if text := self.warning(now):

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def answer_of(asked: Awaitable[T]) -> T:
-    """The store's answer. Raises RedisError and OSError, also for a connection that was reset."""
+    """The store's answer. Raises RedisError or OSError, also if the connection was reset."""
     try:
         return await asked
     except RuntimeError as error:

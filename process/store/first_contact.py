@@ -1,5 +1,5 @@
-"""Checks, before anything slow, that the store is the one that the operator means. A store that is
-unreachable is waited for later. One that answers and refuses us will not change its mind.
+"""Checks, before anything slow, that the store is the one that the operator means. A process later
+waits for a store that is unreachable now. A store that answers and refuses us will keep refusing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ they come after the handshake."""
 
 
 def check_store(redis_url: str, cluster: str, timeout_s: float = 2.0) -> None:
-    """Read the fleet once. Raises ConfigError for a malformed URL, or if the store refuses our
-    password, our scripts or the database, or if we do not trust its certificate; logs a warning if
-    it cannot be reached."""
+    """Read the fleet once. Raises ConfigError for a malformed URL, for a store that refuses our
+    password, our scripts or the database, and for a certificate that we do not trust. If the store
+    cannot be reached, logs a warning."""
     client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
     try:
         client.eval(*Registry(cluster).read())

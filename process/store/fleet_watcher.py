@@ -41,10 +41,10 @@ Members = Mapping[str, WorkerInfo]
 class FleetWatcher:
     """Follows the fleet by announcements and a periodic full read, on one event loop.
 
-    `members` is the last known fleet, `is_connected` says whether the store answers now, `trouble`
-    what is wrong if it does not, `notice` what will be wrong soon. Registrations that cannot be
-    decoded are noted in `ignored`. `run` calls `on_change` with all members after every change; an
-    exception of `on_change` ends `run`.
+    `members` is the last known fleet. `is_connected` says whether the store answers now, `trouble`
+    says why it does not, and `notice` announces trouble. Registrations that cannot be decoded are
+    noted in `ignored`. `run` calls `on_change` with all members after every change; an exception of
+    `on_change` ends `run`.
     """
 
     def __init__(

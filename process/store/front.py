@@ -150,7 +150,8 @@ async def _guarded(connection: Coroutine[Any, Any, None]) -> None:
 
 
 async def _first_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """What a client sends first; empty if it has gone or stays silent, and then it is closed."""
+    """The first bytes that a client sends. Empty if the client has gone or stays silent; its
+    connection is closed then."""
     first = b""
     with suppress(OSError):  # also when the time is over
         async with asyncio.timeout(_FIRST_BYTES_S):

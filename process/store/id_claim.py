@@ -29,8 +29,8 @@ class IdClaim:
 
     `replaces` is the incarnation that the next attempt may replace, or the SHA-1 of an entry that
     is not a registration and so holds no id; "" if there is none. `refusal` is one line that says
-    who holds the id. A claim to restore takes the id back from any holder: the store forgot our
-    registration, so the holder could not know of it.
+    who holds the id. A claim that restores a registration takes the id back from any holder: the
+    store forgot our registration, so the holder could not know about us.
     """
 
     def __init__(
@@ -49,13 +49,14 @@ class IdClaim:
 
     @property
     def may_succeed_now(self) -> bool:
-        """Whether an attempt need not wait: no holder is known, or it may be replaced."""
+        """Whether the next attempt need not wait, because no holder is known or the holder may be
+        replaced."""
         return self._holder is None or self.replaces != ""
 
     def note_holder(
         self, registration: bytes, left_s: float, asked_at: float, answered_at: float
     ) -> bool:
-        """An attempt found this holder; True if it is a new one.
+        """Note that an attempt found this holder. Returns True if the holder is a new one.
 
         The holder's lease ends in `left_s` unless it is renewed; a negative value (no end) counts
         as renewed. The store looked between `asked_at` and `answered_at`, in monotonic seconds.
@@ -88,7 +89,8 @@ class IdClaim:
         return WatchedProcess(info.pid) if info is not None and is_near else None
 
     def _has_ended(self, info: WorkerInfo) -> bool:
-        """Whether the holder's process is known to have ended; one with our own pid has."""
+        """Whether the holder's process is known to have ended. A holder with our own pid has
+        ended."""
         if self._process is None:
             return False
         return info.pid == os.getpid() or self._process.has_ended()

@@ -50,9 +50,9 @@ whether it did."""
 
 # KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, channel, "1" if it may be
 # written where there is none, what it may replace: an incarnation, or the SHA-1 of an entry that is
-# no registration. Answers the former registration, 1 if ours is in place, and the time in ms that
-# another one's lease has left. What is not even an object with an incarnation holds no id; what is
-# no short string is deleted, and the former registration was '' then.
+# no registration. Answers three values: the former registration, 1 if ours is in place, and the
+# rest of another holder's lease in ms. A value that is no object with an incarnation holds no id. A
+# value that is no short string is deleted, and '' stands for the former registration.
 REGISTER = f"""
 {CLAIM_KIND}
 local was_overwritten = claim_kind(KEYS[1], 'string')
@@ -146,13 +146,13 @@ class Registry:
         return f"baton:{self.cluster}:worker:{worker_id}"
 
     def drain_key(self, worker_id: str) -> str:
-        """The key of a request to drain, or (after `resume:`) to go on; its value names the
-        incarnation that is asked."""
+        """The key of a request to drain. Its value names the incarnation that is asked; after the
+        prefix `resume:`, the request is taken back."""
         return f"baton:{self.cluster}:drain:{worker_id}"
 
     def claim(self, info: WorkerInfo, lease_s: float, replaces: str = "") -> tuple[Any, ...]:
-        """Arguments of `eval` that register under an id that is free, or held by what `replaces`
-        names; see REGISTER."""
+        """Arguments of `eval` that register under an id that is free or held by the entry that
+        `replaces` names; see REGISTER."""
         return self._register(info, lease_s, "1", replaces)
 
     def renew(self, info: WorkerInfo, lease_s: float) -> tuple[Any, ...]:

@@ -1,9 +1,9 @@
 """Connections of the store's asyncio client that resolve the store's name before they connect.
 
 The client's limit for connecting includes the resolution, so with a slow name server it would never
-connect, and blame the store. Here the name has a limit of its own, with an error that says so. A
-lookup that exceeds the limit continues, and the next attempt uses its result, so that even a name
-that takes longer than any attempt is found.
+connect, and blame the store. Here the lookup has a limit of its own, and its error says that the
+name did not resolve. A lookup that exceeds the limit continues, and the next attempt uses its
+result, so that even a name that takes longer than any attempt is found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from process.store.store_tls import StoreTls, TlsError
 RESOLVE_S = 5.0
 """How long one attempt to connect waits for addresses."""
 _HANDSHAKE_PART = 0.8
-"""The share of the limit of connecting that resolving may take."""
+"""The share of the connection's time limit that the lookup may take."""
 
 LookUp: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 """Addresses of a host, for connections to a port. Raises OSError."""
@@ -34,7 +34,7 @@ async def look_up(host: str, port: int) -> list[str]:
 
 
 class NameResolver:
-    """Lookups of names, one at a time for each; owns those that still run."""
+    """Lookups of names, one at a time for each name. Owns the lookups that still run."""
 
     def __init__(self, look_up: LookUp = look_up, limit_s: float = RESOLVE_S) -> None:
         self._look_up = look_up
@@ -90,7 +90,8 @@ class ResolvedConnection(Connection):
 
 
 class ResolvedTlsConnection(ResolvedConnection, SSLConnection):
-    """The same with TLS, for the name and not the address; a failed handshake says what to do."""
+    """Like ResolvedConnection, with TLS. The certificate must be for the name, not for the address.
+    The error of a failed handshake says what to do."""
 
     def __init__(self, *, tls: StoreTls, **options: Any) -> None:
         super().__init__(**options)
@@ -108,7 +109,7 @@ class ResolvedTlsConnection(ResolvedConnection, SSLConnection):
         name = self._tls.server_name(self.host)
         arguments = {"host": self._address, "port": self.port, "server_hostname": name}
         if self.socket_connect_timeout is not None:
-            # Sooner than the limit of connecting, which would not say what took so long.
+            # Shorter than the connection's limit, whose error would not say what took so long.
             arguments["ssl_handshake_timeout"] = _HANDSHAKE_PART * self.socket_connect_timeout
         return arguments | {"ssl": self._tls.context()}
 

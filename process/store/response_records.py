@@ -1,4 +1,4 @@
-"""The responses of the API that are kept in the store: for whom, how long, and how many.
+"""The responses of the API that are kept in the store, with their owners, lifetimes and limits.
 
 Remembered answers are kept in the same way, on another shelf (`baton:CLUSTER:answers:`). Under
 `baton:CLUSTER:responses:` there are `record:OWNER:ID` (a hash: `status`, `background`, `answer`,
@@ -107,8 +107,8 @@ end
 """
 )
 
-# ARGV: name, bytes. Drops other records, the oldest of the owners with the most bytes, until so
-# many bytes are free; answers how many records were dropped.
+# ARGV: name, bytes. Drops other records until so many bytes are free: always the oldest record of
+# the owner with the most bytes. Answers how many records were dropped.
 _FREE = """
 local left, dropped, tries = tonumber(ARGV[2]), 0, 0
 while left > 0 and tries < 1000 do
@@ -204,8 +204,8 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Where records of one kind lie: the name of their keys, how long each is kept, and how many of
-    each owner."""
+    """The records of one kind: the name in their keys, how long each is kept, and how many each
+    owner may have."""
 
     name: str = "responses"
     ttl_s: int = TTL_S
@@ -302,8 +302,8 @@ class ResponseRecords:
         return count
 
     async def finish(self, name: ResponseName, status: str, answer: bytes) -> bool:
-        """Keep the answer of a response that ran; False if it was cancelled, given up or deleted
-        before that."""
+        """Keep the answer of a response that ran. Returns False if the response was cancelled,
+        given up or deleted before."""
         found = await self._keep(
             _FINISH, name, len(answer), status, answer, self._max_bytes, _OVERHEAD_BYTES
         )

@@ -2,8 +2,8 @@
 
 Under `baton:CLUSTER:` there are `router:ID` (a router's summary, expires), `routers` (ids by the
 time of their expiry) and the channels `ask` and `answer:ID`. The store carries bytes; their meaning
-is the caller's. Everything happens beside the requests: while the store is away, the summaries of
-others expire here as they would there, and questions find no answer.
+is the caller's. No request waits for the board. While the store is away, summaries of others expire
+here as they would in the store, and questions find no answer.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class RouterBoard:
             await self._client.aclose()
 
     async def ask(self, question: bytes, timeout_s: float) -> bytes | None:
-        """The first answer of another router; None if none knows, or the store is away."""
+        """The first answer of another router. None if no router knows one, or if the store is
+        away."""
         if not self._num_peers:
             return None
         nonce = uuid.uuid4().hex
@@ -175,7 +176,7 @@ class RouterBoard:
     async def _summaries(self, others: list[str]) -> dict[str, bytes]:
         """The summaries of the other routers, by their ids."""
         async with self._client.pipeline(transaction=False) as pipe:
-            for each in others:  # of one that is too long only a part, which cannot be decoded
+            for each in others:  # a summary that is too long is cut, so it cannot be decoded
                 pipe.getrange(f"{self._prefix}router:{each}", 0, MAX_BYTES)
             bodies = await pipe.execute(raise_on_error=False)
         peers: dict[str, bytes] = {}

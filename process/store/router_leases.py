@@ -37,8 +37,8 @@ redis.call('DEL', KEYS[1])
 redis.call('SREM', KEYS[2], ARGV[1])
 """
 
-# KEYS: names. ARGV: prefix of leases. Answers the names whose leases hold; forgets the others. A
-# key without an expiry is not a lease.
+# KEYS: names. ARGV: prefix of leases. Answers the names with a valid lease and forgets the others.
+# A key without an expiry is no lease.
 _READ = f"""
 {CLAIM_KIND}
 claim_kind(KEYS[1], 'set')
@@ -55,7 +55,7 @@ return found
 
 
 def read_routers(cluster: str) -> tuple[Any, ...]:
-    """Arguments of `eval` that read the names of the routers whose leases hold."""
+    """Arguments of `eval` that read the names of the routers with a valid lease."""
     return (_READ, 1, _names_key(cluster), _lease_key(cluster, ""))
 
 

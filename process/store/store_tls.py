@@ -1,8 +1,8 @@
 """TLS of the store's clients: whom they trust, and why a handshake fails. The URL of the store says
 whom to trust, so that all clients of a process share it: redis-py's `ssl_...` parameters, and
-`trust=password` for a `baton store`, whose certificate comes from its password. A named authority
-is the only one that counts. Files that have changed are read again for the next connection, so that
-a certificate may be replaced while the process runs.
+`trust=password` for a `baton store`, whose certificate comes from its password. If the URL names an
+authority, no other authority counts. Files that have changed are read again for the next
+connection, so that a certificate may be replaced while the process runs.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ _CLAIM_POLL_S = 0.05
 class WorkerLease:
     """Keeps a worker registered from its own thread, however long the worker's steps are.
 
-    Registration waits for the store, and while another registration under our id may still be of a
-    live process. `refusal` is set, and all attempts end, when another live process holds our id,
-    from the start or since our lease ended: one line that says which process.
+    Registration waits until the store answers and no other registration under our id may belong to
+    a live process. When another live process holds our id, from the start or since our lease ended,
+    `refusal` is set to a line that names the process, and all attempts end.
 
     `lapses` counts how often our registration had disappeared. If the store lost its memory, we
     register again. Otherwise our lease ended because this process stood still, and others may have
@@ -120,7 +120,7 @@ class WorkerLease:
             self._condition.notify_all()
 
     def wait_registered(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for our registration; whether we are registered."""
+        """Wait at most `timeout_s` for our registration. Returns whether we are registered."""
         with self._condition:
             return self._condition.wait_for(lambda: self._claim is None, timeout_s)
 
@@ -132,7 +132,7 @@ class WorkerLease:
     def is_alive(self, worker_id: str, incarnation: str) -> bool:
         """Whether another worker may be alive, by the last view of the fleet. Never blocks.
 
-        Always True while the store is away, because then there is no evidence of a dead worker.
+        Always True while the store is away, because nothing proves then that a worker is dead.
         """
         return not self._is_reachable or self.find(worker_id, incarnation) is not None
 
@@ -150,7 +150,7 @@ class WorkerLease:
         return self._routers
 
     def holds_until(self) -> float:
-        """Until when our lease is certain to hold for others, in seconds of `time.monotonic`.
+        """The time until which others certainly see our lease, in seconds of `time.monotonic`.
 
         Infinite while the store is known to be away: then no worker sees another's lease end.
         """
@@ -257,8 +257,8 @@ class WorkerLease:
         return frozenset(names)
 
     def _find_lost(self, former: bytes | None, was_forgotten: bool) -> None:
-        """Our registration is gone. Restore it if the store forgot it, but not if our lease lapsed
-        or, for that reason, another process took the id."""
+        """Handle the loss of our registration. Restore it if the store forgot it, but not if our
+        lease lapsed, even if another process has taken the id since."""
         if former is not None and not was_forgotten:
             self.refusal = refusal(self._info.worker_id, former)
             return

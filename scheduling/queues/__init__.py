@@ -1,4 +1,4 @@
-"""Sequences from waiting to running and back: a scheduler's queues, and who moves on. Pure.
+"""A scheduler's queues, and the rules by which sequences move between waiting and running. Pure.
 
 Imports `protocol` and the rest of `scheduling`, but not the scheduler.
 """

@@ -16,8 +16,8 @@ from scheduling.step_plan import StepPlan
 from scheduling.turns import Turns
 
 FetchChooser = Callable[[Sequence, int], int | None]
-"""How many blocks of a sequence with `holders` to fetch behind this many cached ones: 0 for none,
-None if it cannot be decided yet. It is called when the sequence could be admitted."""
+"""Returns how many blocks of a sequence with `holders` to fetch after this many cached ones: 0 for
+none, None if that cannot be decided yet. Called when the sequence could be admitted."""
 
 
 def fetch_nothing(_sequence: Sequence, _num_cached: int) -> int:
@@ -49,10 +49,10 @@ class Admission:
         ones pass, see `Overtaking`.
 
         A local sequence without any budget left holds up later local sequences, but not remote
-        ones, which need no budget. These sequences hold up no others: one whose grammar is still
-        being compiled, a remote one whose source has not begun, and one whose target already has
-        its share of the pool (younger ones for that target wait behind it), one whose next block
-        another is fetching here, and one that may fetch from a peer that has not answered yet.
+        ones, which need no budget. A sequence holds up no others while its grammar is being
+        compiled, while its source has not begun, while another sequence is fetching its next block,
+        or while a peer that it may fetch from has not answered. A sequence whose target already has
+        its share of the pool holds up only younger ones for that target.
         """
         if self._is_full:
             return
@@ -104,8 +104,8 @@ class Admission:
         return self._blocks.try_take(sequence, cached, headroom)
 
     def _begin(self, step: StepPlan, sequence: Sequence, num_fetched: int) -> None:
-        """Receive, fetch or compute for a sequence that has its blocks. One that fetches is charged
-        for what it computes when it has fetched."""
+        """Let a sequence that has its blocks receive, fetch or compute. One that fetches is charged
+        now for the tokens that it will compute afterwards."""
         charge = max(sequence.num_remaining, sequence.block_size)
         if sequence.remote:
             self._roster.move(sequence, SequenceState.RECEIVING)
@@ -118,7 +118,7 @@ class Admission:
         else:
             self._roster.move(sequence, SequenceState.PREFILLING)
             size = step.chunk_tokens(sequence, sequence.num_launched)
-            if size:  # it may have gone without the prefix that fitted into the step
+            if size:  # 0: admitted without its prefix, it has too many tokens for this step
                 step.add(sequence, size)
         self._shares.admit(sequence)
         self._turns.admit(sequence, charge)

@@ -7,7 +7,7 @@ from scheduling.sequence import Sequence
 
 
 class ExpectedBlocks:
-    """The hashes of the blocks; each sequence's own ones follow its computed tokens."""
+    """The hashes of the expected blocks. Those of each sequence follow its computed tokens."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -1,4 +1,5 @@
-"""Slots for what layers keep instead of keys and values, and what steps do to them. Pure.
+"""Slots for the states that some layers keep instead of keys and values, and how steps use them.
+Pure.
 
 Imports `protocol` and the rest of `scheduling`, but not the scheduler.
 """

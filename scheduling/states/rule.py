@@ -8,13 +8,14 @@ from protocol.layout import STATE_WINDOW
 from scheduling.group_rule import GroupRule
 
 KEPT = 2
-"""Slots with the state at the last block boundary and the one behind the last token."""
+"""One slot for the state at the last block boundary, one for the state after the last token."""
 
 
 @dataclass(frozen=True)
 class StateRule(GroupRule):
-    """A slot is a block of the group, and a page. However long a sequence is, it holds what it
-    keeps and what the next step writes: one state, and in prompts one more within the chunk."""
+    """A slot is a block of the group, and a page. However long a sequence is, it holds the slots
+    that it keeps and those that its next step writes: one, and in prompts one more for a state
+    within the chunk."""
 
     window: int | None = STATE_WINDOW
 

@@ -1,13 +1,13 @@
 """The slots of sequences in the group of layers that keep a state.
 
-A sequence's table begins with what it keeps: the state at its last block boundary, and the one
-behind its last computed token. Behind these are spare slots. A step reads the last state and
-writes others into spares (`stage`); when it is committed, the table is put in order (`advance`).
-A step that is dropped or computed again has changed nothing.
+A sequence's table begins with the slots that it keeps: for the state at its last block boundary,
+and for the one after its last computed token. Behind these are spare slots. A step reads the last
+state and writes others into spares (`stage`); when it is committed, the table is put in order
+(`advance`). A step that is dropped or computed again has changed nothing.
 
 States at block boundaries are cached as blocks are, so a prompt can go on behind them: those at a
-prompt's end, the last one that decoding crosses, one every `checkpoint_blocks`, and one where a
-prompt forks from what is cached without a state there. A slot that is cached, or that another
+prompt's end, the last one that decoding crosses, one every `checkpoint_blocks`, and the one where a
+prompt leaves a cached prefix that has no state there. A slot that is cached, or that another
 sequence holds, is never written again: it is exchanged for another one. Pure.
 """
 
@@ -84,7 +84,7 @@ class SequenceStates:
         self, sequence: Sequence, start: int, end: int, completes: bool, num_spares: int
     ) -> list[int]:
         """The positions whose states a step stores, ascending: its end, the last boundary within a
-        prompt's last chunk, and as there are spares where the prompt forks, and checkpoints."""
+        prompt's last chunk, and, as far as there are spare slots, the fork and the checkpoints."""
         size = self._rule.block_size
         wanted = [end]
         if completes:
@@ -98,8 +98,9 @@ class SequenceStates:
     def _keep(
         self, sequence: Sequence, table: BlockTable, ends: list[int], known: dict[int, int]
     ) -> None:
-        """Let a table begin with the states at these positions, which follow each other by blocks.
-        Of the other slots, those that are cached, or that other sequences hold, are exchanged."""
+        """Let a table begin with the states at the positions `ends`, one position in each of
+        successive blocks. Other slots that are cached, or that other sequences hold, are
+        exchanged."""
         size = self._rule.block_size
         kept = [known[end] for end in ends]
         position = {slot: end for end, slot in known.items()}
@@ -121,7 +122,7 @@ class SequenceStates:
 
     def _publish(self, sequence: Sequence, block: int, slot: int) -> None:
         hashes = sequence.hashes
-        if block >= len(hashes):  # simulated tokens may be nobody else's
+        if block >= len(hashes):  # a simulation hashes only tokens that requests share
             return
         parent = hashes[block - 1] if block else None
         self._manager.publish(slot, hashes[block], parent, sequence.stays_in_pool)

@@ -1,7 +1,7 @@
 """Moves real blocks to the other processes of a run and measures how fast.
 
-Owns the transport and its pool. Half of the pool is written from, with a pattern of this process;
-the other half is written to by peers, each in a share of its own. Knows no handoffs.
+Owns the transport and its pool. This process sends half of the pool, which is filled with its own
+pattern. Peers write to the other half, each to a share of its own. Knows no handoffs.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class BlockMover:
         return self._share * BLOCK_BYTES / seconds / (1 << 30)
 
     def turn(self) -> None:
-        """Let the transport make progress, and keep what it reports."""
+        """Let the transport make progress, and keep its reports."""
         for event in self.transport.poll():
             if isinstance(event, WriteDone):
                 self._done[event.handle] = event.error

@@ -1,7 +1,7 @@
-"""What one host offers: its store, secret, memory, limits, clock, interfaces and card.
+"""Checks of one host: its store, secret, memory, limits, clock, interfaces and card.
 
-Each check returns a Finding, whose text says what is missing and how to get it. Paths of the system
-are arguments, so that tests can show another system.
+Each check returns a Finding, whose text says what is missing and how to provide it. Paths of the
+system are arguments, so that tests can show another system.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def check_store(redis_url: str) -> Finding:
 
 
 def check_clock(redis_url: str) -> Finding:
-    """This host's clock against the store's. Logs and traces of skewed hosts do not line up."""
+    """The difference between this host's clock and the store's. Logs and traces of skewed hosts do
+    not line up."""
     try:
         with client_from_url(redis.Redis, redis_url, STORE_TIMEOUT_S) as client:
             before = time.time()
@@ -94,7 +95,7 @@ def check_interfaces(names: Sequence[str], system: Path = Path("/sys/class")) ->
 def check_locked_memory(
     names: Sequence[str], needed_bytes: int, system: Path = Path("/sys/class")
 ) -> Finding:
-    """Whether RDMA can pin its memory; nothing else needs to."""
+    """Whether RDMA can pin its memory. Only RDMA needs to."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     is_rdma = any((system / "infiniband" / each.partition(":")[0]).exists() for each in names)
     if limit == resource.RLIM_INFINITY:
@@ -111,7 +112,7 @@ def check_locked_memory(
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
-    """Whether /dev/shm holds what UCX puts there."""
+    """Whether /dev/shm has room for UCX's segments."""
     if not folder.is_dir():
         return Finding("shared memory", False, f"there is no {folder}: mount one")
     free_mib = shutil.disk_usage(folder).free // MIB

@@ -33,7 +33,7 @@ _TRANSFER_S = 120.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what was found; returns 1 if something is missing."""
+    """Print the findings; returns 1 if something is missing."""
     settings = settings_or_exit(
         PreflightSettings,
         argv,
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_host(settings: PreflightSettings) -> list[Finding]:
-    """What this host offers."""
+    """The findings about this host."""
     moved = settings.preflight_mib * MIB * (1 + settings.preflight_processes)
     return [
         check_store(store_url(settings)),
@@ -69,7 +69,7 @@ def check_host(settings: PreflightSettings) -> list[Finding]:
 
 
 def check_blocks(settings: PreflightSettings) -> list[Finding]:
-    """Blocks to each other process of the run, in both directions."""
+    """The findings about blocks to and from each other process of the run."""
     deadline = time.monotonic() + settings.wait_s
     peers = [
         each for each in range(settings.preflight_processes) if each != settings.preflight_index
@@ -112,7 +112,7 @@ def _exchange(settings: PreflightSettings, peers: list[int], deadline: float) ->
 
 
 def _prepare_ucx(settings: PreflightSettings) -> None:
-    """Give UCX what a worker with these settings would. Raises ConfigError."""
+    """Set UCX's variables as a worker with these settings would. Raises ConfigError."""
     os.environ.update({name: os.environ.get(name, value) for name, value in UNSIGNALLED.items()})
     outer_host = None if is_loopback(settings.host) else settings.host
     interfaces, allows_tcp = settings.kv_interface, settings.allow_kv_over_tcp

@@ -23,7 +23,7 @@ _TIMEOUT_S = 5.0
 
 
 class Entry(Struct, frozen=True):
-    """What one process tells the others."""
+    """The data that one process gives the others."""
 
     host: str
     agent: str
@@ -53,8 +53,8 @@ class Meeting:
         self._put(f"{self._prefix}:{index}", msgspec.msgpack.encode(entry))
 
     def wait_for(self, index: int, deadline: float, turn: Callable[[], None]) -> Entry:
-        """Another process's entry; `turn` runs while waiting. Raises ServiceError: it does not
-        come, or holds another secret."""
+        """Another process's entry; `turn` runs while waiting. Raises ServiceError if the entry does
+        not come, or has another secret."""
         raw = self._wait(f"{self._prefix}:{index}", deadline, turn)
         if raw is None:
             raise ServiceError(
@@ -78,7 +78,7 @@ class Meeting:
         self._put(f"{self._prefix}:{index}:done", b"1")
 
     def wait_for_leave(self, index: int, deadline: float, turn: Callable[[], None]) -> bool:
-        """Whether another process has said so in time; `turn` runs while waiting."""
+        """Whether another process has left in time; `turn` runs while waiting."""
         return self._wait(f"{self._prefix}:{index}:done", deadline, turn) is not None
 
     def _put(self, key: str, value: bytes) -> None:

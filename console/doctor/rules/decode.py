@@ -21,15 +21,16 @@ from process.number_text import count, integer, ms, percent, significant, times
 from protocol.messages import Role
 
 GROWTH = 1.5
-"""Late decode steps over early ones, from which an output counts as slowing down."""
+"""From this ratio of late to early decode steps, an output counts as slowing down."""
 LONG_STEPS = 0.01
-"""Share of decode steps over twice their request's median and over the target of a token, from
-which streams stutter."""
+"""Streams stutter from this share of decode steps that take over twice their request's median and
+longer than a token's target."""
 SHARED = 0.6
-"""Share of the long steps with prompt tokens, from which prefill is their cause."""
+"""If this share of the long steps computed prompt tokens, prefill is their cause."""
 FULL, NEARLY_FULL = 0.9, 0.7
-"""Share of blocks in use from which a pool is full, if sequences lose their blocks; and if requests
-wait although batches have places: large prompts do not fit into what is left."""
+"""A pool counts as full from these shares of blocks in use: the first if sequences lose their
+blocks, the second if requests wait although batches have places, because large prompts do not
+fit."""
 _HALF_THE_BYTES = "Half the bytes to read per token."
 _FASTER = Change(
     setting="devices",
@@ -37,9 +38,9 @@ _FASTER = Change(
     text="Faster devices, or a smaller model: KV and weights have few bits already.",
 )
 NEARLY_LATE = 0.8
-"""Share of a token's target up to which the median step does not make tokens late."""
+"""Up to this share of a token's target, the median step does not make tokens late."""
 SLOW = 1.3
-"""A worker's step over its pool's, from which it counts as slow."""
+"""From this ratio of its step time to its pool's, a worker counts as slow."""
 
 
 def check_decode_slow(seen: Observation) -> Finding | str | None:
@@ -56,7 +57,7 @@ def check_decode_slow(seen: Observation) -> Finding | str | None:
     step_ms = median_or_none(each.step_ms for each in decode)
     is_fast = step_ms is not None and step_ms <= NEARLY_LATE * seen.targets.tpot_ms
     if _step_share(seen) < 0.5 or is_fast:
-        return None  # late by waiting, or by single steps
+        return None  # late because of waiting, or of single steps
     causes = [_largest_term(each) for each in decode]
     cause = max(set(causes), key=causes.count) if causes else "fixed"
     words, change = {
@@ -74,7 +75,7 @@ def check_decode_slow(seen: Observation) -> Finding | str | None:
             next(iter(kv_in_fp8(seen, _HALF_THE_BYTES)), _FASTER),
         ),
         "fixed": (
-            "what it costs whatever it holds: the weights and the start of the kernels",
+            "its fixed cost: it reads the weights and starts kernels",
             _smaller_weights(seen),
         ),
     }[cause]
@@ -192,8 +193,8 @@ def grows_with_output(seen: Observation) -> bool:
 
 
 def check_stalls(seen: Observation) -> Finding | str | None:
-    """Whether streams stutter because prompts are computed between their tokens. This is no finding
-    while prefill is short, because no other worker has room for the prompts."""
+    """Whether streams stutter because prompts are computed between their tokens. Nothing is found
+    while the prefill pool is short, because no other worker has room for the prompts."""
     if Role.PREFILL in seen.short:
         return None
     steps, long, shared = _steps(seen)
@@ -241,8 +242,8 @@ def has_stalls(seen: Observation) -> bool:
 
 
 def _steps(seen: Observation) -> tuple[int, int, int]:
-    """The decode steps, those among them that stand out, and those of these with prompt tokens. A
-    step that keeps the target of a token stands out to nobody."""
+    """The numbers of decode steps, of steps that stand out, and of steps that stand out and
+    computed prompt tokens. A step that keeps a token's target does not stand out."""
     noticed = [e for e in seen.requests if (e.long_step_ms or 0.0) > seen.targets.tpot_ms]
     return (
         sum(each.num_steps for each in seen.requests),

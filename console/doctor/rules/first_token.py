@@ -23,17 +23,18 @@ from process.number_text import count, ms, percent, significant, times
 from protocol.messages import Role
 
 QUEUE_SHARE = 0.4
-"""Share of the time of late first tokens: above it, requests wait for a worker; below it, the work
-takes long."""
+"""If waiting takes more than this share of late first tokens' time, workers are lacking; otherwise
+the work itself takes long."""
 HAS_ROOM = 0.7
-"""Pressure below which a pool could give a worker away."""
+"""Below this pressure, a pool could give a worker away."""
 FEW_PLACES = 32
-"""Places in a batch below which more places may be the remedy."""
+"""Below this number of places in a batch, more places may be the remedy."""
 
 
 def check_pool_balance(seen: Observation) -> Finding | str | None:
-    """Whether requests wait for a pool: prompts before prefill, or sequences before decode. Where
-    decode workers are full of blocks, prefill workers keep theirs, so prompts wait there, too."""
+    """Whether requests wait for a pool: prompts for prefill, or sequences for decode. If decode
+    workers have no free blocks, prefill workers cannot release theirs, so prompts wait there,
+    too."""
     late = late_requests(seen)
     waits = percentile((_queue_ms(each) for each in seen.requests), 0.95)
     role = _short_now(seen)
@@ -60,8 +61,8 @@ def check_pool_balance(seen: Observation) -> Finding | str | None:
 
 
 def _short_now(seen: Observation) -> Role | None:
-    """The pool before which requests wait now: for longer than their target, or, where they have
-    their first token already, for longer than its pressure takes to make it short."""
+    """The pool for which requests wait now. Requests without a first token have waited for longer
+    than their target; others for longer than pressure needs to make the pool short."""
     clients = clients_of(seen.facts)
     decode = seen.facts.usable(Role.DECODE)
     crowded = [each for each in decode if each.is_crowded]
@@ -95,7 +96,7 @@ def _short(seen: Observation, role: Role, waits_ms: float | None) -> Finding:
     )
     what = f"{significant(waiting)} requests wait for a place in a batch."
     if role is Role.PREFILL:
-        what = "Prompts wait for a worker; computing them is not what takes long."
+        what = "Prompts wait for a worker; computing them does not take long."
         if waits_ms is not None:
             what = f"Prompts wait {ms(waits_ms)} (p95) for a worker; computing them is not what "
             what += "takes long."
@@ -155,7 +156,7 @@ def _missed_text(seen: Observation) -> str:
 
 
 def check_prefill_slow(seen: Observation) -> Finding | str | None:
-    """Whether first tokens are late although prompts are taken up at once."""
+    """Whether first tokens are late although workers begin the prompts at once."""
     late = late_requests(seen)
     p95 = ttft_p95_ms(seen)
     passed = f"TTFT p95 {ms(p95)} of {ms(seen.targets.ttft_ms)}"

@@ -1,4 +1,4 @@
-"""Targets that are missed while no rule knows why: nothing may look healthy then."""
+"""Targets that are missed for a reason that no rule knows. The fleet must not look healthy then."""
 
 from __future__ import annotations
 

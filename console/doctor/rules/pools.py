@@ -145,8 +145,8 @@ def check_workers(seen: Observation) -> Finding | str | None:
 
 
 def _missed(seen: Observation, role: Role) -> list[WorkerStanding]:
-    """The workers of a role that the fleet has lacked for longer than a moment, and those whose
-    start does not end."""
+    """The workers of a role that the fleet has lacked for longer than a moment, and those that do
+    not finish starting."""
     return [
         each
         for each in seen.facts.pool(role)

@@ -12,8 +12,8 @@ from console.doctor.symptoms import MIN_STEPS, SERVING
 from process.number_text import times
 
 SLOW_RANK = 1.3
-"""A rank's time for its part of the steps over that of the others of its stage, from which it
-counts as slow."""
+"""From this ratio of its time for the steps to that of the other ranks of its stage, a rank counts
+as slow."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def slow_rank(seen: Observation) -> Finding | None:
 
 
 def _slowest(worker: WorkerFacts) -> _SlowRank | None:
-    """Of a worker's ranks the one that is furthest behind the others of its stage; None if no stage
-    has several, or little was computed."""
+    """The rank of a worker that is furthest behind the others of its stage. None if no stage has
+    several ranks, or if they have computed too little."""
     size, busy = worker.tensor_parallel, worker.rank_busy_us
     if size < 2 or worker.num_steps < MIN_STEPS or worker.state not in SERVING:
         return None

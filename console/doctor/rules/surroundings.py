@@ -16,13 +16,13 @@ from protocol.messages import Role
 STORE_US = 3_000_000
 """A shorter silence of the store is a hiccup."""
 STARVED = 0.3
-"""Share of the time that processes could run and waited for a core, from which steps take half
-again as long."""
+"""If processes wait for a core in this share of their runnable time, steps take half as long
+again."""
 THROTTLED = 0.2
 BUSY_CORES = 0.1
 """Below this use of a core, a process says nothing about its machine."""
 OTHERS = 0.3
-"""Share of the busy cores, from which processes that are not the fleet's are to blame."""
+"""From this share of the busy cores, processes that are not the fleet's are to blame."""
 
 
 def check_store(seen: Observation) -> Finding | str:
@@ -84,7 +84,7 @@ def check_logs(seen: Observation) -> Finding | str:
         title=f"The {'log' if len(losing) == 1 else 'logs'} of {names} cannot be written",
         text=(
             f"{count(lost, 'line')} {'is' if lost == 1 else 'are'} lost. Requests go on; what "
-            "happens there now is told by no log.",
+            "happens there now is in no log.",
         ),
         evidence=Evidence(
             kind="lines lost",
@@ -140,8 +140,8 @@ def _tier_change(names: str, is_disk: bool) -> Change:
 
 
 def starved_host(seen: Observation) -> HostFacts | None:
-    """The machine that gives the fleet least of its CPU, if clients suffer, and the queues are no
-    longer than that explains."""
+    """The machine that starves the fleet most of CPU, if clients suffer and the lack of CPU
+    explains the queues."""
     if not clients_of(seen.facts).suffer(seen.targets.goodput):
         return None
     starved = [each for each in seen.facts.hosts if _is_starved(each)]
@@ -152,7 +152,7 @@ def starved_host(seen: Observation) -> HostFacts | None:
 
 
 def _is_out_of_reach(seen: Observation, host: HostFacts) -> bool:
-    """Whether a target would be missed with all of the machine's CPU, too."""
+    """Whether a target would be missed even with all of the machine's CPU."""
     if len(seen.requests) < FEW_REQUESTS:
         return False
     tpot_ms, ttft_ms = unreachable_tpot_ms(seen), unreachable_ttft_ms(seen)
@@ -167,8 +167,9 @@ def _slowdown(host: HostFacts) -> float:
 
 
 def _overload(seen: Observation) -> float:
-    """The work as a multiple of what the pools can hold at once: sequences over the places in
-    decode batches, and prompts over two for each prefill worker, one in work and one ready."""
+    """The work as a multiple of what the pools can hold at once. Decode holds as many sequences as
+    its batches have places. Prefill holds two prompts for each worker, one in work and one
+    ready."""
     decode, prefill = seen.facts.usable(Role.DECODE), seen.facts.usable(Role.PREFILL)
     places = sum(each.max_batch_size or 0 for each in decode)
     sequences = sum(each.num_running + each.num_waiting for each in decode)

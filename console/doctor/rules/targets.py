@@ -46,22 +46,23 @@ def check_targets(seen: Observation) -> Finding | str:
 
 
 def unreachable_ttft_ms(seen: Observation) -> float | None:
-    """The idle fleet's time to first token, if it is over the target and requests miss it: both by
-    the step models and by the time that the prompts' chunks took."""
+    """The idle fleet's time to first token, if it exceeds the target and requests miss the target.
+    Both the step models and the measured chunks of the prompts must exceed it."""
     found = _alone_ttft_ms(seen)
     return found if found and found > seen.targets.ttft_ms and is_ttft_high(seen) else None
 
 
 def _alone_ttft_ms(seen: Observation) -> float | None:
-    """The shorter of the idle fleet's time by its models and of the prompts' measured chunks."""
+    """The idle fleet's time to first token: by its step models, or by the prompts' measured chunks
+    if these are shorter."""
     idle = idle_ttft_ms(seen)
     measured = median_or_none(each.first.get("prefill") for each in seen.requests)
     return min(idle, measured) if idle and measured else None
 
 
 def unreachable_tpot_ms(seen: Observation) -> float | None:
-    """The idle fleet's time per output token, if it is over the target and requests miss it: both
-    by the step models and by what half of the requests had."""
+    """The idle fleet's time per output token, if it exceeds the target and requests miss the
+    target. Both the step models and the median of the requests must exceed it."""
     idle = idle_tpot_ms(seen)
     measured = median_or_none(each.tpot_ms for each in seen.requests)
     found = min(idle, measured) if idle and measured else None

@@ -22,21 +22,22 @@ SLOW_AND_AVOIDED = 2.0
 """The ratio from which a worker that routers avoid is slow. Larger than SLOW, because it rests on
 few steps."""
 SLOW_LINK = 0.4
-"""A pair's rate over its peers' median, from which the link counts as slow."""
+"""Below this ratio of a pair's rate to the median of the others, its link counts as slow."""
 MIN_BYTES = 64 << 20
-"""Bytes of a minute below which a pair's rate says nothing."""
+"""The fewest bytes in a minute for which a pair's rate is used."""
 EXPOSED_MS = 10.0
-"""Exposed transfer time below which nobody notices a slow link."""
+"""Below this exposed transfer time, nobody notices a slow link."""
 MAX_FAILED = 0.001
 MAX_RETRIED = 0.05
 MAX_LOSSES = 2
 MOSTLY = 0.5
-"""How much more often failed attempts are placed on a worker than good ones, if it is the cause."""
+"""A worker is the cause of failures if failed attempts are placed on it this many times as often as
+good ones."""
 
 
 def check_slow_worker(seen: Observation) -> Finding | str | None:
-    """Whether a worker is slower than its pool's others would be for the same step, or a rank of
-    one slower than its other ranks."""
+    """Whether a worker is slower than its pool's others would be for the same step, or whether one
+    of its ranks is slower than the other ranks."""
     if found := slow_rank(seen):
         return found
     worst = None
@@ -109,8 +110,8 @@ def _slow_worker(
 
 
 def _drain(seen: Observation, role: Role, worker_id: str) -> tuple[Change, ...]:
-    """The advice to drain a worker, if the others of its pool can carry its load: by the pressures,
-    and by what waits there now."""
+    """The advice to drain a worker, if the others of its pool can carry its load. The pressures and
+    the requests that wait there now decide that."""
     pool = serving(seen, role)
     pressure = seen.pressure_prefill if role is Role.PREFILL else seen.pressure_decode
     if len(pool) < 2 or pressure is None or pressure * len(pool) / (len(pool) - 1) >= 1:

@@ -1,9 +1,9 @@
 """The share of prompt blocks that a larger or smaller cache would have missed.
 
 Reuse distances of a spatial sample of blocks, SHARDS with a fixed number of samples: Waldspurger et
-al., Efficient MRC Construction with SHARDS, FAST 2015. A block is sampled by its hash, so all its
-uses are; the distance between two uses is the number of distinct sampled blocks between them,
-divided by the sampling rate. Pure, and bounded in memory.
+al., Efficient MRC Construction with SHARDS, FAST 2015. A block's hash decides whether it is
+sampled, so all uses of a block are sampled or none. The distance between two uses is the number of
+distinct sampled blocks between them, divided by the sampling rate. Pure, and bounded in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 MAX_TRACKED = 4096
 MAX_PER_TICK = 512
-"""Sampled uses between two ticks; above it, half of the samples are dropped."""
+"""With more sampled uses than this between two ticks, half of the samples are dropped."""
 _DIGEST_BYTES = 3  # of a block's hash
 _BITS = 8 * _DIGEST_BYTES
 _HALF_LIFE = 200_000
@@ -27,10 +27,10 @@ class ReuseCurve:
     def __init__(self, max_tracked: int = MAX_TRACKED) -> None:
         self._max_tracked = max_tracked
         self._limit = 1 << _BITS  # hashes below it are sampled
-        self._limit_digest = b"\xff" * 64  # the same, to compare whole hashes with
+        self._limit_digest = b"\xff" * 64  # the same limit, for comparing whole hashes
         self._last: dict[int, int] = {}  # sampled hash -> number of its last use
         self._largest: list[int] = []  # a heap of the sampled hashes, negated
-        self._times: list[int] = []  # these numbers, in order
+        self._times: list[int] = []  # the numbers in `_last`, ascending
         self._histogram: dict[int, float] = {}
         self._misses = 0.0  # first uses
         self._num_uses = 0

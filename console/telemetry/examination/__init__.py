@@ -1,4 +1,4 @@
-"""What the doctor is shown: the fleet's last ten minutes, sampled, and its newest diagnosis.
+"""The doctor's input, which is the fleet's last ten minutes, sampled; and the newest diagnosis.
 
 Imports `console.doctor`, the fleet, traces and the rest of `console.telemetry`.
 """

@@ -20,7 +20,7 @@ EXAMINE_S = 3
 
 
 class Diagnosis:
-    """The newest examination, of which the report's headline speaks; `run` updates both."""
+    """The newest examination, from which the report takes its headline; `run` updates both."""
 
     def __init__(self, observer: FleetObserver, report: FleetReport) -> None:
         self._observer, self._report = observer, report
@@ -43,7 +43,7 @@ class Diagnosis:
         self._take(await asyncio.to_thread(self._doctor.examine, seen))
 
     async def check_facts(self) -> None:
-        """Check the facts of now; judgements stay. `examine` must have run."""
+        """Check the current facts; judgements stay. Call `examine` before."""
         assert self._seen is not None
         self._seen = seen = self._observer.with_new_facts(self._seen)
         self._take(await asyncio.to_thread(self._doctor.check_facts, seen))

@@ -101,14 +101,15 @@ class FleetObserver:
         return self._report.stamped(seen)
 
     def with_new_facts(self, seen: Observation) -> Observation:
-        """An earlier observation with the facts of now."""
+        """An earlier observation with the current facts."""
         return self._report.stamped(seen)
 
     def _known(self) -> list[Worker]:
         return known_workers(self._fleet)
 
     def _away(self, lost: list[str]) -> tuple[WorkerFacts, ...]:
-        """Workers that were lost and are not back, or not ready yet; `lost` has an id per loss."""
+        """Workers that were lost and are not back or not ready yet. `lost` has an id for each
+        loss."""
         known = {each.worker_id for each in self._known()}
         gone = {each.info.worker_id: each.info for each in self._fleet.history.lost()}
         found = []
@@ -128,8 +129,8 @@ class FleetObserver:
 
 
 def _chosen(workers: Sequence[Worker]) -> dict[str, str]:
-    """The settings that decode workers have registered, and of prefill workers what findings ask
-    for. Values that differ within a pool are left out."""
+    """The settings that decode workers have registered, and those of prefill workers that findings
+    need. Values that differ within a pool are left out."""
     decode = [each.info for each in workers if each.role is Role.DECODE]
     found = {
         name: value

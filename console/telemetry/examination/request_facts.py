@@ -14,7 +14,7 @@ from router.requests.trace_json import times_of
 from router.routing.placement import Mode
 
 MIN_STEPS = 32
-"""Decode steps below which the quarters of an output say nothing."""
+"""The fewest decode steps for which the quarters of an output are compared."""
 
 
 def request_facts(trace: RequestTrace, now_us: int) -> RequestFacts:
@@ -75,8 +75,8 @@ def _expected(attempt: AttemptTrace | None, num_tokens: int) -> int:
 def _long_steps(
     spans: Sequence[StepSpan], durations: Sequence[float]
 ) -> tuple[int, int, float | None]:
-    """Number of steps that took over twice the median, of those among them with prompt tokens, and
-    how long they took at the median, in ms."""
+    """The number of long steps (over twice the median), the number of long steps with prompt
+    tokens, and the median of the long steps in ms."""
     if not spans:
         return 0, 0, None
     limit = 2 * median(durations)

@@ -120,7 +120,7 @@ class WorkerWindow:
         assert stats is not None
         track = self._tracks.get(worker.worker_id)
         if track is None or track.incarnation != info.incarnation:
-            is_older = now_us - self._begun_us < SLOT_US  # there before this router, perhaps
+            is_older = now_us - self._begun_us < SLOT_US  # the worker may be older than this router
             track = _Track(info.incarnation, 0 if is_older else now_us)
             self._tracks[worker.worker_id] = track
         counters = {name: stats.counters.get(name, 0) for name in _COUNTERS}
@@ -143,8 +143,9 @@ class WorkerWindow:
 
 
 def _usual_model(slots: Iterable[_Slot], tokens: float, attended: float) -> StepModelFacts | None:
-    """Of the models that a worker had in the window, the one with the median prediction of its mean
-    step: a fit may stray for a while when all steps are alike."""
+    """Of the step models that a worker had in the window, the one with the median prediction for
+    its mean step. A single model may be off, because a fit strays for a while when all steps are
+    alike."""
     models = _ordered_models(slots, tokens, attended)
     return models[len(models) // 2] if models else None
 
@@ -155,6 +156,7 @@ def _is_full(late: Sequence[_Slot]) -> bool:
 
 
 def _ordered_models(slots: Iterable[_Slot], tokens: float, attended: float) -> list[StepModelFacts]:
-    """The models that a worker had in these slots, by what they predict for such a step."""
+    """The step models that a worker had in these slots, in order of their predictions for such a
+    step."""
     models = [each.model for each in slots if each.model is not None]
     return sorted(models, key=lambda each: each.predict_ms(tokens, attended))

@@ -40,7 +40,7 @@ class FactWatch:
         self._store_since_us = 0
 
     def sample(self, ttft_target_ms: float) -> Facts:
-        """Collect the facts of now."""
+        """Collect the current facts."""
         now_us = self._traces.wall_us()
         cpu = self._host_load.totals(time.monotonic())
         self._hosts.sample(self._fleet.workers(), cpu, now_us)

@@ -1,7 +1,7 @@
 """Which tiers below the pools of workers fail, and since when.
 
 Owns the last counts of each tier, which workers report as counters. A tier fails from its first
-block that cannot be kept or used until there was none for a minute.
+block that cannot be kept or used, until a minute passes without such a block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Tier:
     failures: int
     before: int  # when it began to fail
     since_us: int = 0  # 0: it works
-    failed_us: int = 0  # the last time
+    failed_us: int = 0  # when it failed last
 
 
 class TierWatch:

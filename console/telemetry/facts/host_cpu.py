@@ -1,4 +1,4 @@
-"""How much of its CPU each process of the fleet gets, and which machines starve it.
+"""How much CPU each process of the fleet gets, and which machines starve processes.
 
 Owns, by process, the totals of the last `WINDOW_S` seconds: workers report theirs as counters, the
 router reads its own. Processes of one machine are judged together.

@@ -22,7 +22,7 @@ class LoopLag:
         self._lags_ms.append(lag_s * 1000)
 
     def facts(self) -> LoopFacts | None:
-        """Half of the timers run later than this; None while there are too few."""
+        """The median lag and the largest; None while there are too few timers."""
         if len(self._lags_ms) < MIN_LAGS:
             return None
         return LoopFacts(lag_ms=median(self._lags_ms), worst_ms=max(self._lags_ms))

@@ -1,8 +1,8 @@
 """Which processes of the fleet lose lines of their logs, as on a full disk, and since when.
 
 Owns the last counts of each process: workers report theirs as counters, the router reads its own. A
-process loses lines from one that could not be written until one is written again. Lines that were
-lost before its first counts came say nothing about now, unless none was ever written.
+process loses lines from the first line that cannot be written until a line is written again. Lines
+that were lost before its first counts arrived do not count, unless no line was ever written.
 """
 
 from __future__ import annotations

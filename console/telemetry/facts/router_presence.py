@@ -1,6 +1,6 @@
-"""Which other routers are alive, and which have fallen silent since when. A live router changes its
-summary every few seconds; one that leaves in order removes it. A summary that stays the same for
-`SILENT_AFTER_S` belongs to a router that was killed or hangs. It counts as silent for an hour,
+"""Which other routers are alive, which have fallen silent, and since when. A live router changes
+its summary every few seconds; one that leaves in order removes it. A summary that stays the same
+for `SILENT_AFTER_S` belongs to a router that was killed or hangs. It counts as silent for an hour,
 until it changes its summary again, or until a router that came later takes its place.
 """
 
