@@ -12,6 +12,9 @@ from typing import Any
 FACT_S, JUDGEMENT_S = 10.0, 60.0
 HOSTS = "hosts"
 """The rule that finds starved machines, as the one that runs this may be."""
+MISSED = "missed"
+"""The rule that says only that targets are missed: a judgement may begin so, until it is sure of
+the cause."""
 PATIENCE = 3.0
 """A busy machine may take so many times as long; what came late is noted."""
 _REMOVES = re.compile(r"\b(drain|restart|stop|remove)\b", re.IGNORECASE)
@@ -147,6 +150,8 @@ def _finds(moments: Iterable[Moment], rule: str) -> bool:
 
 def _of_fault(expected: Expected, moments: Sequence[Moment], outcome: Outcome) -> Verdict:
     known = {expected.rule, *expected.tolerated}
+    if expected.kind is Kind.JUDGEMENT:
+        known.add(MISSED)
     others = sorted({e["rule"] for each in moments for e in each.findings} - known)
     outcome.notes += [f"also {each}" for each in others]
     if outcome.finding_s is None:

@@ -50,6 +50,13 @@ def test_the_verdict_on_a_fault(moments: list[Moment], verdict: Verdict) -> None
     assert judge("a fault", EXPECTED, moments).verdict is verdict
 
 
+def test_a_judgement_may_begin_with_targets_that_are_missed() -> None:
+    """And so may no fact, which needs no requests."""
+    moments = [moment(2, finding("missed", "?")), moment(20, LOST)]
+    assert judge("slow", replace(EXPECTED, within_s=60.0), moments).verdict is Verdict.RIGHT
+    assert judge("lost", EXPECTED, moments).verdict is Verdict.FALSE
+
+
 def test_times_are_those_of_the_first_right_look() -> None:
     moments = [
         moment(1, headline="?", alerts=()), moment(9, LOST, alerts=()), moment(31, LOST, wall_s=90),
