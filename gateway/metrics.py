@@ -83,7 +83,7 @@ class ApiMetrics:
             "baton_output_tokens",
             "Generated tokens that reached the API",
             registry,
-            more=lambda: self.between_tokens.count,  # all but those of each choice's first delta
+            more=lambda: self.between_tokens.count,  # tokens after first deltas
         )
 
     def endpoint(self, name: str) -> EndpointMetrics:
@@ -106,7 +106,7 @@ class EndpointMetrics:
         self.sum_s = 0.0
 
     def ended(self, status: int, seconds: float) -> None:
-        """A request was answered with this status."""
+        """Count a request that was answered with this status."""
         self.by_status[status] = self.by_status.get(status, 0) + 1
         self.counts[bisect_left(_REQUEST_S, seconds)] += 1
         self.sum_s += seconds

@@ -23,12 +23,12 @@ class DecodeRun:
     num_planned: int = 0
 
     def end(self, number: int) -> float:
-        """When the first `number` steps of the run are over."""
+        """The time when the first `number` steps of the run are over."""
         attended = self.context * number + self.rows * (number * (number - 1) // 2)
         return self.begun + (self.fixed_s * number + self.slope_s * attended)
 
     def num_over(self, now: float) -> int:
-        """How many steps are over when the one ends that is under way at `now`."""
+        """How many steps are over at the end of the step that is under way at `now`."""
         most = self.num_done + self.num_planned
         least = self.num_done + 1
         step_s = self.fixed_s + self.slope_s * (self.context + self.rows * least)

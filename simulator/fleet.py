@@ -19,7 +19,8 @@ from simulator.worker_spec import WorkerSpec
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """A fleet: its pools, each as `(specification, number of workers)`, and what joins them.
+    """A fleet: its pools, each as `(specification, number of workers)`, and the links between
+    workers.
 
     - `policy` makes the policy of a router.
     - `targets`: what every request names as its targets; with `refuses_late`, requests that are
@@ -94,8 +95,9 @@ class Fleet:
         on_progress: Callable[[int], None] = lambda _: None,
         goes_on: Callable[[Request], bool] = lambda _: True,
     ) -> Outcome:
-        """Serve all of a trace; `on_progress` is called now and then with the number of requests
-        that are over, `goes_on` with each of them: false ends the simulation at once."""
+        """Serve all of a trace. `on_progress` is called now and then with the number of requests
+        that are over. `goes_on` is called with each such request; if it returns False, the
+        simulation ends at once."""
         self._goes_on = goes_on
         for session in trace.sessions:
             self._begin(session, session.start_s)

@@ -76,7 +76,7 @@ class Handoffs:
         self._queue = queue
         self._network = network
         self._message_s = message_s
-        self._tokens: set[HandoffKey] = set()  # first tokens whose sinks have not asked yet
+        self._tokens: set[HandoffKey] = set()  # handoffs whose first token waits for the sink's ask
 
     @property
     def num_open(self) -> int:
@@ -173,7 +173,7 @@ class Handoffs:
                 case Complete(key):
                     self.owner.on_complete(key)
                 case Unfence():
-                    pass  # the blocks belong to a sequence that goes on
+                    pass  # the blocks belong to a sequence that continues
                 case _:
                     raise AssertionError(f"nothing fails here: {action}")
 

@@ -16,8 +16,8 @@ MAX_STEPS = 4096
 
 
 def longest_leap(scheduler: Scheduler, decodes: Seq[SimulatedSequence]) -> int:
-    """How many steps can follow each other from a planned one on, which decodes these sequences:
-    at least 1. The planned step has its blocks."""
+    """How many steps, at least 1, can follow each other, beginning with a planned step that decodes
+    these sequences and has its blocks."""
     most = min([each.sampling.max_tokens + each.num_prompt - len(each.tokens) for each in decodes])
     most = min(most, MAX_STEPS)
     free = scheduler.blocks.num_free

@@ -1,5 +1,6 @@
 """Links between simulated workers: each worker's network card shares its bandwidth equally among
-its flows, in either direction. A flow runs at the lesser of its two shares."""
+its flows, in either direction. A flow runs at the smaller of the shares that its two cards give
+it."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class Network:
         self._queue.at(self._queue.now + self.latency_s, flow.done)
 
     def _share(self, changed: _Flow) -> None:
-        """Bring the flows up to date that share a card with one that began or ended."""
+        """Update the flows that share a card with a flow that began or ended."""
         sends, receives = self._cards[changed.source].sends, self._cards[changed.sink].receives
         now = self._queue.now
         for flow in (*sends, *(each for each in receives if each.source != changed.source)):

@@ -14,7 +14,8 @@ class Request:
     """A request and its course; times are those of the simulation, in seconds, `nan` until then.
 
     - `content`: digests of its blocks, those of its output included where they are known.
-    - `prefill`: the worker that computed the prompt for `decode`; None if that did itself.
+    - `prefill`: the worker that computed the prompt for `decode`; None if `decode` computed the
+      prompt itself.
     - `sent_blocks` blocks with `sent_bytes` were moved to `decode`; for `write_s` a write was under
       way, the last one until `write_ended`.
     - `exposed_s`: how long the first token was known before the request could continue.

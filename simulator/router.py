@@ -1,8 +1,8 @@
 """A simulated router: the real view of the fleet and the real decisions; messages are events.
 
-Workers' reports and cache events reach its `FleetView` after the time that a message takes, and so
-do its requests reach the workers. As real workers do, simulated ones tell changes of their caches
-at once, and their load not too often.
+Workers' reports and cache events reach its `FleetView` after the time that a message takes, and
+requests reach the workers after the same time. Like real workers, simulated ones report changes of
+their caches at once, and their load at most every `report_s`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXPECTED_S = 10.0
 
 @dataclass(frozen=True)
 class Delays:
-    """What takes time besides steps and transfers, in seconds.
+    """The delays besides steps and transfers, in seconds.
 
     - `message_s`: a message between router and worker.
     - `request_s`, `request_token_s`: from the client's sending until the request is placed, and
@@ -157,7 +157,7 @@ class SimulatedRouter:
     # -- what workers report ------------------------------------------------------------------
 
     def on_first_token(self, request: Request, time: float) -> None:
-        """The request's first token is on its way since `time`."""
+        """Take the news that the request's first token is on its way since `time`."""
         request.first_token = time + self._delays.message_s + self._delays.answer_s
         self._waiting.pop(request.number, None)
 
@@ -168,7 +168,7 @@ class SimulatedRouter:
             self._view.pairs.observe(request.prefill, request.decode, request.sent_blocks, took_ms)
 
     def on_last_token(self, request: Request) -> None:
-        """The request is over: its reservations end, and its last token goes to the client."""
+        """End the request: its reservations end, and its last token goes to the client."""
         request.end = self._queue.now + self._delays.answer_s
         self._outputs.observe(request.num_output)
         for view, reservation in self._reserved.pop(request.number):
@@ -179,18 +179,18 @@ class SimulatedRouter:
             self.on_end(request)
 
     def take_events(self, events: CacheEvents) -> None:
-        """Changes of a worker's cache."""
+        """Take the changes of a worker's cache."""
         assert not self._view.index.apply_events(events), "no event is lost here"
 
     def take_stats(self, stats: WorkerStats) -> None:
-        """A worker's load, after the changes of its cache."""
+        """Take a worker's load; the changes of its cache were taken before."""
         view = self._view.worker(stats.worker_id)
         assert view is not None, "all workers stay"
         view.take_stats(stats)
 
 
 class Reports:
-    """What workers tell the routers: the listener of every worker."""
+    """The listener of every worker, which passes the workers' reports to the routers."""
 
     def __init__(self, queue: EventQueue, delays: Delays) -> None:
         self.routers: dict[str, SimulatedRouter] = {}
@@ -301,7 +301,7 @@ def _registration(worker: SimulatedWorker) -> WorkerInfo:
 
 
 def _kept(worker: SimulatedWorker) -> dict[str, Any]:
-    """What a worker registers of its groups of layers."""
+    """The fields of a worker's registration about its groups of layers."""
     layout = worker.spec.layout
     if layout is None:
         return {}

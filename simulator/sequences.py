@@ -59,7 +59,8 @@ def simulated_sequence(
     block_size: int,
     arrival: float,
 ) -> SimulatedSequence:
-    """A prompt of which nothing is computed, whose output has exactly `num_output` tokens."""
+    """A sequence of which nothing is computed yet, and whose output will have exactly `num_output`
+    tokens."""
     return SimulatedSequence(
         request_id=request_id,
         attempt=0,

@@ -1,4 +1,4 @@
-"""What a simulated worker has done: its steps, its tokens, and the time between tokens. Pure."""
+"""Counts of a simulated worker: its steps, its tokens, and the time between tokens. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from math import log
 
 @dataclass
 class Usage:
-    """What a worker has done so far; `prefill_s` are the seconds of steps with prompt chunks,
-    `decode_s` those of all other steps. `gaps` has the number of decoded tokens by the logarithm of
-    the time that their steps took, in buckets."""
+    """The counts of a worker so far. `prefill_s` is the time of steps with prompt chunks,
+    `decode_s` that of all other steps. `gaps` has the number of decoded tokens by buckets of the
+    logarithm of their steps' time."""
 
     prefill_s: float = 0.0
     decode_s: float = 0.0

@@ -33,7 +33,8 @@ _NOTHING = Batch()
 
 
 class Listener(Protocol):
-    """The router, as a worker sees it. Messages reach it at once; it adds the time on the way."""
+    """The router, as a worker sees it. Messages reach the router at once; the router adds their
+    delay."""
 
     def on_first_token(self, request: Request, time: float) -> None: ...
     def on_moved(self, request: Request, time: float) -> None: ...
@@ -83,7 +84,7 @@ class SimulatedWorker:
         self._is_busy = False
         self._has_changed = self._has_woken = False
         self._learnt_rows = -1
-        self._step_ends = 0.0  # of a step with chunks
+        self._step_ends = 0.0  # the end of a step with chunks
         self._run: DecodeRun | None = None
 
     @property
@@ -110,7 +111,8 @@ class SimulatedWorker:
             self._queue.at(ends, handler, *arguments)
 
     def _wake(self) -> None:
-        """The next plan may differ: plan when the step under way ends, which may be now."""
+        """Plan again when the step under way ends, or now if there is none, because the next plan
+        may differ."""
         if not self._is_busy:
             self._is_busy = True
             self._step_ends = self._queue.now
@@ -292,7 +294,7 @@ class SimulatedWorker:
         self._turn()
 
     def _deliver_first(self, task: Task) -> None:
-        """A prompt is computed: its first token goes to the router, and to the sink if there is
+        """Send the first token of a computed prompt to the router, and to the sink if there is
         one."""
         task.request.prompt_done = self._queue.now
         self._listener.on_first_token(task.request, self._queue.now)
@@ -339,7 +341,7 @@ class SimulatedWorker:
         self._queue.step_end(run.end(over), self.number, self._end_leap, run, over)
 
     def _cut(self, run: DecodeRun) -> None:
-        """Something has happened: the leap ends with the step under way."""
+        """End the leap with the step under way, because something has happened."""
         self._has_woken = True
         num_planned = run.num_over(self._queue.now) - run.num_done
         if num_planned < run.num_planned:
@@ -370,7 +372,7 @@ class SimulatedWorker:
         self._turn(run)
 
     def _end(self, sequence: Sequence) -> None:
-        """A request has its last token."""
+        """End a request, which has its last token."""
         self._has_changed = True
         task = self._tasks.pop(sequence.request_id)
         self._listener.on_end(task.request, self._queue.now)

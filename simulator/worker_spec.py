@@ -1,4 +1,5 @@
-"""What the workers of one simulated pool have in common: limits, memory, and how long steps take.
+"""The common properties of the workers of one simulated pool: limits, memory, and the time of
+steps.
 
 Pure.
 """

@@ -110,7 +110,7 @@ def run_worker(
             keep_to_cores(cores_in(settings.cores))
         _share_card(settings)
         settings = checked(settings)
-        # nothing is open yet: a signal may end a download at once
+        # nothing needs closing yet, so a signal may end a download at once
         times.enter("fetch")
         folder = fetched(settings)
         with ExitStack() as stack:

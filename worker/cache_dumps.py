@@ -31,8 +31,8 @@ class CacheDumps:
         return len(self._lists)
 
     def piece(self, peer: Peer, asked: CacheDumpRequest, connected: Collection[Peer]) -> CacheDump:
-        """The piece that a router asks for. If the router's list is not here, or it asks for a new
-        one: the first piece of a new list."""
+        """The piece that a router asks for. If its list is not here, or if the router asks for a
+        new one, that is the first piece of a new list."""
         whole, first = self._lists.pop(peer, None), asked.first
         self._lists = {one: kept for one, kept in self._lists.items() if one in connected}
         if whole is None or not 0 < first < len(whole.hashes):

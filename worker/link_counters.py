@@ -21,7 +21,7 @@ _WORD_BYTES = 4
 _SENT = struct.Struct("=200xQ")
 """The beginning of Linux's `tcp_info`, up to `tcpi_bytes_sent`; kernels before 4.19 have less."""
 _DESCRIPTORS = Path("/proc/self/fd")
-_Ends = tuple[str, int, str, int]  # own address and port, the peer's
+_Ends = tuple[str, int, str, int]  # own address and port, then the peer's
 
 
 class LinkCounters:
@@ -105,7 +105,7 @@ def _sent_by_socket() -> dict[_Ends, int] | None:
                 ends, sent = _sent_by(int(name))
                 found[ends] = sent
         except OSError:
-            continue  # closed meanwhile, or no connection of TCP
+            continue  # closed meanwhile, or no TCP connection
         except struct.error:
             return None
     return found

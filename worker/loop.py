@@ -44,10 +44,10 @@ class CacheMoves(Protocol):
     """Cached blocks that move when a worker drains: `worker.inbound.moving_caches`."""
 
     def handle(self, peer: Peer, message: CacheOffer | CacheAsk) -> None:
-        """A worker offers its cache, or asks for ours."""
+        """Handle a message of a worker that offers its cache or asks for ours."""
 
     def lose(self, peer: Peer) -> None:
-        """A connection is gone."""
+        """Note that a connection is gone."""
 
     def sweep(self, is_busy: bool, is_serving: bool) -> None:
         """Take the next steps; `is_busy`: requests are here; `is_serving`: peers fetch blocks."""
@@ -150,7 +150,8 @@ class WorkerLoop(Generic[AnyTask]):
         self._role.end()
 
     def turn(self) -> None:
-        """One turn of the loop. What has arrived is published before a step that may be long."""
+        """Run one turn of the loop. Blocks that have arrived are published before a step, which may
+        be long."""
         self._receive()
         batch = self._host.engine.plan()
         self._begin(batch)

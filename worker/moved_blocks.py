@@ -1,4 +1,5 @@
-"""The blocks of a sequence that a handoff moves, by group of layers, and what groups keep."""
+"""The blocks of a sequence that a handoff moves, by group of layers, and the windows that groups
+keep."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def bytes_by_group(layout: KvLayout) -> list[int]:
 
 
 def kept_windows(scheduler: Scheduler, layout: KvLayout) -> tuple[KeptWindow, ...]:
-    """What all groups but the first keep; nothing if the first one has a window, too."""
+    """The windows that all groups except the first keep; empty if the first group has a window,
+    too."""
     rules, sizes = scheduler.pools.rules, bytes_by_group(layout)
     if rules[0].window is not None:
         return ()

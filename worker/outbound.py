@@ -3,8 +3,8 @@ and sockets.
 
 `kv_transfer.handoff.source` decides which blocks to write; the transfer thread writes them. Sinks
 ask, grant, renew and abort over the control socket, where they also get first tokens and answers.
-The blocks belong to a `HandoffOwner`, which reports which are ready and keeps them pinned until
-`on_released`. Those of fetches come from the cache, and `ServedFetches` pins them.
+The blocks of handoffs belong to a `HandoffOwner`, which reports ready blocks and keeps them pinned
+until `on_released`. The blocks of fetches come from the cache, and `ServedFetches` pins them.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ class OutboundHandoffs:
         self._writes: dict[int, PostWrite] = {}
         self.served = ServedFetches(host)
         self._block_bytes = bytes_by_group(host.engine.layout)
-        self._agents: dict[Peer, str] = {}  # of sinks; one may have several connections
-        self._speakers: dict[HandoffKey, Peer] = {}  # over which an open one was mentioned last
-        self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a sink can get them
-        self._fences: dict[HandoffKey, dict[int, Fence]] = {}  # of open ones, by chunk
+        self._agents: dict[Peer, str] = {}  # agents of sinks; a sink may have several connections
+        self._speakers: dict[HandoffKey, Peer] = {}  # last used connection
+        self._tokens: dict[HandoffKey, HandoffToken] = {}  # until the sink can get it
+        self._fences: dict[HandoffKey, dict[int, Fence]] = {}  # fences of open handoffs, by chunk
         # Failures of the connection to a sink's agent since the last write.
         self._failures: Counter[str] = Counter()
 
@@ -206,7 +206,7 @@ class OutboundHandoffs:
     # -- steps ------------------------------------------------------------------------------
 
     def _meet(self, peer: Peer, message: PeerDescriptor) -> None:
-        """A sink introduces its pool, perhaps under another name than before."""
+        """Take a sink's introduction of its pool, perhaps under another name than before."""
         former = self._agents.get(peer)
         if not self._host.transfer_peers.try_add(message):
             return
@@ -237,7 +237,7 @@ class OutboundHandoffs:
         now, key = self._clock.now(), key_of(message)
         is_forged = isinstance(message, (KvAsk, KvGrant, KvFetch)) and message.agent != agent
         if is_forged or self._source.agent_of(key) not in (None, agent):
-            self._host.answer_common(peer, message)  # no sink speaks of another's handoff
+            self._host.answer_common(peer, message)  # not this sink's handoff
             return
         self._speakers[key] = peer
         match message:

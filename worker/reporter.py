@@ -43,10 +43,10 @@ class ReportedTiers(Protocol):
         """Sizes and speeds, by the report's field."""
 
     def take_changes(self) -> list[TierChange]:
-        """The blocks that they have gained and lost since the last call."""
+        """The blocks that the tiers have gained and lost since the last call."""
 
     def hashes(self) -> dict[TierName, list[bytes]]:
-        """The blocks that they hold."""
+        """The blocks that the tiers hold."""
 
 
 class NoTiers:
@@ -163,7 +163,8 @@ class Reporter:
         return self._last
 
     def dump(self) -> CacheDump:
-        """Every block hash that can be matched now, and those of the tiers, in one piece."""
+        """Every block hash that can be matched now, and the hashes of blocks in the tiers, in one
+        piece."""
         self._publish_cache_events()
         tiers = self._tiers.hashes()
         in_host, on_disk = tiers.get(TierName.HOST, []), tiers.get(TierName.DISK, [])

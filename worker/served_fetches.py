@@ -58,9 +58,9 @@ class ServedFetches:
         return sum(map(len, self.blocks))
 
     def pin(self, fetch: KvFetch) -> tuple[GroupedBlocks, FetchShortfall | None]:
-        """Pin the longest run of cached blocks for these hashes that may be served, and for the
-        slots the blocks of windows before its end. Returns the blocks by group, and the reason if
-        some hashes have none."""
+        """Pin the longest run of cached blocks for these hashes that may be served. For the slots,
+        also pin the blocks of windows before the run's end. Returns the blocks by group, and the
+        reason if some hashes have no block."""
         if self._host.lifecycle.has_lapsed:
             return [[] for _ in self._sizes], FetchShortfall.STOPPING
         managers = self._scheduler.pools.managers
@@ -68,7 +68,7 @@ class ServedFetches:
         why = FetchShortfall.EVICTED if len(run) < len(fetch.hashes) else None
         slots = [len(each.block_ids) for each in fetch.others]
         of_slots = sum(size * count for size, count in zip(self._sizes[1:], slots, strict=True))
-        least = max([1, *slots])  # or no end would ever be served
+        least = max([1, *slots])  # otherwise no end would ever be served
         room = max(least, int(SERVE_SHARE * managers[0].num_blocks) - of_slots)
         room -= sum(each.num_alone for each in self._served.values())
         num_alone = 0
@@ -117,7 +117,7 @@ class ServedFetches:
 
     def _with_windows(self, fetch: KvFetch, run: list[int], slots: list[int]) -> list[list[int]]:
         """The longest part of a run of the first group at whose end all windows are whole, as far
-        as the slots go, and these windows' blocks."""
+        back as the slots reach; and the blocks of these windows."""
         end, managers = len(run), self._scheduler.pools.managers
         while end:
             windows, last_gap = [], end

@@ -34,7 +34,8 @@ class StepOutcome:
 
 
 class StepRunner:
-    """The steps of one worker. `is_busy` after a step that computed something or runs ahead."""
+    """The steps of one worker. `is_busy` is True after a step that computed something or runs
+    ahead."""
 
     def __init__(self, engine: Engine, counters: Counters, flight: FlightRecorder) -> None:
         self.is_busy = False

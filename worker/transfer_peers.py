@@ -32,7 +32,7 @@ class TransferPeers:
         self._pool = pool
         self._secret = secret
         self._counters = counters
-        self._descriptors: dict[str, tuple[PeerDescriptor, SharesByGroup]] = {}  # verified ones
+        self._descriptors: dict[str, tuple[PeerDescriptor, SharesByGroup]] = {}  # verified
         self._added: set[str] = set()  # agents that the transport knows
 
     def try_add(self, message: PeerDescriptor) -> bool:
@@ -96,7 +96,8 @@ class TransferPeers:
 def _warn_of_small_pieces(
     agent: str, shares: SharesByGroup, own: KvLayout, theirs: KvLayout
 ) -> None:
-    """Say which of the two workers order their blocks for other ranks than they have met."""
+    """Warn if one of the two workers orders its blocks for other ranks than the other worker
+    has."""
     most = max((count for each in shares for count in num_pieces(each).values()), default=1)
     if most == 1:
         return

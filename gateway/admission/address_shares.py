@@ -17,11 +17,11 @@ class AddressShares:
     """Places held, by address. An empty address stands for requests without a client."""
 
     def __init__(self) -> None:
-        self._held: dict[str, int] = {}  # none of them 0
+        self._held: dict[str, int] = {}  # no value is 0
         self._asked: dict[str, float] = {}  # when the last two addresses asked, the latest last
 
     def note(self, address: str, now: float) -> None:
-        """The address asks for a place, whether or not it gets one."""
+        """Note that the address asks for a place, whether or not it gets one."""
         self._asked.pop(address, None)
         self._asked[address] = now
         if len(self._asked) > 2:
@@ -42,11 +42,11 @@ class AddressShares:
         return self._held.get(address, 0)
 
     def take(self, address: str, num: int) -> None:
-        """The address holds `num` more places."""
+        """Note that the address holds `num` more places."""
         self._held[address] = self.held(address) + num
 
     def give_back(self, address: str, num: int) -> None:
-        """The address holds `num` fewer places."""
+        """Note that the address holds `num` fewer places."""
         left = self._held.pop(address) - num
         if left:
             self._held[address] = left

@@ -189,7 +189,7 @@ class Gate:
             self._addresses.take(address, num)
 
     def leave(self, tenant: Tenant, num: int, address: str = "") -> None:
-        """`num` sequences of a tenant have ended."""
+        """Note that `num` sequences of a tenant have ended."""
         now, flow = self._clock(), self._flow(tenant)
         self._all.in_flight -= num
         self._all.ended.add(now, num)
@@ -246,7 +246,7 @@ class Ticket:
         return other
 
     def leave(self) -> None:
-        """The sequences of the request have ended."""
+        """Note that the sequences of the request have ended."""
         self._gate.leave(self._tenant, self.width, self._address)
         self.width = 0
 

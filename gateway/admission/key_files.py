@@ -75,7 +75,7 @@ class KeyFiles:
                 self.look(at_all=True)
 
     def look(self, at_all: bool = False) -> None:
-        """Read the files that have changed since they were last read; with `at_all`, all files."""
+        """Read the files that have changed since the last reading; with `at_all`, all files."""
         for each in self._files:
             stamp = _stamp(each.path)
             if at_all or (stamp is not None and stamp != each.stamp):

@@ -1,4 +1,4 @@
-"""How often something happened in the last seconds, in a fixed amount of memory."""
+"""Counts events of the last seconds in a fixed amount of memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class RecentCount:
         self._second = 0
 
     def add(self, now: float, count: int = 1) -> None:
-        """Note that it happened `count` times."""
+        """Note `count` events."""
         if int(now) != self._second:
             self._advance(now)
         self._counts[self._second % WINDOW_S] += count
 
     def total(self, now: float) -> int:
-        """How often it happened in the last `WINDOW_S` seconds."""
+        """The number of events in the last `WINDOW_S` seconds."""
         self._advance(now)
         return sum(self._counts)
 

@@ -14,7 +14,7 @@ from protocol.retention import MAX_PRIORITY, MAX_SECONDS, USUAL_PRIORITY, Retent
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 TTFT_HEADER, TPOT_HEADER = "x-baton-ttft-ms", "x-baton-tpot-ms"
-"""A request's targets: the time to its first token, and of each later one."""
+"""A request's targets: the time to its first token, and the time of each later token."""
 RETENTION_HEADER = "x-cache-retention"
 """How long the request's KV should stay cached: `300` seconds, or `300; priority=80`."""
 SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
@@ -43,7 +43,7 @@ class RequestTerms(msgspec.Struct, frozen=True):
         return self.session or (session_of(self.tenant, name) if name else "")
 
     def count_sequences(self, num: int) -> None:
-        """The request starts `num` sequences. Raises as `Ticket.widen`."""
+        """Count the request for the `num` sequences that it starts. Raises as `Ticket.widen`."""
         if self.ticket is not None and num > self.ticket.width:
             self.ticket.widen(num)
 

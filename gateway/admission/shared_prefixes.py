@@ -19,11 +19,12 @@ class SharedPrefixes:
         return len(self._sorted)
 
     def num_shared(self, token_ids: list[int]) -> int:
-        """How many leading tokens a prompt has in common with one of the prefixes, at most."""
+        """The largest number of leading tokens that a prompt has in common with one of the
+        prefixes."""
         if not self._sorted:
             return 0
         place = bisect_left(self._sorted, token_ids)
-        beside = self._sorted[max(0, place - 1) : place + 1]  # no other has more in common
+        beside = self._sorted[max(0, place - 1) : place + 1]  # no other prefix has more in common
         return max((_num_common(token_ids, each) for each in beside), default=0)
 
 

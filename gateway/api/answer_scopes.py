@@ -1,5 +1,5 @@
-"""Under which scope a request's answer is remembered, and remembered answers are found for its
-prompts."""
+"""The scope under which a request's answer is remembered, and under which remembered answers are
+found for its prompts."""
 
 from __future__ import annotations
 

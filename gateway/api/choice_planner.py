@@ -43,12 +43,12 @@ from router.requests.prompt_hashes import PromptHashes
 MAX_REPORTED_VALUES = 1 << 20
 """The most log-probabilities in one answer: each takes some 70 bytes of JSON, and 300 of memory."""
 MAX_REPEATED_VALUES = 1 << 17
-"""The same for streams that repeat them at their end."""
+"""The same limit for streams that repeat the log-probabilities at their end."""
 MAX_STARTED_TOKENS = 1 << 22
 """The most prompt tokens of all sequences of a request together: workers get each sequence's
 prompt."""
 MIN_TEXT_BYTES = 1 << 20
-"""Bytes up to which a text is encoded even if the context is short."""
+"""A text of at most this many bytes is encoded even if the context is short."""
 
 
 class EncodedPrompt(msgspec.Struct, frozen=True):
@@ -298,8 +298,8 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
         )
 
     def _retention(self) -> RetentionHint | None:
-        """The hint in the body, else that of the header, else what a field of the client's API
-        says."""
+        """The hint in the body; without it, the hint in the header; without both, the lifetime that
+        a field of the client's API asks for."""
         given, lifetime_s = self.fields.cache_retention, self.fields.lifetime_s
         if given is not None:
             return given.hint

@@ -95,8 +95,8 @@ LogprobsCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 LIFETIMES_S = {"5m": 300, "1h": 3600, "24h": 3600}
-"""How long KV is protected for a client of another API that asks for so long. In memory, an hour is
-a long time: blocks that nobody comes back for would keep out those of others."""
+"""The longest time for which KV is protected at the request of another API's client. An hour is a
+long time in memory: blocks that no request uses again would keep out the blocks of others."""
 
 
 class CacheRetention(StrictModel):
@@ -344,7 +344,7 @@ def generation_of(fields: SamplingFields, model: str, stream: bool | None) -> Ge
 
 def openai_lifetime_s(asked: Any) -> int | None:
     """The lifetime for a value of OpenAI's `prompt_cache_retention`; other values than "24h" mean
-    what is usual."""
+    the usual lifetime, None."""
     return LIFETIMES_S["24h"] if asked == "24h" else None
 
 

@@ -1,4 +1,5 @@
-"""How long an output may be: what a request asks for, the default, the room that is left.
+"""How long an output may be: the limit that a request asks for, the default, and the room that is
+left.
 
 Without a limit in the request, the output may fill the context; only completions have a default
 (`DEFAULT_MAX_TOKENS`).
@@ -19,8 +20,8 @@ class OutputWish(msgspec.Struct, frozen=True):
     text. `bad_words` are token sequences that the output must not contain. `prompt_logprobs` is
     the number of alternatives to compute per prompt token, or None for no log-probabilities.
     `num_choices` is the number of sequences generated for each prompt, and `prompt_copies` how
-    often the answer repeats what it reports of a prompt. With `repeats_output`, the end of a stream
-    repeats what it reported of the output. `may_be_kept` is False if the client does not want its
+    often the answer repeats its report about a prompt. With `repeats_output`, the end of a stream
+    repeats its report about the output. `may_be_kept` is False if the client does not want its
     answer stored.
     """
 

@@ -38,7 +38,7 @@ def _pairs_and_halves(body: bytes) -> Iterator[tuple[int, int]]:
     while start < len(body):
         found = _PAIR_OR_HALF.search(body, start, start + SLICE_BYTES + _PAIR_BYTES)
         if found is None or found.start() >= start + SLICE_BYTES:
-            start += SLICE_BYTES  # a pair beyond may be cut: the next slice has it whole
+            start += SLICE_BYTES  # the next slice has the whole pair, if one is cut
         else:
             yield found.span()
             start = found.end()

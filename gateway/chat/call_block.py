@@ -13,7 +13,7 @@ class CallBlock:
 
     - `is_marked`: it began with a marker; without one it may still be prose.
     - `is_quoted`: it is an example.
-    - `events`: events that were not emitted yet; `is_streamed`: others were emitted.
+    - `events`: events that were not emitted yet; `is_streamed`: some events were emitted already.
     - `in_call`: the last call is not complete.
     """
 
@@ -60,8 +60,8 @@ class CallBlock:
         self._whole_chars = self.num_chars
 
     def drop_events(self, keeps_whole_calls: bool = False) -> int:
-        """Drop events that were not emitted, those of incomplete calls or all. Returns the number
-        of dropped calls."""
+        """Drop the events that were not emitted: all, or with `keeps_whole_calls` only those of
+        incomplete calls. Returns the number of dropped calls."""
         kept = self._whole_events if keeps_whole_calls else 0
         dropped = self.events[kept:]
         del self.events[kept:]

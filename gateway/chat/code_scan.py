@@ -65,9 +65,9 @@ class CodeScan:
     def find(
         self, text: str, marked: tuple[str, ...], bare: tuple[str, ...], is_last: bool
     ) -> Found:
-        """The first call or fence in the text after the content so far. Notes the content before
-        it. `marked` are markers of calls; `bare` are characters that begin calls at certain places
-        only. `is_last` says that no text will follow."""
+        """Find the first call or fence in the text after the content so far. Notes the content
+        before it. `marked` are markers of calls; `bare` are characters that begin calls at certain
+        places only. `is_last` says that no text will follow."""
         found = self._find(text, marked, bare, is_last)
         self._pass_line(text[: found.start])
         return found
@@ -188,8 +188,8 @@ def _tokens(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _span_end(text: str, place: int, run: str, is_last: bool) -> tuple[bool, int | None]:
-    """Whether the text shows if the same run of backticks follows in this line, not too far away;
-    and where that run ends."""
+    """Two values. The first says whether the text is long enough to decide if the same run of
+    backticks follows in this line, not too far away. The second is the end of that run."""
     window = text[place : place + _MAX_SPAN_CHARS]
     newline = window.find("\n")
     is_known = is_last or newline >= 0 or len(window) == _MAX_SPAN_CHARS

@@ -63,7 +63,7 @@ class JsonValue:
         self._quote = ""
         self._escape = ""
         self._word = ""
-        self._key_start = 0  # of the last key, in `json`
+        self._key_start = 0  # where the last key begins, in `json`
         self._held = ""  # a comma and white space, written once another value follows
 
     def scan(self, text: str, start: int) -> int:

@@ -180,8 +180,8 @@ class ChatMarkup:
     def parser_behind(
         self, thoughts: ThoughtMarkers | None, conversation: Conversation, seed: str
     ) -> MessageParser:
-        """The same, given the result of `thoughts`, which is None for an answer that cannot begin
-        with reasoning."""
+        """Like `parser`, given the result of `thoughts`. That is None for an answer that cannot
+        begin with reasoning."""
         reasoning, tools = None, self._tool_parser(conversation, seed)
         has_headers = isinstance(tools, harmony.HarmonyParser)
         if self.reasoning is not None and thoughts is not None and not has_headers:

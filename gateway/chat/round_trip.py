@@ -57,7 +57,8 @@ class WrittenCall:
         self.text = text
 
     def is_sketched_by(self, sketch: re.Pattern[str] | None) -> bool:
-        """Whether the text has the outline of a call of a family, but not its values' form."""
+        """Whether the text matches a family's `sketch`, the outline of its calls. The form of the
+        values does not matter."""
         return sketch is not None and sketch.fullmatch(self.text.strip()) is not None
 
     def is_read_by(self, tools: CallParser, lead: str, reasoning: ReasoningMarkers | None) -> bool:
@@ -89,7 +90,7 @@ def written_call(
     writes none."""
     prompt = _render(template, [_USER], add_generation_prompt=True)
     whole = _render(template, [_USER, _ANSWER])
-    if CITY not in whole:  # it wants the result, too
+    if CITY not in whole:  # the template may also need the result
         whole = _render(template, [_USER, _ANSWER, _RESULT])
     if not prompt or CITY not in whole:
         return None

@@ -19,9 +19,9 @@ _LARK_TOKEN = re.compile(
 def thought_rules(
     reasoning: ReasoningMarkers, ids: Mapping[str, int], prompt: str, prefill: str = ""
 ) -> tuple[str, list[str]]:
-    """The reasoning that may precede an answer, as the beginning of a rule, and the rules for this
-    reasoning; empty if there can be none. `ids` has the ids of the markers that are tokens;
-    `prefill` is the beginning of an answer to be continued."""
+    """The reasoning that may precede an answer: the beginning of a rule, and further rules that it
+    uses. Both are empty if there can be no reasoning. `ids` has the ids of the markers that are
+    tokens; `prefill` is the beginning of an answer to be continued."""
     if reasoning.tokens:
         return _in_headers(reasoning, ids, prefill)
     rule = f"thought[suffix={text_part(reasoning.end)}]: {ANY_TEXT}"

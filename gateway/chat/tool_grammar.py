@@ -18,7 +18,8 @@ from gateway.grammars.grammar import check_grammar_length, json_schema_part, tex
 from protocol.errors import InvalidRequest
 
 CallRules = Callable[[str, str, dict[str, Any]], list[str]]
-"""The rules of one call, from the first one's name, the tool's name and its schema."""
+"""Returns the rules of one call, given the name of the first rule, the tool's name and its
+schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,9 @@ class CallForm:
 
     Each is a sequence of texts, some of which may be single tokens. A call is a JSON object with
     the arguments under `arguments_key`. If `arguments_key` is None, a call is the name, `middle`
-    and the arguments. A family that writes calls in its own way has `call_rules`. Unless it
-    `is_marked`, no text shows for certain where calls begin. If `separator` is None, there is at
-    most one call. If it `is_whole`, a message is a call or an answer, each with a header.
+    and the arguments. A family that writes calls in its own way has `call_rules`. If `is_marked` is
+    False, no text shows for certain where calls begin. If `separator` is None, there is at most one
+    call. If `is_whole` is True, a message is a call or an answer, each with a header.
     """
 
     opening: tuple[str, ...] = ()

@@ -72,8 +72,8 @@ def nesting(schema: Any) -> int:
 
 
 def _largest_nesting(schema: Any) -> int:
-    """An upper bound of the nesting, for schemas with unknown targets: as if every reference led to
-    all others."""
+    """An upper bound of the nesting, for schemas with unknown targets. It assumes that every
+    reference leads to all others."""
     deepest = total = 0
     for part, level in _parts(schema):
         deepest = max(deepest, level)
@@ -158,7 +158,7 @@ class _Search:
         self._visits = 0
 
     def ends(self, schema: Any) -> bool:
-        """Whether a finite value may follow a schema, as far as is known."""
+        """Whether a finite value may follow a schema, by the references that are known to end."""
         self._visits += 1
         if self._visits > MAX_VISITS:
             raise _TooMuch

@@ -80,12 +80,13 @@ class GrammarChecker:
 
     def _walk(self, matcher: LLMatcher, spare: LLMatcher, steps: int, wanted: list[int]) -> None:
         """Consume tokens, so that a grammar that exceeds a limit or has a dead end fails here, not
-        in a worker. Each is the first allowed one of `wanted`, or the first allowed one of all. A
-        walk that takes long is given up: workers limit the grammar's time, and others need this
-        thread.
+        in a worker. Each token is the first allowed one of `wanted`, or else the first allowed
+        token at all. A walk that takes long is given up: workers limit the grammar's time, and
+        other work needs this thread.
 
-        `consume_token` keeps the interpreter's lock, which would hold up the event loop; so does
-        `consume_token_par` for a single matcher, hence a `spare` one, which consumes nothing.
+        `consume_token` keeps the interpreter's lock, which would hold up the event loop. So does
+        `consume_token_par` with a single matcher. It therefore gets a second one, `spare`, which
+        consumes nothing.
         """
         deadline = time.monotonic() + _WALK_S
         for _ in range(steps):

@@ -30,8 +30,8 @@ class _Place:
 
 
 def patterns_together(schema: Any) -> int:
-    """The most patterns, formats and lengths that apply to one text: those of `allOf` add up; of
-    alternatives, the largest counts. `MAX_STEPS` if the schema is too large to count."""
+    """The most patterns, formats and lengths that apply to one text: the numbers of `allOf` add up;
+    of alternatives, the largest number counts. `MAX_STEPS` if the schema is too large to count."""
     counter = _Counter(schema)
     try:
         counter.of(schema, frozenset(("#",)))

@@ -1,9 +1,9 @@
 """JSON schemas as clients write them, made into schemas that llguidance can enforce.
 
 Annotations are removed. Keywords with an equal form are translated. Those that cannot be enforced
-are weakened or dropped, and reported by their place; a strict schema is refused instead. Every
-change accepts at least what the schema accepts, never less, so dropping one constraint weakens
-nothing else.
+are weakened or dropped, and reported by their place; a strict schema is refused instead. A changed
+schema accepts at least every value that the schema accepts, so dropping one constraint affects no
+other.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _UNIMPLEMENTED = re.compile(r'"([^"]+)"')
 
 
 class SchemaReader:
-    """Reads one schema. `grammar` is what can be enforced of it: exactly one JSON value; `dropped`
-    names the rest: the field `param`, then the place in the schema, as a JSON pointer. Reading is
-    slow: not for the event loop."""
+    """Reads one schema. `grammar` allows exactly one JSON value, by the parts of the schema that
+    can be enforced. `dropped` names the other parts: the field `param`, then the place in the
+    schema as a JSON pointer. Reading is slow: not for the event loop."""
 
     def __init__(self, schema: Schema, param: str, strict: bool) -> None:
         """Raises InvalidRequest for a schema that nests too deeply or that no finite value follows,
@@ -79,7 +79,7 @@ class SchemaReader:
 
     @property
     def dropped(self) -> list[str]:
-        """What is not enforced."""
+        """The parts of the schema that are not enforced."""
         return [f"{self._param}{place}" for place in self._dropped]
 
     def try_weaken(self, trouble: str) -> bool:
@@ -223,7 +223,7 @@ class SchemaReader:
                 continue
             value = schema.pop(key)
             if value is True or plain in schema:
-                continue  # the other says all, or everything is evaluated
+                continue  # the other keyword covers this, or everything is evaluated
             if _APPLICATORS & schema.keys() or "contains" in schema:
                 self._drop(key, path)
             else:

@@ -79,8 +79,8 @@ def format_schemas(name: str) -> list[dict[str, Any]]:
 
 
 def enforceable_pattern(pattern: str) -> tuple[list[str], bool]:
-    """Patterns that replace `pattern`, all of which must be found in a text; and whether they are
-    equal to it or accept more."""
+    """The patterns that replace `pattern`: all of them must be found in a text. And whether they
+    are equivalent to it; otherwise they accept more."""
     if _BACK.search(pattern):
         return [], False
     if not _LOOK.search(pattern):

@@ -1,4 +1,4 @@
-"""Structural tags: text in which certain openings begin JSON of a schema, as a grammar.
+"""The grammar of structural tags: text in which certain openings are followed by JSON of a schema.
 
 Reads the two shapes that vLLM and SGLang take: `structures` with `triggers`, and a `format` of
 `triggered_tags`. Knows no request.

@@ -32,8 +32,8 @@ HEAD_TOKENS = 8
 the end of a text may be encoded in another way once more text follows."""
 MAX_ANSWER_TOKENS = 1 << 16
 NEWEST_PLACES = 8
-"""Last places of a prompt that are looked up in the store again in the next turn if it has no
-answer there: the router that gave the newest answer may still be writing it."""
+"""The last places of a prompt, at which the next turn asks the store again if it had no answer
+there: the router that gave the newest answer may still be writing it."""
 _ID_TYPE = "I"
 _SPACES = SPACES.decode()
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ class PromptText(msgspec.Struct, frozen=True):
 
 
 class AnswerStore(Protocol):
-    """Where all routers of a cluster find answers. No call fails."""
+    """A store in which all routers of a cluster find answers. No call fails."""
 
     @property
     def asks(self) -> bool:

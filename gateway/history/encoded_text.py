@@ -75,7 +75,8 @@ def spliced(
 
 
 def _kept_tokens(pieces: Sequence[bytes], size: int) -> Iterator[int]:
-    """The numbers of leading tokens to try: all, then those that make up the first `size` bytes."""
+    """The numbers of leading tokens to try: all of them, then as many as make up the first `size`
+    bytes."""
     yield len(pieces)
     for kept, total in enumerate(accumulate(map(len, pieces)), 1):
         if total == size and kept < len(pieces):

@@ -47,8 +47,8 @@ class Remembered:
         return list(self._lengths.get(owner, ()))
 
     def put(self, owner: str, name: bytes, ids: bytes, length: int | None = None) -> None:
-        """Remember an answer, or with no ids that there is none, in place of an earlier entry.
-        `length`: of the text up to the answer's end, if no mark shows this place."""
+        """Remember an answer, in place of an earlier entry; empty ids mean that there is no answer.
+        `length` is that of the text up to the answer's end, if no mark shows this place."""
         entry = _Entry(ids, self._clock() + self._ttl_s)
         if entry.num_bytes > self._max_bytes:
             return

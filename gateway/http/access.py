@@ -1,4 +1,5 @@
-"""Which key opens which path, and the 401 without one: ASGI middleware around the application.
+"""ASGI middleware around the application: which key opens which path, and the 401 for a request
+without that key.
 
 - Paths under `/v1/` and vLLM's helpers need API keys, as do unknown paths that stand for one of
   them.
@@ -103,7 +104,7 @@ class AccessRules:
         elif path in VIEWED or path.startswith(VIEWED_PREFIX):
             door = Door.VIEWER
         elif meant_path(path) is not None:
-            door = Door.API  # the answer is a 404 that names a path of the API
+            door = Door.API  # the answer is a 404 that suggests a path of the API
         if not self.api and (door is Door.API or not (self.admin or self.viewer)):
             return Door.OPEN
         return door

@@ -4,8 +4,9 @@ A body's bytes count as they arrive, because a false `content-length` costs a cl
 made from a body count before they are made; an answer that is sent whole counts while it grows. All
 of it counts until the request's answer has ended.
 
-No caller can take all of it: a caller may hold as much as is left for all others. So one that
-floods holds half, two hold a third each, and so on (dynamic thresholds: Choudhury and Hahne, 1998).
+No caller can take all of it: a caller may hold as much as is left for all others. So a single
+flooding caller holds half, two of them hold a third each, and so on (dynamic thresholds: Choudhury
+and Hahne, 1998).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ByteBudget:
 
     def __init__(self, limit: int | None, registry: CollectorRegistry | None = None) -> None:
         self._limit = limit
-        self._held: dict[str, int] = {}  # by share; none of them 0
+        self._held: dict[str, int] = {}  # by share; no value is 0
         self.in_flight = 0
         self.retry_after_s: Callable[[], int] = lambda: 1
         if registry is not None:

@@ -130,7 +130,7 @@ class BoundedProtocol(RequestReader):
         self._idle.stop()
         if self._waiting:
             self._waiting += data
-            self.flow.pause_reading()  # which an application that waits for a body has ended
+            self.flow.pause_reading()  # an application that waits for a body had resumed it
         else:
             for start in range(0, len(data), PARSED_AT_ONCE):
                 if self._num_ahead() >= MAX_PIPELINED:

@@ -23,11 +23,12 @@ class ConnectionLimits:
     - `max_head_bytes`: request line and headers (and trailers).
     - `max_body_bytes`: the longest body that the application accepts; with chunk framing a message
       may be twice as long.
-    - `receive_timeout_s`: from the connection, or from a later request's first byte, to the end of
-      the head.
-    - `stall_timeout_s`: to drain a full write buffer, or the rest of an answer.
-    - `idle_timeout_s`: between two requests. It must be longer than that of load balancers, about a
-      minute: if the router closes first, it may meet a request that they have just sent.
+    - `receive_timeout_s`: the time from the connection, or from a later request's first byte, to
+      the end of the head.
+    - `stall_timeout_s`: the time for draining a full write buffer, or the rest of an answer.
+    - `idle_timeout_s`: the time between two requests. It must be longer than that of load
+      balancers, about a minute: if the router closes first, it may meet a request that they have
+      just sent.
     - `min_body_rate`: bytes per second. Each part of a body, of as many bytes as this rate brings
       in `body_window_s`, must arrive within that time; the whole may take as long as it needs.
     """

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 CLOSE_HEADER = (b"connection", b"close")
 """Among the server's default headers, it closes each connection after its next answer."""
 MAX_WAITING_BODY = 64 * 1024
-"""Bytes of a body not taken by the application, beyond which reading stops."""
+"""If the application has left more bytes of a body untaken than this, reading stops."""
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -104,7 +104,7 @@ class Exchange:
         self._news.set()
 
     def end_body(self) -> None:
-        """The body was received to its end."""
+        """Note that the body was received to its end."""
         if not self.is_complete:
             self.is_received = True
             self._news.set()

@@ -1,4 +1,4 @@
-"""Clients that send nothing more: each has left, or waits for the answer to what it has sent.
+"""Clients that send nothing more: each has either left, or waits for the answer to its request.
 
 A client that closes its connection and one that closes only its own half (`nc -N`,
 `shutdown(SHUT_WR)`) look the same. But the host of a client that has left answers every byte with a
@@ -31,11 +31,11 @@ class UnreadConnection(Protocol):
     """A connection that may have to wait before it is read; used by `Peers`."""
 
     def on_peer_ended(self) -> None:
-        """The client sends nothing more."""
+        """Note that the client sends nothing more."""
         ...
 
     def on_peer_gone(self) -> None:
-        """The client has reset the connection."""
+        """Note that the client has reset the connection."""
         ...
 
 
@@ -151,7 +151,7 @@ class LateAnswers:
             self._timer.cancel()
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the transport's."""
+        """All other attributes are those of the transport."""
         return getattr(self._transport, name)
 
     def _schedule(self) -> None:

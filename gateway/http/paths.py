@@ -91,7 +91,7 @@ def is_of_api(path: str) -> bool:
 
 
 def passes_gate(path: str) -> bool:
-    """Whether requests for a path count at a gate. All do, so that a new path does, except those
+    """Whether requests for a path count at a gate. All paths do, including new ones, except paths
     that read no client's body and do no work on text: probes, documents, models, receipts, and the
     operators' paths."""
     is_light = (

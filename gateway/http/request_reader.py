@@ -276,7 +276,7 @@ class RequestReader(asyncio.Protocol):
     # -- time to receive --------------------------------------------------------------------
 
     def _on_receive_timeout(self) -> None:
-        if self.flow.read_paused:  # the delay is ours: we do not read
+        if self.flow.read_paused:  # the delay is our own, because reading is paused
             self._part_bytes = 0
             self._receiving.start(self._limits.body_window_s if self._in_body else None)
         elif self._in_body:

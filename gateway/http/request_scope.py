@@ -109,7 +109,7 @@ class RequestRecord:
     def terms(self) -> RequestTerms:
         """The terms of the request. Raises InvalidRequest for a malformed time or hint."""
         allowed = self.tenant.terms
-        if _OF_TERMS.isdisjoint(self.headers):  # nearly every request
+        if _OF_TERMS.isdisjoint(self.headers):  # true for nearly every request
             return RequestTerms(
                 self.tenant, self.ticket, ttft_ms=allowed.ttft_ms, tpot_ms=allowed.tpot_ms
             )
@@ -149,7 +149,7 @@ class RequestRecord:
         return counting
 
     def enter_gate(self) -> None:
-        """The whole body is there: count the request. Raises TooManyRequests or Overloaded."""
+        """Count the request, whose whole body has arrived. Raises TooManyRequests or Overloaded."""
         if self.ticket is not None:
             self.ticket.enter()
 

@@ -100,8 +100,9 @@ class OutputText:
         return self._ended_by if self._matcher.matched is None else self._matcher.matched
 
     def shown(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Those of the whole output's ids whose text is the emitted text: all but a token that
-        ended it silently, or those of a stop string. None if a stop string begins in a token."""
+        """The leading ids of the whole output whose text is exactly the emitted text: all ids
+        except a token that ended the output silently, or the tokens of a stop string. Empty if a
+        stop string begins within a token."""
         if self.matched_stop is None:
             return token_ids[:-1] if self._ends_silently else token_ids
         detokenizer, num_chars = self._detokenizer.fresh(), 0

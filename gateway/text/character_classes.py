@@ -17,7 +17,7 @@ from unicodedata import ucd_3_2_0
 SPACES = r"\t-\r \u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """White space by Unicode's `White_Space` property."""
 
-_UNCERTAIN = frozenset("\u017f\u180e")  # folds into "s"; was a space once
+_UNCERTAIN = frozenset("\u017f\u180e")  # folds into "s"; an old space
 _PLANE = range(0x10000)
 _PICTURES = range(0x1F000, 0x1FB00)
 

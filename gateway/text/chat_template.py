@@ -71,7 +71,7 @@ class ChatTemplate:
         found = shape_of(
             self.source, lambda messages: self.render(messages, True, None, tools, documents)
         )
-        if found is None and (has_tools or has_documents):  # nothing is known of them
+        if found is None and (has_tools or has_documents):  # the shape without them
             return self._find_shape(False, False)
         return found or TemplateShape()
 

@@ -84,7 +84,7 @@ class FairThreads:
         finally:
             if running.done():
                 turnstile.leave(turn)
-            else:  # nobody waits for the job any more, but its thread is still busy
+            else:  # no task waits for the job any more, but its thread is still busy
                 running.add_done_callback(partial(_leave_late, turnstile, turn))
 
 
@@ -120,4 +120,4 @@ def _advance(steps: Steps[_T]) -> _Ended[_T] | None:
 def _leave_late(turnstile: Turnstile, turn: Turn, running: asyncio.Future[Any]) -> None:
     turnstile.leave(turn)
     if not running.cancelled():
-        running.exception()  # was for a client that is gone
+        running.exception()  # the exception was for a client that is gone

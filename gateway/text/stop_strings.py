@@ -5,7 +5,8 @@ several matches, the one that completes first wins, and of those the longest, so
 depend on how the text is split into pieces. Knows nothing of tokens.
 
 In an answer that may call tools, stop strings count only in content: one in the name or the
-arguments of a call ends nothing. A scan, which knows the format of calls, finds the content.
+arguments of a call ends nothing. A `ContentScan`, which knows the format of calls, finds the
+content.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class ContentStops:
         self._held = ""
         self._released = 0
         self._certain = 0  # the text up to here holds no stop string
-        self._places: list[int] = []  # of the characters that the matcher holds back
+        self._places: list[int] = []  # the places of the characters that the matcher holds back
 
     @property
     def matched(self) -> str | None:

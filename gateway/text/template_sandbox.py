@@ -178,7 +178,7 @@ class _Counted:
             yield item
 
 
-@jinja2.pass_context  # which also keeps it from being computed when the template is compiled
+@jinja2.pass_context  # this also keeps the result from being computed when the template is compiled
 def _each(context: Context, items: Any, weight: int) -> Any:
     if isinstance(items, _COUNTED_AT_ONCE):
         budget, count = CURRENT.get(), len(items)
@@ -228,8 +228,8 @@ def _num_chars(part: nodes.Node) -> int:
 
 
 def _deep_node(node: nodes.Expr) -> nodes.Expr:
-    """The node with everything counted that becomes text or is compared in its value, on all
-    levels."""
+    """The node, changed so that all parts of its value that become text or are compared count, on
+    all levels."""
     if isinstance(node, _PLAIN):
         return node
     return nodes.Filter(node, _DEEP, [], [], None, None, lineno=node.lineno)

@@ -44,8 +44,8 @@ ENCODE_S_PER_CHAR, CHECK_S_PER_BYTE = 5e-7, 1e-8
 """Estimates of how long jobs take."""
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 CHARS_PER_TOKEN = 8
-"""More characters per token than almost any text has: the first `most` times this many characters
-show whether a text has more than `most` tokens."""
+"""Almost no text has more characters per token than this. So the first `most` times this many
+characters show whether a text has more than `most` tokens."""
 
 
 class Tokenizer:
@@ -238,9 +238,10 @@ class Tokenizer:
         self._threads.start(work)
 
     async def in_turn(self, work: Callable[[], _T], num_bytes: int = 0) -> _T:
-        """Run work that holds the interpreter's lock for long, in a thread of its own: two at once
-        would pass the lock to each other, past the event loop. The loop starts one when it has
-        seen the end of the one before, so that it has a turn of its own in between."""
+        """Run work that holds the interpreter's lock for long, in a thread of its own. Two such
+        jobs at once would pass the lock to each other, past the event loop. The loop starts a job
+        only after it has seen the end of the one before, so that it has a turn of its own in
+        between."""
         return await self._one_thread.run(work, num_bytes)
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:

@@ -118,9 +118,10 @@ class WordTable:
         return True
 
     def seam(self, text: str, start: int) -> int | None:
-        """The first place found at or after `start` where splitting the text in two leaves its
-        token ids unchanged; None if there is none. Such a place is a space between letters: all
-        patterns begin a word there, and no normalizer joins the space to the text before it."""
+        """A place at or after `start` where splitting the text in two leaves its token ids
+        unchanged: the first one that this table recognizes. None if there is none. Such a place is
+        a space between letters: all patterns begin a word there, and no normalizer joins the space
+        to the text before it."""
         found = _find_seam(text, start) if self._has_seams else None
         return None if found is None else found.end()
 

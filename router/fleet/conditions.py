@@ -37,7 +37,7 @@ class State(StrEnum):
 
 
 UNUSABLE = (State.STALLED, State.SILENT, State.NOT_CONNECTED, State.REFUSED, State.LOST)
-"""States that are faults; a worker that starts or drains does what it should."""
+"""States that are faults. A worker that starts or drains is not at fault."""
 
 
 class Cause(StrEnum):
@@ -70,7 +70,7 @@ class Condition:
 
     @property
     def is_unusable(self) -> bool:
-        """Whether the fleet lacks this worker by a fault."""
+        """Whether the fleet lacks this worker because of a fault."""
         return self.state in UNUSABLE and not self.is_replaced
 
     def as_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Condition:
 
 
 LOST_AFTER_US = 1_000_000
-"""After its connection broke, a worker that is not back counts as lost."""
+"""A worker counts as lost if it is not back this long after its connection broke."""
 USABLE = Condition(State.USABLE)
 CONNECTING = Condition(State.STARTING, reason="this router connects to it")
 NOT_USED_YET = Condition(State.STARTING, reason="it has just registered")

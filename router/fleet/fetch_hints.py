@@ -1,6 +1,7 @@
-"""From whom the worker that computes a prompt may fetch leading blocks: hints for its own decision.
+"""The workers from which a prompt's leading blocks may be fetched: hints for the worker that
+computes the prompt, which decides by itself.
 
-Only blocks that a worker holds now count, not those that it is expected to compute.
+Only blocks that a worker holds now count, not blocks that it is expected to compute.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ MAX_HOLDERS = 2
 MAX_ATTEMPT = 2
 """Later attempts get no hints, so that a prompt that kills holders does not reach all of them."""
 MIN_GAIN = 2
-"""Blocks that a holder must have beyond those that the computing worker has, tiers included."""
+"""A holder must have at least this many blocks more than the computing worker has in its pool and
+tiers."""
 NEAR_TIE = 0.05
 """Holders count as equally good if their blocks differ by less than this part of the most."""
 

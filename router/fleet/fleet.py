@@ -119,8 +119,8 @@ class Fleet:
         self._note_change()
 
     def tidy_index(self) -> bool:
-        """Do a little of what large caches cost when they come and go. Call it periodically.
-        Returns whether there is more to do."""
+        """Index or forget a slice of the large caches of workers that come or go. Call it
+        periodically. Returns whether there is more to do."""
         return self._index.tidy(self.now())
 
     async def close(self) -> None:

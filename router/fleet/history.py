@@ -94,8 +94,8 @@ class FleetHistory:
         self._has_begun = self._has_begun or bool(members)
 
     def note_lost(self, info: WorkerInfo, reason: str, requests_moved: int) -> None:
-        """Note that the router gave up a worker. A worker that drained has left as it should and is
-        no loss."""
+        """Note that the router gave up a worker. A worker that drained has left in order and is no
+        loss."""
         now_us = self.wall_us()
         if info.state is WorkerState.DRAINING:
             self.add(EventKind.DRAIN, f"{info.worker_id} has drained and left", info.worker_id)

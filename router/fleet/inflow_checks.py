@@ -26,7 +26,7 @@ class InflowChecks:
         self._timer = self._loop.call_later(CHECK_S, self._check)
 
     def add(self, socket: FrameSocket) -> Inflow:
-        """The inflow of a socket, which the caller tells what the socket's monitor says."""
+        """The inflow of a socket. The caller passes the events of the socket's monitor to it."""
         inflow = Inflow(MAX_UNREAD_BYTES)
         self._inflows.append((socket, inflow))
         return inflow

@@ -3,8 +3,8 @@
 Owns both sockets and the task that reopens them. Sends a hello first and is ready once the worker
 accepts it; a refusal is final for this incarnation. A session that broke, or that the worker
 forgot, is reported at once and then replaced with fresh sockets, because queued messages belong
-to the old session. What the worker sent before the end is taken first. Invalid frames are counted
-and dropped. Knows nothing of requests.
+to the old session. Messages that the worker sent before the end are taken first. Invalid frames are
+counted and dropped. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class WorkerLink:
 
     async def _run(self) -> None:
         """Run sessions one after the other until the link is closed or refused. The pause between
-        them grows with the number of sessions that ended because the worker lied."""
+        them grows with the number of sessions that ended because of the worker's impossible
+        reports."""
         while self.refused is None:
             try:
                 await self._session()
@@ -315,7 +316,7 @@ class WorkerLink:
     def _take_control(self, message: ControlMessage) -> Iterator[None] | None:
         """Take a message. The tokens of many sequences are taken in parts, later."""
         if message == NO_HELLO or (self._control is None and isinstance(message, HelloAccepted)):
-            self._end_session()  # it broke, and this is the first message of the next connection
+            self._end_session()  # this begins the next connection
         elif isinstance(message, HelloAccepted):
             self._accepted(message)
         elif isinstance(message, HelloRefused):

@@ -1,4 +1,4 @@
-"""Who learns what from whom: a fleet from its links, and the fleet's owner from the fleet."""
+"""The callbacks by which links report to a fleet, and a fleet to its owner."""
 
 from __future__ import annotations
 

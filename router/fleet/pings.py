@@ -1,4 +1,5 @@
-"""The pings that a router sends a worker: their numbers, their answers, and who waits for them.
+"""The pings that a router sends a worker: their numbers, their answers, and the tasks that wait for
+answers.
 
 Estimates the worker's clock from the times of the answers. Knows no sockets.
 """
@@ -22,7 +23,7 @@ class Pings:
         self.num_sent = 0
         self.last_answered = 0
         self._sent_us: dict[int, int] = {}  # by number of ping, until it is answered
-        self._waiters: dict[asyncio.Future[None], int] = {}  # with their ping's number
+        self._waiters: dict[asyncio.Future[None], int] = {}  # with the awaited number
 
     def next(self) -> Ping:
         """The next ping."""
@@ -30,7 +31,7 @@ class Pings:
         return Ping(nonce=self.num_sent)
 
     def sent(self, ping: Ping) -> None:
-        """The ping leaves now."""
+        """Note that the ping leaves now."""
         self._sent_us[ping.nonce] = wall_us()
         self._sent_us.pop(ping.nonce - _NUM_TIMED, None)
 

@@ -80,7 +80,7 @@ class Recorder:
         self._file = file
         key = blake2b(cluster_secret.encode(), digest_size=32, person=_PURPOSE).digest()
         self._blocks = KnownBlocks(key)
-        self._block_tokens = 0  # as the last header said
+        self._block_tokens = 0  # as in the last header
         self._on_result = on_result
         self._has_failed = False
         self._queue: SimpleQueue[_Ended | None] = SimpleQueue()

@@ -56,10 +56,10 @@ class ActionRunner:
             generation.wake()
 
     def deliver(self, generation: ServedGeneration, delta: TokenDelta, now_us: int) -> None:
-        """Pass a delta that came at `now_us` to the client, behind those that wait. The time of the
-        first token is that of its delivery."""
+        """Pass a delta that came at `now_us` to the client, after the deltas that wait. The time of
+        the first token is that of its delivery."""
         if type(generation.state) is states.Over:
-            return  # the delta before it was the last that the client wanted
+            return  # the client wanted no delta after the one before
         trace, sink = generation.trace, generation.sink
         is_first = not trace.first_token_received_us
         if is_first:
@@ -107,7 +107,7 @@ class ActionRunner:
             self.carry_out(generation, generation.on_unread())
 
     def _end(self, generation: ServedGeneration, last: TokenDelta) -> None:
-        """The client has its last token, or wants no more."""
+        """End the generation: the client has its last token, or wants no more tokens."""
         generation.backlog.clear()
         outcome = "closed" if last.finish is None else "finished"
         self.carry_out(generation, generation.end(outcome))

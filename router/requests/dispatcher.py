@@ -1,10 +1,10 @@
 """The life of generations: placed, started on their workers, followed to their last token.
 
-Owns every running generation: tells it what workers, the fleet and its client do, carries out the
-actions that follow, and does what its state says. What follows an event, the generation decides
-(`router.requests.machine.generation`). Every wait ends by the request's deadline. Knows no HTTP and
-no sockets. Invariant: however `generate` ends, no state of the request is left here, and no worker
-computes for it in vain.
+Owns every running generation. It passes events of workers, the fleet and the client to the
+generation, carries out the resulting actions, and does the work of the generation's state. The
+generation decides what follows an event (`router.requests.machine.generation`). Every wait ends by
+the request's deadline. Knows no HTTP and no sockets. Invariant: however `generate` ends, no state
+of the request is left here, and no worker computes for it in vain.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Dispatcher:
         self.on_refused: Callable[[str, str], None] = lambda request_id, reason: None
         """Called with each request that is not admitted, and the reason."""
         self.on_end: Callable[[ServedGeneration], None] = lambda generation: None
-        """Called with each generation that has ended, unless a later life of it goes on."""
+        """Called with each generation that has ended, unless a later life of it continues."""
 
     def use_targets(self, targets: Callable[[], Targets]) -> None:
         """Place requests that have no targets of their own by these."""
@@ -164,7 +164,7 @@ class Dispatcher:
         return generation
 
     async def _follow(self, generation: ServedGeneration) -> states.Over:
-        """Do what the generation's states say, one after the other, up to the last one."""
+        """Do the work of the generation's states, one after the other, up to the last one."""
         while True:
             if generation.backlog:
                 await self._actions.catch_up(generation)
@@ -318,7 +318,7 @@ class Dispatcher:
                 self._actions.carry_out(generation, (action,))
 
     def _on_event(self, worker: Worker, message: Any) -> None:
-        """Tell a generation what a worker says of it, and carry out what follows."""
+        """Pass a worker's message to its generation, and carry out the actions that follow."""
         trace = getattr(message, "trace", None)
         if trace is not None:
             self._actions.attach(worker, message, trace)
@@ -352,7 +352,7 @@ class Dispatcher:
         generation.wake()
 
     def _turn_away(self, worker: Worker, request_id: str, attempt: int) -> None:
-        """Let a worker forget what it keeps for a request that is over."""
+        """Let a worker drop its state of a request that is over."""
         self._metrics.stale.inc()
         worker.link.send(Abort(request_id=request_id, attempt=attempt))
 

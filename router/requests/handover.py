@@ -1,7 +1,7 @@
 """The requests that a draining decode worker is asked to hand over now.
 
 Pure. A request moves only to a worker that accepts its full length and has enough free blocks for
-its current length. On other workers it would have to wait, while it makes progress where it is.
+its current length. On any other worker it would have to wait, but where it is, it makes progress.
 Free blocks are those of the last load reports, minus the requests sent since. A request for which
 no worker has room is reconsidered when the next report arrives.
 """

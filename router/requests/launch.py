@@ -1,8 +1,8 @@
 """From a generation to its next attempt: its workers, the load reserved on them, its start
 messages.
 
-Joins the fleet's snapshot with the placement policy. Sends nothing; of earlier requests it keeps
-only how urgent they were.
+Joins the fleet's snapshot with the placement policy. Sends nothing. The only state about earlier
+requests is how urgent they were.
 """
 
 from __future__ import annotations

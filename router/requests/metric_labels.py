@@ -32,8 +32,8 @@ def error_label(error: RequestError | ServiceError) -> str:
 
 
 def failure_kind(retryable: bool, lacks_room: bool, loss: Loss | None) -> str:
-    """The kind of an attempt's failure: its worker was lost (two kinds), had no room, failed for
-    good, or failed so that another attempt may succeed."""
+    """The kind of an attempt's failure: the worker was lost (two kinds), the worker had no room,
+    the request can never succeed, or another attempt may succeed."""
     if loss is not None:
         return "connection_broke" if loss is Loss.BROKEN else "worker_lost"
     if lacks_room:

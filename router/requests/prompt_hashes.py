@@ -17,7 +17,7 @@ class PromptHashes:
         self._start: ChainStart | None = None
         self._hashes: list[bytes] | None = None
         self.computing: tuple[ChainStart, Awaitable[list[bytes]]] | None = None
-        """What a thread computes now."""
+        """The computation that runs in a thread now."""
 
     @property
     def known(self) -> Sequence[bytes]:

@@ -13,9 +13,9 @@ def prompt_sources(
     trace: PrefillTrace | DecodeTrace | None, num_tokens: int, num_cached: int
 ) -> list[dict[str, Any]]:
     """The parts of a prompt of `num_tokens` tokens, by the place where they were found, with their
-    tokens and milliseconds. Those that were not computed sum up to `num_cached`. `trace` is that of
-    the worker that computed the prompt, if it has reported. A preempted sequence computes tokens
-    again: they count once, with the time of all chunks before the first token."""
+    tokens and milliseconds. The tokens of all parts that were not computed add up to `num_cached`.
+    `trace` is that of the worker that computed the prompt, if it has reported. A preempted sequence
+    computes tokens again: they count once, with the time of all chunks before the first token."""
     if trace is None:
         return []
     fetched = _fetched(trace, num_cached)
@@ -26,7 +26,7 @@ def prompt_sources(
 
 
 def _fetched(trace: PrefillTrace | DecodeTrace, most: int) -> list[dict[str, Any]]:
-    """What came from tiers and from other workers, and was not computed again after that."""
+    """The tokens that came from tiers and from other workers and were not computed again later."""
     per_block = trace.fetched_tokens // max(1, sum(each.found for each in trace.fetches))
     parts = []
     for each in trace.fetches:
@@ -39,8 +39,8 @@ def _fetched(trace: PrefillTrace | DecodeTrace, most: int) -> list[dict[str, Any
 
 
 def _prompt_chunks(trace: PrefillTrace | DecodeTrace) -> Iterable[ChunkSpan]:
-    """The chunks before the first token. Later ones, of a sequence that was preempted when it had
-    begun to decode, compute its prompt again."""
+    """The chunks before the first token. Later chunks compute the prompt again, after a sequence
+    that decoded was preempted."""
     first_us = trace.first_token_us if isinstance(trace, DecodeTrace) else 0
     return [each for each in trace.chunks if not first_us or each.start_us < first_us]
 

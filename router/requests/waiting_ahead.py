@@ -1,10 +1,11 @@
 """Refuses a request that would be late: for its deadline, or for its own targets.
 
-A deadline refuses only what is certain. It counts only prompts that are sure to come first: those
-of this router, on the same worker, older than the request, of its share and of no lower priority.
-Other shares, other routers and the request's own prompt would make it later still. So a request
-that is refused for its deadline would have been late even if the prediction is too high by a factor
-of `MARGIN`. Targets refuse what is predicted: see `router.routing.shedding`.
+A request is refused for its deadline only if it is certain to be late. Only prompts that surely
+come first count: prompts of this router, on the same worker, older than the request, of its share
+and of no lower priority. Other shares, other routers and the request's own prompt would make it
+later still. So a request that is refused for its deadline would have been late even if the
+prediction is too high by a factor of `MARGIN`. For targets, predictions decide: see
+`router.routing.shedding`.
 """
 
 from __future__ import annotations

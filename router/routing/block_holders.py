@@ -42,7 +42,7 @@ class BlockHolders:
     def add(self, worker: int, digests: Collection[bytes]) -> None:
         """Note that a worker (one bit) holds these blocks."""
         masks = self._masks
-        if masks.keys().isdisjoint(digests):  # the usual case, which is quick: no worker holds any
+        if masks.keys().isdisjoint(digests):  # the usual, quick case: no worker holds any of them
             masks.update(dict.fromkeys(digests, worker))
             return
         held = map(masks.get, digests, repeat(0))
@@ -65,8 +65,8 @@ class BlockHolders:
     def last_end(
         self, hashes: Sequence[bytes], worker: int, also: BlockHolders | None = None
     ) -> int:
-        """The number of blocks up to the last place among these where a prefix of the worker can
-        end, as it reports here or in `also`."""
+        """The number of blocks up to the last place among `hashes` where a prefix of the worker can
+        end, by its reports here or in `also`."""
         for num_blocks in range(len(hashes), 0, -1):
             end = end_of(hashes[num_blocks - 1])
             if (self.of(end) | (0 if also is None else also.of(end))) & worker:
@@ -91,7 +91,7 @@ class BlockHolders:
             end = EXACT_BLOCKS if place < EXACT_BLOCKS <= num_blocks else num_blocks
             ahead = hashes[place + stride - 1 : min(end, place + AHEAD * stride) : stride]
             if ahead and reduce(and_, map(held, ahead, repeat(0)), workers) == workers:
-                # The usual case, which is quick: they hold all of these.
+                # The usual, quick case: these workers hold all blocks of the stride.
                 place += len(ahead) * stride
                 continue
             for _ in range(max(1, len(ahead))):

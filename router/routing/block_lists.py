@@ -1,7 +1,7 @@
 """Long lists of blocks that come into the index of the fleet's caches, and leave it, in slices.
 
 A list of a quarter of a million blocks takes a tenth of a second, and the router's loop has streams
-to serve. A job does a slice at a time; what is looked up meanwhile is a hint, as always.
+to serve. A job does a slice at a time. Look-ups meanwhile give hints, as always.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from router.routing.tier_blocks import TierBlocks
 from router.routing.worker_blocks import Listed, WorkerBlocks
 
 SLICE = 2000
-"""Blocks that come into the index, or leave it, at once: in a millisecond or two."""
+"""The number of blocks that enter or leave the index at once, which takes a millisecond or two."""
 
 Job = Iterator[None]
 """A change of the index, slice by slice."""
@@ -24,7 +24,8 @@ Job = Iterator[None]
 
 class BlockLists:
     """Exchanges all blocks of a worker in the index, which consists of `pools`, `tiers` and
-    `expected`. `free` is called with a worker that has left when nothing of it is in the index."""
+    `expected`. `free` is called with a worker that has left, once the index has nothing of the
+    worker."""
 
     def __init__(
         self,
@@ -44,18 +45,17 @@ class BlockLists:
         return len(self._jobs)
 
     def go_on(self) -> None:
-        """Do the next slice of a job. Raises what the caller of `take` does when a list is
-        whole."""
+        """Do the next slice of a job. Raises errors of the `then` that was passed to `take`."""
         job = self._jobs.popleft()
         if _is_unfinished(job):
             self._jobs.append(job)
 
     def empty(self, worker: WorkerBlocks) -> None:
-        """Forget what is known of a worker's blocks."""
+        """Forget all known blocks of a worker."""
         self.put(worker, Listed())
 
     def leave(self, worker: WorkerBlocks) -> None:
-        """A worker is gone, and nothing is expected there."""
+        """Forget a worker that is gone; nothing is expected there any more."""
         expected = set(worker.pending)
         worker.pending.clear()
         worker.routed.clear()
@@ -63,14 +63,14 @@ class BlockLists:
         self.put(worker, Listed(), expected)
 
     def take(self, worker: WorkerBlocks, dump: CacheDump, then: Callable[[Listed], None]) -> None:
-        """Index a dump; when it is whole, call `then`, which puts it in the place of the worker's
-        blocks. A later list, or none, takes its place at once."""
+        """Index a dump. When it is whole, call `then`, which replaces the worker's blocks by it. A
+        later `take` or `empty` replaces an unfinished dump at once."""
         listed = worker.coming = Listed()
         self._begin(worker, self._take(worker, listed, dump, then))
 
     def put(self, worker: WorkerBlocks, listed: Listed, expected: set[bytes] | None = None) -> None:
-        """Exchange a worker's blocks for those that are indexed already, and take the former ones
-        out of the index, with those that are `expected` no more."""
+        """Replace a worker's blocks by those that are indexed already. The former blocks leave the
+        index, and so do those that are no longer `expected`."""
         former = Listed(worker.hashes, self._tiers.replace(worker.bit, listed.tiers))
         worker.hashes, worker.coming = listed.pool, None
         self._begin(worker, self._sweep(worker, former, expected or set()))
@@ -85,7 +85,7 @@ class BlockLists:
             self._jobs.append(whole)
 
     def _whole(self, worker: WorkerBlocks, job: Job) -> Job:
-        """A job, and what follows it."""
+        """A job, and the call that follows it."""
         try:
             yield from job
         finally:
@@ -115,7 +115,7 @@ class BlockLists:
         then(listed)
 
     def _sweep(self, worker: WorkerBlocks, former: Listed, expected: set[bytes]) -> Job:
-        """Take blocks out of the index, except for those that the worker has again, or will."""
+        """Take blocks out of the index, except for those that the worker has again or will have."""
 
         def sweep_pool(part: list[bytes]) -> None:
             held, coming = worker.hashes, worker.coming.pool if worker.coming else ()

@@ -7,8 +7,8 @@ cache decides. Invariants: after a missing event, which the next event or load r
 worker's blocks stay a hint until a dump has come. An event counts only if it comes from the same
 incarnation. The blocks of a newly routed prompt count as expected, not as held, so that a burst of
 equal prompts goes to the same worker as the first one. A worker whose layers keep windows also
-reports where cached prefixes can end: of the blocks that it holds, those up to the last end count.
-Long lists are indexed, and forgotten, slice by slice (`router.routing.block_lists`).
+reports where cached prefixes can end: only its blocks up to the last such end count. Long lists are
+indexed, and forgotten, slice by slice (`router.routing.block_lists`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from router.routing.worker_blocks import MAX_RETRY_S, RETRY_S, Listed, WorkerBlo
 
 MAX_BUFFERED_EVENTS = 4096
 MOST_IN_TIERS = 1 << 18
-"""Blocks in a worker's tiers that the index holds."""
+"""The most blocks in a worker's tiers that the index holds."""
 MAX_BLOCKS = 1 << 23
-"""Blocks of a worker that the index holds, whatever the worker has registered."""
+"""The most blocks of a worker that the index holds, whatever number the worker has registered."""
 
 
 class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     """Leading blocks of a prompt: `held` in a worker's pool now, `expected` once routed prompts are
-    computed. Behind those that are held, the worker has `in_host` blocks in its host memory and
-    `on_disk` on its disk."""
+    computed. The blocks that follow the held ones are in the worker's tiers: `in_host` blocks in
+    host memory, then `on_disk` blocks on disk."""
 
     held: int
     expected: int
@@ -56,7 +56,8 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
 
 NO_MATCH = PrefixMatch(0, 0)
 KEPT_ENDS = 2
-"""Ends that a worker with windows keeps of each prompt that it computes: the last ones."""
+"""The number of ends, the last ones, that a worker with windows keeps of each prompt that it
+computes."""
 
 
 class CacheIndex:
@@ -239,7 +240,7 @@ class CacheIndex:
         if not self._held.of(first) & everybody:
             expecting = self._expected.masks.of(first) & everybody
             if not expecting:
-                return {}  # a new prompt, as many are
+                return {}  # a new prompt, which is a frequent case
             soon = by_worker(self._held.runs(hashes, expecting, also=self._expected.masks))
             return self._usable(hashes, {bit: PrefixMatch(0, count) for bit, count in soon.items()})
         runs = self._held.runs(hashes, everybody)
@@ -301,8 +302,8 @@ class CacheIndex:
             self._expected.forget(worker, chain(events.removed, events.stored))
 
     def _disbelieve(self, worker: WorkerBlocks) -> NoReturn:
-        """Forget what a worker has reported, which cannot be true. A missed event explains some
-        blocks too many, but not as many as the pool has."""
+        """Forget what a worker has reported, which cannot be true. A missed event may explain some
+        surplus blocks, but not as many as the pool has."""
         worker.seq, worker.buffer, worker.gathered = None, [], []
         self._lists.empty(worker)
         raise ProtocolError(
@@ -337,7 +338,7 @@ class CacheIndex:
         return True
 
     def _take_over(self, worker: WorkerBlocks, listed: Listed, seq: int) -> None:
-        """A whole dump is indexed: apply the events that follow it."""
+        """Use a whole dump that is indexed, and apply the events that follow it."""
         self.changes += 1
         self._lists.put(worker, listed)
         waiting, worker.buffer = worker.buffer, []

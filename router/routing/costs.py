@@ -1,7 +1,7 @@
 """What it costs to use a worker for a prompt, in milliseconds of everybody's time.
 
 Pure. The request's own time counts in full: waiting, fetching, computing, memory, the handoff, each
-output token. What the rest of the fleet loses is weighted: a worker that computes cannot compute
+output token. The time that other requests lose is weighted: a worker that computes cannot compute
 later prompts, and requests that decode there wait.
 """
 
@@ -19,7 +19,7 @@ from scheduling.step_model import attended_pairs
 PREFILL_WEIGHT = 0.5
 """On a prefill worker, what computing costs later prompts, as a share of its time."""
 DECODE_WEIGHT = 0.75
-"""The same on a decode worker, whose other work waits."""
+"""The same share on a decode worker, whose other work waits."""
 DELAY_WEIGHT = 0.125
 """The weight of a millisecond that a running request loses, relative to one before a first token:
 steps are kept below a target anyway."""
@@ -28,14 +28,15 @@ CROWD_SHARE = 0.5
 TRANSFER_SHARE = 0.125
 """The time to move a token's KV, as a share of computing it, for pairs without a measurement."""
 HANDOFF_MS = 2.0
-"""Milliseconds of a handoff's messages."""
+"""The time that a handoff's messages take, in milliseconds."""
 HANDOFF_TURNS = 3
 """Steps that have to end on the decode worker: before it asks, before it grants blocks, and, after
 the first token, before it takes the request into its batch."""
 FETCH_MS = 5.0
-"""Milliseconds of a fetch beyond moving blocks: messages, and the holder's turn."""
+"""The time of a fetch besides moving blocks, in milliseconds: messages, and the holder's turn."""
 LOAD_MS = 1.0
-"""Milliseconds of loading from a tier beyond copying blocks: two turns of the worker's loop."""
+"""The time of loading from a tier besides copying blocks, in milliseconds: two turns of the
+worker's loop."""
 LAST_CHUNK_TOKENS = 512
 """The KV of earlier chunks moves while later ones are computed."""
 
@@ -130,8 +131,9 @@ class Costs:
         )  # fmt: skip
 
     def _moving_ms(self, load: WorkerLoad, recompute: int, begins_ms: float) -> float:
-        """How long after the first token the KV still moves: that of the last chunk in any case,
-        and what is not over by then, as where the other worker has most of the prompt cached."""
+        """How long the KV still moves after the first token. That is at least the time for the last
+        chunk's blocks. It is more if earlier blocks are not over by then, for example because the
+        other worker had most of the prompt cached."""
         usual, block_size = self._pairs.usual_ms_per_block, self._query.block_size
         if usual is None:
             return TRANSFER_SHARE * recompute * load.pace.per_token_us / US_PER_MS
@@ -146,7 +148,7 @@ class Costs:
         return missing, self.missing(match.expected)
 
     def _bring(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
-        """Of the missing tokens, those that are loaded or fetched, and the time that takes."""
+        """How many of the missing tokens are loaded or fetched, and how long that takes."""
         if not match.in_host + match.on_disk:
             return self._fetch(load, missing)
         loaded, load_ms = self._load(load, match, missing)
@@ -154,8 +156,8 @@ class Costs:
         return loaded + fetched, load_ms + fetch_ms
 
     def _load(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
-        """Of the missing tokens, those that the worker loads from its own tiers, and the time. What
-        is on disk is read into host memory first."""
+        """How many of the missing tokens the worker loads from its own tiers, and how long that
+        takes. Blocks on disk are read into host memory first."""
         loaded = missing - self.missing(match.num_own)
         if loaded <= 0 or self._query.by_load:
             return 0, 0.0
@@ -168,7 +170,7 @@ class Costs:
         return (loaded, load_ms) if load_ms < compute_ms else (0, 0.0)
 
     def _fetch(self, load: WorkerLoad, missing: int) -> tuple[int, float]:
-        """Of the missing tokens, those that are fetched, and the time that takes."""
+        """How many of the missing tokens are fetched, and how long that takes."""
         query = self._query
         if query.elsewhere is None or query.by_load:
             return 0, 0.0
@@ -221,8 +223,9 @@ class Costs:
 
 
 class _Decoding(NamedTuple):
-    """For a decode worker: tokens that do not fit, milliseconds until they do, milliseconds of the
-    output and of one token now, and what other requests lose by one more row in their steps."""
+    """The costs of decoding on a worker: tokens that do not fit, milliseconds until they fit,
+    milliseconds of the whole output and of one token now, and the milliseconds that other requests
+    lose to one more row in their steps."""
 
     shortage: int
     room_ms: float

@@ -1,4 +1,5 @@
-"""Where a request goes: `decide` reads a `FleetView`, `apply` reserves there what was decided.
+"""Where a request goes: `decide` reads a `FleetView`, `apply` reserves the load of the decision in
+it.
 
 Pure: the time and the random generator are arguments. Equal views, queries, times and generators
 give equal decisions, whether connections or a simulator fed the view.

@@ -1,4 +1,5 @@
-"""Blocks of prompts that were routed to a worker, until it holds them or the time is over.
+"""Blocks of prompts that were routed to a worker. A block is expected until the worker holds it or
+its time is over.
 
 Expectations belong to prompts, expire with them, and are bounded for each worker.
 """
@@ -12,16 +13,17 @@ from router.routing.block_holders import BlockHolders
 from router.routing.worker_blocks import WorkerBlocks
 
 MAX_PENDING = 32_768
-"""Blocks that are expected on one worker; of more, the oldest prompts are forgotten."""
+"""The most blocks that are expected on one worker; beyond that, the oldest prompts are
+forgotten."""
 
 
 class ExpectedBlocks:
-    """The expected blocks of all workers; `masks` says of each block where it is expected."""
+    """The expected blocks of all workers; `masks` has the workers where each block is expected."""
 
     def __init__(self, ttl_s: float) -> None:
         self.masks = BlockHolders()
         self._ttl_s = ttl_s
-        self._next_expiry = math.inf  # or earlier
+        self._next_expiry = math.inf  # or an earlier time
 
     def add(self, worker: WorkerBlocks, hashes: Sequence[bytes], now: float) -> None:
         """Expect these blocks of a prompt on a worker, except for those that it holds."""
@@ -39,12 +41,12 @@ class ExpectedBlocks:
             self.forget(worker, worker.routed.popleft()[1])
 
     def forget(self, worker: WorkerBlocks, digests: Iterable[bytes]) -> None:
-        """Expect these blocks no more."""
+        """Stop expecting these blocks."""
         gone = [each for each in digests if worker.pending.pop(each, None) is not None]
         self.masks.remove(worker.bit, gone)
 
     def sweep(self, worker: WorkerBlocks, digests: Iterable[bytes]) -> None:
-        """Take those of these blocks out of `masks` that are expected no more."""
+        """Take blocks that are no longer expected out of `masks`."""
         gone = [each for each in digests if each not in worker.pending]
         self.masks.remove(worker.bit, gone)
 
@@ -62,7 +64,7 @@ class ExpectedBlocks:
         while worker.routed and worker.routed[0][0] <= now:
             _, digests = worker.routed.popleft()
             pending, gone = worker.pending, []
-            for each in digests:  # some may be expected again, and later
+            for each in digests:  # some blocks may be expected again, until a later time
                 expiry = pending.get(each)
                 if expiry is not None and expiry <= now:
                     del pending[each]

@@ -21,7 +21,7 @@ from router.routing.worker_view import Liveness, WorkerView
 
 
 class FleetView:
-    """The workers of a fleet by id, their cache index and the sessions that they served."""
+    """The workers of a fleet by id, their cache index, and the sessions that they served."""
 
     def __init__(self, index: CacheIndex) -> None:
         self.index = index

@@ -1,9 +1,9 @@
-"""How quickly a worker with its present load computes prompts and decodes, as placements need it.
+"""How quickly a worker with its present load computes prompts and decodes; input of placements.
 
 Pure. The step model that a worker reports begins as a guess, and a few unlucky steps may mislead
-it. So it counts by as much as it has lately proven accurate, and the speed of a typical worker
-counts for the rest. A worker that has just started neither draws nor repels requests, and one that
-was slow once is tried again.
+it. So its weight is the accuracy that it has shown lately, and the speed of a typical worker has
+the rest of the weight. A worker that has just started neither draws nor repels requests, and one
+that was slow once is tried again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS, TOKENS = 50, 512
 HALF_LIFE_US = 60_000_000
 """A step model is believed half as much after this time without a step."""
 TYPICAL_TRUST = 0.3
-"""Workers whose models are trusted less say nothing about others."""
+"""Workers whose models are trusted less than this are not used to judge others."""
 GUESS = WorkerSpeed(1000.0, 200.0, 0.01, 512, 50.0, 0, 0)
 """The assumed speed of a worker while nothing is known of any."""
 
@@ -94,7 +94,7 @@ def pace_of(
 
 
 def believed(reported: WorkerSpeed | None, typical: WorkerSpeed | None) -> WorkerSpeed:
-    """The speed that is believed of a worker, between its own and that of a typical one."""
+    """The believed speed of a worker, between its reported speed and that of a typical worker."""
     if reported is None:
         return typical or GUESS
     if typical is None:
@@ -109,8 +109,9 @@ def believed(reported: WorkerSpeed | None, typical: WorkerSpeed | None) -> Worke
 
 
 def trusts(num_steps: int, num_tokens: int, idle_us: int) -> tuple[float, float]:
-    """From 0 to 1, how far a model's times of steps, and of prompt tokens, are believed: it was
-    accurate for these numbers of them, and the last step was `idle_us` ago."""
+    """How far a model's times of steps, and of prompt tokens, are believed, each from 0 to 1. The
+    model was accurate for `num_steps` steps and `num_tokens` prompt tokens; the last step was
+    `idle_us` ago."""
     steps = num_steps / (num_steps + STEPS) * 0.5 ** (max(0, idle_us) / HALF_LIFE_US)
     return steps, steps * num_tokens / (num_tokens + TOKENS)
 

@@ -36,7 +36,7 @@ class Pair:
         return reservation
 
     def release(self, reservation: Reservation) -> None:
-        """Note that they have moved, or will not. May be called again."""
+        """Note that the blocks have moved, or will not move. May be called again."""
         if reservation in self._reserved:
             self._reserved.remove(reservation)
             self.blocks_under_way -= reservation.blocks
@@ -71,11 +71,11 @@ class Pairs:
         self._windows, self._block_bytes = info.windows, info.block_bytes
 
     def in_windows(self, num_blocks: int) -> float:
-        """What moves of layers with windows when `num_blocks` blocks do."""
+        """The blocks of layers with windows that move with `num_blocks` blocks."""
         return sum([each.of_prefix(num_blocks) for each in self._windows])
 
     def room_in_windows(self, num_blocks: int) -> int:
-        """The room that layers with windows take, of a request of `num_blocks` blocks."""
+        """The room that layers with windows take for a request of `num_blocks` blocks."""
         if not self._windows:
             return 0
         return round(sum([each.of_request(num_blocks) for each in self._windows]))

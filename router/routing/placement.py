@@ -10,7 +10,7 @@ from router.routing.pace import Pace
 from router.routing.prediction import WorkerSpeed
 
 USUAL_OUTPUT_TOKENS = 128
-"""The length of an output of which nothing is known."""
+"""The assumed length of an output of which nothing is known."""
 
 
 class Mode(StrEnum):
@@ -61,7 +61,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeldElsewhere(msgspec.Struct, frozen=True, gc=False):
-    """The most leading blocks that a worker holds now, whose they are, and the next worker's."""
+    """The most leading blocks that a worker holds now, that worker's id, and the most that any
+    other worker holds."""
 
     holder: str
     most: int
@@ -154,7 +155,8 @@ class Rule(StrEnum):
 
 
 class Alternative(msgspec.Struct, frozen=True, gc=False):
-    """The best placement of the other kind, which lost: local where the chosen one is remote."""
+    """The best placement of the other kind, which was not chosen: local if the chosen one is
+    remote, and the reverse."""
 
     prefill: str | None
     decode: str

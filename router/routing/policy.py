@@ -1,12 +1,12 @@
 """Where an attempt runs: the routing policy, pure.
 
 Takes a snapshot of the fleet and returns a decision with all its reasons. Costs are in milliseconds
-(`router.routing.costs`). The rule: the cheapest pair of a prefill and a decode worker; but local if
-a decode worker holds a part of the prompt and computing the rest there costs no more. Placements
-that meet the request's targets come first. So a decode worker that holds no part of the prompt may
-compute it if no pair would begin in time, or if pairs would barely begin in time and this worker
-much sooner. Without prefill workers every request is local. Knows no clock and no sockets; the
-random generator that breaks near-ties is passed in.
+(`router.routing.costs`). The rule: a request gets the cheapest pair of a prefill and a decode
+worker. It is local if a decode worker holds a part of the prompt and computing the rest there costs
+no more. Placements that meet the request's targets come first. So a decode worker that holds no
+part of the prompt may compute it if no pair would begin in time, or if pairs would barely begin in
+time and this worker much sooner. Without prefill workers every request is local. Knows no clock and
+no sockets; the random generator that breaks near-ties is passed in.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEAR_TIE = 0.05
 TIE_TOKENS = 8
 """Costs are equal if they differ by at most the time to compute this many tokens."""
 RETRY_STUCK_S = 5
-"""When a caller may ask again, if only stuck blocks stand in the way."""
+"""The Retry-After, in seconds, if only stuck blocks keep a request from being placed."""
 AMPLE_SHARE = 0.5
 """A first token that is predicted within this part of its target is in time in any case."""
 PAIRED = 8
@@ -165,8 +165,8 @@ class _Picker:
         return self._least_tie_ms + NEAR_TIE * max(0.0, cost_ms - self._idle_ms)
 
     def best(self, here: Choice | None, pair: Choice | None) -> tuple[Choice, Choice | None, float]:
-        """The better of the best local choice and the best pair; the other one; and the difference
-        that counts as a tie. Near-ties are local, because no KV moves then."""
+        """The better of the best local choice and the best pair, then the other one, then the
+        difference that counts as a tie. A near-tie is local, because no KV moves then."""
         if pair is None or here is None:
             best = pair or here
             assert best is not None, "without prefill workers any decode worker may compute it"
@@ -179,7 +179,7 @@ class _Picker:
         return (here, pair, tie_ms) if is_local else (pair, here, tie_ms)
 
     def is_certainly_local(self, here: Choice | None, prefill: Sequence[Candidate]) -> bool:
-        """Whether no pair can be better, because even its cheaper half costs more."""
+        """Whether no pair can be better, because its cheaper half alone already costs more."""
         if here is None or not here.meets:
             return False
         return here.cost_ms - self._idle_ms <= min([each.cost_ms for each in prefill])
@@ -195,7 +195,7 @@ class _Picker:
         return Choice(query, self.cheapest(candidates), None, 0.0)
 
     def spare(self, candidates: Sequence[Candidate]) -> Choice | None:
-        """The best candidate that meets the targets, if any does."""
+        """The best candidate that meets the targets; None if no candidate does."""
         best = self.local([e for e in candidates if _starts_in_time(self._query, e)])
         return best if best is not None and best.meets else None
 
@@ -239,7 +239,7 @@ class _Picker:
             served = [(sink in names) + (source in names) for sink, source, *_ in near]
             most = max(served)
             near = [each for each, num in zip(near, served, strict=True) if num == most]
-        near.sort()  # by name, which differs
+        near.sort()  # by name, which is unique
         *_, sink, source, extra_ms = self._rng.choice(near)
         return Choice(query, sink, source, extra_ms)
 

@@ -1,9 +1,9 @@
 """Which workers served each session last; its next request goes there if that costs no more.
 
-Pure. A session is a name that a client gives to requests that continue each other. Where clients
-give none, a prompt belongs to the session whose last prompt it continues: the longest one whose
-blocks it begins with, not counting beginnings that several sessions share. Bounded: sessions
-without a request for the longest time are forgotten.
+Pure. A session is a name that a client gives to requests that continue each other. If the client
+gives no name, a prompt belongs to the session whose last prompt it continues: the longest last
+prompt whose blocks it begins with. A beginning that several sessions share identifies none.
+Bounded: sessions without a request for the longest time are forgotten.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 MOST_SESSIONS = 1 << 14
 LOOK_BACK = 1024
-"""The blocks, from a prompt's end, among which the end of the session's last prompt is looked
-for."""
+"""The end of the session's last prompt is looked for among this many blocks, from the prompt's
+end."""
 _SEVERAL = b""
 """No block."""
 

@@ -43,7 +43,7 @@ class TierBlocks:
         self._workers = 0
 
     def __len__(self) -> int:
-        """The number of blocks that any worker has, those of former tiers included until they are
+        """The number of blocks that any worker has. Blocks of former tiers count until they are
         swept."""
         return len(self._held)
 
@@ -68,7 +68,7 @@ class TierBlocks:
         self._held.add(worker, digests)
 
     def replace(self, worker: int, tiers: Tiers) -> Tiers:
-        """Exchange all that a worker has; the caller sweeps what it had."""
+        """Replace all blocks of a worker, and return the former ones, which the caller sweeps."""
         former = self._tiers.pop(worker, Tiers())
         self._workers &= ~worker
         if len(tiers):
@@ -77,8 +77,8 @@ class TierBlocks:
         return former
 
     def sweep(self, worker: int, digests: Iterable[bytes], coming: Container[bytes]) -> None:
-        """Forget those of a worker's former blocks that it has no more; it will have those that are
-        `coming`."""
+        """Forget the former blocks that a worker no longer has. Blocks that are `coming` stay,
+        because the worker will have them."""
         tiers = self._tiers.get(worker, ())
         gone = [each for each in digests if each not in tiers and each not in coming]
         self._held.remove(worker, gone)
@@ -95,9 +95,9 @@ class TierBlocks:
         held: Mapping[int, int],
         windowed: int = 0,
     ) -> dict[int, OwnTiers]:
-        """The blocks that workers have in tiers, behind the leading ones that they hold in their
-        pools (`held`, by worker), for those that have any; of those that are `windowed`, up to the
-        last end."""
+        """The blocks that workers have in tiers, after the leading ones that they hold in their
+        pools (`held`, by worker). Contains only workers that have any. For `windowed` workers, only
+        blocks up to the last end count."""
         workers = self._workers
         if not workers or not hashes:
             return {}

@@ -34,7 +34,7 @@ class UrgentWork:
         return len(self._shares)
 
     def note(self, share: str, priority: int, num_tokens: int) -> None:
-        """A prompt was sent; a worker computes `num_tokens` of it."""
+        """Note that a prompt was sent, of which a worker computes `num_tokens`."""
         work = self._shares.get(share)
         if work is None:
             work = self._shares[share] = _Work()
@@ -51,9 +51,9 @@ class UrgentWork:
         """The time until a request of this priority would have its first token, as a part of the
         time that it takes with the urgent requests that are still to come.
 
-        With a share f of urgent work, `1 / (1 + f * f)`: they come at the rate f, and find the
-        workers full about as often as they make up the work. Without the square, the simulator
-        refuses too many requests at loads that the fleet can nearly serve.
+        With a share f of urgent work, this is `1 / (1 + f * f)`: urgent requests come at the rate
+        f, and find the workers full in about the same share f of cases. Without the square, the
+        simulator refuses too many requests at loads that the fleet can nearly serve.
         """
         work = self._shares.get(share)
         if work is None:

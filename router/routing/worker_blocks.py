@@ -13,7 +13,7 @@ from protocol.events import CacheEvents
 from router.routing.tier_blocks import Tiers
 
 RETRY_S, MAX_RETRY_S = 2.0, 60.0
-"""A piece of a dump that does not come is requested again after this time, which doubles each time
+"""A missing piece of a dump is requested again after this time. The time doubles with each request
 until the dump is whole."""
 
 
@@ -27,8 +27,8 @@ class WorkerBlocks:
     are the hashes of the dump that have come. `asked` is the number of the dump's last request:
     answers to earlier requests are dropped.
 
-    `coming` is the list that is being indexed, and replaces the blocks when that is done.
-    `num_jobs` jobs change the index for the worker.
+    `coming` is the list that is being indexed; it replaces the blocks when it is whole. `num_jobs`
+    jobs change the index for the worker.
 
     `pending` maps an expected block to its expiry; `routed` has the same by prompt, oldest first.
     """

@@ -27,7 +27,7 @@ from simulator.requests import Request
 _TRIED_WITH_ALL_CHUNKS = 2
 _USUAL_CHUNK = 2048
 _NOT_OF_TRIALS = ("jobs", "resume", "json", "rounds", "chunks", "gpus", "tp")
-"""Settings that trials depend on only by their candidates, or not at all."""
+"""Settings that do not affect trials, or affect them only by the choice of candidates."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,8 +79,8 @@ def _usual_chunk(settings: PlanSettings) -> int:
 def _search(
     settings: PlanSettings, candidates: Sequence[Candidate], tries: Tries
 ) -> list[Standing]:
-    """The standings of all fleets; fleets that split and that do not race by themselves, so that
-    the best of each is known exactly. The best ones race again with all chunk budgets."""
+    """The standings of all fleets; fleets that split race apart from fleets that do not, so that
+    the best of each kind is known exactly. The best ones race again with all chunk budgets."""
     found: list[Standing] = []
     for splits in (False, True):
         group = [each for each in candidates if each.splits is splits]

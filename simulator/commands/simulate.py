@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     )
     runs, devices = _runs(settings), Devices(settings)
     if settings.html is not None:
-        write_page(settings.html, "")  # a simulation may take long: fail before it
+        write_page(settings.html, "")  # fail now rather than after a long simulation
     results = simulate_all(settings, runs, num_jobs(settings.jobs), settings.usd_per_gpu_hour)
     targets = Targets(settings.ttft_ms, settings.tpot_ms)
     title = f"{trace_of(settings).name}: {devices.title}"

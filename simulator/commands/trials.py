@@ -1,7 +1,7 @@
-"""Simulations that a search asks for, on several cores at once; each is done once, and remembered.
+"""Runs the simulations of a search on several cores. Each is run once and remembered.
 
-`fingerprint` names what all simulations of a search depend on, so that `--resume` takes none of
-another search.
+`fingerprint` identifies everything that all simulations of a search depend on, so that `--resume`
+takes no result of another search.
 """
 
 from __future__ import annotations

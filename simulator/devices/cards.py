@@ -21,13 +21,12 @@ class Card:
 
     - `flops`: dense bf16 operations per second. A product of n rows reaches the share
       `matrix_share * n / (n + half_rows)` of them, attention reaches `attention_share`.
-    - `memory_bytes`, `memory_bytes_per_s`: its memory, of whose bandwidth steps reach
-      `memory_share`.
-    - `peer_bytes_per_s`: to the other cards of its host, in one direction; every exchange among
-      them takes at least `peer_latency_s`.
-    - `network_bytes_per_s`: to other hosts, in one direction.
-    - `step_s`: what a step costs whatever it computes, and `layer_s` what each layer adds: launches
-      of kernels and the host's work.
+    - `memory_bytes`, `memory_bytes_per_s`: its memory; steps reach `memory_share` of the bandwidth.
+    - `peer_bytes_per_s`: the rate to the other cards of its host, in one direction; every exchange
+      among them takes at least `peer_latency_s`.
+    - `network_bytes_per_s`: the rate to other hosts, in one direction.
+    - `step_s`: the fixed time of a step, and `layer_s`: the fixed time that each layer adds:
+      launches of kernels and the host's work.
     """
 
     name: str

@@ -29,7 +29,7 @@ class ModelShape:
     - `expert_params`: one expert; of `num_experts` each token passes `experts_per_token`.
     - `head_params`: the output matrix of the whole model; `embedding_params` are kept beside it.
     - `attended_values`: multiplications of one query with one key and its value.
-    - `kv_values`: what a token leaves in the cache.
+    - `kv_values`: the values that a token leaves in the cache.
     - `groups`: layers that keep the same tokens, as `KvLayout.groups`; some may keep states. The
       layers that keep no state are `kv_layers`.
     """
@@ -139,7 +139,7 @@ def model_shape(name: str) -> ModelShape:
 def shape_of(keys: JsonKeys, name: str) -> ModelShape:
     """The shape that a config.json describes. Raises ModelLoadError."""
     groups: tuple[KvGroup, ...] = ()
-    with suppress(ModelLoadError):  # of a model that Baton does not serve
+    with suppress(ModelLoadError):  # a model that Baton does not serve may fail here
         groups = parse_model_config(keys).kv_grouping()
         keys = completed_keys(keys)
     hidden = keys.integer("hidden_size")

@@ -2,7 +2,7 @@
 
 The parts follow each other: products with the weights, attention of chunks and of decodes, the
 output matrix, exchanges among the cards of a worker, launches. Weights and heads are split over the
-cards; each card reads its share. Layers with windows attend to these only. Pure.
+cards; each card reads its share. Layers with windows attend only to their windows. Pure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Roofline:
         self._bandwidth = card.memory_bytes_per_s * card.memory_share * num_cards
         self._attention_flops = card.flops * card.attention_share * num_cards
         self._lines: dict[tuple[int, int], float] = {}
-        # of a token that a decode attends to, in a layer
+        # for each token that a decode attends to, in one layer
         self._token_s = max(
             self._pair_flops / self._attention_flops, self._kv_bytes_read / self._bandwidth
         )
@@ -62,16 +62,16 @@ class Roofline:
 
     @property
     def _pair_flops(self) -> float:
-        """Of a query and a key, in a layer."""
+        """Operations for one query and one key, in one layer."""
         return 2.0 * self._shape.attended_values
 
     def _windows_s(self) -> float:
-        """The attention of a decode in layers with windows, which are full."""
+        """The time of a decode's attention in layers with windows, which are assumed to be full."""
         tokens = sum(window * number for window, number in self._shape.windows)
         return tokens * self._token_s
 
     def _states_s(self) -> float:
-        """Reading and writing a sequence's states."""
+        """The time to read and write a sequence's states."""
         groups = [each for each in self._shape.groups if each.state_numbers is not None]
         numbers = sum(len(each.layers) * (each.state_numbers or 0) for each in groups)
         return 2.0 * numbers * _STATE_BYTES / self._bandwidth
@@ -119,7 +119,7 @@ class Roofline:
         return known
 
     def _products(self, num_tokens: int) -> float:
-        """Products with the weights of all layers."""
+        """The time of the products with the weights of all layers."""
         shape, layers = self._shape, self._shape.num_layers
         with_experts = layers - shape.dense_layers
         dense = layers * shape.attention_params + with_experts * shape.dense_params
@@ -136,14 +136,14 @@ class Roofline:
         return self._product(num_sampled, self._shape.head_params) if num_sampled else 0.0
 
     def _product(self, num_rows: float, params: float) -> float:
-        """`num_rows` rows times matrices of `params` weights."""
+        """The time to multiply `num_rows` rows by matrices of `params` weights."""
         card = self._card
         share = card.matrix_share * num_rows / (num_rows + card.half_rows)
         computing = 2.0 * num_rows * params / (card.flops * share * self._cards)
         return max(computing, params * self._precision.weight_bytes / self._bandwidth)
 
     def _exchanges(self, num_tokens: int) -> float:
-        """Sums of partial results over the cards, twice per layer."""
+        """The time to sum partial results over the cards, twice per layer."""
         if self._cards == 1:
             return 0.0
         card, num_bytes = self._card, 2.0 * num_tokens * self._shape.hidden_size

@@ -1,4 +1,4 @@
-"""What a step consists of, and the interface of everything that predicts its time."""
+"""The parts of a step that determine its time, and the interface of predictors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _within(window: int, batch: Batch) -> tuple[int, int]:
     """The pairs and read tokens of a batch's chunks in a layer with a window."""
     pairs = read = 0
     for each in batch.chunks:
-        num_short = min(each.num_tokens, max(0, window - each.start))  # see all tokens before them
+        num_short = min(each.num_tokens, max(0, window - each.start))  # see all before them
         pairs += attended_pairs(num_short, each.start) + (each.num_tokens - num_short) * window
         read += min(each.start, window - 1) + each.num_tokens
     return pairs, read

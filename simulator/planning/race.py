@@ -30,8 +30,8 @@ class Trial:
 
 @dataclass
 class Standing:
-    """What is known of a candidate: the highest load that it passed, with the trial, and the lowest
-    that it failed."""
+    """The results of a candidate so far: the highest load that it passed, with the trial, and the
+    lowest load that it failed."""
 
     candidate: Candidate
     speed: float = 0.0
@@ -57,8 +57,8 @@ Tries = Callable[[Sequence[Candidate], float], Sequence[Trial]]
 
 
 def race(candidates: Sequence[Candidate], tries: Tries, rounds: int) -> list[Standing]:
-    """Every candidate's standing, the best first. After the coarse rounds, which double or halve
-    the load, `rounds` more halve the interval in which the best one's limit lies."""
+    """Every candidate's standing, the best first. Coarse rounds double or halve the load. Then
+    `rounds` more rounds halve the interval in which the limit of the best candidate lies."""
     standings = [Standing(each) for each in candidates]
 
     def hold(running: Sequence[Standing], speed: float) -> list[Standing]:

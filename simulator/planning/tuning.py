@@ -1,4 +1,4 @@
-"""Climbs from the settings of a fleet to better ones, and says how sure their gain is. Pure.
+"""Climbs from a fleet's settings to better settings, and says how sure their gain is. Pure.
 
 Half of a trace's parts, every other one, chooses the settings; only the other half says what they
 gain. So the gain is not that of the luckiest of many. Parts are compared in pairs: the same

@@ -1,2 +1,3 @@
-"""Other ways to place requests, to compare Baton's with: `pools` chooses within a pool, `choices`
-makes decisions of that, `names` lists them. Pure. Imports `router` and `protocol`."""
+"""Other placement policies to compare Baton's with. `pools` has rules that choose within a pool,
+`choices` makes decisions with these rules, and `names` lists the policies. Pure. Imports `router`
+and `protocol`."""

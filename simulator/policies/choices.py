@@ -31,7 +31,7 @@ def by_rule(rule: Rule) -> Policy:
         decode = _able(query, loads[Role.DECODE], matches, query.max_tokens)
         prefill = _able(query, loads[Role.PREFILL], matches, query.num_tokens)
         if not decode:
-            return decide(view, query, now, rng)  # it raises the error
+            return decide(view, query, now, rng)  # `decide` raises the error
         source = rule(asked, prefill, rng) if prefill else None
         target = rule(asked, decode, rng) if source is None else least_loaded(asked, decode, rng)
         placement = Placement(
@@ -74,7 +74,7 @@ def with_threshold(num_tokens: int) -> Policy:
 
 
 def never_split(view: FleetView, query: Query, now: float, rng: random.Random) -> Decision:
-    """Baton's costs, but prefill workers stand idle."""
+    """Baton's costs, but no prompt goes to a prefill worker."""
     matches, decode = view.matches(query.hashes, now), view.loads(view.ready(Role.DECODE))
     placement = place(_asked(view, query), decode, (), matches, rng)
     return Decision(query, placement, matches, decode, (), query.session)

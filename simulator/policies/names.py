@@ -28,7 +28,8 @@ RULES: Mapping[str, Callable[[], Policy]] = {
     "always-split": lambda: with_threshold(0),
     "never-split": lambda: never_split,
 }
-"""Baton's policy and those of others. Each makes a fresh one, because some count."""
+"""Baton's policy and those of others. Each entry makes a new policy, because some policies count
+requests."""
 PARTS: Mapping[str, Callable[[], Policy]] = {
     "no-prediction": lambda: without_prediction,
     "no-pending": lambda: without_pending,

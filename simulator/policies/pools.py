@@ -76,8 +76,9 @@ _PENALTY_MS = 500.0
 
 
 def llm_d(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
-    """llm-d: among the workers that hold most of the prompt, if there are any, the fewest tokens in
-    flight; unless its predicted TTFT exceeds that of the others' best by a penalty."""
+    """llm-d's rule: the worker with the fewest tokens in flight among those that hold most of the
+    prompt, if there are any. The best of the other workers is chosen instead if its predicted TTFT
+    is lower by more than a penalty."""
     most = (1 - _STICKY_SHARE) * query.num_tokens
     sticky = [load for load in loads if missing_tokens(query, load) <= most]
     best = _least(loads, lambda load: _tokens_in_flight(query, load), rng)
@@ -89,7 +90,8 @@ def llm_d(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) 
 
 
 def aibrix(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
-    """AIBrix's token load: prompt tokens, 0.3 of the resident KV, and 3,500 for each request."""
+    """AIBrix's token load: the sum of prompt tokens, 0.3 times the resident KV tokens, and 3,500
+    for each request."""
     return _least(
         loads,
         lambda load: (
@@ -107,8 +109,9 @@ _MOST_APART, _MOST_RATIO = 64, 1.5
 
 
 def sglang(query: PlacementQuery, loads: Sequence[PoolLoad], rng: random.Random) -> PoolLoad:
-    """SGLang's cache-aware rule: the longest prefix if it covers half of the prompt, else the
-    worker with the most room; the fewest requests while the loads are far apart."""
+    """SGLang's cache-aware rule. While the loads are far apart: the worker with the fewest
+    requests. Otherwise: the worker with the longest prefix if that covers half of the prompt, else
+    the worker with the most room."""
     counts = [load.num_requests for load in loads]
     if max(counts) - min(counts) > _MOST_APART and max(counts) > _MOST_RATIO * min(counts):
         return least_loaded(query, loads, rng)

@@ -1,4 +1,4 @@
-"""What a search found: the ranking of fleets, and in one sentence whether to split."""
+"""The result of a search: the ranking of fleets, and whether to split, in one sentence."""
 
 from __future__ import annotations
 

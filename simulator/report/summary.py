@@ -68,9 +68,9 @@ class Pool:
 
 @dataclass(frozen=True)
 class Summary:
-    """One simulated fleet under one trace. `itl_ms` is the time between tokens, as their steps took
-    it; `tpot_ms` is its mean for each request, waiting included. `refused` has the number of
-    requests by reason; `rules` by the rule that placed them."""
+    """One simulated fleet under one trace. `itl_ms` is the time between tokens, by the steps that
+    made them. `tpot_ms` is the mean time of a token for each request, including waiting. `refused`
+    has the number of requests by reason; `rules` by the rule that placed them."""
 
     fleet: str
     num_requests: int
@@ -144,7 +144,7 @@ def summarize(
 
 
 def _gaps_ms(usages: Sequence[Usage]) -> Spread | None:
-    """The time between tokens, as their steps took it, within 2 %."""
+    """The time between tokens, by the steps that made them, with an error of at most 2 %."""
     counts: Counter[int] = Counter()
     for usage in usages:
         counts.update(usage.gaps)

@@ -1,4 +1,4 @@
-"""What a search for better settings found: the settings tried, and in words what to change."""
+"""The result of a search for better settings: the tried settings, and in words what to change."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Recorded sessions of coding agents: one JSON object a session, with ids of 64-token blocks.
 
-A turn starts after the former one's end and its recorded pause. Entries without tokens start a
+A turn starts after the end of the one before and a recorded pause. Entries without tokens start a
 sub-agent, a session of its own beside the one that started it. The blocks of an output are those
 that follow this turn's prompt in the next turn's prompt.
 """

@@ -1,7 +1,8 @@
 """Traffic that is made up: requests at random times, in bursts, or as conversations.
 
 `poisson:rate=5,prompt=1000,output=200,requests=1000` and so on: a kind and its numbers. Lengths are
-drawn from a distribution whose mean is the number given; `spread` is its deviation by the mean.
+drawn from a distribution with the given mean; `spread` is the standard deviation divided by the
+mean.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def _requests(numbers: Mapping[str, float], burst: int, rng: random.Random) -> I
 
 
 def _conversations(numbers: Mapping[str, float], rng: random.Random) -> Iterator[Session]:
-    """Conversations that begin with the same `shared` tokens. Each turn has all that was said, and
-    `prompt` tokens more."""
+    """Conversations that begin with the same `shared` tokens. Each turn's prompt has the whole
+    conversation so far, and `prompt` tokens more."""
     now, made, number = 0.0, 0, 0
     while made < int(numbers["requests"]):
         now += rng.expovariate(numbers["rate"] / numbers["turns"])

@@ -14,7 +14,7 @@ from simulator.traces.lines import TraceLine
 from simulator.traces.sessions import BlockRuns, Runs, Session, Turn, runs_of, with_output
 
 MAX_US = 1 << 53
-_MOST = 1 << 31  # of a priority
+_MOST = 1 << 31  # the largest priority
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Course:
 
 
 def sessions(lines: Iterable[TraceLine]) -> Iterator[Session]:
-    """The sessions, by their begin. Raises ConfigError, naming the line."""
+    """The sessions, in order of their beginnings. Raises ConfigError, naming the line."""
     requests = sorted(_requests(lines), key=lambda each: (each.began_us, each.ended_us))
     first_us = requests[0].began_us if requests else 0
     for course in _courses(requests):
@@ -80,7 +80,7 @@ class _Chains:
     predecessors as well."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, tuple[int, str]] = {}  # with the predecessor
+        self._numbers: dict[str, tuple[int, str]] = {}  # number and predecessor, by digest
 
     def numbers(self, line: TraceLine, num_blocks: int) -> list[int]:
         """The numbers of a prompt's blocks. Predecessors that no line has named are new blocks."""

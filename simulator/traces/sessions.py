@@ -1,4 +1,4 @@
-"""Sessions of turns: a turn starts after the former one's end and a pause.
+"""Sessions of turns: a turn starts after the end of the one before and a pause.
 
 Traffic without sessions is one session of one turn for each request, so it arrives at its recorded
 times whatever the fleet does.

@@ -1,5 +1,5 @@
-"""Blocks of ended tasks and given-up fetches that a peer may still write to. Owns them until no
-peer can."""
+"""Blocks of ended tasks and given-up fetches that a peer may still write to. Owns these blocks
+until no peer can write to them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class FetchPairs:
     """The measurements by the peer's incarnation."""
 
     def __init__(self, bytes_per_s: float) -> None:
-        """`bytes_per_s` is assumed of pairs that were not measured yet."""
+        """`bytes_per_s` is the assumed speed of pairs that were not measured yet."""
         self._bytes_per_s = bytes_per_s
         self._pairs: dict[str, _Pair] = {}
 

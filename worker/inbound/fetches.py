@@ -1,4 +1,4 @@
-"""Decides when to fetch leading blocks from workers that hold them, and from which; fetches them.
+"""Decides when to fetch leading blocks, and from which of the workers that hold them; fetches them.
 
 A request that is admitted here has memory for its whole prompt before it fetches. The blocks that
 it grants to a holder stay pinned until their fence is released, however the request ends. Owns the
@@ -27,7 +27,7 @@ from worker.inbound.source_links import SourcePeers
 from worker.moved_blocks import bytes_by_group
 
 MAX_FETCHES = 4
-"""The most fetches of one attempt; what is missing then is computed."""
+"""The most fetches of one attempt. The worker computes the blocks that are missing after them."""
 HOLDER_SHARE, ALL_SHARE = 1 / 4, 1 / 2
 """The parts of the pool that may be granted to one holder, and to all."""
 CONNECT_WAIT_S = 0.25
@@ -45,7 +45,7 @@ class _Fetch:
     choice: FetchChoice
     first_block: int
     blocks: list[int]
-    slots: list[GroupBlocks]  # of groups with windows
+    slots: list[GroupBlocks]  # slots of groups with windows
     sent_at: float
     sent_us: int
     closed: KvClosed | None = None
@@ -70,7 +70,7 @@ class Fetches:
         paths = (host.transfers.transport_name, *host.transfers.paths)
         self._pairs = FetchPairs(usual_speed(" ".join(paths)))
         self._fetches: dict[HandoffKey, _Fetch] = {}
-        self._arrived: dict[HandoffKey, tuple[_Fetch, int, float]] = {}  # the holder has not closed
+        self._arrived: dict[HandoffKey, tuple[_Fetch, int, float]] = {}  # not closed yet
         self._scheduler.choose_fetch = self._choose_blocks
         inbound.fetch_owners.append(self)
         self._tiers = host.tiers
@@ -90,7 +90,7 @@ class Fetches:
         if sequence.needs_prompt_logits or not (holders or may_load):
             return
         if self._layout.groups[0].window is not None:
-            holders = []  # a cached prefix has no leading blocks there
+            holders = []  # if all layers have windows, nobody holds leading blocks
             if not may_load:
                 return
         connect_by = self._clock.now() + CONNECT_WAIT_S
@@ -129,7 +129,8 @@ class Fetches:
     # -- events of fetches ------------------------------------------------------------------
 
     def on_closed(self, key: HandoffKey, closed: KvClosed) -> None:
-        """The holder writes no more. A fetch whose blocks have all arrived is over already."""
+        """Note that the holder writes no more. A fetch whose blocks have all arrived is over
+        already."""
         fetch = self._fetches.get(key)
         if fetch is not None:
             fetch.closed = closed
@@ -183,7 +184,7 @@ class Fetches:
         self._inbound.fenced.keep(key, granted)
 
     def _choose_blocks(self, sequence: Sequence, num_cached: int) -> int | None:
-        """See `scheduling.scheduler.FetchChooser`. What is in our own tiers comes first."""
+        """See `scheduling.scheduler.FetchChooser`. Blocks in our own tiers come first."""
         number = self._tiers.choose(sequence, num_cached)
         if number != 0:
             return number

@@ -3,9 +3,9 @@ transfers.
 
 `kv_transfer.handoff.sink` decides what to grant and when to lift a fence. Asks, grants, renewals
 and aborts go to the sources over their control links; the transport reports landed blocks. The
-blocks belong to a `GrantOwner`, which learns when a source has begun and which blocks have arrived,
-and those of a fetch to a `FetchOwner`. Owns the blocks that are no longer wanted, but that a peer
-may still write to. The counterpart of `worker.outbound`.
+blocks of handoffs belong to a `GrantOwner`, which learns when a source has begun and which blocks
+have arrived. The blocks of fetches belong to a `FetchOwner`. This module owns blocks that are no
+longer wanted, but that a peer may still write to. The counterpart of `worker.outbound`.
 """
 
 from __future__ import annotations
@@ -188,20 +188,20 @@ class InboundHandoffs:
         return sum(map(len, self.stuck))
 
     def is_stranded(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence can fit only after the return of blocks that a silent worker
-        may still write to, which has no known end."""
+        """Whether a waiting sequence fits only once blocks return that a silent worker may still
+        write to. Nobody knows when that will be."""
         is_waiting = sequence.state is SequenceState.WAITING
         return is_waiting and not self._scheduler.fits_beside(sequence, *self.stuck)
 
     # -- events -----------------------------------------------------------------------------
 
     def begin(self, incarnation: str, begun: KvBegun) -> None:
-        """The peer holds every block of the prompt."""
+        """Note that the peer holds every block of the prompt."""
         if self._is_peer_of(incarnation, begun):
             self._carry_out(self._sink.begun(begun))
 
     def close(self, incarnation: str, closed: KvClosed) -> None:
-        """The peer posts no more writes."""
+        """Note that the peer posts no more writes."""
         if not self._is_peer_of(incarnation, closed):
             return
         for owner in self.fetch_owners if closed.part else ():

@@ -17,7 +17,8 @@ class Holders:
 
     Until `connect_by` the sequence waits for workers that have not answered yet. `spans` are the
     fetches that are over. With `may_load`, blocks may also come from this worker's own tiers:
-    `load` is the one under way, and `from_disk` what is read from the disk for it.
+    `load` is the load under way, and `from_disk` are the blocks that are read from the disk for the
+    sequence.
     """
 
     left: list[KvHolder]
@@ -32,9 +33,9 @@ class Holders:
 
 @dataclass(eq=False)
 class TierLoad:
-    """Blocks of a prompt on their way from a tier into the pool. `hashes` are those of the prompt
-    up to their end. By group, `needed` are the blocks' places in the prompt, and `slots` the blocks
-    of the pool that get them. `copies` is what the tier does."""
+    """Blocks of a prompt on their way from a tier into the pool. `hashes` are the prompt's hashes
+    up to the end of these blocks. By group, `needed` are the blocks' places in the prompt, and
+    `slots` the blocks of the pool that they go to. `copies` is the tier's part of the work."""
 
     first_block: int
     hashes: list[bytes]
@@ -45,15 +46,15 @@ class TierLoad:
 
 @dataclass
 class DiskRead:
-    """Blocks that are read from the disk into host memory while a request waits. It waits for them
-    until `wait_until`. `seconds` is what each unit of a block took that has arrived."""
+    """Blocks that are read from the disk into host memory while a request waits. The request waits
+    for them until `wait_until`. `seconds` is the time that each arrived unit of a block took."""
 
     began_us: int
     wait_until: float
     seconds: dict[bytes, float] = field(default_factory=dict)
 
     def note(self, name: bytes, seconds: float) -> None:
-        """A unit has arrived in host memory."""
+        """Note that a unit has arrived in host memory."""
         self.seconds[name] = seconds
 
 

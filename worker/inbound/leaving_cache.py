@@ -1,9 +1,9 @@
 """The cached blocks of a worker that drains, which others may take over before it ends.
 
-The draining worker decides who gets what: it offers its cache to the workers that can use it, and
-names each idle prefix to one of them only, the one used last first. The takers decide how much they
-have room for and when they fetch it (`worker.inbound.taken_caches`). Takes no memory. The worker
-waits for takers as long as they keep asking, and never beyond its grace period.
+The draining worker shares out its prefixes: it offers its cache to the workers that can use it, and
+names each idle prefix to only one of them, most recently used prefixes first. The takers decide how
+many blocks they have room for and when they fetch them (`worker.inbound.taken_caches`). Takes no
+memory. The worker waits for takers as long as they keep asking, and never beyond its grace period.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 QUIET_S = 2.0
 """A taker that neither asks nor fetches for this long is not waited for."""
 _LOOK_S = 0.25
-"""Between two looks at the fleet, and two searches for prefixes while requests run."""
+"""The time between two checks of the fleet, and between two searches for prefixes while requests
+run."""
 
 
 class LeavingCache:
@@ -34,9 +35,9 @@ class LeavingCache:
         self._pools = host.engine.scheduler.pools
         self._begun = False
         self._can_offer = True
-        self._has_settled = False  # the fleet knows of the drain, and we know who could take
+        self._has_settled = False  # the fleet knows of the drain, and we know the possible takers
         self._offered: set[str] = set()  # incarnations
-        self._takers: set[str] = set()  # those that were offered it and have not finished
+        self._takers: set[str] = set()  # workers that were offered the cache and have not finished
         self._asking: dict[Peer, int] = {}  # takers that await an answer, with their room
         self._prefixes: list[list[bytes]] = []  # to be named, the next one last
         self._named: set[bytes] = set()  # the last hash of each named prefix
@@ -50,7 +51,7 @@ class LeavingCache:
         return self._host.lifecycle.is_draining and not is_over
 
     def ask(self, peer: Peer, ask: CacheAsk) -> None:
-        """A taker has room for blocks, or wants no more."""
+        """Note that a taker has room for blocks, or wants no more."""
         if peer.name not in self._takers:
             self._host.send(peer, CachedPrefix(hashes=[]))
             return
@@ -61,13 +62,13 @@ class LeavingCache:
             self._finish(peer)
 
     def lose(self, peer: Peer) -> None:
-        """A connection is gone, and with it a taker's question."""
+        """Note that a connection is gone, and with it a taker's question."""
         self._asking.pop(peer, None)
 
     def sweep(self, is_busy: bool, is_serving: bool) -> None:
-        """Begin with the drain, answer takers, and stop waiting for those that are quiet. None
-        counts as quiet while the worker `is_serving` fetches. While it `is_busy` with requests,
-        more prefixes may come."""
+        """Begin with the drain, answer takers, and stop waiting for quiet takers. No taker counts
+        as quiet while the worker `is_serving` fetches. While it `is_busy` with requests, more
+        prefixes may come."""
         if not self._host.lifecycle.is_draining:
             if self._begun:
                 self._start_over()
@@ -111,13 +112,13 @@ class LeavingCache:
                 self._peers.send(taker.incarnation, CacheOffer())
                 log.info("the cached blocks are offered to %s", taker.worker_id)
         if self._takers and self._has_settled:
-            # Takers that drain, too, or have ended are not waited for. Before, the announcement of
-            # our drain reads the fleet.
+            # Do not wait for takers that drain themselves or have ended. The announcement of our
+            # drain has read the fleet before.
             self._peers.look_again()
 
     def _answer(self, peer: Peer, num_blocks: int, is_busy: bool) -> None:
         """Name the next prefix, or as much of it as the taker has room for, up to an end at which
-        all groups of layers can go on."""
+        all groups of layers can continue."""
         prefix = self._next_prefix(is_busy)
         while prefix is not None and self._pools.has_windows:
             end = self._pools.match(prefix[:num_blocks]).num_blocks
@@ -152,7 +153,7 @@ class LeavingCache:
         self._asking.pop(peer, None)
 
     def _start_over(self) -> None:
-        """The drain was taken back."""
+        """Start over, because the drain was taken back."""
         for peer in list(self._asking):
             self._host.send(peer, CachedPrefix(hashes=[]))
         self._asking.clear()

@@ -25,7 +25,7 @@ class MovingCaches:
         return self._leaving.is_open
 
     def handle(self, peer: Peer, message: CacheOffer | CacheAsk) -> None:
-        """A worker offers its cache, or asks for ours."""
+        """Handle a message of a worker that offers its cache or asks for ours."""
         match message:
             case CacheOffer():
                 self.taken.offer(peer.name)

@@ -1,7 +1,7 @@
 """The ends of our transport that peers write to, and which peer writes to which.
 
 A peer that has reconnected to an end and still cannot write to it is introduced to another end. Its
-grants under the old name fail; their fences are lifted as usual, when the peer says that it writes
+grants under the old name fail. As usual, their fences are lifted when the peer says that it writes
 no more. An end is retired when no peer writes to it.
 """
 

@@ -36,7 +36,7 @@ class _Link:
     worker_id: str
     process: WatchedProcess | None  # if the peer is known to run on our machine
     is_leaving: bool  # the peer drains, so its end is expected
-    descriptor: PeerDescriptor  # of the pool, as the peer knows it
+    descriptor: PeerDescriptor  # our pool, as the peer knows it
     next_look: float = 0.0
     resets: int = 0
     num_refused: int = 0
@@ -46,16 +46,16 @@ class SourcePeers:
     """Workers that send us blocks, by incarnation.
 
     - A peer on our machine is lost when its process has ended, and not before: a stopped process
-      may continue in the middle of a write. The peer's answer to our Hello says where it runs;
-      before the answer, our view of the fleet may know.
+      may continue in the middle of a write. The peer's answer to our Hello says where it runs; our
+      view of the fleet may say so earlier.
     - A peer elsewhere is lost when it has been silent for `silence_s` and its lease has ended: it
       posts no writes after its own lease may have ended.
-    - A peer that refuses us, or is another incarnation than named, is lost at once: it never held a
-      grant of ours, or has released all.
+    - A peer that refuses us, or is another incarnation than named, is lost at once: it has no grant
+      of ours, because it never had one or has released all.
     - A peer that has never answered is lost after `silence_s`, alive or not: our grants are still
       queued here.
-    - A peer that falls silent later may still write at any time: it is `silent`, and requests need
-      not wait for it.
+    - A peer that falls silent after it has answered may still write at any time. It counts as
+      `silent`, and requests need not wait for it.
     """
 
     def __init__(self, around: Surroundings, poller: zmq.Poller, silence_s: float) -> None:
@@ -81,7 +81,7 @@ class SourcePeers:
 
     def connect_new(self, now: float) -> None:
         """Open a link to each prefill worker that is new in the fleet, so that the first handoff of
-        a pair does not wait for its connection. Each is tried once."""
+        a pair does not wait for its connection. Each worker is tried once."""
         if now < self._next_meeting:
             return
         self._next_meeting = now + _MEET_S
@@ -141,8 +141,8 @@ class SourcePeers:
         return None
 
     def takers(self) -> list[KvPeer]:
-        """The ready workers that can use our cached blocks: those of our role or, if there are
-        none, the others."""
+        """The ready workers that can use our cached blocks: workers of our role or, if there are
+        none, other workers."""
         hello = self._around.hello
         ready = [
             info

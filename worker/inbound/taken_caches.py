@@ -1,13 +1,13 @@
 """Takes over cached blocks of workers that drain: fetches without a request.
 
 One prefix at a time, in parts, and only while no request waits here. The blocks are free ones of
-our pool. They are pinned while the holder writes a part, then cached, as blocks that a request has
-left behind; a fetch that fails leaves them fenced, as any other. Nothing is pinned between two
-parts, and a part waits for nothing but writes, so this adds no wait of memory for memory.
+our pool. They are pinned while the holder writes a part, then cached like the blocks that a request
+leaves behind. If a fetch fails, its blocks stay fenced, as in any fetch. Nothing is pinned between
+two parts, and a part waits for nothing but writes, so this adds no wait of memory for memory.
 
-If layers keep windows or states, the last part of a prefix brings what all windows see from its
-end, and the states there. It is at least as long as the windows, so that nothing before it is
-needed. The other parts bring only blocks of layers that keep all tokens.
+If layers keep windows or states, the last part of a prefix also brings the blocks that all windows
+see from its end, and the states there. This part is at least as long as the windows, so no earlier
+windowed block is needed. The other parts bring only blocks of layers that keep all tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from worker.moved_blocks import bytes_by_group
 log = logging.getLogger(__name__)
 
 EVICTED_SHARE = 1 / 2
-"""The part of our own cached blocks that those of one draining worker may evict."""
+"""The part of our own cached blocks that blocks of one draining worker may evict."""
 PART_BYTES = 16 << 20
 PART_SHARE = 1 / 8
 """A part has at most this many bytes, and takes at most this part of the pool."""
@@ -52,12 +52,12 @@ LOOK_S = 5.0
 
 @dataclass
 class _Offer:
-    """A worker that drains, and what we have taken from it.
+    """A worker that drains, and the blocks that we have taken from it.
 
-    While a part is fetched, `held` are the pinned blocks of `prefix` from its first one on, of the
-    first group, and `granted` by group those that the holder writes: of the first group the blocks
-    behind them, of the others slots (see `KvFetch`). `num_left` blocks may still be taken; those
-    of other groups count as the blocks of the first group that their memory would hold.
+    While a part is fetched, `held` are the pinned leading blocks of `prefix` in the first group.
+    `granted` are, by group, the blocks that the holder writes: in the first group the blocks after
+    `held`, in the others slots (see `KvFetch`). `num_left` blocks may still be taken. Blocks of
+    other groups count as the number of blocks of the first group that fit into their memory.
     """
 
     peer: KvPeer
@@ -76,12 +76,12 @@ class _Offer:
 
     @property
     def key(self) -> HandoffKey:
-        """The newest part."""
+        """The key of the newest part."""
         return HandoffKey(self.name, 0, self.num_parts)
 
 
 class TakenCaches:
-    """What this worker takes over; belongs to the loop's thread. See `FetchOwner`."""
+    """The caches that this worker takes over; belongs to the loop's thread. See `FetchOwner`."""
 
     def __init__(self, host: WorkerHost, inbound: InboundHandoffs, peers: SourcePeers) -> None:
         self._host = host
@@ -95,11 +95,12 @@ class TakenCaches:
         first = self._pools.rules[0].blocks_per_page
         pages = (rule.cover / rule.blocks_per_page for rule in windows)
         self._end_blocks = math.ceil(first * sum(pages))
-        """What the windows and states at a prefix's end take, in blocks of the first group."""
+        """The memory that the windows and states at a prefix's end take, in blocks of the first
+        group."""
         self._inbound = inbound
         self._peers = peers
         self._offers: dict[str, _Offer] = {}  # by incarnation
-        self._current: _Offer | None = None  # whose prefix is being taken
+        self._current: _Offer | None = None  # the offer whose prefix is being taken
         self._unknown: dict[str, float] = {}  # offers of workers not seen yet: until when to look
         inbound.fetch_owners.append(self)
 
@@ -111,12 +112,13 @@ class TakenCaches:
         return found
 
     def offer(self, worker_id: str) -> None:
-        """A worker drains and offers its cache. Our view of the fleet may not list it yet."""
+        """Note that a worker drains and offers its cache. Our view of the fleet may not list the
+        worker yet."""
         self._unknown[worker_id] = self._clock.now() + LOOK_S
         self._find_unknown()
 
     def take(self, incarnation: str, answer: CachedPrefix) -> None:
-        """The worker names a prefix, or has no more."""
+        """Take the worker's answer: the worker names a prefix, or has no more."""
         offer = self._offers.get(incarnation)
         if offer is None or not offer.is_asked:
             self._host.note_unexpected(incarnation, answer)
@@ -160,7 +162,7 @@ class TakenCaches:
             offer.why = closed.why
 
     def on_fetched(self, key: HandoffKey, num_blocks: int) -> None:
-        """A part is over: cache its blocks, and go on with the next part."""
+        """Cache the blocks of a part that is over, and continue with the next part."""
         offer = self._offer_of(key)
         if offer is None:
             return
@@ -247,7 +249,7 @@ class TakenCaches:
         return tail, [end - tail, *(min(rule.cover, end - tail) for rule in rules)]
 
     def _cache(self, offer: _Offer, blocks: list[int]) -> None:
-        """Cache blocks that have arrived, behind those that are held."""
+        """Cache blocks that have arrived; they follow the held ones."""
         for index, block in enumerate(blocks, len(offer.held)):
             parent = offer.prefix[index - 1] if index else None
             self._blocks.publish(block, offer.prefix[index], parent, offer.stays_in_pool)
@@ -255,7 +257,8 @@ class TakenCaches:
         self._host.counters.add(Count.TAKEN_BLOCKS, len(blocks))
 
     def _cache_windows(self, offer: _Offer, granted: GroupedBlocks, num_blocks: int) -> None:
-        """Cache what windows see from the end of the `num_blocks` blocks that have arrived."""
+        """Cache the blocks that windows see from the end of the `num_blocks` blocks that have
+        arrived."""
         for manager, slots in zip(self._pools.managers[1:], granted[1:], strict=True):
             filled = slots[:num_blocks]
             for index, block in enumerate(filled, len(offer.held) + num_blocks - len(filled)):
@@ -263,7 +266,8 @@ class TakenCaches:
                 manager.publish(block, offer.prefix[index], parent, offer.stays_in_pool)
 
     def _release(self, offer: _Offer, granted: GroupedBlocks = ()) -> None:
-        """A part is over: requests may have its blocks, and those before it."""
+        """Release the blocks of a part that is over, and the held ones, so that requests may have
+        them."""
         self._blocks.release([*offer.held, *(granted[0] if granted else ())])
         for manager, slots in zip(self._pools.managers[1:], granted[1:], strict=False):
             manager.release(slots)

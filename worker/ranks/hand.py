@@ -2,8 +2,8 @@
 
 Loads its shard of the weights, maps its part of the KV pool, and computes the steps that the head
 announces on the socket FD. It schedules nothing and talks to nobody else. It ends with the head,
-whose process id is PID: by the head's word, when the socket closes, or by the kernel's signal when
-the head is killed. Signals to the worker's group are the head's to answer.
+whose process id is PID: when the head says so, when the socket closes, or by the kernel's signal
+when the head is killed. It ignores signals to the worker's group, which the head answers.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ SILENCE_S = 30.0
 LOADING_S = 900.0
 """How much longer than the head a rank may take to load its weights."""
 _END_S = 5.0
-_WIDEST_BYTES = 4  # of one number in a hidden state
+_WIDEST_BYTES = 4  # the most bytes of one number in a hidden state
 
 
 @dataclass(frozen=True)
 class HandSettings:
-    """What hands need of their worker's settings: the model runs on `num_stages` stages of `size`
-    ranks."""
+    """The part of a worker's settings that its hands need. The model runs on `num_stages` stages of
+    `size` ranks."""
 
     config: EngineConfig
     size: int

@@ -1,5 +1,5 @@
-"""The addresses at which a worker listens and others reach it. Checked before its model loads, as
-are all other faults of the settings that can be found by then.
+"""The addresses at which a worker listens and others reach it. They are checked before the model
+loads, and so are all other settings that can be checked by then.
 
 A worker listens on `host` and registers the advertised address. In a container the two differ: it
 listens on all addresses of its pod.

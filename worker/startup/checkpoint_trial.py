@@ -17,7 +17,7 @@ from engine.sampling.grammar import Grammars
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read the files of the folder `argv[0]`; the exit status."""
+    """Read the files of the folder `argv[0]`. Returns the exit status."""
     folder = Path(argv[0])
     limit_this_process()
     return run_steps(

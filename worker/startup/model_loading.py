@@ -131,7 +131,7 @@ class ModelLoading:
         threads = max(1, num_threads // settings.num_ranks)
         config = engine_config(settings, self.folder)
         own = Shard.numbered(0, settings.tensor_parallel, settings.pipeline_parallel)
-        load_model_config(self.folder).part_of(own)  # or one line, not many
+        load_model_config(self.folder).part_of(own)  # fails in one line, not once per rank
         self._hands = Hands(
             HandSettings(
                 config,

@@ -16,7 +16,7 @@ from worker.settings import WorkerSettings
 
 _CPU = (64, 512)
 _CARD_SEQUENCES = 256
-_TOKENS_PER_GIB = 256  # of a card: 8,192 tokens from 32 GiB
+_TOKENS_PER_GIB = 256  # largest chunk of a card: 8,192 tokens from 32 GiB on
 _LEAST_CARD_TOKENS = 2048
 
 

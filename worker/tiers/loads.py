@@ -2,9 +2,9 @@
 
 A request that is admitted has memory for its whole prompt before it loads. Its blocks stay pinned
 until the load is over, however the request ends. Blocks on disk are read into host memory while the
-request waits. What fails to load is computed. If layers keep windows, a prefix is loaded up to an
-end at which all groups can go on; blocks of it that the pool has behind a gap are copied. Belongs
-to the loop's thread.
+request waits. Blocks that fail to load are computed. If layers keep windows, a prefix is loaded up
+to an end at which all groups can go on; blocks of the prefix that the pool has after a gap are
+copied. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ HOST, DISK = "host memory", "disk"
 CHANGES_AT_ONCE = 400
 """The most blocks in a report that came into a tier, and the most that left it."""
 TURN_S = 0.001
-"""The time until the tier's thread begins, and until the loop learns that it is done."""
+"""The time until the tier's thread begins, plus the time until the loop learns that the thread is
+done."""
 
 
 class TierLoads:
-    """All loads of one worker. `resume` is called when a sequence has loaded what there was; it
-    still counts as fetching."""
+    """All loads of one worker. `resume` is called when a sequence has loaded all available blocks;
+    the sequence still counts as fetching then."""
 
     def __init__(
         self, tiers: KvTiers | None, scheduler: Scheduler, counters: Counters, clock: Clock
@@ -52,11 +53,12 @@ class TierLoads:
         return self._tiers is not None
 
     def blocks_abandoned(self, group: int = 0) -> list[int]:
-        """Blocks of a group, of requests that ended while the blocks were being loaded."""
+        """The blocks of a group that belonged to requests which ended during a load of these
+        blocks."""
         return [block for load in self._abandoned for block in load.slots[group]]
 
     def sizes(self) -> dict[str, int]:
-        """What the tiers may hold, what they hold and how fast they are, by the fields of
+        """The tiers' sizes, their contents in bytes and their speeds, by the fields of
         `WorkerStats`."""
         sizes: dict[str, int] = {}
         if self._tiers is None:
@@ -70,7 +72,7 @@ class TierLoads:
         return sizes
 
     def take_changes(self) -> list[TierChange]:
-        """The changes of what the tiers hold since the last call, `CHANGES_AT_ONCE` at a time."""
+        """The changes of the tiers' contents since the last call, `CHANGES_AT_ONCE` at a time."""
         if self._tiers is None or self._pools.rules[0].window is not None:
             return []
         news = self._tiers.take_news(CHANGES_AT_ONCE)
@@ -96,7 +98,7 @@ class TierLoads:
     # -- calls by the owner of all fetches -------------------------------------------------------
 
     def prepare(self, sequence: Sequence, holders: Holders) -> None:
-        """Read from the disk what a new sequence will need of it, if that pays."""
+        """Read the blocks that a new sequence will need from the disk, if that pays."""
         if self._tiers is None or not holders.may_load:
             return
         hashes = self._usable(sequence)
@@ -168,7 +170,8 @@ class TierLoads:
         return True
 
     def drop(self, sequence: Sequence) -> None:
-        """A sequence is about to end: its blocks stay pinned until nothing is copied into them."""
+        """Drop the load of a sequence that is about to end. Its blocks stay pinned until nothing is
+        copied into them."""
         holders = holders_of(sequence)
         if holders is None or holders.load is None:
             return
@@ -182,11 +185,11 @@ class TierLoads:
     # -- steps ------------------------------------------------------------------------------
 
     def _usable(self, sequence: Sequence) -> list[bytes]:
-        """The hashes of what may be loaded; the last token is always computed."""
+        """The hashes of the blocks that may be loaded; the last token is always computed."""
         return sequence.hashes[: (sequence.num_tokens - 1) // self._block_size]
 
     def _in_pool(self) -> Has:
-        """Tells whether the pool has a block that is to be copied."""
+        """A function that tells whether the pool has a block that is to be copied."""
         if not self._pools.has_windows:
             return lambda _group, _digest: False
         managers = self._pools.managers
@@ -218,8 +221,8 @@ class TierLoads:
         )
 
     def _release(self, load: TierLoad, num_loaded: int) -> None:
-        """Nothing is copied any more into the blocks of a request that ended meanwhile. Those that
-        arrived can be used by others."""
+        """Release the blocks of a request that ended during its load: nothing is copied into them
+        any more. Other requests can use the blocks that arrived."""
         self._abandoned.remove(load)
         end, hashes = load.first_block + num_loaded, load.hashes
         groups = zip(self._pools.managers, load.needed, load.slots, strict=True)
@@ -232,8 +235,8 @@ class TierLoads:
     def _spans(
         self, holders: Holders, load: TierLoad, num_loaded: int, began_us: int, choice: FetchChoice
     ) -> list[FetchSpan]:
-        """What came from which tier, in the order of the prompt as far as a tier's blocks follow
-        each other. The disk's time is that of its reads."""
+        """The loaded blocks by tier: one span for each run of blocks from the same tier, in the
+        order of the prompt. The disk's time is that of its reads."""
         read = holders.from_disk
         asked_hashes = load.hashes[load.first_block :]
         arrived = asked_hashes[:num_loaded]

@@ -1,8 +1,8 @@
 """The choice of a starting worker's weights: another worker's if available, otherwise its
 checkpoint's.
 
-Nothing here keeps a worker from starting: whatever is wrong with other workers is logged in one
-line, and the checkpoint is loaded.
+Nothing here keeps a worker from starting: any trouble with other workers is logged in one line, and
+the checkpoint is loaded.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ class PeerTensors:
         self._link: ControlLink | None = None
         self._pool: StagingPool | None = None
         self._offer: WeightsOffer | None = None
-        self._arrived: set[int] = set()  # pieces that have not been read
-        # Of the next byte: its piece, and its offsets in the piece and in all.
+        self._arrived: set[int] = set()  # pieces that have arrived and have not been read
+        # The next byte's piece, its offset in the piece, and its offset in the whole stream.
         self._piece = self._offset = self._at = 0
         self._end = 0
         self._num_skipped = 0

@@ -50,8 +50,8 @@ _MOST_BLOCKS = 64
 _POLL_S = 200e-6
 _CLOSE_S = 10.0
 _NICENESS = 10
-"""The niceness of the threads: it leaves them a tenth of a busy core. With less, a thread that is
-suspended while it holds the interpreter's lock would delay the step loop."""
+"""The niceness of the threads, with which they get a tenth of a busy core. With less CPU, a thread
+that is suspended while it holds the interpreter's lock would delay the step loop."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class _Transfer:
         TransferError if the asker is gone or silent."""
         num_pieces = -(-stream.num_bytes // pool.block_bytes)
         num_sent, is_ready = 0, False
-        busy: dict[int, int] = {}  # the block that is written from, by handle
+        busy: dict[int, int] = {}  # the block that a write reads, by the write's handle
         deadline = time.monotonic() + self._means.patience_s
         while True:
             has_news = self._receive(_POLL_S if busy or not is_ready else _POLL_S * 50)

@@ -3,7 +3,7 @@
 The model reads text. Blocks with text become text, calls of the service's own tools become ordinary
 calls, and images and files are refused by name. Blocks that no other service can read (encrypted
 thoughts, changes of tools) are left out and named. `cache_control` is accepted everywhere: every
-prefix is cached, and a `ttl` is a hint that the client will be back.
+prefix is cached, and a `ttl` is a hint that the client will send the prompt again.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _messages_of(message: MessageFields, param: str) -> list[Message]:
     if isinstance(message.content, str):
         return [Message(message.role, message.content)]
     blocks = message.content
-    if message.role == "assistant":  # whose content is empty where the token limit cut it off
+    if message.role == "assistant":  # its content may be empty, if the token limit cut it off
         return _assistant_messages(blocks, param)
     if not blocks:
         raise InvalidRequest(f"'{param}.content' must not be empty", f"{param}.content")

@@ -29,7 +29,8 @@ from gateway.text.tokenizer import Tokenizer
 from protocol.errors import InvalidRequest
 
 MAX_WEAKENINGS = 4
-"""The most attempts to compile a schema, each without more of what llguidance cannot enforce."""
+"""The most attempts to compile a schema. Each attempt drops one more part that llguidance cannot
+enforce."""
 
 
 async def wanted_grammar(
@@ -71,8 +72,8 @@ async def _schema_grammar(
 
 
 async def check_schema(reader: SchemaReader, param: str, context: ApiContext) -> None:
-    """Drops what llguidance cannot enforce of a schema. Raises InvalidRequest, naming `param`, if
-    the rest does not compile, or if a strict schema cannot be enforced."""
+    """Drops the parts of a schema that llguidance cannot enforce. Raises InvalidRequest, naming
+    `param`, if the rest does not compile, or if a strict schema cannot be enforced."""
     for _ in range(MAX_WEAKENINGS):
         try:
             await context.grammars.check(reader.grammar, param)

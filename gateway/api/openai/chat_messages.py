@@ -146,8 +146,8 @@ class ChatMessage(StrictModel):
 
 
 def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """The messages of a conversation. A result without an id gets one: of a legacy `function_call`,
-    that of the call before it; otherwise that of the first call without a result. Raises
+    """The messages of a conversation. A result without an id gets the id of its call. For a legacy
+    `function_call` that is the call before it, otherwise the first call without a result. Raises
     InvalidRequest."""
     made: list[Message] = []
     called: deque[str] = deque()

@@ -72,8 +72,8 @@ def long_completion_logprobs(
     echoed_chars: int,
     echoed: EchoedLogprobs | None,
 ) -> CompletionLogprobs:
-    """The same for the tokens of a whole answer, after those of an echoed prompt; the lists are
-    holes."""
+    """Like `completion_logprobs`, for the tokens of a whole answer, after those of an echoed
+    prompt; the lists are holes."""
     width = 1 + max((len(token.logprobs.top) for token in tokens[:1]), default=0)
 
     def column(
@@ -179,7 +179,7 @@ def chat_logprobs(tokens: Sequence[OutputToken], names: TokenNames) -> ChatLogpr
 
 
 def long_chat_logprobs(tokens: list[OutputToken], names: TokenNames, holes: Holes) -> ChatLogprobs:
-    """The same for the tokens of a whole answer; the list is a hole."""
+    """Like `chat_logprobs`, for the tokens of a whole answer; the list is a hole."""
     width = 1 + max((len(token.logprobs.top) for token in tokens[:1]), default=0)
     parts = (_chat_entries(part, names) for part in slices(tokens, width))
     return ChatLogprobs(holes.put(list_pieces(parts)))

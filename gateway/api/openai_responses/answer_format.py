@@ -39,21 +39,21 @@ class _Logprobs:
     """Log-probabilities of tokens in JSON, one by one: `whole` as the output text shows them,
     `short` as events do, without `bytes`.
 
-    Several events repeat those of the whole text. Each token is encoded once, when it comes, so
-    that the end of a long text is quick.
+    Several events repeat the log-probabilities of the whole text. Each token is encoded once, when
+    it comes, so that the end of a long text is quick.
     """
 
     whole: list[bytes] = field(default_factory=list)
     short: list[bytes] = field(default_factory=list)
 
     def add(self, entry: ChatTokenLogprob) -> None:
-        """Add those of the next token."""
+        """Add the log-probabilities of the next token."""
         top = [api.TopTextLogprob(each.token, each.logprob) for each in entry.top_logprobs]
         self.whole.append(msgspec.json.encode(entry))
         self.short.append(msgspec.json.encode(api.TextLogprob(entry.token, entry.logprob, top)))
 
     def extend(self, other: _Logprobs) -> None:
-        """Add those of further tokens."""
+        """Add the log-probabilities of further tokens."""
         self.whole += other.whole
         self.short += other.short
 

@@ -49,7 +49,8 @@ _T = TypeVar("_T")
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """The most bytes of one record before compression: an answer with all the items before it."""
 MAX_PENDING_BYTES = 64 * 1024 * 1024
-"""The most bytes of requests and answers that wait to be written; one owner cannot take all."""
+"""The most bytes of requests and answers that wait to be written; a single owner cannot use all of
+them."""
 _RECORD_BYTES = 4096
 """Bytes counted for a record in addition to its input and its answer."""
 LEASE_S = 30.0
@@ -116,8 +117,8 @@ class ResponseMemory:
             self._not_kept.labels(reason)
 
     def why_not(self, num_bytes: int) -> str | None:
-        """Why a response to `num_bytes` of input cannot be kept, if that is known in advance;
-        counted then. None if it may be kept."""
+        """The reason, which is also counted, why a response to `num_bytes` of input cannot be kept.
+        None if nothing is known in advance that speaks against keeping it."""
         if self.records.is_away:
             return self._skip("store_away")
         return self._skip("too_large") if num_bytes > MAX_RECORD_BYTES else None

@@ -1,8 +1,8 @@
 """`truncation: auto`: drops a conversation's oldest turns until it fits into the context.
 
-A whole prompt takes long to render and encode, so the turns' texts are counted first, the newest
-first, and only as many as there is room for. Calls and the template's own tokens are not in these
-texts, so prompts around that place are then encoded: two of them as a rule.
+A whole prompt takes long to render and encode. So the tokens of the turns' texts are counted first,
+from the newest turn back, until there is no more room. Calls and the template's own tokens are not
+in these texts, so prompts around that place are then encoded, usually two of them.
 """
 
 from __future__ import annotations

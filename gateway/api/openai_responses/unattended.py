@@ -1,4 +1,4 @@
-"""Keeps responses when they have ended, and runs responses that no client waits for."""
+"""Keeps responses that have ended, and runs responses that no client waits for."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ResponseEnd:
         self._loop = asyncio.get_running_loop()
 
     def take(self, response: api.Response) -> None:
-        """The response has ended."""
+        """Take a response that has ended."""
         self.response = response
         if self._keeping is not None and not response.background:
             self._loop.call_soon_threadsafe(self._keeping.keep, response)

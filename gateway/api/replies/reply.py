@@ -325,7 +325,7 @@ class _Chunks:
         whole = await self._tokenizer.for_answer(lambda: self._bookmark.marked(events()))
         for at in range(0, len(whole), MAX_PIECE_BYTES):
             self._writer.write(whole[at : at + MAX_PIECE_BYTES])
-            await asyncio.sleep(0)  # the writer writes in the next turn
+            await asyncio.sleep(0)  # the event writer sends in the next turn of the loop
             await self._writer.wait_room()
 
     async def finish(self) -> None:

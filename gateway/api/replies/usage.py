@@ -15,7 +15,7 @@ class CachedTokens(Struct, frozen=True):
 
 
 class OutputDetails(Struct, frozen=True):
-    """Details of the output's tokens: those of reasoning, its markers included."""
+    """Details of the output's tokens: the tokens of reasoning, including its markers."""
 
     reasoning_tokens: int
 
@@ -55,7 +55,7 @@ class UsageCount:
                 self.num_output += each.known.num_tokens
 
     def counts_cached(self, choice: Choice) -> bool:
-        """Whether its prompt's cache hits are counted for this choice."""
+        """Whether this choice counts the cache hits of its prompt."""
         return choice.index in self._cached
 
     def add(self, choice: Choice, delta: TextDelta) -> None:

@@ -58,7 +58,7 @@ def ignorable(*neutral: Any) -> Ignorable:
 
 
 def ignorable_entries(*known: str) -> Ignorable:
-    """A list of texts of which only the `known` ones are honoured; the others are named."""
+    """A list of texts. Only the `known` texts are honoured; the others are named."""
 
     def names(values: Any) -> list[str]:
         unknown = dict.fromkeys(each for each in values or () if each not in known)

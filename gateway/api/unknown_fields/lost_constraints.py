@@ -90,8 +90,9 @@ def replacement(name: str) -> str | None:
 
 
 def lost_constraint(name: str, value: Any, depth: int = 0) -> tuple[str, str] | None:
-    """The path of the unknown field, or of one in an object that it holds, which would constrain or
-    limit the answer, and the fields to use instead; None if there is none."""
+    """The path of a field that would constrain or limit the answer, and the fields to use instead.
+    That is the unknown field itself, or a field in an object that it holds. None if there is no
+    such field."""
     if len(name) > MAX_NAME_CHARS:
         return None
     if isinstance(value, dict) and _snake(name) in _CONTAINERS and depth < MAX_DEPTH:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 SHORT, LONG = 4, 6
-"""Lengths of known names from which one edit, or two, count as a slip."""
+"""In known names from these lengths on, one edit, or two edits, count as a slip."""
 
 KNOWN_ELSEWHERE = frozenset(
     """
@@ -82,7 +82,7 @@ def _is_within(first: str, second: str, edits: int) -> bool:
         place += 1
     first, second = first[place:], second[place:]
     if not first or not second:
-        return True  # what remains is at most `edits` long
+        return True  # the rest is at most `edits` long
     if not edits:
         return False
     return (

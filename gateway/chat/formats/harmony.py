@@ -43,7 +43,8 @@ _HEADERS = (CHANNEL, START, CONSTRAIN, MESSAGE, "to=", "assistant")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 _UNUSED_HEADERS = re.compile("(?s).*(?:" + "|".join(map(re.escape, _ENDS)) + ")")
-"""A header up to its last marker that ends a message: headers of messages without a body."""
+"""Matches a header up to its last marker that ends a message, and so the headers of messages
+without a body."""
 _MAX_HEADER_CHARS = 1024
 
 

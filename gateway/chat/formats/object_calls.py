@@ -157,7 +157,7 @@ class ObjectCallsParser(ToolParser):
         return True
 
     def _step_skip(self) -> bool:
-        """Drop text up to the next marker: the rest of a block that could not be read."""
+        """Drop the rest of a block that could not be read: the text up to the next marker."""
         if not self._skip_to(*self._markers):
             return False
         if self.end is not None and self._is_at_end():

@@ -29,7 +29,7 @@ class Attempt:
     - `prefill`: the other worker that sends the KV, if any: a prefill worker, or the decode worker
       that hands the request over.
     - `holders`: workers from which the one that computes the prompt may fetch leading blocks.
-    - `session`: the one that its prompt belongs to, as far as it is known.
+    - `session`: the session that its prompt belongs to, if it is known.
     - `decode_runs`: the decode worker has all KV, because it has sent a token of its own.
     - `is_moved`: all KV has arrived at the decode worker.
     - `is_leaving`: the attempt's own decode worker was asked to hand the request over.

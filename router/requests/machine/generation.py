@@ -1,10 +1,9 @@
 """One request from its admission to its end: events in, actions out.
 
-Pure: the owner of a generation tells it what happens, carries out the actions that each event
-returns, in their order, and does what its state says. Events may be late, doubled or in another
-order than they happened: those that do not fit the state are ignored. Invariants: each token is
-delivered once and in order; no attempt is left without its end, nor a reservation; a worker is
-avoided only for what it did.
+Pure: the owner of a generation reports events to it, carries out the actions that each event
+returns, in their order, and does the work of its state. Events may be late, doubled or out of
+order; an event that does not fit the state is ignored. Invariants: each token is delivered once and
+in order; every attempt and every reservation ends; a worker is avoided only for its own faults.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Generation:
         self.stream = TokenStream(num_scored, sampling.max_tokens)
         self.failures = FailureHistory()
         self.num_attempts = 1
-        """Attempts so far, with the one that is to be placed."""
+        """Attempts so far, including the one that is to be placed."""
         self.cached_tokens = 0
         self.session = ""
         """The session that its first attempt belonged to."""
@@ -103,12 +102,12 @@ class Generation:
     # -- until an attempt runs ----------------------------------------------------------------
 
     def search(self, workers: Iterable[Worker]) -> None:
-        """Look for the stream on these workers, of which one may keep it, before anything else."""
+        """First look for the stream on these workers, one of which may keep it."""
         self.state = Searching(self.attempt_number, set(workers))
         self._end_vain_search(self.state)
 
     def on_not_kept(self, worker: Worker, message: NotKept) -> Sequence[Action]:
-        """A worker does not have the stream."""
+        """Note that a worker does not have the stream."""
         state = self.state
         if isinstance(state, Searching) and state.is_answer(worker, message.attempt):
             state.rule_out(worker)
@@ -116,29 +115,29 @@ class Generation:
         return ()
 
     def on_nobody_found(self) -> None:
-        """The time of the search is up."""
+        """End the search: its time is up."""
         if isinstance(self.state, Searching):
             self._place_next()
 
     def on_found(self, worker: Worker, number: int) -> Sequence[Action]:
-        """A worker has the stream. The generation continues there, with nothing else to do, unless
-        nobody asked or another worker was first."""
+        """Continue the generation on the worker that has the stream. Ignored if nobody asked, or if
+        another worker was first."""
         state = self.state
         if isinstance(state, Searching) and state.is_answer(worker, number):
             placement = placement_of(worker)
             self.state = Attempt(number, 0, placement, worker, None, [], decode_runs=True)
             return ()
-        is_used = number == self.attempt_number and self._uses(worker)  # it came twice
+        is_used = number == self.attempt_number and self._uses(worker)  # the answer came twice
         return _STALE if is_used else [*_STALE, self._free(worker, number)]
 
     def on_placed(self, attempt: Attempt) -> None:
-        """The next attempt has its workers, and its legs are to be sent."""
+        """Begin the next attempt, which has its workers now; its legs are to be sent."""
         assert isinstance(self.state, states.Placing), "one attempt at a time"
         self.state = attempt
         self.stream.start_attempt(is_remote=attempt.placement.mode is Mode.REMOTE)
 
     def on_refused(self, error: Overloaded | PromptTooLong) -> Sequence[Action]:
-        """No worker takes the next attempt: the end of a request that never ran."""
+        """No worker takes the next attempt. Ends a request that never ran."""
         assert isinstance(self.state, states.Placing), "only the next attempt is refused"
         actions = self._free_source(self.state)
         is_overload = isinstance(error, Overloaded)
@@ -292,7 +291,7 @@ class Generation:
         return ()
 
     def on_paused(self) -> None:
-        """The pause is over, and the ping was answered, or had time enough."""
+        """The pause is over, and the ping was answered or has timed out."""
         if isinstance(self.state, states.Pausing):
             self.state = states.AwaitingRoom(self.state.reason)
 
@@ -302,7 +301,7 @@ class Generation:
             self._place_next()
 
     def on_no_room(self, waited_s: float) -> None:
-        """There was time enough for a decode worker to be ready."""
+        """No decode worker has become ready within the time for that."""
         if isinstance(self.state, states.AwaitingRoom):
             late = f"no decode worker came back within {waited_s:g} s"
             self._give_up(f"{self.state.reason}; {late}")
@@ -310,7 +309,7 @@ class Generation:
     # -- the end ------------------------------------------------------------------------------
 
     def on_unread(self) -> Sequence[Action]:
-        """The client does not read what it gets: no worker is to blame for the attempt's end."""
+        """The client does not read its tokens. Ends the attempt without blaming a worker."""
         attempt, reason = self.attempt, "its client does not read"
         if attempt is None:
             return ()
@@ -322,8 +321,8 @@ class Generation:
     def end(
         self, outcome: str, error: RequestError | ServiceError | None = None, is_kept: bool = False
     ) -> Sequence[Action]:
-        """End the generation, whatever its state; with `is_kept` its attempt goes on, for a later
-        life of the stream."""
+        """End the generation in any state. With `is_kept` its attempt continues, for a later life
+        of the stream."""
         state = self.state
         if isinstance(state, states.Over):
             return ()
@@ -379,7 +378,7 @@ class Generation:
         return [Send(each, abort) for each in legs if each is not None and each is not ended]
 
     def _free(self, worker: Worker, number: int) -> Send:
-        """Let a worker forget what it keeps for an attempt that does not come."""
+        """Let a worker drop its state for an attempt that does not come."""
         return Send(worker, Abort(request_id=self.request.request_id, attempt=number))
 
     def _free_source(self, placing: states.Placing) -> Sequence[Action]:

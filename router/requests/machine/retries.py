@@ -1,4 +1,4 @@
-"""Whether a failed attempt is retried, after which pause, and avoiding which workers. Pure.
+"""Whether a failed attempt is retried, after which pause, and which workers the retry avoids. Pure.
 
 Failures and deaths since the last new token are bounded. A request that makes progress may outlive
 any number of workers, but a request that kills two workers is not given to a third. The pause grows
@@ -66,7 +66,7 @@ class FailureHistory:
             self.lost_peer = None
 
     def blame(self, attempt: Attempt, worker: Worker) -> None:
-        """Avoid this worker, because of what it did or did not do; if it is the prefill worker, the
+        """Avoid this worker, because of a fault or an omission. If it is the prefill worker, the
         request stays on the decode worker, with the blocks that arrived."""
         self.keeper = attempt.decode if worker is attempt.prefill else None
         self.failed.add(worker.info.incarnation)
@@ -108,7 +108,7 @@ class FailureHistory:
         return probed
 
     def on_probe(self, worker: Worker, ping: int) -> None:
-        """A suspect was pinged."""
+        """Note that a suspect was pinged."""
         self.suspects[worker.info.incarnation] = ping
 
     def count_late_death(self, worker: Worker) -> None:

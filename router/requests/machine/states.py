@@ -1,8 +1,8 @@
 """The states of a generation, of which it has one at a time, and the actions that follow events.
 
 Pure. A state says what the owner of a `Generation` does, or waits for, until the next event. Two
-states lie elsewhere: `Attempt`, while workers run it, and `Searching`, while a stream that another
-router began is looked for.
+states are in other files: `Attempt`, while workers run the request, and `Searching`, during the
+search for a stream that another router began.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ class Placing:
 
 @dataclass(frozen=True)
 class Failed:
-    """An attempt failed; `recover` decides what follows, once the client has what came before."""
+    """An attempt failed. Once the client has all earlier tokens, `recover` decides what follows."""
 
     failure: Failure
 
 
 @dataclass(frozen=True)
 class Pausing:
-    """The next attempt waits so long, and then for the answer to this ping, if there is one, from
-    the worker that is to keep the request: if it dies later, that counts as another death."""
+    """The next attempt waits for `pause_s`. If a worker that is to keep the request was pinged, the
+    attempt then waits for the answer: if that worker dies after it, this counts as another
+    death."""
 
     pause_s: float
     pinged: tuple[Worker, int] | None
@@ -102,8 +103,8 @@ class AwaitFirstToken:
 
 @dataclass(frozen=True, slots=True)
 class CountStale:
-    """The message came too late, came twice, or was not its sender's to send."""
+    """Count a message that came too late, came twice, or came from the wrong sender."""
 
 
 Action = TokenDelta | Send | AttemptEnded | Probe | AwaitFirstToken | CountStale
-"""A `TokenDelta` goes to the client, after those that came before."""
+"""A `TokenDelta` goes to the client, after the earlier deltas."""
