@@ -62,6 +62,9 @@ class CapturedDecodes(Protocol):
     def max_sequences(self) -> int:
         """The largest batch that was captured."""
 
+    def padded(self, num_sequences: int) -> int:
+        """The size of the captured pass that computes so many decodes."""
+
     def logits(
         self,
         tokens: Sequence[int],
@@ -140,6 +143,9 @@ class Backend(LayerFactory, Protocol):
 
     def sampler(self) -> Sampler:
         """The choice of tokens."""
+
+    def captures(self, sizes: Sizes) -> bool:
+        """Whether `graphs` captures decodes of these sizes."""
 
     def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
         """Captures decodes of up to `sizes.max_sequences`, if `sizes` and the device allow it. The

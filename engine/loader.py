@@ -97,9 +97,10 @@ def load_follower(
     """
     loaded = _load(config, progress, ranks)
     pool = loaded.pool(allocate)
-    attention = loaded.backend.attention(pool)
+    graphs = loaded.backend.graphs(loaded.model, pool, loaded.sizes)
+    attention = loaded.backend.tuned_attention(pool, loaded.sizes)
     step = loaded.model.whole_step(attention)
-    return Follower(loaded.model, attention, ranks, step), pool
+    return Follower(loaded.model, attention, ranks, step, graphs), pool
 
 
 def _load(

@@ -165,6 +165,10 @@ class CpuBackend:
         """See Backend."""
         return Sampler(self._config.vocab_size, self._kernels)
 
+    def captures(self, sizes: Sizes) -> bool:
+        """See Backend; a CPU has no graphs."""
+        return False
+
     def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> None:
         """See Backend; a CPU has none."""
 

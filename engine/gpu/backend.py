@@ -133,6 +133,10 @@ class CardBackend:
         """See Backend."""
         return Sampler(self._config.vocab_size)
 
+    def captures(self, sizes: Sizes) -> bool:
+        """See Backend; torch's attention is not captured."""
+        return False
+
     def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
         """See Backend; torch's attention is not captured."""
         return None
@@ -149,7 +153,8 @@ class CardBackend:
         num_tokens = min(sizes.max_chunk, sizes.context) + sizes.max_sequences
         largest, graphs = LargestStep(num_tokens, sizes.max_sequences), self.planned_graphs(sizes)
         memory = profile(model, layout, self.attention, largest, self.sampler(), graphs)
-        fitting = blocks_for_card(layout, memory, sizes.memory_fraction or _DEFAULT_FRACTION)
+        fraction = (sizes.memory_fraction or _DEFAULT_FRACTION) / sizes.sharing
+        fitting = blocks_for_card(layout, memory, fraction)
         return min(fitting, sizes.most_blocks(layout))
 
     def report(self, pool: KvPool) -> None:

@@ -76,6 +76,10 @@ class DecodeGraphs:
         """The largest batch that has a graph."""
         return self._sizes[-1]
 
+    def padded(self, num_sequences: int) -> int:
+        """See CapturedDecodes."""
+        return self._sizes[bisect_left(self._sizes, num_sequences)]
+
     def logits(
         self,
         tokens: Sequence[int],
@@ -88,7 +92,7 @@ class DecodeGraphs:
         B is 1 to `max_sequences`; the results of padding rows are dropped. `late` tokens replace
         some of `tokens`.
         """
-        size = self._sizes[bisect_left(self._sizes, len(tokens))]
+        size = self.padded(len(tokens))
         self._attention[size].plan(segments)
         inputs = np.zeros(tuple(self._inputs.shape), dtype=np.int64)
         inputs[:, : len(tokens)] = tokens, positions

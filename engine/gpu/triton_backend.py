@@ -67,9 +67,13 @@ class TritonBackend(CardBackend, ABC):
         config = self._config
         return PoolLayers(pool, self.windows(pool), config.num_heads, self._dtype, config.scoring)
 
+    def captures(self, sizes: Sizes) -> bool:
+        """See Backend."""
+        return sizes.captures and self._is_captured()
+
     def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
         """See Backend."""
-        if not sizes.captures or not self._is_captured():
+        if not self.captures(sizes):
             return None
         size, most_blocks = sizes.max_sequences, sizes.most_blocks(pool.layout)
         makers = [self.fixed_decodes(view, size, most_blocks) for view in pool.groups]
@@ -81,8 +85,7 @@ class TritonBackend(CardBackend, ABC):
 
     def planned_graphs(self, sizes: Sizes) -> Graphs:
         """See CardBackend."""
-        captures = sizes.captures and self._is_captured()
-        num_graphs = len(graph_sizes(sizes.max_sequences)) if captures else 0
+        num_graphs = len(graph_sizes(sizes.max_sequences)) if self.captures(sizes) else 0
         return Graphs(num_graphs, self.graph_wrappers)
 
     def _is_captured(self) -> bool:

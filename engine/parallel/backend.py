@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.backend import Backend, FusedPass, Sizes
+from engine.backend import Backend, CapturedDecodes, FusedPass, Sizes
 from engine.checkpoint.experts_config import ExpertsConfig
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.quantized_blocks import BlockMatrix, Matrix
@@ -21,7 +21,8 @@ from engine.layers.ops import LayerOps
 from engine.layers.summed import SummedEmbedding, SummedExperts, SummedLinear
 from engine.models.parts import ModelParts
 from engine.models.runnable import RunnableModel
-from engine.parallel.hidden_states import StageLink
+from engine.parallel.captured import CapturedShard, LeadingGraphs
+from engine.parallel.hidden_states import StatesLink
 from engine.parallel.leader import LeadingAttention, LeadingModel
 from engine.parallel.ranks import Ranks
 from engine.sampling.sampler import Sampler
@@ -91,9 +92,10 @@ class RankBackend:
         """See Backend."""
         return self._own.attention(pool)
 
-    def tuned_attention(self, pool: KvPool, sizes: Sizes) -> LeadingAttention:
+    def tuned_attention(self, pool: KvPool, sizes: Sizes) -> AttentionBackend:
         """See Backend."""
-        return LeadingAttention(self._own.tuned_attention(pool, sizes))
+        own = self._own.tuned_attention(pool, sizes)
+        return LeadingAttention(own) if self._ranks.leads else own
 
     def runnable(self, model: RunnableModel) -> LeadingModel:
         """See Backend."""
@@ -103,17 +105,36 @@ class RankBackend:
         """See Backend."""
         return self._own.sampler()
 
-    def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> None:
-        """See Backend; steps are announced one by one."""
+    def captures(self, sizes: Sizes) -> bool:
+        """See Backend."""
+        return self._may_capture(sizes) and self._own.captures(sizes)
+
+    def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
+        """See Backend; all ranks capture, or none does. Stages capture nothing."""
+        ranks = self._ranks
+        if not self._may_capture(sizes) or not ranks.least(self._own.captures(sizes)):
+            return None
+        own = self._own.graphs(CapturedShard(model, ranks), pool, sizes)
+        assert own is not None
+        return LeadingGraphs(own, ranks, self.device) if ranks.leads else own
 
     def num_blocks(self, model: RunnableModel, layout: KvLayout, sizes: Sizes) -> int:
-        """See Backend; the same on every rank."""
-        return self._ranks.least(self._own.num_blocks(model, layout, self._shared(sizes)))
+        """See Backend; the same on every rank. Connects the ranks first."""
+        ranks = self._ranks
+        ranks.join()
+        passing = PassingModel(model, ranks) if ranks.after is not None else model
+        return ranks.least(self._own.num_blocks(passing, layout, self._shared(sizes)))
+
+    def _may_capture(self, sizes: Sizes) -> bool:
+        """Whether steps may be captured: sums through memory of a host cannot be."""
+        is_grouped = self._ranks.groups is not None and self._ranks.groups.is_captured
+        return sizes.captures and is_grouped and self.shard.num_stages == 1
 
     def _shared(self, sizes: Sizes) -> Sizes:
         """On a CPU's host the ranks share its memory; each card has its own."""
-        sharing = self.shard.num_ranks if self.device.type == "cpu" else 1
-        return replace(sizes, captures=False, sharing=sharing)
+        groups = self._ranks.groups
+        sharing = self.shard.num_ranks if groups is None else groups.sharing
+        return replace(sizes, captures=self._may_capture(sizes), sharing=sharing)
 
     def report(self, pool: KvPool) -> None:
         """See Backend."""
@@ -123,13 +144,41 @@ class RankBackend:
 class ReceivedStates:
     """In place of an embedding: the hidden states that the stage before has computed."""
 
-    def __init__(self, link: StageLink, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, link: StatesLink, hidden_size: int, dtype: torch.dtype) -> None:
         self._link = link
         self._hidden_size = hidden_size
         self._dtype = dtype
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Those of the tokens of the step that is announced, [N, hidden]. Raises RankLost."""
-        states = torch.empty(len(token_ids), self._hidden_size, dtype=self._dtype)
+        shape = (len(token_ids), self._hidden_size)
+        states = torch.empty(shape, dtype=self._dtype, device=token_ids.device)
         self._link.receive(states)
+        return states
+
+
+class PassingModel:
+    """A shard of a stage whose hidden states go to the next one, for passes that nobody announces:
+    those that measure memory, on all ranks at once."""
+
+    def __init__(self, model: RunnableModel, ranks: Ranks) -> None:
+        self.config = model.config
+        self.device = model.device
+        self.dtype = model.dtype
+        self._model = model
+        self._ranks = ranks
+        self.logits = model.logits
+        self.whole_step = model.whole_step
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See RunnableModel."""
+        states = self._model.hidden(token_ids, positions, attention, rows)
+        assert self._ranks.after is not None
+        self._ranks.after.send(states)
         return states

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.base import AttentionBackend, wanted_rows
+from engine.backend import CapturedDecodes
 from engine.device import to_device
 from engine.models.runnable import RunnableModel, WholeStep
-from engine.parallel.ranks import Logits, Ranks, Step
+from engine.parallel.captured import replay
+from engine.parallel.ranks import Logits, Ranks, Replay, Step
 from engine.parallel.vocabulary import gather_likeliest, gather_logits
 
 
 class Follower:
-    """A rank that runs the steps that rank 0 announces; `step` runs those that choose."""
+    """A rank that runs the steps that rank 0 announces; `step` runs those that choose, `graphs`
+    those that all ranks have captured."""
 
     def __init__(
         self,
@@ -22,11 +25,13 @@ class Follower:
         attention: AttentionBackend,
         ranks: Ranks,
         step: WholeStep | None = None,
+        graphs: CapturedDecodes | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._ranks = ranks
         self._step = step
+        self._graphs = graphs
 
     def run(self) -> None:
         """Run until the leader announces the end. Raises RuntimeError when a rank is lost."""
@@ -34,6 +39,9 @@ class Follower:
             with self._ranks.timed():
                 if isinstance(message, Logits):
                     self._give_logits(message.num_rows)
+                elif isinstance(message, Replay):
+                    assert self._graphs is not None
+                    replay(self._graphs, message)
                 elif message.chooses:
                     self._choose(message)
                 else:
@@ -44,7 +52,7 @@ class Follower:
         ranks, segments = self._ranks, step.planned()
         wanted = wanted_rows(segments) if ranks.shard.is_last_stage else None
         self._attention.plan(segments)
-        tokens, positions = self._on_device(step.tokens), self._on_device(step.positions)
+        tokens, positions = self._tokens(step), self._on_device(step.positions)
         rows = None if wanted is None else self._on_device(wanted)
         hidden = self._model.hidden(tokens, positions, self._attention, rows)
         if wanted is not None and not len(wanted):
@@ -65,6 +73,14 @@ class Follower:
         shape = (num_rows, model.config.hidden_size)
         x = torch.empty(shape, dtype=model.dtype, device=model.device)
         gather_logits(model, x, ranks.sums, ranks.shard.size)
+
+    def _tokens(self, step: Step) -> torch.Tensor:
+        if not self._ranks.shares_tokens:
+            return self._on_device(step.tokens)
+        shape = (len(step.positions),)
+        tokens = torch.empty(shape, dtype=torch.int64, device=self._model.device)
+        self._ranks.sums.share(tokens)
+        return tokens
 
     def _on_device(self, numbers: Sequence[int]) -> torch.Tensor:
         return to_device(torch.tensor(numbers, dtype=torch.int64), self._model.device)

@@ -1,4 +1,4 @@
-"""Hidden states from one pipeline stage to the next, through memory of one host.
+"""Hidden states from one pipeline stage to the next; `StageLink`: through memory of one host.
 
 The first rank of a stage sends, all ranks of the next one receive: after a stage's last sum, all of
 its ranks have the same hidden states.
@@ -7,6 +7,7 @@ its ranks have the same hidden states.
 from __future__ import annotations
 
 import ctypes
+from typing import Protocol
 
 import torch
 
@@ -15,6 +16,20 @@ from engine.parallel.sums import DONE, LINE_BYTES, RankLost
 SLOT_BYTES = 1 << 18
 _STEPS = 2
 """Steps whose hidden states the memory holds, so that a stage need not wait for the next one."""
+
+
+class StatesLink(Protocol):
+    """One end of the link between two stages."""
+
+    def send(self, x: torch.Tensor) -> None:
+        """Send hidden states, contiguous. Raises RankLost."""
+
+    def receive(self, x: torch.Tensor) -> None:
+        """Receive hidden states of this shape and type into `x`, contiguous. Raises RankLost."""
+
+    @property
+    def waited_ns(self) -> int:
+        """The time for which this rank's host has waited for the other end so far."""
 
 
 class _Call(ctypes.Structure):
@@ -35,7 +50,7 @@ class _Call(ctypes.Structure):
 
 
 class StageLink:
-    """One end of the link between two stages. `limit_s`: how long it waits for the other end."""
+    """A `StatesLink`. `limit_s`: how long it waits for the other end."""
 
     def __init__(
         self,

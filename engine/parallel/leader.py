@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
 from engine.models.runnable import Likeliest, RunnableModel, WholeStep
 from engine.parallel.ranks import Logits, Ranks, Step
-from engine.parallel.sums import RankLost
 from engine.parallel.vocabulary import gather_likeliest, gather_logits
 from engine.rank_times import RankTime
 
@@ -31,8 +29,7 @@ class LeadingAttention:
 
 class LeadingModel:
     """Rank 0's shard of a model for the runner; announces each pass before running it, unless it
-    is announced already. After an error of this rank the others are still in the middle of the
-    pass and would mix it with the next one, so methods raise RankLost for such errors, too."""
+    is announced already. Methods raise RankLost for every error (see `Ranks.passing`)."""
 
     def __init__(self, model: RunnableModel, ranks: Ranks) -> None:
         self._ahead: deque[Step] = deque()
@@ -61,14 +58,18 @@ class LeadingModel:
         and where no row is wanted, the last layer has none.
         """
         assert isinstance(attention, LeadingAttention)
+        ranks = self._ranks
         if self._ahead:
-            self._ranks.announce_here(self._ahead.popleft())
+            ranks.announce_here(self._ahead.popleft())
         else:
-            self._ranks.announce(Step.of(attention.segments, token_ids.tolist()))
-        with self._together():
+            tokens = [] if ranks.shares_tokens else token_ids.tolist()
+            ranks.announce(Step.of(attention.segments, tokens))
+        with ranks.passing(self.device):
+            if ranks.shares_tokens:
+                ranks.sums.share(token_ids)
             hidden = self._model.hidden(token_ids, positions, attention.backend, rows)
             if rows is not None and not len(rows):
-                self._ranks.sums.meet()
+                ranks.sums.meet()
         return hidden
 
     @torch.inference_mode()
@@ -80,7 +81,7 @@ class LeadingModel:
         if not len(x):
             return torch.empty((0, self.config.vocab_size), device=x.device)
         self._ranks.announce_here(Logits(len(x)))
-        with self._together():
+        with self._ranks.passing(self.device):
             found = gather_logits(self._model, x.contiguous(), sums, size, out)
         assert found is not None
         return found
@@ -96,7 +97,7 @@ class LeadingModel:
             token_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int] | None
         ) -> Likeliest:
             self._ranks.announce(Step.of(attention.segments, list(token_ids), chooses=True))
-            with self._together():
+            with self._ranks.passing(self.device):
                 own_tokens = own(token_ids, positions, rows)
                 found = gather_likeliest(own_tokens, self._ranks.sums, self._ranks.shard.size)
             assert found is not None
@@ -105,16 +106,5 @@ class LeadingModel:
         return step
 
     def rank_times(self) -> list[RankTime]:
-        """The times of all ranks so far."""
-        return self._ranks.times.totals()
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Time a pass of all ranks. Raises RankLost."""
-        try:
-            with self._ranks.timed():
-                yield
-        except RankLost:
-            raise
-        except Exception as error:
-            raise RankLost(f"rank 0 cannot compute a step: {error!r}") from error
+        """The times of all ranks so far; none on cards, whose hosts only queue their work."""
+        return [] if self.device.type == "cuda" else self._ranks.times.totals()

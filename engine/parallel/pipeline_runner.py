@@ -73,9 +73,10 @@ class PipelineStep:
 
     def is_done(self) -> bool:
         """See Fence. All stages have landed once the last one has."""
-        return self.chosen is not None
+        return self.chosen is not None and self.chosen.stored.is_done()
 
     def wait(self) -> None:
         """See Fence; only for the thread that runs the steps."""
         while self.chosen is None:
             self._runner.run_next()
+        self.chosen.stored.wait()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
+import torch
 
 from engine.attention.base import Segment
 from engine.checkpoint.shard import Shard
+from engine.device import fence_of
 from engine.layers.summed import Sums
-from engine.parallel.hidden_states import StageLink
+from engine.parallel.hidden_states import StatesLink
+from engine.parallel.process_groups import RankGroups
+from engine.parallel.step_watch import StepWatch
 from engine.parallel.sums import RankLost
 from engine.rank_times import LINE_NUMBERS, RankTimes
 
@@ -59,7 +63,15 @@ class Logits(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     num_rows: int
 
 
-Message = Step | Logits
+class Replay(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Announces that all ranks replay the pass that they captured for `size` decodes, of which the
+    step has some; its tokens come with the pass."""
+
+    size: int
+    step: Step
+
+
+Message = Step | Logits | Replay
 
 
 def _tables(segment: Segment) -> list[tuple[int, list[int]]]:
@@ -72,6 +84,9 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Message)
 
 
+def _nothing() -> None: ...
+
+
 def _own_times() -> RankTimes:
     return RankTimes(memoryview(bytearray(LINE_NUMBERS * 8)).cast("q"), 0)
 
@@ -82,25 +97,59 @@ class Ranks:
 
     `links` are stream sockets: of the leader one to each follower, in the order of ranks, of a
     follower the one to the leader. They carry steps; `sums` carry what the ranks of a stage add up,
-    `before` and `after` the hidden states between stages. `times` are those of all ranks. The
-    methods raise RankLost when the other end of a link is gone.
+    `before` and `after` the hidden states between stages. `times` are those of all ranks. `groups`
+    are the process groups by which `sums` and links reach the others, if they do; then `on_loaded`
+    is called once all ranks have loaded their weights, and the leader's `watch` looks after steps
+    on a card. The methods raise RankLost when the other end of a link is gone.
     """
 
     shard: Shard
     links: Sequence[socket.socket]
     sums: Sums
-    before: StageLink | None = None
-    after: StageLink | None = None
+    before: StatesLink | None = None
+    after: StatesLink | None = None
     times: RankTimes = field(default_factory=_own_times)
+    groups: RankGroups | None = None
+    watch: StepWatch | None = None
+    on_loaded: Callable[[], None] = _nothing
 
     def timed(self) -> AbstractContextManager[None]:
         """Count the time of this rank's part of a step."""
         return self.times.timed(self.sums, self.before, self.after)
 
+    @contextmanager
+    def passing(self, device: torch.device) -> Iterator[None]:
+        """Time a pass on `device` that the leader has announced. After an error of the leader the
+        others are still in the middle of the pass and would mix it with the next one, so any error
+        becomes RankLost."""
+        try:
+            with self.timed():
+                yield
+        except RankLost:
+            raise
+        except Exception as error:
+            raise RankLost(f"rank 0 cannot compute a step: {error!r}") from error
+        if self.watch is not None:
+            self.watch.note(fence_of(device))
+
     @property
     def leads(self) -> bool:
         """Whether this rank announces the steps that the others wait for."""
         return self.shard.number == 0
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Whether the others get a step's tokens from the leader's device: on cards, where the host
+        may not know them yet. Stages before the last one begin before the leader does."""
+        return self.groups is not None and self.shard.num_stages == 1
+
+    def join(self) -> None:
+        """Wait until all ranks have loaded their weights, and connect the process groups; all ranks
+        have to call this before the first pass."""
+        if self.groups is not None:
+            self.least(0)
+            self.on_loaded()
+            self.groups.open()
 
     def announce(self, message: Message | None) -> None:
         """Tell the followers what is next; None ends their loop."""

@@ -1,13 +1,11 @@
-"""Sums over the ranks of a model: through shared memory on one host's CPUs, by NCCL on cards."""
+"""Sums over the ranks of a model through shared memory, on one host's CPUs."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 
 LINE_BYTES = 64
 """Of a rank's counter in shared memory; mirrors engine/native/rank_lines.h, as do these."""
@@ -49,41 +47,6 @@ class NoSums:
 
     def check(self) -> None:
         """See Sums; nothing can fail."""
-
-
-class CardSums:
-    """Sums by torch's process group of the cards (NCCL)."""
-
-    address: int | None = None
-    waited_ns = 0
-
-    def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
-        self._group = group
-        self.rank = rank
-
-    def add_up(self, part: torch.Tensor) -> None:
-        """See Sums."""
-        dist.all_reduce(part, group=self._group)
-
-    def share(self, x: torch.Tensor) -> None:
-        """See Sums."""
-        dist.broadcast(x, group=self._group, group_src=0)
-
-    def gather(self, part: torch.Tensor, bounds: Sequence[int], whole: torch.Tensor | None) -> None:
-        """See Sums; NCCL gathers parts of one size, so narrower ones are padded."""
-        widths = [end - begin for begin, end in pairwise(bounds)]
-        padded = torch.nn.functional.pad(part, (0, max(widths) - part.shape[1])).contiguous()
-        parts = None if whole is None else [torch.empty_like(padded) for _ in widths]
-        dist.gather(padded, parts, group=self._group, group_dst=0)
-        if whole is not None and parts is not None:
-            torch.cat([p[:, :width] for p, width in zip(parts, widths, strict=True)], 1, out=whole)
-
-    def meet(self) -> None:
-        """See Sums; the host waits for nothing, and the card's later work for all cards."""
-        self.add_up(torch.zeros(1, device="cuda"))
-
-    def check(self) -> None:
-        """See Sums; NCCL raises by itself."""
 
 
 class _Ranks(ctypes.Structure):

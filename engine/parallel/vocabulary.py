@@ -25,8 +25,15 @@ def gather_logits(
     if sums.rank == 0:
         whole = x.new_empty((len(x), vocab_size), dtype=torch.float32) if out is None else out
     sums.share(x)
-    sums.gather(model.logits(x), vocab_bounds(vocab_size, size), whole)
+    gather_parts(model, x, sums, size, whole)
     return whole
+
+
+def gather_parts(
+    model: RunnableModel, x: torch.Tensor, sums: Sums, size: int, whole: torch.Tensor | None
+) -> None:
+    """Like `gather_logits`, where all ranks have `x` already; the first rank's go to `whole`."""
+    sums.gather(model.logits(x), vocab_bounds(model.config.vocab_size, size), whole)
 
 
 def gather_likeliest(own: Likeliest, sums: Sums, size: int) -> Likeliest | None:

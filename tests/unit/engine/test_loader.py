@@ -24,7 +24,7 @@ from engine.gpu.choice import card_backend
 from engine.loader import load_engine
 from engine.parallel.backend import RankBackend
 from engine.parallel.ranks import Ranks
-from engine.parallel.sums import CardSums
+from engine.parallel.sums import NoSums
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import PAIRS, SPLIT, TOKENS, KvLayout
 from scheduling.scheduler import SchedulerConfig
@@ -175,7 +175,7 @@ class SplitOrders(CpuBackend):
 def test_ranks_share_blocks_that_have_shards(wanted: str, is_sharded: bool, order: str) -> None:
     model = load_model_config(DEMO_MODEL)
     whole = SplitOrders(model, "bfloat16")
-    ranks = Ranks(Shard(0, 2), [], CardSums(None, 0))
+    ranks = Ranks(Shard(0, 2), [], NoSums())
     backend = RankBackend(whole, ranks, model) if is_sharded else whole
     layout = model.kv_layout("m", 16, "bfloat16")
     assert loader.order_of(wanted, backend.orders(layout)) == order

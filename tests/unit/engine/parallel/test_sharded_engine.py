@@ -18,7 +18,7 @@ from engine.checkpoint.config import load_model_config
 from engine.checkpoint.shard import Shard
 from engine.loader import load_engine
 from engine.parallel.ranks import Ranks, Step
-from engine.parallel.sums import CardSums, NoSums, RankLost
+from engine.parallel.sums import NoSums, RankLost
 from protocol.errors import ConfigError
 from protocol.layout import WINDOW
 from tests.effort import in_turn, some
@@ -211,8 +211,8 @@ def test_a_step_reads_as_it_was_written(parts: list[Segment], data: st.DataObjec
     ours, theirs = socket.socketpair()
     with ours, theirs:
         announced = Step.of(parts, tokens)
-        Ranks(Shard(0, 2), [ours], CardSums(None, 0)).announce(announced)
-        step = Ranks(Shard(1, 2), [theirs], CardSums(None, 1)).next_message()
+        Ranks(Shard(0, 2), [ours], NoSums()).announce(announced)
+        step = Ranks(Shard(1, 2), [theirs], NoSums()).next_message()
     assert step == announced
     planned = [msgspec.structs.astuple(each) for each in step.planned()]
     assert planned == [msgspec.structs.astuple(each) for each in parts]

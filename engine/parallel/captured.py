@@ -1,0 +1,92 @@
+"""Decodes that all ranks of a stage have captured as graphs, sums included.
+
+Ranks capture the same passes in the same order, and replay the one that the leader announces. A
+captured pass begins with the leader's tokens, which may be known to its card only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.base import AttentionBackend, Segment
+from engine.backend import CapturedDecodes
+from engine.models.runnable import RunnableModel, WholeStep
+from engine.parallel.ranks import Ranks, Replay, Step
+from engine.parallel.sums import RankLost
+from engine.parallel.vocabulary import gather_parts
+from engine.sampling.chosen_tokens import LateTokens
+
+
+class CapturedShard:
+    """A rank's shard of a model, as its graphs capture it: with all that a pass exchanges."""
+
+    def __init__(self, model: RunnableModel, ranks: Ranks) -> None:
+        self.config = model.config
+        self.device = model.device
+        self.dtype = model.dtype
+        self._model = model
+        self._ranks = ranks
+
+    @torch.inference_mode()
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See RunnableModel; `token_ids` become the leader's."""
+        self._ranks.sums.share(token_ids)
+        return self._model.hidden(token_ids, positions, attention, rows)
+
+    @torch.inference_mode()
+    def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See RunnableModel; only the leader gets them. All ranks have the same `x`."""
+        ranks = self._ranks
+        whole = out if ranks.leads else None
+        gather_parts(self._model, x, ranks.sums, ranks.shard.size, whole)
+        return x if out is None else out
+
+    def whole_step(self, attention: AttentionBackend) -> WholeStep | None:
+        """See RunnableModel; graphs need none."""
+        return None
+
+
+class LeadingGraphs:
+    """The leader's graphs, which announce each replay."""
+
+    def __init__(self, own: CapturedDecodes, ranks: Ranks, device: torch.device) -> None:
+        self._own = own
+        self._ranks = ranks
+        self._device = device
+
+    @property
+    def max_sequences(self) -> int:
+        """See CapturedDecodes."""
+        return self._own.max_sequences
+
+    def padded(self, num_sequences: int) -> int:
+        """See CapturedDecodes."""
+        return self._own.padded(num_sequences)
+
+    def logits(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        segments: Sequence[Segment],
+        late: LateTokens | None = None,
+    ) -> torch.Tensor:
+        """See CapturedDecodes. Raises RankLost."""
+        self._ranks.announce(Replay(self._own.padded(len(tokens)), Step.of(segments, [])))
+        with self._ranks.passing(self._device):
+            return self._own.logits(tokens, positions, segments, late)
+
+
+def replay(graphs: CapturedDecodes, message: Replay) -> None:
+    """Replay a pass that the leader has announced. Raises RankLost if this rank has another one."""
+    segments, positions = message.step.planned(), message.step.positions
+    if graphs.padded(len(positions)) != message.size:
+        raise RankLost(f"rank 0 replays {message.size} decodes, which are not captured here")
+    graphs.logits([0] * len(positions), positions, segments)
