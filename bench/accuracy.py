@@ -7,12 +7,12 @@
     python -m bench.accuracy --model FOLDER --kv-dtype auto,fp8     # of keys and values, on a CPU
 
 Reads a text in windows, predicting each token from those before it in its window, and compares
-every combination of weights and KV with the first. With fp8 weights all combinations run on a
+every combination of weights and KV with the first one. With fp8 weights all combinations run on a
 card, which has no int8 and int4. Without `--text` the text is the docstrings of Python's own
 modules, which the bundled model has not seen. The figures depend on model and text: measure yours.
 `--peers llama.cpp` adds the perplexity of llama.cpp, which gets the same tokens in the same windows
-and reads the same GGUF file. `--formats` adds files with the model's weights in these formats, made
-from the values that the given file has.
+and reads the same GGUF file. `--formats` also measures files with the model's weights in these
+formats, which are made from the values in the given file.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Kind:
 
     weights: str = "auto"
     kv_dtype: str = "auto"
-    format: str = ""  # of a file that was made for it
+    format: str = ""  # format of a file that was made for this kind
 
     @property
     def label(self) -> str:
@@ -146,7 +146,7 @@ class Reader:
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Bits of a weight as products read it, scales included, on average, where known."""
+        """The average bits of a weight as products read it, including scales; None if unknown."""
         return packed_bits(self._model.linear_layers())
 
     def logits(self, window: torch.Tensor) -> torch.Tensor:

@@ -10,13 +10,13 @@ for good, and killed later; a worker is drained; one joins and leaves; one comes
 worker that lives; the store is killed and restarted empty; and, if possible (see
 bench.reliability.connection_cut), a connection to a worker or to the store is cut. Faults come one
 at a time; ended processes are restarted before the next. The longest request takes 124 blocks, so
-that `--num-blocks 160` makes pools tight. With `--placement load` a talk's second turn lands where
-its KV is not, so that workers fetch from each other amid the faults; a run without a fetch proves
-nothing then and fails. `--prefill-ranks 1x2` splits the model of prefill workers over one rank in
-each of two stages; then a rank is killed, too, or stopped for good, and its worker has to end by
-itself. Each transport gets a fleet and the minutes, or the faults. Exits with 1
-unless mismatches, duplicates, losses, errors and leaks are all zero; a client that gets 503 with
-Retry-After asks again.
+that `--num-blocks 160` makes pools tight. With `--placement load`, a conversation's second turn
+goes to a worker without its KV, so that workers fetch from each other amid the faults. Such a run
+fails if there was no fetch, because it proves nothing. `--prefill-ranks 1x2` splits the model of
+prefill workers over one rank in each of two stages; then a rank is killed, too, or stopped for
+good, and its worker has to end by itself. The given minutes or faults are for each transport, which
+gets a fleet of its own. Exits with 1 unless mismatches, duplicates, losses, errors and leaks are
+all zero; a client that gets 503 with Retry-After asks again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ is the tenth percentile in microseconds, which other processes disturb least.
 
 Then one plain sequence decodes beside the choices of a request with an ambiguous grammar, whose
 masks take tenths of a second each. The figures are the longest time between two of the plain
-sequence's tokens, in milliseconds, alone and beside the request, and what became of the request.
+sequence's tokens, in milliseconds, alone and beside the request, and the outcome of the request.
 """
 
 from __future__ import annotations

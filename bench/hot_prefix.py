@@ -81,7 +81,7 @@ class Result:
 
     @property
     def p99(self) -> float:
-        """The 99th percentile of it."""
+        """The 99th percentile of the time to the first token, in ms."""
         return sorted(self.ttft_ms)[int(0.99 * (len(self.ttft_ms) - 1))]
 
 
@@ -152,7 +152,7 @@ def report(results: Iterable[Result]) -> Table:
 
 
 def verdict(ours: Result, results: list[Result], by_cache: Result) -> list[str]:
-    """What exceeds its bound, in words."""
+    """The figures that exceed their bounds, in words."""
     wrong = []
     for name in ("p50", "p99"):
         value, best = getattr(ours, name), min(getattr(each, name) for each in results)

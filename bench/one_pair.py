@@ -1,4 +1,5 @@
-"""Whether one pair of processes moves KV blocks for ever: many transfers, cuts and restarts.
+"""Tests whether one pair of processes keeps moving KV blocks through many transfers, cuts and
+restarts.
 
     python -m bench.one_pair [--transfers 100000] [--restarts 200] [--transports nixl,shm]
 
@@ -43,7 +44,7 @@ NUM_BLOCKS, BLOCK_BYTES = 16, 64 << 10
 WAIT_S = 60.0
 PAUSE_S = 200e-6
 BURST = NUM_BLOCKS
-"""Transfers without a look at the sink, which reads each block before it is used again."""
+"""The most transfers before the sink is checked, which reads each block before it is used again."""
 
 
 class End:
@@ -127,7 +128,7 @@ class End:
 
 
 def serve(conn: Connection, transport: str) -> None:
-    """Carry out commands until the pipe closes; look at what arrives in between."""
+    """Carry out commands until the pipe closes; check arriving blocks in between."""
     end = End(transport)
     while True:
         end.received()
@@ -162,7 +163,7 @@ class Side:
         return self._conn.recv()
 
     def begin(self, name: str, *arguments: Any) -> None:
-        """Let it begin with a command."""
+        """Let the side begin with a command."""
         self._conn.send((name, *arguments))
 
     def answer(self) -> Any:
@@ -170,7 +171,7 @@ class Side:
         return self._conn.recv()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self.process.kill()
         self.process.join()
         self._conn.close()
@@ -228,7 +229,7 @@ class Pair:
 
 
 def wait_until(check: Callable[[], bool]) -> bool:
-    """Whether this comes true in time."""
+    """Whether the check becomes true in time."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if check():

@@ -1,4 +1,4 @@
-"""A model on several ranks of this host beside one rank with as many threads.
+"""Compares a model on several ranks of this host with one rank of as many threads.
 
     python -m bench.ranks [--model M1] [--ranks 2] [--turns 3]
 

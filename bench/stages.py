@@ -117,8 +117,8 @@ class StagedRun:
         return sum(lengths) / seconds, 1 - busy_s / (self._num_stages * under_way_s)
 
     def alone(self) -> float:
-        """The time to the first token of a long prompt by itself, as a multiple of its stages' own
-        computing."""
+        """The time to the first token of a single long prompt, divided by the time for which its
+        stages compute."""
         self._take(Way("", LONGEST), self._num_stages)
         seconds, busy_s, _ = self._compute([LONGEST], random.Random(0))
         return seconds / busy_s

@@ -1,4 +1,4 @@
-"""Tiers below a pool of KV blocks: what is found in each, and how much faster requests are.
+"""Tiers below a pool of KV blocks: the share of blocks that each provides, and the gain in speed.
 
     python -m bench.tiers [--model FOLDER|FILE.gguf] [--pool-blocks 256] [--prefix-tokens 480]
         [--requests 64] [--rounds 3] [--seed 1]
@@ -6,11 +6,10 @@
 Requests choose documents by Zipf's law and ask something new about them. The documents fill the
 pool four times, or half of it. Each contestant is a router and one decode worker: without tiers,
 with host memory that holds everything, and with host memory as large as the pool and a disk below
-it. All run at once and take turns, round by round; those that wait have nothing to do. Ratios
-compare the same round of two contestants, and their median is shown. The first round only fills
-the caches. Exits with 1 if two contestants answer differently, if a block of a tier fails, or if
-tiers make documents that fit into the pool more than 2 % slower; noise of that size takes more
-rounds.
+it. All run at once and take turns, round by round; the others are idle meanwhile. Ratios compare
+the same round of two contestants, and their median is shown. The first round only fills the caches.
+Exits with 1 if two contestants answer differently, if a block of a tier fails, or if tiers make
+documents that fit into the pool more than 2 % slower; noise of that size takes more rounds.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ ZIPF = 1.0
 FULL, FITTING = 4.0, 0.5
 """Working sets, as parts of the pool."""
 MOST_LOSS = 0.02
-"""What tiers may cost where the pool holds everything."""
+"""The most that tiers may cost if the pool holds everything."""
 _WATCHED = (
     "prefill_tokens",
     "cached_tokens",
@@ -77,7 +76,7 @@ class Contestant:
         return {name: worker["counters"].get(name, 0) for name in _WATCHED}
 
     def hold(self, prompts: Sequence[list[int]]) -> None:
-        """One round."""
+        """Send the prompts of one round."""
         before, url = self.counters(), f"{self.fleet.url('router-1')}/v1/completions"
         started = time.perf_counter()
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:
@@ -93,7 +92,7 @@ class Contestant:
         return sum(each[name] for each in self.grown[1:]) / max(1, whole)
 
     def speed(self, other: Contestant) -> float:
-        """As a multiple of another one's."""
+        """This contestant's speed as a multiple of the other's."""
         pairs = zip(other.seconds[1:], self.seconds[1:], strict=True)
         return median(theirs / ours for theirs, ours in pairs)
 

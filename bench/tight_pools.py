@@ -8,8 +8,8 @@ largest request exactly. The load (see bench.reliability.tight_load) is the same
 and for a large pool, the baseline of the ratios. Then, with one pool size, a prefill worker is
 stopped and continued, stopped for good, killed, or joins under load. Every answer must equal that
 of one worker alone; a request may also end with 503 and Retry-After. In the end no request, block
-or handoff may be left; of a worker that was stopped for good, once it is killed. Exits with 1
-otherwise.
+or handoff may be left. A worker that was stopped for good is checked after it is killed. Exits with
+1 otherwise.
 """
 
 from __future__ import annotations

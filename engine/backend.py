@@ -1,10 +1,10 @@
-"""What a model asks of the machine that computes it: one protocol for CPUs, cards and ranks.
+"""The interface of the machine that computes a model: one protocol for CPUs, cards and ranks.
 
-The loader chooses a backend once, from the settings, before anything large is loaded. All that
-depends on the machine is behind it: how weights are stored and multiplied, the operations between
-products, attention, sampling, graphs, fused steps, and how many KV blocks fit. A backend serves one
-model. `engine.cpu.backend` and `engine.gpu.backend` implement the protocol; `engine.parallel`
-implements it for a rank of several, over the backend of the rank's own device.
+The loader chooses a backend once, from the settings, before anything large is loaded. Everything
+that depends on the machine is behind the protocol: how weights are stored and multiplied, the
+operations between products, attention, sampling, graphs, fused steps, and how many KV blocks fit. A
+backend serves one model. `engine.cpu.backend` and `engine.gpu.backend` implement the protocol;
+`engine.parallel` implements it for a rank of several, over the backend of the rank's own device.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from protocol.layout import KvLayout
 from scheduling.pool_sizes import LEAST_STATES
 
 WHOLE = Shard(0, 1)
-"""The share of a model that is not split over ranks."""
+"""The shard of a rank that has the whole model."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large an engine's steps and its pool may be, as far as they are set."""
+    """The limits of an engine's steps and of its pool; None for limits that are not set."""
 
     max_sequences: int  # in a step
     max_chunk: int  # tokens of prompts in a step
@@ -48,7 +48,8 @@ class Sizes:
 
     def most_blocks(self, layout: KvLayout) -> int:
         """The blocks of a full batch at full context: no more can be used. With states, there is
-        room for as many again as the batch holds, for prompts that go on behind them."""
+        also room for the states of that batch, and for as many cached ones, after which prompts can
+        continue."""
         num_blocks = self.max_sequences * -(-self.context // layout.block_size)
         if not layout.has_states:
             return num_blocks
@@ -80,7 +81,7 @@ class FusedPass(Protocol):
     """All layers of a model in one call, over the attention backends that it supports."""
 
     def supports(self, attention: AttentionBackend) -> bool:
-        """Whether it runs over this attention backend."""
+        """Whether the pass runs over this attention backend."""
 
     def __call__(
         self,
@@ -110,7 +111,8 @@ class Backend(LayerFactory, Protocol):
     keeps_blocks: bool
     """Whether quantized weights of a GGUF file are multiplied as they are."""
     numerics: str
-    """What else workers must share to compute the same bits; "" if they need not."""
+    """A name for everything else that workers must share to compute the same bits; "" if bits may
+    differ."""
 
     def orders(self, layout: KvLayout) -> Sequence[str]:
         """The orders of keys and values in a block that attention reads, fastest first."""

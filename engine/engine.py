@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 class Engine:
     """Scheduler and runner of one worker; used by one thread.
 
-    `expert_loads` returns those of the model's mixtures so far, None if it has none; `rank_times`
-    those of the model's ranks, none if it has one.
+    `expert_loads` returns the loads of the model's mixtures so far, None if there are none.
+    `rank_times` returns the times of the model's ranks, empty for a single rank.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Engine:
     def run(self, batch: Batch) -> StepResult:
         """Compute a planned batch and commit it. An empty batch costs nothing.
 
-        With `run_ahead`, launches the batch. If as many others are under way as may be, commits the
+        With `run_ahead`, launches the batch. If the most steps are under way already, commits the
         oldest of them and returns its result. If the batch cannot run ahead of the steps under way,
         `run` only ends the oldest; the batch has to be planned again. After `run` has raised, call
         `try_withdraw`.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ExpertLoads:
-    """Totals over all layers and steps so far: pairs of a token with one of its experts, those of
-    each step's busiest expert of a layer, and experts that had a token in a step (whose weights
-    were read)."""
+    """Totals over all layers and steps so far: the pairs of a token with one of its experts, the
+    pairs of the busiest expert of each layer and step, and the experts that had a token in a step
+    (whose weights were read)."""
 
     pairs: int
     busiest_pairs: int

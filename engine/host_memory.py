@@ -1,8 +1,8 @@
 """How much memory this process may still take: the machine's, and that of its control groups.
 
 A container's limit is that of its control group, version 1 or 2, or of a group above it; the host's
-figures do not show it. A group's free memory is its limit less its use. File pages that it has not
-used lately count as free, because the kernel reclaims them first:
+figures do not show it. A group's free memory is its limit minus its use. File pages that the group
+has not used lately count as free, because the kernel reclaims them first:
 https://docs.kernel.org/admin-guide/cgroup-v2.html#memory and
 https://docs.kernel.org/admin-guide/cgroup-v1/memory.html.
 """

@@ -41,10 +41,10 @@ class KvPool:
     If several ranks share the blocks, this is rank 0's part of each, and `others` are those of the
     other ranks, in their order; only transfers and digests read them here.
 
-    `groups[g]` is the pool as blocks of group g, of this rank's layers of the group, which may be
-    none: the pool itself if there is one group. With several, `num_blocks` is the number of blocks
-    over all layers that the memory would hold, and the pool's own tensor is [num_pages, numbers of
-    a large page].
+    `groups[g]` is the pool as blocks of group g, with this rank's layers of the group, which may be
+    none. If there is only one group, it is the pool itself. With several groups, `num_blocks` is
+    the number of blocks over all layers that the memory would hold, and the pool's own tensor is
+    [num_pages, numbers of a large page].
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class KvPool:
         if layout.grouping:
             shape = (self.num_pages, layout.page_bytes // dtype.itemsize)
         if buffer is None and self.device.type == "cpu":
-            self.tensor = huge_pages.zeros(shape, dtype).zero_()  # a limit shows now, not later
+            self.tensor = huge_pages.zeros(shape, dtype).zero_()  # a limit shows here
         elif buffer is None:
             self.tensor = shareable_zeros(shape, dtype, self.device)
         else:
@@ -123,7 +123,7 @@ class KvPool:
 
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer: `[num_blocks, num_planes, num_kv_heads, block_size, head_dim]`,
-        strided; of a group with states `[num_blocks, numbers]`."""
+        strided. In a group with states it is `[num_blocks, numbers]`."""
         if not self.layout.peer_stages or self.holds_states:
             return self.tensor[:, index]
         place, (_, *of_layer) = layer_places(self.layout)[index], self.layout.block_shape
@@ -159,7 +159,8 @@ def _view(pool: KvPool, index: int) -> KvPool:
 
 
 def _tensor_shape(layout: KvLayout) -> tuple[int, ...]:
-    """The dimensions of a block. One that is not layer by layer has no other view than `layer`."""
+    """The dimensions of a block. A block that is not ordered layer by layer is one row of numbers,
+    which only `layer` divides."""
     return (math.prod(layout.block_shape),) if layout.peer_stages else layout.block_shape
 
 

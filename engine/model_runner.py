@@ -209,7 +209,7 @@ class ModelRunner:
         """A token, or the failure, for each row of `logits` [R, vocab_size], fp32. The rows
         `without` get none."""
         outcomes = {**without}
-        while len(outcomes) < len(rows):  # twice at most: the second pass omits invalid rows
+        while len(outcomes) < len(rows):  # at most two passes: the second one omits invalid rows
             left = [row for row in range(len(rows)) if row not in outcomes]
             part = logits
             if outcomes:
@@ -244,7 +244,7 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A batch, with all that a step needs of its sequences as they are now."""
+    """A batch, with a copy of everything that a step needs from its sequences."""
 
     batch: Batch
     inputs: StepInputs

@@ -20,7 +20,7 @@ class RankTime:
 
 
 class Waits(Protocol):
-    """Anything that counts for how long it has waited."""
+    """An object that counts how long it has waited."""
 
     @property
     def waited_ns(self) -> int:

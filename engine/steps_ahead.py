@@ -7,7 +7,7 @@ ends; a sequence that finishes meanwhile, for any reason, is left out when the s
 read. Only chunks that give no token are committed at their launch (see `Scheduler.launched`).
 
 Invariants: steps end in launch order; blocks that a step under way uses are not free (see
-`Scheduler.landed`); what is not behind the fence of its step may be read by later steps only.
+`Scheduler.landed`); before a step's fence is passed, only later steps may read its results.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StepsAhead:
         self._clock = clock
         self._steps: deque[_Step] = deque()
         self._ended = 0.0  # when the last step ended
-        self.num_stages = 1  # that compute steps at a time
+        self.num_stages = 1  # stages of a pipeline, each of which may compute a step
         self.under_way_s = 0.0
 
     @property

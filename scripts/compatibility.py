@@ -36,10 +36,10 @@ _SHOWN_LINES = 15
 
 @dataclass(frozen=True)
 class Client:
-    """A client: its packages, the first of which has the version, and what its program shows. The
-    packages are npm's if the program is one for Node, else PyPI's. Without packages the program
-    runs in this environment, with a tool of the system: `version` is the command that prints its
-    version. `needs` are other commands, and folders, that must be there."""
+    """A client: its packages, the first of which has the version, and the features that its program
+    shows. The packages are npm's if the program is one for Node, else PyPI's. Without packages the
+    program runs in this environment, with a tool of the system: `version` is the command that
+    prints its version. `needs` are other commands, and folders, that must be there."""
 
     name: str
     shows: str
@@ -190,7 +190,7 @@ def _try(client: Client, home: Path, url: str) -> tuple[str, str]:
 
 
 def _try_from_npm(client: Client, home: Path, url: str) -> tuple[str, str]:
-    """The same for a program for Node, which finds packages beside itself only."""
+    """Like `_try`, for a program for Node, which finds packages only beside itself."""
     home.mkdir(parents=True)
     (home / "package.json").write_text("{}")
     if trouble := _run(

@@ -203,7 +203,7 @@ def _answers(blocks: list[str]) -> list[str]:
     for block in blocks:
         is_heading = any(map(_UNDERLINE.match, block.split("\n")))
         if is_heading or "::=" in block or _NOT_AN_ANSWER.match(block):
-            if page:  # what it introduced is not shown
+            if page:  # the paragraph introduced something that is not shown
                 page[-1] = re.sub(r":$", ".", page[-1])
             continue
         page.append(block if page else block.lstrip())

@@ -1,4 +1,4 @@
-"""Measures how often a conversation's history has the very tokens that were generated.
+"""Measures how often a conversation's history has exactly the tokens that were generated.
 
     python -m scripts.history_shares [--model FOLDER ...] [--url URL ...] [--plain]
 
@@ -131,7 +131,7 @@ def _post(url: str, body: Mapping[str, Any]) -> Any:
 
 
 def family_shares() -> Iterator[Shares]:
-    """For every family, what becomes of its answers' texts in the history."""
+    """For every family, the shares of its answers' texts by their outcome in the history."""
     for family, source in TEMPLATES.items():
         template = ChatTemplate(source, {})
         markup = ChatMarkup(TOOL_MARKUPS[family], REASONING_MARKERS["think"])

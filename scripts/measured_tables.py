@@ -117,7 +117,7 @@ def _bold_below(ratio: float, wanted: float) -> str:
 
 
 def limits() -> tuple[list[str], list[list[str]]]:
-    """What the engine reaches of the machine's limits."""
+    """The share of the machine's limits that the engine reaches."""
     rows: dict[str, list[str]] = {
         "decode 1: bytes/s over a packed matrix-vector product's (target 80 %)": [],
         "prefill 2,048: FLOP/s over a large product's (70 %)": [],
@@ -156,7 +156,7 @@ def _percent(cell: str) -> str:
 
 
 def fleets() -> tuple[list[str], list[list[str]]]:
-    """What long prompts do to running streams on three fleets, from tables of
+    """The effect of long prompts on running streams on three fleets, from tables of
     bench.interference."""
     columns = [
         "machine, target",

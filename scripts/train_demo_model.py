@@ -2,10 +2,10 @@
 
     python scripts/train_demo_model.py --out demo_model --steps 3500 --seed 0
 
-Owns the tokenizer, the batches, the training loop and the Hugging Face files it writes; what the
-text is, is `demo_corpus`'s business. The network is meant to know its text by heart, so that its
-greedy choices are clear ones. Invariants: the same seed, steps, threads, Python and torch give the
-same files; what is measured at the end is the bf16 weights on disk, not those in training.
+Owns the tokenizer, the batches, the training loop and the Hugging Face files it writes;
+`demo_corpus` makes the text. The network is meant to know its text by heart, so that its greedy
+choices are clear ones. Invariants: the same seed, steps, threads, Python and torch give the same
+files; the report at the end measures the bf16 weights on disk, not those in training.
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ def _update_json(path: Path, values: Mapping[str, object]) -> None:
 
 @torch.inference_mode()
 def report(settings: Settings, topics: list[Topic], loss: float) -> None:
-    """Load what was written and print how well it knows its text, and some of its answers."""
+    """Load the written model. Print how well it knows its text, and some of its answers."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.out)
     model = Qwen3ForCausalLM.from_pretrained(settings.out, dtype=torch.float32)
     size = sum(path.stat().st_size for path in settings.out.iterdir())

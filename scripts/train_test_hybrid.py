@@ -3,7 +3,7 @@
     python scripts/train_test_hybrid.py --out tests/hybrid
 
 Text, tokenizer, batches and files are those of the demo model (`train_demo_model`). States of
-random weights say little about the tokens before them, and hide what goes wrong.
+random weights say little about the tokens before them, and would hide errors.
 """
 
 from __future__ import annotations

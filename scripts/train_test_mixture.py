@@ -4,7 +4,7 @@
 
 Text, tokenizer, batches and files are those of the demo model (`train_demo_model`). Nothing makes
 the router spread tokens evenly, so its loads are as uneven as the text makes them: random routers
-spread evenly, and hide what goes wrong.
+spread evenly and would hide errors.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of 
 `--sweep`, decode at batch 8 as the context grows to 8,192. Each figure is the median of the
 repeats, with their spread. Contestants take turns (ours, theirs, the machine's limits, ours, ...),
 so that drift of the machine's speed affects all alike; a ratio is the median of the turns' ratios.
-M1, M2 and M4 are made on first use (see bench.tools.checkpoints). Of a GGUF file, llama.cpp reads
-the very file. The program installs no packages: it names a missing peer and how to get it. Each
-peer runs in its own process (see bench.engine.peer_process). `--attention kernel,torch` compares
-our own backends. `--served` compares servers as their users run them, over HTTP: `baton up` with
-one decode worker, and `vllm serve` (see bench.engine.served).
+M1, M2 and M4 are made on first use (see bench.tools.checkpoints). If the checkpoint is a GGUF file,
+llama.cpp reads the same file. The program installs no packages: it names a missing peer and how to
+get it. Each peer runs in its own process (see bench.engine.peer_process). `--attention
+kernel,torch` compares our own backends. `--served` compares servers as their users run them, over
+HTTP: `baton up` with one decode worker, and `vllm serve` (see bench.engine.served).
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def load_ours(
 def engine_config(
     folder: Path, dtype: str, device: str, kind: EngineKind, works: list[Work]
 ) -> EngineConfig:
-    """Chunks take a whole prompt, and the pool holds the largest work."""
+    """A configuration in which chunks take a whole prompt and the pool holds the largest work."""
     chunk, block_size = max(PREFILL_LENGTHS), int(kind.block_size)
     scheduler = SchedulerConfig(
         block_size=block_size,

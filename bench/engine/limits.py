@@ -44,8 +44,8 @@ class StepNeeds:
     experts_per_token: int = 0
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """Bytes read by one step: every weight once, and the batch's KV. Of experts those that are
-        chosen, as many as tokens that choose evenly and apart from one another do."""
+        """Bytes read by one step: every weight once, and the batch's KV. Of the experts, only the
+        chosen ones count: as many as if all tokens chose evenly and independently."""
         idle = (1 - self.experts_per_token / self.num_experts) ** batch
         used = self.expert_weights * self.num_experts * (1 - idle)
         weights = int((self.layer_weights + self.head_weights + used) * self.weight_bits / 8)
@@ -93,8 +93,8 @@ def step_needs(config: ModelConfig, weight_bits: float = 16.0) -> StepNeeds:
 
 
 class MachineLimits:
-    """Measures the two limits, once per turn of a benchmark: of each kind of product that this
-    machine has, the fastest counts. A product that nobody would use is no limit."""
+    """Measures the two limits, once per turn of a benchmark: the fastest of the kinds of products
+    that this machine has counts, because a slower one is no limit."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)

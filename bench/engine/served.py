@@ -18,11 +18,12 @@ from bench.tools.stream_load import completion_body
 from protocol.errors import BatonError
 
 STREAM_TOKENS = 64
-"""Per stream of a batch: enough that the first stream runs long after the last has begun."""
+"""Tokens of each stream of a batch: enough for the first stream to run long after the last one has
+begun."""
 PROMPTS = 4
 """Number of prompts, one after the other, for one prefill figure."""
 MIN_EVENTS = 8
-"""Per stream while all run; fewer events are not meaningful."""
+"""The fewest events of each stream while all run; fewer are not meaningful."""
 
 Arrivals = list[tuple[float, int]]
 """For one stream: when tokens arrived (`time.perf_counter`), and how many at once."""

@@ -173,7 +173,7 @@ class Server:
             try:
                 process.send_signal(number)
             except psutil.NoSuchProcess:
-                continue  # it ended in the meantime
+                continue  # the process ended in the meantime
 
     def _stand_still(self) -> None:
         """Stop all processes and wait until they have stopped: a busy one stops a moment later."""

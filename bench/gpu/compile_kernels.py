@@ -46,8 +46,8 @@ _NUM_Q, _NUM_KV, _BLOCK_SIZE = 4, 2, 16
 _GROUPS = (1, 4, 8)  # query heads per KV head
 _SMALL = 89  # and 86: less shared memory than 8.0
 _SHARED_BYTES = {8: 163 << 10, _SMALL: 99 << 10, 9: 227 << 10, 10: 227 << 10}
-"""Of a thread block at most, by compute capability (CUDA's programming guide)."""
-Build = tuple[str, Callable[[], object]]  # what has not been launched has no result
+"""The most shared memory of a thread block, by compute capability (CUDA's programming guide)."""
+Build = tuple[str, Callable[[], object]]  # a kernel that was not launched has no result
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def main() -> int:
     groups = [arguments.arch] if arguments.install else [[arch] for arch in arguments.arch]
     if _ONE in os.environ or arguments.list:
         with TemporaryDirectory(prefix="baton-triton-") as folder:
-            os.environ["TRITON_CACHE_DIR"] = folder  # else a second run would compile nothing
+            os.environ["TRITON_CACHE_DIR"] = folder  # otherwise a second run would compile nothing
             return int(sum(_compile(group, arguments) for group in groups) > 0)
     needs_nvcc = set(arguments.kind) != {"triton"}
     reason = needs_nvcc and (prepare_builds(os.environ) or compile_sample(os.environ))
@@ -167,8 +167,8 @@ class _Built(Exception):
 
 @contextmanager
 def _only_built(installs: bool) -> Iterator[None]:
-    """Within this context FlashInfer builds a module where it would also load it. What it finds in
-    its package (or in flashinfer-jit-cache) is there already."""
+    """Within this context FlashInfer builds a module where it would also load it. Modules in its
+    package (or in flashinfer-jit-cache) are there already."""
     core = importlib.import_module("flashinfer.jit.core")
     spec = getattr(core, "JitSpecNvcc", None) or core.JitSpec  # the latter before 0.7
     original = spec.build_and_load

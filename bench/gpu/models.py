@@ -39,7 +39,7 @@ from scheduling.sequence import Sequence as EngineSequence
 _WHOLE = 512
 _FEW_UNITS = "<= 6"
 Text = list[list[int]]
-"""The continuation of each prompt."""
+"""The tokens that continue each prompt."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Two ways of computing on a card beside plain bf16: fp8, with the accuracy that it loses and the
-time that it gains; and the batch-invariant mode, with whether a sequence's logits have the same
-bits in every step, and what that costs.
+"""Measures two ways of computing on a card beside plain bf16. For fp8: the loss of accuracy and the
+gain of time. For the batch-invariant mode: whether a sequence's logits have the same bits in every
+step, and the cost of that.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class _Text:
         return torch.cat([self._step(start, end, others) for start, end in steps])
 
     def by_decodes(self, others: int) -> torch.Tensor:
-        """The same, of decodes by graphs, in changing places of a batch."""
+        """The compared logits of decodes by graphs, in changing places of a batch."""
         self._forget()
         first = self._bits.length - self._bits.num_compared
         self._step(0, first, 0)

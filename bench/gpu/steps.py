@@ -101,14 +101,15 @@ def check_ahead(card: Card, passes: Passes, load: Decodes, folder: Path) -> Iter
 
 
 def check_prefill_ahead(card: Card, passes: Passes, load: Prefills, folder: Path) -> Iterator[Row]:
-    """The same for steps that each give a prompt its first token, as on a prefill worker."""
+    """Like `check_ahead`, for steps that each give a prompt its first token, as on a prefill
+    worker."""
     what = f"prompts of {load.length}, one a step"
     step_s = {}
     for ahead in (False, True):
         how = "one ahead" if ahead else "one by one"
         engine = _engine(passes, Decodes(batch=1, context=load.length))
         engine.run_ahead(int(ahead))
-        _prefill(engine, load, 2)  # what is made at first use
+        _prefill(engine, load, 2)  # makes everything that is made at first use
         started = time.perf_counter()
         _prefill(engine, load, load.num_prompts)
         step_s[ahead] = (time.perf_counter() - started) / load.num_prompts

@@ -19,7 +19,7 @@ from kv_transfer.transports.interface import PoolMemory
 
 @dataclass
 class _Copying:
-    """Copies that go on in a thread of their own, as a tier's do."""
+    """Copies that run in a thread of their own, like those of a tier."""
 
     copy: Callable[[], None]
     num_bytes: int

@@ -5,8 +5,8 @@
 
 Simulates every trace with every policy and seed, and prints a table for each trace: good requests,
 TTFT, TPOT, cache hits, and how far Baton is behind the best policy. Ends with status 1 if Baton's
-goodput is more than 2 % below the best policy's for some trace. What `--resume` has is not
-simulated again as long as the code of router, scheduler and simulator is the same.
+goodput is more than 2 % below the best policy's for some trace. Results in the file of `--resume`
+are not simulated again, as long as the code of router, scheduler and simulator is the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from simulator.policies.names import BATON, POLICIES, RULES
 _WITHIN = 0.02
 _WIDTH = 150
 _DECIDING = ("router", "scheduling", "simulator", "kv_transfer/handoff")
-"""The packages whose code decides what a simulation gives."""
+"""The packages whose code determines the results of a simulation."""
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -67,7 +67,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Simulate what is not done yet, and report; returns the exit status."""
+    """Simulate the cells that are not done yet, and report. Returns the exit status."""
     args = _arguments(argv)
     cells = [
         Cell(traffic, policy, seed, args.limit)
@@ -148,7 +148,7 @@ def _scores(cells: Sequence[Cell], traces: Path, jobs: int) -> Iterator[tuple[Ce
 
 
 def code_version() -> str:
-    """A digest of the code that decides what a simulation gives."""
+    """A digest of the code that determines the results of a simulation."""
     digest, root = hashlib.sha256(), Path(simulator.__file__).parent.parent
     for package in _DECIDING:
         for path in sorted((root / package).rglob("*.py")):

@@ -40,7 +40,7 @@ TRAFFIC: Mapping[str, Traffic] = {
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """What is simulated. `limit` overrides that of the traffic, if it is less."""
+    """The input of one simulation. `limit` replaces the traffic's own limit if it is lower."""
 
     traffic: str
     policy: str
@@ -49,7 +49,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """What a cell gave; latencies in milliseconds."""
+    """The results of a cell; latencies in milliseconds."""
 
     good_share: float
     good_per_s: float

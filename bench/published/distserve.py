@@ -26,7 +26,7 @@ from simulator.worker_spec import WorkerSpec
 _TARGETS, _GOOD_SHARE = Targets(250, 100), 0.9
 _REQUESTS, _PROMPT, _OUTPUT = 1000, 756, 200
 _BLOCK, _CONTEXT = 16, 2048
-_WHOLE_S = 1e3  # no chunk is smaller because of the decodes beside it
+_WHOLE_S = 1e3  # decodes make no chunk smaller
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class _Arm:
 
 
 def goodput() -> Result:
-    """Requests per second and GPU of each kind of fleet; of those that split, the best one's."""
+    """Requests per second and GPU of each kind of fleet. Of the fleets that split, the best one is
+    shown."""
     whole = _per_gpu(_Arm(0, 1, decide, _WHOLE_S))
     chunked = _per_gpu(_Arm(0, 1, decide, 0.05))
     splits = {

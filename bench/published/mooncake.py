@@ -1,10 +1,10 @@
 """Mooncake (Qin et al., FAST 2025): how requests are placed, and what a common cache gives.
 
-Of its experiment on scheduling we know 8 prefill and 8 decode workers, each of eight A800, a model
-of the shape of Llama 2 70B, and the kind of traffic; not how dense it was. So the density is chosen
-by which one policy, load balancing, has its published TTFT, and the others are compared. Of the
-caches we know what a node holds, three million tokens, not how many nodes there were; four give
-both published ratios.
+The paper describes its experiment on scheduling: 8 prefill and 8 decode workers of eight A800 each,
+a model of the shape of Llama 2 70B, and the kind of traffic. It does not say how dense the traffic
+was. So the density is chosen such that one policy, load balancing, has its published TTFT, and the
+other policies are compared. For the caches, the paper gives the size of a node's cache, three
+million tokens, but not the number of nodes; with four nodes, both published ratios result.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _mean_ttft_s(trace: Trace, policy: Policy) -> float:
 
 
 def hits_of_a_common_cache(traces: Path) -> Result:
-    """Hit rates of one cache that all nodes share, by those of caches of their own."""
+    """Hit rates of one cache that all nodes share, divided by those of separate caches."""
     rows = []
     for name, theirs in (("conversation", 2.22), ("synthetic", 2.36)):
         path = traces / f"mooncake_{name}.jsonl"
@@ -115,8 +115,8 @@ def hits_of_a_common_cache(traces: Path) -> Result:
 
 
 def hit_share(prompts: Sequence[Sequence[int]], num_nodes: int, capacity: int) -> float:
-    """The share of blocks found in a cache of least recently used ones; requests go to nodes in
-    turn, whatever these have."""
+    """The share of blocks that are found in LRU caches. Requests go to nodes in turn, whatever
+    their caches hold."""
     nodes: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_nodes)]
     hits = blocks = 0
     for number, prompt in enumerate(prompts):

@@ -49,7 +49,7 @@ def _run(times: Roofline, num_cards: int, config: SchedulerConfig, trace: Trace)
 
 
 def chunk_rule(ratios: Sequence[int] = _RATIOS, num_batches: int = 12) -> Result:
-    """What chunks beside decodes gain over phases apart, by the ratio of prompt to output."""
+    """The gain of chunks beside decodes over separate phases, by the ratio of prompt to output."""
     times = Roofline(CARDS["A100-80G"], shape_of(JsonKeys(_LLAMA_13B, "Llama-13B"), "Llama-13B"), 1)
     config = SchedulerConfig(_BLOCK, _BATCH, _CHUNK, _CHUNK, _NEVER_S)
     best = _CHUNK / (_BATCH - 1)

@@ -40,8 +40,8 @@ _TIMEOUT_S = 90.0
 
 @dataclass(frozen=True)
 class Known:
-    """A prompt, its greedy continuation and that one's text; perhaps the next turn of the same
-    conversation."""
+    """A prompt, its greedy continuation and the continuation's text; perhaps the next turn of the
+    same conversation."""
 
     prompt: list[int]
     output: list[int]

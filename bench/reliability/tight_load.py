@@ -178,7 +178,7 @@ def any_text(most: int) -> dict[str, Any]:
 
 
 async def without_grammar_changes(model: str, known: list[Known], url: str) -> list[Known]:
-    """Those of the answers that a grammar which allows every text does not change."""
+    """The answers that stay the same under a grammar which allows every text."""
     load, kept = TightLoad(model, known, 1, 0), []
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
         for each in known:

@@ -22,7 +22,7 @@ from protocol.errors import BatonError
 from simulator.traces.sessions import Session, Trace, Turn
 
 ANSWER_S = 600.0
-"""Within which an answer must end, or it counts as an error."""
+"""An answer that has not ended after this time counts as an error."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Manner:
 
 @dataclass
 class _Answer:
-    """What came of one request."""
+    """The outcome of one request."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Prompts of a session's turns: synthetic, but of the recorded sizes, with the recorded prefixes.
 
-Equal blocks of a trace become equal words. A turn that repeats the former prompt and answer repeats
-the answer that really came, and new words follow it.
+Equal blocks of a trace become equal words. A turn that continues the prompt and answer before it
+repeats the answer that really came; new words follow.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Conversation:
         return self._add(indexes)
 
     def take(self, turn: Turn, answer: Prompt, num_tokens: int) -> None:
-        """The answer to the last prompt; `num_tokens` has both have together."""
+        """Take the answer to the last prompt; prompt and answer have `num_tokens` together."""
         self._former = turn
         if isinstance(self._said, str):
             assert isinstance(answer, str)

@@ -1,4 +1,4 @@
-"""Late steps of mock workers: what a stalled stream owes to its worker, not to the router.
+"""Late steps of mock workers: the part of a stream's stalls that its worker causes, not the router.
 
 A mock worker appends a line to a file for each pause between two steps that is longer than
 intended. Readers subtract these pauses from the gaps of a stream. Times are seconds of
@@ -38,11 +38,11 @@ class LateSteps:
         self._sent_at: float | None = None
 
     def idle(self) -> None:
-        """No request runs: until the next step, nobody waits for one."""
+        """Note that no request runs, so that nobody waits for the next step."""
         self._sent_at = None
 
     def sent(self, now: float) -> None:
-        """The tokens of a step have been sent."""
+        """Note that the tokens of a step have been sent."""
         if self._sent_at is not None and now - self._sent_at > self._longest_s:
             os.write(self._file, f"{self._sent_at!r} {now!r}\n".encode())
         self._sent_at = now

@@ -1,4 +1,4 @@
-"""What recording costs the router: CPU of its process per request, with recording over without.
+"""The router's cost of recording: its CPU time per request with recording, divided by that without.
 
 One router serves both, in turns of a few hundred requests that change places, so that neither the
 machine's drift nor the router's state tells them apart. The figure is the median of the turns'

@@ -2,9 +2,9 @@
 
     python -m bench.router.unrecorded FLAGS
 
-Recording is what `console.telemetry` and the metrics learn of requests: traces, receipts, counters,
-histograms, history and cache figures. `bench.router.recording` measures what it costs. What stays
-on: the two fields of a trace that the dispatcher sets with each token, for the price of a
+Recording means everything that `console.telemetry` and the metrics learn about requests: traces,
+receipts, counters, histograms, history and cache figures. `bench.router.recording` measures its
+cost. Only the two fields of a trace that the dispatcher sets with each token stay on; they cost one
 statement.
 """
 
@@ -30,7 +30,7 @@ def _nothing(*_: Any) -> None:
 
 
 def _forget(store: TraceStore, trace: RequestTrace, outcome: str) -> None:
-    """End a trace: only the requests that run are known."""
+    """End a trace without keeping it."""
     trace.outcome = outcome
     store._running.pop(trace.request_id, None)
 

@@ -1,4 +1,4 @@
-"""How many JSON schemas Baton enforces, and whether what it lets through follows them.
+"""How many JSON schemas Baton enforces, and whether the accepted texts follow them.
 
     python -m bench.schemas [FOLDER] [--strict] [--optional] [--model FOLDER] [--list]
 
@@ -47,7 +47,7 @@ class SchemaCase:
 
 @dataclass
 class Tally:
-    """What became of the schemas, and of their instances."""
+    """The outcomes of the schemas and of their instances."""
 
     schemas: int = 0
     whole: int = 0

@@ -1,6 +1,6 @@
 """Times the steps and messages of a fleet, from the traces that its router keeps.
 
-Prompts by themselves tell how long chunks take and what lies around them; requests at once tell how
+Single prompts show how long chunks take and the delays around them; simultaneous requests show how
 long decodes take. The simulated fleet first serves the same requests, so that its step models have
 learned from the same steps.
 """
@@ -38,7 +38,7 @@ _LEAST_STEPS = 8
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of one kind of worker, its router and its links. A request takes
+    """The measurements of one kind of worker, its router and its links. A request takes
     `request_cpu_s` and `token_cpu_s` for each output token of the router and of the client, which
     share the workers' cores. `contention` is that of `WorkerSpec`."""
 
@@ -51,7 +51,7 @@ class Profile:
 
     @property
     def timing(self) -> Timing:
-        """What the simulator has to know."""
+        """The times that the simulator needs."""
         return Timing(self.times, self.delays, self.contention, self.handoff_s)
 
     def as_card(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def calibration_trace(context: int) -> Trace:
 
 
 def length_s(trace: Trace) -> float:
-    """When a load may begin behind the calibration, in the simulator."""
+    """The time after the calibration at which a load may begin in the simulator."""
     return max(each.start_s for each in trace.sessions) + 10 * _GAP_S
 
 
@@ -132,7 +132,8 @@ def beside_trace(context: int) -> Trace:
 
 
 def contention_of(traced: Sequence[tuple[Played, Mapping[str, Any]]], times: TabledSteps) -> float:
-    """By what share chunks took longer while the stream's worker computed. 0 if none did."""
+    """The share by which chunks took longer while the stream's worker computed; 0 if they did
+    not."""
     stream = next(trace for played, trace in traced if played.session == "stream")
     worker, steps = _decode_worker(stream), _decode_steps(stream)
     found = []
@@ -204,7 +205,7 @@ def _decode_steps(trace: Mapping[str, Any]) -> list[tuple[float, float, int, int
 
 
 def _turn_s(traces: Sequence[Mapping[str, Any]]) -> float:
-    """What lies between two steps of a worker that has work."""
+    """The time between two steps of a worker that has work."""
     gaps = [
         later[0] - step[1]
         for trace in traces
@@ -290,7 +291,7 @@ def rising(points: Sequence[tuple[int, float, int]]) -> Table:
 
 
 def delays_of(began_wall_s: float, alone: Sequence[tuple[Played, Mapping[str, Any]]]) -> Delays:
-    """What lies around the chunks of a prompt that is alone."""
+    """The delays around the chunks of a single prompt."""
     before: dict[int, list[float]] = defaultdict(list)
     messages, answers = [], []
     for played, trace in alone:

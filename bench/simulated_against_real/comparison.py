@@ -1,4 +1,4 @@
-"""One load through a real fleet and through the simulator, and how far the two are apart."""
+"""Sends one load through a real fleet and through the simulator, and compares the two."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ share, and the simulator knows no such thing."""
 
 @dataclass(frozen=True)
 class Load:
-    """A kind of traffic, and the share of what two workers can do that it asks for."""
+    """A kind of traffic, and its load as a share of the capacity of two workers."""
 
     name: str
     share: float
@@ -85,7 +85,7 @@ class Comparison:
     usage: Usage
 
     def errors(self) -> dict[str, float]:
-        """By how much of the real figure each simulated one is off."""
+        """The error of each simulated figure, as a share of the real one."""
         real = self.real.by_name()
         return {name: each / real[name] - 1 for name, each in self.simulated.by_name().items()}
 

@@ -20,7 +20,7 @@ NUM_BLOCKS = 2048
 MAX_BATCH = 64
 CHUNK_MIN, CHUNK_MAX = 16, 512
 ITL_TARGET_MS = 50.0
-_BYTES_PER_BLOCK = 1 << 18  # their time on the way is in the latency that is measured
+_BYTES_PER_BLOCK = 1 << 18  # the time to move them is part of the measured latency
 _BYTES_PER_S = 1e10
 
 
@@ -61,7 +61,7 @@ def real_fleet(model: str, shape: Shape) -> BenchFleet:
 
 
 def player_of(fleet: BenchFleet) -> tuple[Player, Target]:
-    """What sends a trace to the fleet. Raises BatonError."""
+    """The player that sends a trace to the fleet. Raises BatonError."""
     url = fleet.url("router-1")
     model = Target(url, "").ask("/v1/models")["data"][0]["id"]
     target = Target(url, model)

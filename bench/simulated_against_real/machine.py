@@ -11,7 +11,8 @@ import psutil
 from bench.tools.machine import processor_name
 
 MOST_FOREIGN = 0.05
-"""Of the cores' time. Beyond that a measurement says more of the others than of us."""
+"""The largest share of the cores' time that other programs may use. Above it, a measurement is not
+meaningful."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Usage:
 
 
 class MachineWatch:
-    """Counts from its making on. Our processes are this one and all that it started."""
+    """Counts from its creation on. Our processes are this one and all that it has started."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()

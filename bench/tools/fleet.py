@@ -136,7 +136,7 @@ class BenchFleet:
         ]
 
     def forget(self, name: str) -> None:
-        """A process that has ended is no longer part of the fleet."""
+        """Remove an ended process from the fleet."""
         self._processes.forget(name)
 
     def run_second(self, name: str, timeout_s: float) -> int:
@@ -153,7 +153,7 @@ class BenchFleet:
 
     @property
     def _shared(self) -> dict[str, str]:
-        """What every process of the fleet must know."""
+        """The settings that every process of the fleet needs."""
         return {"BATON_REDIS_URL": self.valkey.url, "BATON_CLUSTER_SECRET": self.secret}
 
     @staticmethod

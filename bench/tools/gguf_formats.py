@@ -1,7 +1,7 @@
 """Rewrites a GGUF file with its matrices in another quantized format.
 
-The values are those that the file's own weights stand for, so a file that was quantized before is
-quantized twice.
+The input values are those of the file's own weights, so a quantized file is quantized a second
+time.
 """
 
 from __future__ import annotations

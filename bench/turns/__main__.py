@@ -1,4 +1,5 @@
-"""Conversations turn by turn: what each turn computes again, and when it begins to answer.
+"""Conversations turn by turn: the tokens that each turn computes again, and the time until it
+begins to answer.
 
     python -m bench.turns [--model FOLDER|FILE.gguf] [--conversations 6] [--clients 3]
         [--sessions FILE.jsonl] [--peer-python PYTHON] [--only "colocated" --only "by load"]
@@ -76,7 +77,7 @@ class Load:
 
     @property
     def num_tokens(self) -> int:
-        """More than all tokens that are ever new, since texts have about as many as they should."""
+        """An upper bound of all new tokens, because the lengths of texts are only approximate."""
         turns = [turn for each in self.conversations for turn in each.turns]
         return sum(3 * (each.new_tokens + each.answer_tokens) // 2 for each in turns)
 
@@ -181,7 +182,7 @@ def main(argv: list[str]) -> int:
 def judge(
     load: Load, accounts: dict[str, Account], contestants: Sequence[Contestant], console: Console
 ) -> list[Verdict]:
-    """Print what a load was to show, and whether it holds."""
+    """Print each claim about a load, and whether it holds."""
     found = verdicts(accounts, contestants)
     for each in found:
         console.print(f"{'ok' if each.holds else 'FAILED'}  {load.title}: {each.text}")

@@ -20,7 +20,7 @@ MAX_TURNS = 12
 """The most turns taken from a recorded session."""
 LEAST_TOKENS = 4
 WRAP_TOKENS = 32
-"""Kept free for what a template writes around each turn."""
+"""Tokens that are kept free for the template's text around each turn."""
 _SAMPLE_WORDS = 2000
 TEXT_MARGIN = 1.3
 """How many times the intended tokens a text may have."""

@@ -1,4 +1,4 @@
-"""What a decode worker's streams lose while it serves fetches of its cached blocks.
+"""The slowdown of a decode worker's streams while the worker serves fetches of its cached blocks.
 
     python -m bench.turns.serving [--model FOLDER] [--seconds 4] [--repeat 20] [--streams 4]
 
@@ -40,7 +40,8 @@ BLOCK = 16
 PROMPT_TOKENS = 1024
 NUM_PROMPTS = 8
 POOL_PROMPTS = 5
-"""What the prefill worker's pool holds: it grants a quarter of it to one holder."""
+"""The number of prompts that the prefill worker's pool holds; the worker grants a quarter of the
+pool to one holder."""
 STREAM_TOKENS = 256
 MOST_SLOWDOWN = 1.05
 FETCHING, COMPUTING = "router-1", "router-2"
@@ -88,7 +89,7 @@ class Serving:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
         for ended in done:
-            ended.result()  # raises; no stream ends by itself
+            ended.result()  # raises the error, because no stream ends by itself
         return phases.result()
 
     async def _phases(self, seconds: float, repeat: int, pause_s: float) -> dict[str, Phases]:
@@ -96,7 +97,7 @@ class Serving:
         for turn in range(repeat):
             order = (FETCHING, COMPUTING) if turn % 2 else (COMPUTING, FETCHING)
             for name in order:
-                await self._ask(name)  # the pair is connected, the step model knows the load
+                await self._ask(name)  # connects the pair, and lets the step model learn the load
                 self._gaps = []
                 until = time.perf_counter() + seconds
                 while time.perf_counter() < until:

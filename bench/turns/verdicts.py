@@ -1,6 +1,6 @@
 """Whether turns compute only what is new, and begin to answer as early as they should.
 
-Pure: from the accounts of a run, what was to be shown and whether it holds.
+Pure: takes the accounts of a run, and returns the claims and whether they hold.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from bench.turns.accounts import Account
 from bench.turns.contestants import Contestant
 
 MOST_COMPUTED = 1.05
-"""Computed tokens for each new one, without those of rendering and those that were chosen."""
+"""The most computed tokens for each new one. Tokens that rendering changed, and tokens that the
+service chose to compute, do not count."""
 LEAST_GAIN = 1.5
-"""How much earlier the first token comes with fetching, where placement is by load."""
+"""Fetching must shorten the TTFT by at least this factor, where placement is by load."""
 NOISE = 1.05
-"""What counts as no later, where placement is by affinity."""
+"""Where placement is by affinity, the TTFT with fetching may be this many times that without."""
 
 
 class Verdict(NamedTuple):
@@ -27,7 +28,8 @@ class Verdict(NamedTuple):
 
 
 def verdicts(accounts: Mapping[str, Account], contestants: Iterable[Contestant]) -> list[Verdict]:
-    """Those on every contestant that fetches and took part, with the one without fetching."""
+    """The claims about every contestant that fetches, compared with the same one without
+    fetching."""
     found = []
     vllm = accounts.get("vLLM")
     for each in contestants:

@@ -23,11 +23,11 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     `query_len` tokens are computed now; `context_len` counts them and all tokens before them.
     The layers' output is wanted for the last `num_wanted` tokens (None: for all); the others only
     store their keys and values. `block_table[i - first_block]` is the pool block of positions
-    `i * block_size` to `(i + 1) * block_size - 1`; entries beyond the context do not matter. There
-    are no entries for earlier blocks, which no query sees.
+    `i * block_size` to `(i + 1) * block_size - 1`; entries beyond the context do not matter. The
+    table has no entries for earlier blocks, which no query sees.
 
-    Layers of other groups have block tables of their own: `others` are these, each after its first
-    block. Layers that keep a state use slots instead: `states`.
+    `others` are the block tables of the other groups of layers, each with its first block before
+    it. `states` are the slots of layers that keep a state.
     """
 
     query_len: int
@@ -94,9 +94,9 @@ class GroupedBackend(AttentionBackend, Protocol):
         """Writes `k`, `v` to the pool, then attends.
 
         `q` is [N, num_heads, head_dim], `k` and `v` are [N, num_kv_heads, head_dim], with N the
-        query tokens of all planned segments, in their order. Where there are `sinks` [num_heads],
-        fp32, each head's softmax has its sink as one more score, without a value. Returns
-        [N, num_heads, head_dim].
+        query tokens of all planned segments, in their order. If there are `sinks` [num_heads],
+        fp32, each head's softmax has its sink as one more score, without a value. Returns [N,
+        num_heads, head_dim].
         """
 
 

@@ -1,8 +1,8 @@
 """Paged latent attention on a CPU, by our own C++ kernel where queries attend to latents.
 
-To the kernel, latents are keys and values of one head that all query heads share: it reads each row
-once for all of them. Its sums of the rotated part, which belongs to no value, are dropped. Where
-keys and values are computed from latents, torch computes.
+For the kernel, latents are keys and values of one head that all query heads share, so each row is
+read once for all heads. The kernel's sums of the rotated part, which belongs to no value, are
+dropped. Attention with keys and values that are computed from latents is left to torch.
 """
 
 from __future__ import annotations

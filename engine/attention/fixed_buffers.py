@@ -35,7 +35,8 @@ class FixedBuffers:
         return self._view(self._packed, name)
 
     def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Copy to the beginning of each array; all must be named, of any shape."""
+        """Copy to the beginning of each array. All arrays must be named; their shapes do not
+        matter."""
         assert arrays.keys() == self._spans.keys()
         self._copied.wait()
         for name, array in arrays.items():

@@ -28,11 +28,11 @@ from engine.device import to_device
 from protocol.errors import ConfigError
 
 HEAD_DIMS = (64, 128, 256)
-_CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head that its plain decode supports
+_CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head in its plain decode
 _TENSOR_CORE_GROUP = 4  # groups of at least this size fill enough of a tensor core's tile
 LAYOUT = "HND"
-_DECODE_BACKEND = "fa2"  # the graphs' too; with "auto" 0.7 may take cuDNN, which rounds differently
-_LEAST_WORKSPACE = 128 << 20  # what FlashInfer recommends
+_DECODE_BACKEND = "fa2"  # also in graphs; with "auto", 0.7 may take cuDNN, which rounds differently
+_LEAST_WORKSPACE = 128 << 20  # FlashInfer's recommendation
 _ALIGNMENT = 1 << 10
 _ANY_CHUNK = 1 << 10  # enough rows to fill the largest tile
 

@@ -62,7 +62,7 @@ class AttentionWithStates(AttentionByGroup):
     """`GroupedBackend` of a model in which some layers keep a state instead of keys and values."""
 
     def states(self, layer: int) -> LayerStates:
-        """What a layer that keeps a state computes with."""
+        """The states with which a layer computes that keeps one."""
         number, index = self.places[layer]
         backend: object = self.backends[number]
         assert isinstance(backend, StateSlots)
@@ -127,18 +127,19 @@ class KernelsByGroup(AttentionByGroup):
 
 
 FusedAttention = KernelAttention | KernelsByGroup
-"""What a fused step runs over."""
+"""The attention that a fused step may run over."""
 
 
 def by_group(pool: KvPool, make: Callable[[KvPool], AttentionBackend]) -> AttentionBackend:
-    """Attention over `pool`: what `make` makes for the whole pool, or for the view of each group
-    that has layers on this rank, joined."""
+    """Attention over `pool`. With one group, this is the result of `make` for the pool; with
+    several, `make` is called for the view of each group that has layers on this rank, and the
+    results are joined."""
     return joined(pool, [make(view) for view in pool.groups if view.model_layers])
 
 
 def joined(pool: KvPool, backends: Sequence[AttentionBackend]) -> AttentionBackend:
-    """The backends of those groups of a pool that have layers, as one; a fused step and captured
-    graphs run over it if they run over each of them."""
+    """One backend for the groups of a pool that have layers, made of their `backends`. A fused step
+    and captured graphs run over it if they run over each of these."""
     if len(pool.groups) == 1:
         return backends[0]
     views = enumerate(view.model_layers for view in pool.groups)

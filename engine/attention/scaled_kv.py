@@ -1,7 +1,7 @@
 """Keys and values that are stored divided by a checkpoint's scales, as fp8 needs them.
 
-The queries are multiplied by the scales of the keys, and what they attend to by those of the
-values, so that backends know no scales. Each product is rounded to the model's dtype.
+The queries are multiplied by the scales of the keys, and the results by the scales of the values,
+so that backends know no scales. Each product is rounded to the model's dtype.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Softmax over keys that come in pieces: means of values for each piece, and their sum.
+"""Softmax over keys that come in pieces: the means of values of each piece, and their weighted sum.
 
 A piece's means are weighted by the total of its exponentials, whose logarithm is kept with them, as
 in Flash-Decoding. All shapes begin with A, one entry for each head or sequence.
@@ -65,7 +65,7 @@ _LOWEST = torch.finfo(torch.float32).min
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """`left` [A, n, size] times `right` [A or 1, size, m], in fp32; on a card rounded to the dtype
-    of `right`. A right side for all is one product."""
+    of `right`. If `right` is shared by all, there is a single product."""
     right = right.float() if right.device.type == "cpu" else right
     left = left.to(right.dtype)
     if len(right) == len(left):

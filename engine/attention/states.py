@@ -73,5 +73,5 @@ class StateSlots:
         self._plan = StatePlan(pieces, *columns)
 
     def of_layer(self, layer: int) -> LayerStates:
-        """What a layer computes with."""
+        """The states with which a layer computes."""
         return LayerStates(self._pool.layer(layer), self._plan)

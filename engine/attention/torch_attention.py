@@ -58,9 +58,9 @@ class _Plan:
 
 
 _Strides = tuple[int, int]
-"""From one plane to the next, and from one head to the next, in head-blocks."""
+"""The distances from one plane to the next and from one head to the next, in head-blocks."""
 _Kind = tuple[int | None, _Strides]
-"""What layers with a common plan have in common: their window, and how they lie in a block."""
+"""Layers with the same kind share a plan: their window, and their strides in a block."""
 
 
 class TorchAttention:
@@ -286,7 +286,8 @@ class TorchAttention:
 
 
 def _whole_table(segment: Segment) -> np.ndarray:
-    """The segment's table from block 0 on; what it leaves out is never read."""
+    """The segment's table from block 0 on. Entries for the blocks that the segment leaves out are
+    never read."""
     table = np.asarray(segment.block_table, dtype=np.int64)
     return table if not segment.first_block else np.pad(table, (segment.first_block, 0))
 

@@ -45,7 +45,7 @@ class _Decodes:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The query tokens `start` to `end` of a batch, which are one segment's."""
+    """The query tokens `start` to `end` of a batch, all of one segment."""
 
     start: int
     end: int
@@ -90,7 +90,7 @@ class TorchLatentAttention:
         self._blocks = pool.tensor.view(-1, layout.block_size * layout.head_dim)
         self._slots = torch.empty(0)
         self._expanded: list[_Chunk] = []
-        self._decodes: list[_Decodes] = []  # these and chunks are absorbed
+        self._decodes: list[_Decodes] = []  # decodes and chunks in which queries are absorbed
         self._chunks: list[_Chunk] = []
 
     def plan(self, segments: Sequence[Segment]) -> None:
@@ -210,7 +210,8 @@ class TorchLatentAttention:
         return weighted(scores, values)
 
     def _pieces(self, chunk: _Chunk) -> Iterator[tuple[int, int]]:
-        """Ranges of positions of the chunk's context; cached ones and its own are apart."""
+        """Ranges of positions of the chunk's context. No range has both cached positions and the
+        chunk's own."""
         size = self._piece_blocks * self._block_size
         for first, stop in ((0, chunk.num_cached), (chunk.num_cached, chunk.context_len)):
             for begin in range(first, stop, size):

@@ -16,8 +16,8 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Scoring:
-    """How the product of a query and a key becomes a score: times `scale`, then, where there is a
-    `cap`, `cap * tanh(score / cap)`."""
+    """How the product of a query and a key becomes a score. The product is multiplied by `scale`.
+    If there is a `cap`, the score then becomes `cap * tanh(score / cap)`."""
 
     scale: float
     cap: float | None = None

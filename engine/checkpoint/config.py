@@ -25,9 +25,10 @@ from protocol.layout import DTYPE_BYTES
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 _SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
-"""What the clamped activation is made of."""
+"""The factors of the clamped activation."""
 MAX_WIDTH = 1 << 22
-"""Of a layer or a vocabulary, in numbers; many times that of the largest models."""
+"""The largest width of a layer or a vocabulary, in numbers; many times that of the largest
+models."""
 
 _MODEL_OPTIMIZER_FILE = "hf_quant_config.json"
 
@@ -119,8 +120,8 @@ def _rotary_dim(keys: JsonKeys, kind: Architecture, head_dim: int) -> int:
 
 
 def completed_keys(keys: JsonKeys) -> JsonKeys:
-    """The keys of a config.json with what the file leaves out, and those of the language model
-    where it is one part of several. A null stands for itself, not for a default. Raises
+    """The keys of a config.json, completed by those that the file leaves out. If the language model
+    is one part of several, these are its keys. A null stands for itself, not for a default. Raises
     ModelLoadError for an architecture that is not supported."""
     _, kind = _architecture(keys)
     text = keys.table("text_config") if kind.has_text_config else None
@@ -200,7 +201,7 @@ def _biases(keys: JsonKeys, kind: Architecture) -> tuple[bool, bool, bool]:
 
 
 def _first_flag(keys: JsonKeys, names: tuple[str, ...], default: bool) -> bool:
-    """The flag under the first of these names that is there, or `default`."""
+    """The flag under the first of these names that the file has, or `default`."""
     name = next((each for each in names if each in keys), None)
     return default if name is None else keys.flag(name, default)
 

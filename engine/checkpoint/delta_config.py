@@ -82,7 +82,8 @@ def parse_delta(keys: JsonKeys, num_layers: int) -> tuple[DeltaConfig | None, tu
 
 
 def _linear_layers(keys: JsonKeys, num_layers: int) -> tuple[bool, ...]:
-    """Which layers have a gated delta rule: as listed, or all but each so-many-th."""
+    """Which layers have a gated delta rule: those that the file lists, or all except every n-th
+    layer."""
     if "layer_types" not in keys:
         turn = keys.integer("full_attention_interval", 4)
         found = tuple((layer + 1) % turn != 0 for layer in range(num_layers))

@@ -59,7 +59,7 @@ class StagedCopies:
         self._buffers = buffers
         self._fence = fence
         self._start = start or (lambda place, source: place.copy_(source, non_blocking=True))
-        self._taken: list[Fence] = [PASSED] * len(buffers)  # a buffer is free behind its fence
+        self._taken: list[Fence] = [PASSED] * len(buffers)  # each frees its buffer
         self._next = 0
 
     def copy(self, place: torch.Tensor, stored: torch.Tensor) -> None:

@@ -27,10 +27,11 @@ _MAX_STACKED = 4096
 
 def one_by_one(name: str, shape: Sequence[int]) -> tuple[list[str], tuple[int, ...]]:
     """The names of the tensors that the stored one consists of, in equal parts of its bytes, and
-    the shape of each: itself, by its usual name, or those of its experts.
+    the shape of each. That is the tensor itself, by its usual name, or the tensors of its experts.
 
     A tensor of all experts is [experts, outputs, inputs]; the outputs of `gate_up_proj` are gate's,
-    then up's. Of gpt-oss's biases, and of its blocks and their scales, each part is an expert's.
+    then up's. In gpt-oss's biases, and in its blocks and their scales, each part belongs to one
+    expert.
     """
     name = _of_text(name)
     parts = _parts_of_gpt_oss(name, shape)
@@ -67,7 +68,7 @@ def _of_text(name: str) -> str:
 
 
 def _usual(name: str) -> str:
-    """Qwen's name where `name` is Mixtral's."""
+    """Qwen's name for a tensor if `name` is Mixtral's, otherwise `name`."""
     mixtral = _MIXTRAL.fullmatch(name)
     if mixtral is None:
         return name

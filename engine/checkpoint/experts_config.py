@@ -94,8 +94,8 @@ def parse_experts(
 
 
 def _mixed_layers(keys: JsonKeys, num_layers: int) -> tuple[bool, ...]:
-    """Which layers are mixtures, by either convention: every n-th but those listed (Qwen), or all
-    but the first ones (DeepSeek)."""
+    """Which layers are mixtures, by either convention: every n-th layer except the listed ones
+    (Qwen), or all layers except the first ones (DeepSeek)."""
     step = keys.integer("decoder_sparse_step", 1)
     dense = keys.raw("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(each) is int for each in dense):

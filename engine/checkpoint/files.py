@@ -31,7 +31,7 @@ _MAX_HEADER_BYTES = 25_000_000
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
 _SHARD_NAME = re.compile(r"[^/\0]+\.safetensors")
 _MAX_ENTRIES, _MAX_ALL_ENTRIES = 1 << 18, 1 << 20
-"""The most tensors of a file, and of all files, with each expert's counted."""
+"""The most tensors of a file, and of all files. The tensors of each expert count."""
 _SAMPLE_BYTES = 256
 _MAX_KEPT_HEADERS = 32
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
@@ -53,7 +53,7 @@ class TensorEntry:
     """One tensor in a file of weights; `begin` and `end` are byte offsets into the file."""
 
     file: Path
-    dtype: str  # as the format spells it: F32, BF16, Q4_1, ...
+    dtype: str  # the format's own name: F32, BF16, Q4_1, ...
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -92,8 +92,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def place_of(folder: Path) -> str:
-    """What messages call the checkpoint in a folder: a GGUF file by its own name, of several parts
-    the first one's."""
+    """The name of a folder's checkpoint in messages. A GGUF file has its own name; if there are
+    several parts, the first one's."""
     first = weight_files(folder)[0]
     return os.path.realpath(first) if first.suffix == SUFFIX else str(folder)
 
@@ -145,7 +145,8 @@ def read_tensor_entries(file: Path) -> dict[str, TensorEntry]:
 
 
 def _with_experts(file: Path, stored: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """With an entry for each expert where one tensor holds all experts of a layer."""
+    """The tensors, with one entry for each expert if a stored tensor holds all experts of a
+    layer."""
     entries: dict[str, TensorEntry] = {}
     for stored_name, entry in stored.items():
         names, shape = one_by_one(stored_name, entry.shape)
@@ -172,7 +173,7 @@ def _read_gguf(file: Path, version: tuple[int, int] | None) -> tuple[int, dict[s
     takes a while."""
     header = read_header(file)
     entries = {}
-    place = Path(os.path.realpath(file))  # which messages name, not the link to it
+    place = Path(os.path.realpath(file))  # messages name this file, not the link to it
     for tensor in header.tensors:
         name = hugging_face_name(tensor.name)
         shape = matrix_shape(name, tensor.shape)

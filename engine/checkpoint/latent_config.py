@@ -78,7 +78,8 @@ def parse_latent(keys: JsonKeys, rope: RopeConfig, num_heads: int) -> LatentConf
 
 
 def _softmax_scale(rope: RopeConfig, qk_head_dim: int) -> float:
-    """YaRN's factor on queries and keys, both of which it would scale in the rotated part only."""
+    """The scale of scores, with YaRN's factor on queries and keys. YaRN itself would scale only
+    their rotated parts."""
     scale = qk_head_dim**-0.5
     if rope.kind == "yarn" and rope.mscale_all_dim is not None and rope.factor > 1:
         scale *= (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2

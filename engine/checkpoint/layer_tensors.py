@@ -1,4 +1,4 @@
-"""How a kind of layer says which tensors of a checkpoint it is made of; and its packed weights.
+"""The description of a kind of layer's tensors in a checkpoint, and its packed weights.
 
 A kind packs tensors that are multiplied together into one weight, one under another. Knows no
 kind, and not how tensors are stored.

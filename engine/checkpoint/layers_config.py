@@ -1,4 +1,4 @@
-"""What each layer of a model is made of, from a checkpoint's config.json; imports no torch."""
+"""The kinds and sizes of a model's layers, from a checkpoint's config.json; imports no torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_LAYERS = 4096
 @dataclass(frozen=True)
 class Layers:
     """By layer: its kinds, whether it keeps a state, and the numbers that its two halves have in
-    the checkpoint. The sizes of mixtures and of layers that keep a state; None if none is or
-    does."""
+    the checkpoint. Also the sizes of mixtures and of layers that keep a state; None if there are no
+    such layers."""
 
     kinds: tuple[LayerKinds, ...]
     keeps_state: tuple[bool, ...]
@@ -72,7 +72,8 @@ def _states(
 
 
 def _by_names(keys: JsonKeys, kind: Architecture) -> tuple[LayerKinds, LayerKinds | None]:
-    """What layers are made of, by the names in the checkpoint's files; those that keep a state."""
+    """The kinds of layers, with the names in the checkpoint's files; and the kinds of layers that
+    keep a state."""
     if not keys.flag("is_gguf", False):
         return kind.layer_kinds, kind.state_kinds
     state_kinds = kind.gguf_state_kinds

@@ -1,4 +1,4 @@
-"""What a decoder is made of, for every architecture, and the part of it that a rank has.
+"""The configuration of a decoder of any architecture, and of the part that a rank has.
 
 Imports no torch. `engine.checkpoint.config` reads it from a checkpoint's config.json.
 """
@@ -31,10 +31,10 @@ from protocol.layout import (
 class ModelConfig:
     """A decoder-only transformer.
 
-    `layer_kinds[i]` is what layer i is made of. `sliding_windows[i]` is its window in tokens, the
-    token itself included, or None if it attends to all earlier tokens. `dtype` is the checkpoint's
-    dtype. `num_kv_heads` and `head_dim` are those of the KV pool: with `latent` attention there is
-    one head, whose rows are latents.
+    `layer_kinds[i]` are the kinds of layer i's two halves. `sliding_windows[i]` is its window in
+    tokens, including the token itself, or None if the layer attends to all earlier tokens. `dtype`
+    is the checkpoint's dtype. `num_kv_heads` and `head_dim` are those of the KV pool: with `latent`
+    attention there is one head, whose rows are latents.
     """
 
     architecture: str
@@ -69,28 +69,30 @@ class ModelConfig:
     norm_offset: float = 0.0
     """Added to the norms' weights that the files hold."""
     experts: ExpertsConfig | None = None
-    """Sizes of the layers that are mixtures of experts; None if none is."""
+    """Sizes of the layers that are mixtures of experts; None if there are none."""
     latent: LatentConfig | None = None
     """Sizes of latent attention; None for attention of grouped queries."""
     delta: DeltaConfig | None = None
     mamba: MambaConfig | None = None
-    """Sizes of the layers that keep a state (`state_layers`), by their kind; None if none does."""
+    """Sizes of the layers that keep a state (`state_layers`), by their kind; None if there are
+    none."""
     state_layers: tuple[bool, ...] = ()
     stored_numbers: tuple[tuple[int, int], ...] = ()
     """By layer, the numbers of its attention and of its feed-forward half in the checkpoint."""
     rotary_dim: int | None = None
-    """Numbers of a head that are rotated, the first ones; None: all."""
+    """How many numbers of a head, from the first on, are rotated; None: all."""
     qk_rows_in_pairs: bool = False
     """Whether the files hold the rows of a head of q and k in the order of rotated pairs, not of
     halves; GGUF files of llama do."""
     quantization: Quantization | None = None
-    """How weights in safetensors may be quantized; None if they are not."""
+    """How weights in safetensors may be quantized; None if no weight is."""
     first_layer: int = 0
-    """The number of the first of these layers in the whole model: of later stages not 0."""
+    """The number of the first of these layers in the whole model; above 0 in later stages."""
     gives_logits: bool = True
     """Whether these are the last layers."""
     vocab_share: tuple[int, int] = (0, 1)
-    """Which of how many parts of the vocabulary has its rows of embedding and logits here."""
+    """The number of this rank's part of the vocabulary, for embedding and logits, and the number of
+    parts."""
 
     def kv_layout(self, model_fingerprint: str, block_size: int, dtype: str) -> KvLayout:
         """The layout of this model's KV blocks, unsharded; `dtype` as in `KV_DTYPE_BYTES`. Layers
@@ -107,16 +109,16 @@ class ModelConfig:
         )
 
     def kv_grouping(self) -> tuple[KvGroup, ...]:
-        """The groups of layers (`KvLayout.grouping`) where windows keep only what they reach, and
-        states what they are."""
+        """The groups of layers (`KvLayout.grouping`), if layers with windows keep only their
+        windows, and layers with states only their states."""
         if self.state_numbers is not None:
             return group_states(self.state_layers, self.state_numbers)
         return group_layers(self.sliding_windows, self.max_position_embeddings)
 
     @property
     def state_numbers(self) -> int | None:
-        """Numbers that a layer keeps of a sequence instead of keys and values; None if none
-        does."""
+        """How many numbers a layer with a state keeps of a sequence; None if no layer keeps a
+        state."""
         sizes = self.delta or self.mamba
         return None if sizes is None else sizes.state_numbers
 

@@ -28,7 +28,7 @@ class PairedExperts:
         self._tensors = tensors
         self.where = tensors.where
         self._changed: set[str] = set()
-        self._kept: tuple[str, torch.Tensor] | None = None  # both halves, after the first was read
+        self._kept: tuple[str, torch.Tensor] | None = None  # gate and up of the last expert
         entries: dict[str, TensorEntry] = {}
         for name, entry in tensors.entries.items():
             for each, changed in self._changed_entries(name, entry):

@@ -18,7 +18,8 @@ from gguf.quants import dequantize
 from checkpoint.gguf.header import BLOCK_TYPES, PLAIN_TYPES, BlockType
 
 SCALED_HEAD_BYTES = 8
-"""Of a block of scaled codes: a scale and a zero, fp32. A byte for each code follows."""
+"""The bytes of a scale and a zero, fp32, at the beginning of a block of scaled codes. A byte for
+each code follows."""
 SCALED_TYPES = {
     number: BlockType(name, size, SCALED_HEAD_BYTES + size)
     for number, name, size in (
@@ -30,7 +31,8 @@ SCALED_TYPES = {
         (69, "E4M3_64", 64),
     )
 }
-"""Codes of other formats in blocks, by the kernels' numbers; their names say the block's inputs."""
+"""Blocks with the codes of other formats, by the kernels' numbers. The names give the number of
+inputs in a block."""
 _TYPES = BLOCK_TYPES | SCALED_TYPES
 _TYPES_BY_NAME = {each.name: each for each in _TYPES.values()}
 MXFP4 = "MXFP4"
@@ -44,7 +46,7 @@ QUANTIZED_TYPES = {each.name: each for each in BLOCK_TYPES.values() if each.name
 PANEL_OUTPUTS = 64
 """Outputs that the kernels of a CPU multiply together."""
 _NUMBERS_AT_A_TIME = 1 << 22
-"""Dequantization takes some twenty bytes for each."""
+"""The numbers that are dequantized at a time: this takes some twenty bytes for each."""
 
 
 class PanelRows(Protocol):
@@ -64,14 +66,14 @@ class PanelRows(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """What the rows take in memory, about."""
+        """About how many bytes the rows take in memory."""
 
     def pieces(self) -> Iterator[BlockRows]:
         """All rows in order; all pieces but the last are whole panels."""
 
     def part(self, rows: slice, inputs: slice) -> PanelRows | None:
-        """Some rows and inputs of the matrix; None if they are not whole blocks. Of rows that lie
-        in rotated pairs those of whole heads."""
+        """Some rows and inputs of the matrix; None if they are not whole blocks. If rows lie in
+        rotated pairs, the rows must be those of whole heads."""
 
     def dequantized(self) -> torch.Tensor:
         """The values, [outputs, inputs], fp32."""

@@ -52,8 +52,8 @@ def parse_ropes(
     config: JsonKeys, max_position_embeddings: int, has_local: bool, rotates_part: bool = False
 ) -> tuple[RopeConfig, RopeConfig | None]:
     """The rotary embedding that the keys of a config.json describe, and the plain one of layers
-    with windows if there is such (`has_local`). Raises ModelLoadError, also for heads that are not
-    rotated whole unless `rotates_part`: see `rotated_part`."""
+    with windows, if these have their own (`has_local`). Raises ModelLoadError, also for heads that
+    are not rotated whole unless `rotates_part`: see `rotated_part`."""
     if not has_local:
         return parse_rope(config, max_position_embeddings, rotates_part), None
     theta = config.number("rope_local_base_freq", DEFAULT_THETA, above=1.0)

@@ -68,7 +68,7 @@ class StoredTensors(Protocol):
         or if it is not quantized. `pairs_of_heads` as in `BlockRows`."""
 
     def finish(self) -> None:
-        """Say that all wanted tensors have been read."""
+        """Note that all wanted tensors have been read."""
 
 
 OpenTensors = Callable[[], StoredTensors]
@@ -105,7 +105,7 @@ class FileTensors:
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
     def panel_rows(self, name: str, pairs_of_heads: int | None) -> PanelRows | None:
-        """See StoredTensors; those of GGUF files."""
+        """See StoredTensors; only GGUF files have them."""
         kind = self.entries[name].dtype
         if kind not in QUANTIZED_TYPES:
             return None

@@ -16,8 +16,8 @@ from engine.checkpoint.stored_tensors import StoredTensors
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of the checkpoint goes. `heads_in_pairs`: how many heads of q or k lie in
-    rotated pairs in what goes there. `is_wide` and `offset` as in `LayerTensor`, `middle` as in
+    """Where a tensor of the checkpoint goes. `heads_in_pairs`: how many heads of q or k in the
+    tensor lie in rotated pairs. `is_wide` and `offset` as in `LayerTensor`, `middle` as in
     `Rows`."""
 
     tensor: torch.Tensor

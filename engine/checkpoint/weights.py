@@ -59,8 +59,8 @@ _LAYER = re.compile(r"model\.layers\.(\d{1,4})\.")
 
 @dataclass
 class LayerWeights:
-    """One layer: the weights of its kinds, and its norms, [hidden], fp32. Those of what its halves
-    compute are there if it has them."""
+    """One layer: the weights of its kinds, and its norms, [hidden], fp32. The norms of the halves'
+    results are None if the layer has none."""
 
     input_norm: torch.Tensor
     attention: KindWeights
@@ -73,8 +73,8 @@ class LayerWeights:
 @dataclass
 class Weights:
     """All weights of a model, on one device in one dtype but the norms', which are fp32; `lm_head`
-    is `embed` if they are tied. Quantized ones may be blocks instead, which are a mapping of their
-    file."""
+    is `embed` if they are tied. Quantized weights may be blocks instead, which are a mapping of
+    their file."""
 
     embed: torch.Tensor | BlockMatrix  # [vocab, H]
     layers: list[LayerWeights]
@@ -103,7 +103,7 @@ def load_weights(
     target = _Target(torch.device(device), dtype or torch_dtype(config.dtype), shard)
     if isinstance(checkpoint, Path):
         return _load(FileTensors(checkpoint), config, target, progress)
-    if config.quantization is not None:  # whose parts are not read in the order of their places
+    if config.quantization is not None:  # their parts are not read in the order of their places
         raise ModelLoadError(f"{checkpoint.where}: quantized weights are read from files only")
     return _load(checkpoint, config, target, progress)
 
@@ -284,8 +284,8 @@ def _check_memory(
 def empty_weights(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, kept: Collection[str] = ()
 ) -> Weights:
-    """Weights of the model's shapes, not initialised. Those whose tensors are `kept` elsewhere take
-    no memory."""
+    """Weights of the model's shapes, not initialised. Weights whose tensors are `kept` elsewhere
+    take no memory."""
 
     def empty(*shape: int, is_wide: bool = False, names: Sequence[str] = ()) -> torch.Tensor:
         is_kept = bool(names) and all(name in kept for name in names)
@@ -364,7 +364,7 @@ def _norm_place(norm: torch.Tensor, config: ModelConfig) -> Place:
 def _halves(
     config: ModelConfig, weights: Weights
 ) -> Iterator[tuple[str, Sequence[LayerTensor], KindWeights]]:
-    """Of every layer the attention and the feed-forward: name, tensors and weights."""
+    """The two halves of every layer, attention and feed-forward: name, tensors and weights."""
     for names, kinds, layer in _layers(config, weights):
         tensors = ATTENTION[kinds.attention].tensors(config)
         yield f"{names[0]}.{kinds.attention_name}", tensors, layer.attention

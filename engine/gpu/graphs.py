@@ -24,7 +24,7 @@ from engine.sampling.chosen_tokens import LateTokens
 
 logger = logging.getLogger(__name__)
 
-_WARM_UP_PASSES = 2  # these compile and tune kernels, which must not happen during capture
+_WARM_UP_PASSES = 2  # these passes compile and tune kernels, which must not happen during capture
 
 GRAPH_BYTES = 4 << 20
 """Approximate size of a graph on a card: some kilobytes for each of its kernels."""

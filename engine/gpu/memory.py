@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 CONTEXT_BYTES = 768 << 20
 """Memory of CUDA, its libraries and loaded kernels, which torch does not count."""
-_WRAPPER_BYTES = 8 << 20  # indices of each FlashInfer wrapper, on the card and pinned
+_WRAPPER_BYTES = 8 << 20  # for the indices of each FlashInfer wrapper, on the card and pinned
 _CUBLAS_BYTES = 32 << 20  # cuBLAS's workspace for the stream that captures graphs
 
 

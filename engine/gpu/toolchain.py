@@ -80,8 +80,8 @@ def find_toolchain(
 
     CUDA_HOME (or CUDA_PATH) of the environment is kept; otherwise a folder whose nvcc is of
     `cuda_major`, torch's, is preferred. `packages` are the folders of NVIDIA's Python packages, by
-    default those installed. Links to what CUDA_HOME lacks are made below the folder `links`, which
-    nobody else may change.
+    default those installed. For parts that CUDA_HOME lacks, links are made in the folder `links`,
+    which nobody else may change.
     """
     packages = package_folders() if packages is None else packages
     home = _home(environment, cuda_major, packages, installed)
@@ -234,8 +234,9 @@ def _link(link: Path, target: Path) -> None:
 
 
 def _make_stub(library: Path, header: Path) -> None:
-    """A library under the name of the driver's, with the functions that `header` declares, all
-    empty. What is linked with it loads the driver's own, libcuda.so.1. Raises ToolchainMissing."""
+    """Make a library with the name of the driver's library, and with empty versions of the
+    functions that `header` declares. A program that is linked with it loads the real one,
+    libcuda.so.1. Raises ToolchainMissing."""
     if library.exists():
         return
     library.parent.mkdir(parents=True, exist_ok=True)

@@ -53,8 +53,8 @@ class TritonBackend(CardBackend, ABC):
         return lowest_kept
 
     def log_totals(self) -> LogTotals | None:
-        """Computes the log-sum-exp of the rows whose log-probabilities are reported; None: the
-        sampler does."""
+        """A function that computes the log-sum-exp of the rows whose log-probabilities are
+        reported; None: the sampler computes it."""
         return None
 
     def sampler(self) -> Sampler:
@@ -89,8 +89,8 @@ class TritonBackend(CardBackend, ABC):
         return Graphs(num_graphs, self.graph_wrappers)
 
     def _is_captured(self) -> bool:
-        """Whether passes run without the host: elsewhere torch's grouped product of experts reads
-        their ends there."""
+        """Whether passes run without the host. On other cards, torch's grouped product reads the
+        ends of the experts' rows on the host."""
         if self._config.experts is None:
             return True
         has_product = torch.cuda.get_device_capability(self.device)[0] in _GROUPED_PRODUCTS

@@ -1,4 +1,4 @@
-"""What the attention of all layers shares in one pass over a planned batch."""
+"""The data that the attention of all layers shares in one pass over a planned batch."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ class AttentionPass:
         return cast(LatentBackend, self.backend)
 
     def states(self, layer: int) -> LayerStates:
-        """What a layer that keeps a state computes with."""
+        """The states with which a layer computes that keeps one."""
         return cast(AttentionWithStates, self.backend).states(layer)

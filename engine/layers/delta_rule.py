@@ -18,8 +18,9 @@ _NORM_EPS = 1e-6
 
 
 class DeltaInputs(NamedTuple):
-    """Of N tokens: `q` and `k` [N, num_key_heads, key_dim], `v` [N, num_value_heads, value_dim],
-    the logarithms of the decays `g` and the strengths `beta`, both [N, num_value_heads]; fp32."""
+    """The inputs of N tokens: `q` and `k` [N, num_key_heads, key_dim], `v` [N, num_value_heads,
+    value_dim], the logarithms of the decays `g` and the strengths `beta`, both [N,
+    num_value_heads]; fp32."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -42,7 +43,7 @@ def chunked(inputs: DeltaInputs, state: torch.Tensor | None) -> tuple[torch.Tens
         return x.reshape(len(x), num_chunks, size, *x.shape[2:])
 
     q, k, v, g, beta = (by_chunk(x) for x in (q, k, *inputs[2:]))
-    decay = g.cumsum(2)  # of a token, since its chunk began
+    decay = g.cumsum(2)  # the decay up to each token, since its chunk began
     above = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
     between = (decay.unsqueeze(3) - decay.unsqueeze(2)).masked_fill(above, -torch.inf).exp()
     weighted = beta.unsqueeze(3)
@@ -75,8 +76,8 @@ def one_each(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
 
 
 def _normed(inputs: DeltaInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys of length 1, the former divided by the root of their size, one for each
-    value head."""
+    """Queries and keys of length 1, one for each value head. Queries are also divided by the root
+    of their size."""
     repeats = inputs.v.shape[1] // inputs.k.shape[1]
     scale = inputs.q.shape[2] ** -0.5
     q, k = (

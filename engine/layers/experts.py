@@ -50,7 +50,8 @@ class Experts(Protocol):
 
     @property
     def products(self) -> Sequence[LinearLayer]:
-        """The linear layers among them; experts without one each are left out."""
+        """The linear layers among the products. Experts that have no linear layer of their own are
+        left out."""
 
     def __call__(self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None) -> torch.Tensor:
         """Normed `x` [N, hidden] to the sum of the chosen experts and the shared one, [N, hidden],

@@ -130,7 +130,7 @@ def _yarn(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
-        high += 0.001  # a ramp needs a width
+        high += 0.001  # a ramp must not have the width 0
     ramp = (torch.arange(len(plain), dtype=torch.float32) - low) / (high - low)
     stretched = ramp.clamp(0.0, 1.0)
     return plain / config.factor * stretched + plain * (1 - stretched)

@@ -1,4 +1,4 @@
-"""The choice of experts for each token, by torch; `engine/native/routing.h` makes the same one.
+"""The choice of experts for each token, by torch; `engine/native/routing.h` makes the same choice.
 
 Owns no weights. See `ExpertsConfig` for the rules.
 """

@@ -1,4 +1,4 @@
-"""Feed-forward halves of Nemotron-H: `down(relu(up(x)) ** 2)`, and none at all."""
+"""Feed-forward halves of Nemotron-H: `down(relu(up(x)) ** 2)`, and a half that computes nothing."""
 
 from __future__ import annotations
 

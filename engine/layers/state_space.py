@@ -17,9 +17,8 @@ CHUNK = 64
 
 
 class SpaceInputs(NamedTuple):
-    """Of N tokens: `x` [N, num_heads, head_dim], `b` and `c` [N, num_groups, state_size], each of
-    which serves as many heads in turn, the steps `dt` and the logarithms of the decays `g`, both
-    [N, num_heads]; fp32."""
+    """The inputs of N tokens: `x` [N, num_heads, head_dim], `b` and `c` [N, num_groups,
+    state_size], the steps `dt` and the logarithms of the decays `g`, both [N, num_heads]; fp32."""
 
     x: torch.Tensor
     b: torch.Tensor
@@ -42,13 +41,13 @@ def chunked(inputs: SpaceInputs, state: torch.Tensor | None) -> tuple[torch.Tens
         return x.reshape(len(x), num_chunks, size, *x.shape[2:])
 
     stepped, b, c, g = (by_chunk(x) for x in (stepped, b, c, inputs.g))
-    decay = g.cumsum(2)  # of a token, since its chunk began
+    decay = g.cumsum(2)  # the decay up to each token, since its chunk began
     above = torch.ones(size, size, dtype=torch.bool, device=g.device).triu(1)
     between = (decay.unsqueeze(3) - decay.unsqueeze(2)).masked_fill(above, -torch.inf).exp()
     out = (c @ b.transpose(2, 3) * between) @ stepped
     c = c * decay.exp().unsqueeze(3)
     left = (decay[:, :, -1:] - decay).exp().unsqueeze(3)
-    added = (stepped * left).transpose(2, 3) @ b  # by each chunk, at its end
+    added = (stepped * left).transpose(2, 3) @ b  # the state that each chunk adds, at its end
     kept = decay[:, :, -1].exp()[..., None, None]
     if state is None:
         state = torch.zeros_like(added[:, 0])

@@ -1,5 +1,5 @@
-"""Attention of grouped queries without any rotary embedding: what a head attends to does not depend
-on distances (Nemotron-H, whose other layers know the order of tokens)."""
+"""Attention of grouped queries without any rotary embedding: scores do not depend on the distance
+of tokens (Nemotron-H, whose other layers know the order of tokens)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The architectures that Baton loads, and how each differs from the others; imports no torch."""
+"""The architectures that Baton loads, and the differences between them; imports no torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CLAMPED_SWIGLU = "clamped_swiglu"
 
 @dataclass(frozen=True)
 class LayerKinds:
-    """What a layer is made of: its kinds of attention and feed-forward, by their names in
-    `engine.layers.kinds`, and the names that the checkpoint gives to its parts. A norm of what a
-    half computes, before it is added, is there if it has a name."""
+    """The kinds of a layer's attention and feed-forward half, by their names in
+    `engine.layers.kinds`, and the names of its parts in the checkpoint. A half's result is normed
+    before it is added if that norm has a name here."""
 
     attention: str = "grouped"
     feed_forward: str = "gated"
@@ -28,14 +28,14 @@ class LayerKinds:
 
 @dataclass(frozen=True)
 class ExpertKeys:
-    """How a `config.json` describes its mixture of experts: names of keys, and what the keys do
-    not say."""
+    """How a `config.json` describes its mixture of experts: the names of its keys, and properties
+    that no key gives."""
 
-    count: tuple[str, ...] = ("num_experts", "num_local_experts")  # the first that is there
+    count: tuple[str, ...] = ("num_experts", "num_local_experts")  # the first key that is present
     inner: str = "moe_intermediate_size"
     router_name: str = "gate"  # of the router's tensors
     has_biases: bool = False  # of the router and of each expert's products
-    are_paired: bool = False  # outputs of gate and up by turns, matrices with inputs first
+    are_paired: bool = False  # outputs of gate and up alternate; matrices have inputs first
     normalizes: bool | None = None  # weights add up to 1; None: as norm_topk_prob says
     routes_in_groups: bool = False  # DeepSeek's keys
     default_method: str = "noaux_tc"  # without topk_method
@@ -73,17 +73,17 @@ class Architecture:
     has_sinks: bool = False  # logits of each head that take part in its softmax, without a value
     rotates_part: bool = False  # of a head: partial_rotary_factor
     state_kinds: LayerKinds | None = None  # of layers that keep a state; which: their config says
-    has_mixer_blocks: bool = False  # each computes one thing: see `engine.checkpoint.mixer_blocks`
+    has_mixer_blocks: bool = False  # blocks of one half each: see `engine.checkpoint.mixer_blocks`
     eps_key: str = "rms_norm_eps"
     activation_key: str = "hidden_act"
-    activation: str = ""  # whatever that key says
+    activation: str = ""  # overrides the key
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of keys that transformers does not write, or that published files leave out."""
     has_text_config: bool = False  # the language model's keys are in a table of that name
     layer_kinds: LayerKinds = LayerKinds()  # of all layers
-    gguf_kinds: LayerKinds | None = None  # the same with the names in GGUF files, if they differ
+    gguf_kinds: LayerKinds | None = None  # the kinds with other names there
     gguf_state_kinds: LayerKinds | None = None
-    experts: ExpertKeys | None = None  # of those layers that are mixtures
+    experts: ExpertKeys | None = None  # keys of the mixtures, if layers are mixtures
 
 
 _LLAMA = Architecture(
@@ -220,7 +220,7 @@ _QWEN_3_5 = replace(
 _QWEN_3_5_MOE = replace(
     _QWEN_3_5,
     experts=replace(_GATED_SHARED, normalizes=True),
-    defaults={**_QWEN_3_NEXT.defaults, "intermediate_size": 5632},  # no layer has it
+    defaults={**_QWEN_3_NEXT.defaults, "intermediate_size": 5632},  # required, but no layer uses it
 )
 _NEMOTRON_H = Architecture(
     configurable_biases=True,

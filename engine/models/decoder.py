@@ -1,9 +1,9 @@
 """One decoder for every supported architecture: Llama, Mistral, Qwen and their kin.
 
-They share the structure `x += attention(norm(x)); x += feed_forward(norm(x))`, where what is added
-may be normed, too; `ModelConfig`, the weights and the kinds of layers define the differences. Owns
-the order of a forward pass; knows nothing of sequences or blocks, which the attention backend plans
-before the pass, nor of the machine, which `engine.backend` stands for.
+They share the structure `x += attention(norm(x)); x += feed_forward(norm(x))`, where the added
+results may be normed, too; `ModelConfig`, the weights and the kinds of layers define the
+differences. Owns the order of a forward pass; knows nothing of sequences or blocks, which the
+attention backend plans before the pass, nor of the machine, which `engine.backend` stands for.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class DecoderModel:
     def _passes(
         self, positions: torch.Tensor, attention: AttentionBackend
     ) -> tuple[AttentionPass, AttentionPass]:
-        """What layers without windows share in a pass, and what those with windows do."""
+        """The data that layers without windows share in a pass, and the data that layers with
+        windows share."""
 
         def of(rope: Rope) -> AttentionPass:
             rotation = rope.cos_sin(positions, self._ops.rotation_dtype)

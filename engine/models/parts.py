@@ -17,8 +17,8 @@ from engine.layers.summed import Sums
 
 @dataclass(frozen=True)
 class Layer:
-    """`x += attention(norm(x)); x += feed_forward(norm(x))`; norm weights are [hidden], fp32. What
-    a half computes is normed before it is added if the layer has such a norm."""
+    """`x += attention(norm(x)); x += feed_forward(norm(x))`; norm weights are [hidden], fp32. A
+    half's result is normed before it is added if the layer has such a norm."""
 
     input_norm: torch.Tensor
     attention: AttentionLayer
@@ -39,4 +39,4 @@ class ModelParts:
     layers: Sequence[Layer]
     final_norm: torch.Tensor  # [hidden], fp32
     lm_head: LinearLayer
-    sums: Sums | None = None  # of the ranks that have the other parts of each layer
+    sums: Sums | None = None  # adds up with the ranks that have the other parts of each layer

@@ -1,4 +1,4 @@
-"""What runners, graphs and profiles ask of a model, whole or the shard of a rank."""
+"""The interface of a model, or of a rank's shard, for runners, graphs and profiles."""
 
 from __future__ import annotations
 

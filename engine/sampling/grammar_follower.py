@@ -1,10 +1,10 @@
 """Lets grammars follow their sequences' outputs: consumes tokens, computes the next masks.
 
 Threads of a pool do this while the step continues, without the interpreter's lock; a step waits for
-them for a short time. Handing work to a thread costs more than an ordinary grammar itself, above
-all on a busy host. Therefore the engine's thread does the work for grammars that have been quick
-several times in a row. If a trusted grammar becomes slow, it delays one step by one token; after
-that no grammar is trusted for a while. Imports no torch.
+them for a short time. Handing work to a thread costs more than the work on an ordinary grammar,
+above all on a busy host. Therefore the engine's thread does the work for grammars that have been
+quick several times in a row. If a trusted grammar becomes slow, it delays one step by one token;
+after that no grammar is trusted for a while. Imports no torch.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class GrammarFollower:
         taken_s = time.monotonic() - started
         for matcher, mask in zip(matchers, masks, strict=True):
             if taken_s > self._limits.step_s:
-                matcher.lane.num_quick = 0  # one of them is slow
+                matcher.lane.num_quick = 0  # at least one of them is slow
             error = error_of(matcher.state)
             matcher.is_deferred = False
             matcher.end(None if error else mask[: self._num_words], error)

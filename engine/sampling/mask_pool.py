@@ -26,9 +26,9 @@ _SLOW_NICE = 10
 
 @dataclass(eq=False, slots=True)
 class Lane:
-    """One compiled grammar's work: `waiting` pieces, the last one's `cost_s`, the number of quick
-    ones in a row (`num_quick`, kept by the owner), and whether a thread has taken the lane
-    (`is_taken`) or it stands in a queue (`is_queued`)."""
+    """The work on one compiled grammar: the `waiting` pieces, the cost of the last piece
+    (`cost_s`), the number of quick pieces in a row (`num_quick`, kept by the owner), and whether a
+    thread has taken the lane (`is_taken`) or the lane is in a queue (`is_queued`)."""
 
     cost_s: float = 0.0
     num_quick: int = 0
@@ -159,8 +159,8 @@ class MaskPool(Generic[W]):
                     self._enqueue(lane)
 
     def _quick_lanes(self) -> list[Lane]:
-        """Empty the queue of quick lanes, the quickest first. Lanes to which so much work has come
-        that they are slow go to the other queue."""
+        """Empty the queue of quick lanes, the quickest first. A lane that has become slow because
+        of much new work goes to the other queue."""
         lanes = sorted(self._quick, key=lambda lane: lane.cost_s)
         self._quick.clear()
         for lane in lanes:

@@ -75,7 +75,7 @@ def _flat(
     for position, row in enumerate(rows):
         ids, changes = (np.asarray(each) for each in adjustment(row))
         if len(ids):
-            known = (ids >= 0) & (ids < vocab_size)  # other ids cannot be chosen anyway
+            known = (ids >= 0) & (ids < vocab_size)  # ids outside the vocabulary cannot be chosen
             indices.append(ids[known].astype(np.int64) + position * vocab_size)
             numbers.append(np.broadcast_to(changes, ids.shape)[known].astype(np.float32))
     return np.concatenate(indices), np.concatenate(numbers)

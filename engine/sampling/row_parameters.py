@@ -1,7 +1,7 @@
 """The parameters of a batch's rows as numbers on the device of their logits.
 
-All of a step's numbers, of any dtype, go to a card by one copy. Knows what the sampler needs of
-each row, and nothing of logits.
+All of a step's numbers, of any dtype, go to a card by one copy. Knows which numbers the sampler
+needs for each row, and nothing of logits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One row of logits to choose a token from: its parameters and what came before."""
+"""One row of logits to choose a token from: its parameters and the tokens before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scales by which a checkpoint wants its keys and values divided before they become fp8.
+"""The scales of a checkpoint by which keys and values are divided before they become fp8.
 
 A checkpoint has one scale for the keys of a layer and one for the values, or one for each head.
 They belong to a pool of fp8; over a pool of other types they change nothing. Weights of another
@@ -28,8 +28,8 @@ def add_kv_scales(
     weights: Weights, tensors: StoredTensors, part: ModelConfig, shard: Shard | None
 ) -> bool:
     """Add the checkpoint's scales to the vectors `k_scale` and `v_scale` of the attention of a
-    rank's layers, [KV heads], fp32. Returns whether there are any, on whatever rank. Raises
-    ModelLoadError."""
+    rank's layers, [KV heads], fp32. Returns whether the checkpoint has any, even for other ranks.
+    Raises ModelLoadError."""
     found = {
         name: match for name in tensors.entries if (match := _NAME.fullmatch(name)) is not None
     }
@@ -52,7 +52,7 @@ def add_kv_scales(
 
 
 def note_unused_scales(tensors: StoredTensors) -> None:
-    """Say in the log that a checkpoint has scales, if it does, and that the pool needs none."""
+    """If a checkpoint has scales, log that the pool does not use them."""
     unused = [name for name in tensors.entries if _NAME.fullmatch(name)]
     if unused:
         logger.info(

@@ -1,4 +1,5 @@
-"""A quantized matrix of any format: codes, and scales and zero points that neighbours share.
+"""A quantized matrix of any format: codes, and the scales and zero points that neighbouring weights
+share.
 
 A weight is `(level(code) - zero) * scale`, in fp32. Rows are read from the files when asked for, so
 a matrix takes no memory.
@@ -13,15 +14,15 @@ from enum import Enum
 import torch
 
 _NUMBERS_AT_A_TIME = 1 << 22
-"""Decoding takes some twenty bytes for each."""
+"""The numbers that are decoded at a time: decoding takes some twenty bytes for each."""
 _ROWS_STEP = 64
-"""Formats may read rows from any multiple of this on."""
+"""Rows are read from a multiple of this number on."""
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _E2M1_LEVELS = torch.cat([_E2M1, -_E2M1])
 
 
 class Levels(Enum):
-    """What codes stand for."""
+    """The meaning of codes."""
 
     INT4 = "int4"  # uint8 from 0 to 15
     INT8 = "int8"  # int8
@@ -109,7 +110,7 @@ class QuantizedMatrix:
         to.mul_(self._spread(rows.scales))
 
     def _spread(self, shared: torch.Tensor) -> torch.Tensor:
-        """What groups share [rows, groups], for each input."""
+        """Values that groups share [rows, groups], repeated for each input."""
         if shared.shape[1] == 1:
             return shared
         if self.groups is not None:

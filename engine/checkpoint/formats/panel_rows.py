@@ -20,10 +20,11 @@ _BLOCKS = {
     Levels.E2M1: ("E2M1", (32, 16), 4),
     Levels.E4M3: ("E4M3", (64,), 8),
 }
-"""The name, the inputs that a block may have, the most first, and the bits of a code."""
+"""For each level: the name, the numbers of inputs that a block may have (largest first), and the
+bits of a code."""
 _MXFP4_INPUTS, _MXFP4_BYTES = 32, 17
 _PACKED_HEAD_BYTES = 6
-"""What a scale and a zero take in a panel."""
+"""The bytes that a scale and a zero take in a panel."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class MatrixRows:
         return blocks.flatten(1)
 
     def _of_blocks(self, shared: torch.Tensor) -> torch.Tensor:
-        """What groups share [rows, groups], for each block; both may be 1."""
+        """Values that groups share [rows, groups], repeated for each block; both dimensions may be
+        1."""
         if shared.shape[1] == 1:
             return shared
         firsts = torch.arange(0, self.inputs, self.block)

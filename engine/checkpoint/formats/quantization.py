@@ -1,8 +1,8 @@
 """Quantized weights as a checkpoint's config.json describes them; imports no torch.
 
 Which modules are quantized is read from the stored tensors, so lists of modules that are not
-(`ignore`, `modules_to_not_convert`) need no interpretation. What the configuration adds is checked
-here, by name, before a weight is read: methods, bits, and how many weights may share a scale.
+(`ignore`, `modules_to_not_convert`) need no interpretation. The other settings are checked here, by
+name, before a weight is read: methods, bits, and how many weights may share a scale.
 """
 
 from __future__ import annotations

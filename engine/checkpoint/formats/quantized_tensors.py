@@ -98,7 +98,7 @@ class QuantizedTensors:
         )  # fmt: skip
 
     def _say(self, quantization: Quantization) -> None:
-        """Log what is quantized, and what is not used."""
+        """Log which matrices are quantized, and which settings are not used."""
         for title, count in Counter(each.title for each in self.matrices.values()).items():
             logger.info("%s: %d matrices are %s", self.where, count, title)
         scales = [name for name in self.entries if _OF_ACTIVATIONS.search(name)]
