@@ -58,21 +58,22 @@ class Scheduler:
         """The blocks of the first group, which are all if there is one group of layers."""
         self.model = model
         self.choose_fetch: FetchChooser = fetch_nothing
-        self._tables = SequenceBlocks(blocks, config.chunk_max_tokens)
-        self.shares = TargetShares(config.target_share * blocks.num_pages, self._tables)
+        self.tables = SequenceBlocks(blocks, config.chunk_max_tokens)
+        """The blocks of its sequences."""
+        self.shares = TargetShares(config.target_share * blocks.num_pages, self.tables)
         self.turns = Turns(config.aging_s)
-        self.roster = Roster(config.block_size, self._tables)
+        self.roster = Roster(config.block_size, self.tables)
         """The unfinished sequences, and how many there are; changed by the scheduler alone."""
         self._expected = ExpectedBlocks(config.block_size)
         self._admission = Admission(
             config,
             self.roster,
-            self._tables,
+            self.tables,
             self.turns,
             self.shares,
             self._expected,
         )
-        self._growth = Growth(self.roster, self._tables, self.turns, config.max_preemptions)
+        self._growth = Growth(self.roster, self.tables, self.turns, config.max_preemptions)
         self._leaving: set[Sequence] = set()
         self._in_steps: set[Sequence] = set()
         self._order = 0
@@ -81,15 +82,15 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence; ValueError if its tokens can never fit into the pool."""
-        if not self._tables.can_ever_fit(sequence, sequence.most_tokens):
+        if not self.tables.can_ever_fit(sequence, sequence.most_tokens):
             raise ValueError(
                 f"{sequence.most_tokens} tokens need "
-                f"{self._tables.num_needed(sequence, sequence.most_tokens)} blocks, "
+                f"{self.tables.num_needed(sequence, sequence.most_tokens)} blocks, "
                 f"the pool has {self.blocks.num_blocks}"
             )
         self._order += 1
         sequence.order = self._order
-        self._tables.open_tables(sequence)
+        self.tables.open_tables(sequence)
         self.roster.wait(sequence)
 
     def schedule(self, now: float) -> Batch:
@@ -101,8 +102,8 @@ class Scheduler:
         self.blocks.retention.now = now
         expired = self._expire(now)
         if self.pools.has_windows:
-            self._tables.slide(self.roster.prefilling.values())
-            self._tables.slide(self.roster.running.values())
+            self.tables.slide(self.roster.prefilling.values())
+            self.tables.slide(self.roster.running.values())
         ready, held = self._split_running(now)
         decodes, preempted = self._growth.grow(ready, self._preempt, bool(self._leaving))
         if decodes is None:
@@ -112,7 +113,7 @@ class Scheduler:
         self._continue_prefills(step)
         self._admission.admit(step, self.choose_fetch)
         batch = Batch(decodes, step.chunks, step.received, expired, preempted, held, step.fetching)
-        self._tables.stage(batch)
+        self.tables.stage(batch)
         return batch
 
     def commit(self, batch: Batch, token_ids: Seq[int], now: float) -> list[Produced]:
@@ -124,7 +125,7 @@ class Scheduler:
                 self.roster.move(chunk.sequence, SequenceState.RUNNING)
         for sequence in batch.decodes:
             sequence.num_computed += 1
-            self._tables.publish(sequence)
+            self.tables.publish(sequence)
         return [
             self._append(sequence, token_id, now)
             for sequence, token_id in zip(batch.sampled, token_ids, strict=True)
@@ -167,7 +168,7 @@ class Scheduler:
         """Join a sequence to the batch: a peer has delivered every block and the first token."""
         assert sequence.state is SequenceState.RECEIVING
         sequence.num_computed = sequence.num_tokens
-        self._tables.publish(sequence)
+        self.tables.publish(sequence)
         self.roster.move(sequence, SequenceState.RUNNING)
         return self._append(sequence, token_id, now)
 
@@ -176,14 +177,14 @@ class Scheduler:
         keeps fetching: `expect` or `fetch_over` follows."""
         assert sequence.state is SequenceState.FETCHING
         self._expected.forget(sequence)
-        self._tables.fill_slots(sequence, num_blocks)
+        self.tables.fill_slots(sequence, num_blocks)
         sequence.num_computed += num_blocks * self.config.block_size
         sequence.num_fetched += num_blocks * self.config.block_size
-        self._tables.publish(sequence)
+        self.tables.publish(sequence)
 
     def slots(self, sequence: Sequence, num_blocks: int) -> list[list[int]] | None:
         """See `SequenceBlocks`."""
-        return self._tables.slots(sequence, num_blocks)
+        return self.tables.slots(sequence, num_blocks)
 
     def expect(self, sequence: Sequence, num_blocks: int) -> None:
         """The next `num_blocks` blocks of a sequence are being fetched: sequences that need them
@@ -235,26 +236,26 @@ class Scheduler:
             self._leaving.add(sequence)
             return
         self.shares.release(sequence)
-        self._tables.release(sequence)
+        self.tables.release(sequence)
         if sequence.retention is not None and sequence.state is SequenceState.FINISHED:
             cached = self.blocks.match(sequence.hashes)
             self.blocks.retention.protect(cached, sequence.share, sequence.retention)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Forget the hashes of a sequence's blocks, whose contents cannot be trusted."""
-        self._tables.withdraw(sequence)
+        self.tables.withdraw(sequence)
 
     def fits_beside(self, sequence: Sequence, *stuck: set[int]) -> bool:
         """Whether a waiting sequence can be admitted even if the blocks `stuck`, one set for each
         group, are never released."""
-        return self._tables.fits_beside(sequence, stuck)
+        return self.tables.fits_beside(sequence, stuck)
 
     def publish_arrived(self, sequence: Sequence, indices: Seq[int], group: int = 0) -> None:
         """Cache the individual blocks of a group that a peer delivered before its attempt
         failed."""
         for index in indices:
             if index < len(sequence.hashes):
-                self._tables.publish_block(sequence, index, group)
+                self.tables.publish_block(sequence, index, group)
 
     def find(self, key: Key) -> Sequence | None:
         """The sequence with this key; None if it is unknown or finished."""
@@ -284,7 +285,7 @@ class Scheduler:
     @property
     def most_tokens(self) -> int:
         """The most tokens of one sequence that the pool has room for."""
-        return self._tables.most_tokens(self.config.block_size)
+        return self.tables.most_tokens(self.config.block_size)
 
     def blocks_under_way(self, group: int = 0) -> set[int]:
         """Blocks of a group that steps under way may still be computing although `match` finds
@@ -333,7 +334,7 @@ class Scheduler:
         for sequence in self.turns.by_seniority(self.roster.prefilling.values()):
             if sequence.num_launched == sequence.num_tokens or sequence.awaits_mask:
                 continue  # the step under way completes it, or it awaits a mask
-            most = self._tables.most_chunk_tokens(sequence)
+            most = self.tables.most_chunk_tokens(sequence)
             size = step.chunk_tokens(sequence, sequence.num_launched, most)
             if size == 0:
                 break
@@ -367,14 +368,14 @@ class Scheduler:
         have been noted already."""
         sequence = chunk.sequence
         sequence.num_computed = max(sequence.num_computed, chunk.start + chunk.num_tokens)
-        self._tables.publish(sequence)
+        self.tables.publish(sequence)
 
     def _append(self, sequence: Sequence, token_id: int, now: float) -> Produced:
         """Add a token. Ends a finished sequence and releases its blocks unless a peer reads
         them."""
         index = sequence.num_output
         if sequence.prefill_only:  # the target needs no blocks outside the windows
-            self._tables.slide([sequence])
+            self.tables.slide([sequence])
         finish = sequence.append(token_id)
         self.turns.charge(sequence, 1)
         sequence.last_token_at = now

@@ -21,7 +21,7 @@ from simulator.decode_run import DecodeRun
 from simulator.devices.step_times import chunk_work
 from simulator.event_queue import Action, EventQueue
 from simulator.handoffs import Handoffs
-from simulator.leaps import advance, longest_leap
+from simulator.leaps import advance, longest_leap, plan_next
 from simulator.network import Network
 from simulator.requests import Request
 from simulator.sequences import SimulatedSequence, simulated_sequence
@@ -209,6 +209,7 @@ class SimulatedWorker:
         if not (task.has_token and task.has_blocks):
             return
         task.request.exposed_s = self._queue.now - task.request.prompt_done
+        self._catch_up()
         produced = self.scheduler.arrived(task.sequence, 0, self._queue.now)
         self._has_changed = True
         self._wake()
@@ -351,25 +352,40 @@ class SimulatedWorker:
     def _end_leap(self, run: DecodeRun, over: int) -> None:
         if run is not self._run or over != run.num_done + run.num_planned:
             return  # it was cut
+        finished = self._decode_steps(run, run.num_planned)
         self._run = None
-        decodes, now = cast("list[SimulatedSequence]", run.batch.decodes), self._queue.now
-        if run.learns and not run.num_done:
-            self.scheduler.model.observe(StepCost(run.rows, run.context), run.end(1) - run.begun)
-            self._learnt_rows = run.rows
-        took_s, num_tokens = run.end(over) - run.end(run.num_done), run.num_planned * run.rows
-        self.usage.decode_s += took_s
-        self.usage.num_steps += run.num_planned
-        self.usage.decode_tokens += num_tokens
-        self.usage.note_gap(took_s / run.num_planned, num_tokens)
-        if self.spec.most_steps == 1:
-            produced = self.scheduler.commit(run.batch, [0] * run.rows, now)
-            finished = [each.sequence for each in produced if each.finish is not None]
-        else:
-            finished = list(advance(self.scheduler, decodes, run.num_planned, now))
-        run.num_done = over
         for sequence in finished:
             self._end(sequence)
         self._turn(run)
+
+    def _decode_steps(self, run: DecodeRun, num_steps: int) -> list[Sequence]:
+        """Decode the next steps of a run; returns the sequences that have finished."""
+        decodes, over = cast("list[SimulatedSequence]", run.batch.decodes), run.num_done + num_steps
+        if run.learns and not run.num_done:
+            self.scheduler.model.observe(StepCost(run.rows, run.context), run.end(1) - run.begun)
+            self._learnt_rows = run.rows
+        took_s, num_tokens = run.end(over) - run.end(run.num_done), num_steps * run.rows
+        self.usage.decode_s += took_s
+        self.usage.num_steps += num_steps
+        self.usage.decode_tokens += num_tokens
+        self.usage.note_gap(took_s / num_steps, num_tokens)
+        run.num_done, run.num_planned = over, run.num_planned - num_steps
+        ended = run.end(over)
+        if self.spec.most_steps > 1:
+            return list(advance(self.scheduler, decodes, num_steps, ended))
+        produced = self.scheduler.commit(run.batch, [0] * run.rows, ended)
+        return [each.sequence for each in produced if each.finish is not None]
+
+    def _catch_up(self) -> None:
+        """Do to blocks what the steps have done that were leapt over, before something else changes
+        blocks at the end of a step. The order matters only if there are windows."""
+        run = self._run
+        if run is None or not self.scheduler.pools.has_windows:
+            return
+        num_steps = run.num_over(self._queue.now) - run.num_done - 1
+        if num_steps:
+            self._decode_steps(run, num_steps)
+            plan_next(self.scheduler, cast("list[SimulatedSequence]", run.batch.decodes))
 
     def _end(self, sequence: Sequence) -> None:
         """End a request, which has its last token."""

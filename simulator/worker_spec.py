@@ -24,10 +24,10 @@ class WorkerSpec:
     """What workers of one pool have in common.
 
     `num_blocks` blocks of all layers, of `block_bytes` each, fit into memory. If layers are in
-    groups, `layout` says which; then every step is computed by itself. `windows` are those of the
-    model. `max_leap` 1 computes every step by itself, too. A step that begins while another worker
-    computes takes longer by the share `contention`, as on cores that share their memory's
-    bandwidth; then every step is computed by itself.
+    groups, `layout` says which. `windows` are those of the model. `max_leap` 1 computes every step
+    by itself. A step that begins while another worker computes takes longer by the share
+    `contention`, as on cores that share their memory's bandwidth; then every step is computed by
+    itself, too.
     """
 
     role: Role
@@ -45,7 +45,7 @@ class WorkerSpec:
     @property
     def most_steps(self) -> int:
         """How many steps may be leapt over at once."""
-        return 1 if self.contention or self.layout is not None else self.max_leap
+        return 1 if self.contention else self.max_leap
 
     @property
     def bytes_by_group(self) -> tuple[float, ...]:

@@ -66,7 +66,7 @@ class TightFleet(RuleBasedStateMachine):
         self.may_fail = may_fail
         self.num_faults = 0
         self.longest = min(
-            bench.scheduler._tables.most_tokens(BLOCK) for bench in self.fleet.workers.values()
+            bench.scheduler.tables.most_tokens(BLOCK) for bench in self.fleet.workers.values()
         )
 
     @rule(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from protocol.layout import KvLayout
 from protocol.messages import Role
 from router.routing.decision import decide
-from scheduling.scheduler import SchedulerConfig
+from scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduling.step_model import StepModel
 from simulator.devices.step_times import ChunkWork
 from simulator.fleet import Fleet, FleetSpec, Outcome
 from simulator.leaps import MAX_STEPS
@@ -34,11 +36,18 @@ class LinearTimes:
         return fixed + slope * (context + chunks.read_tokens)
 
 
-def worker_spec(role: Role, num_blocks: int = 64, max_leap: int = MAX_STEPS) -> WorkerSpec:
+def worker_spec(
+    role: Role, num_blocks: int = 64, max_leap: int = MAX_STEPS, layout: KvLayout | None = None
+) -> WorkerSpec:
     config = SchedulerConfig(
         BLOCK, max_batch_size=8, chunk_min_tokens=BLOCK, chunk_max_tokens=32, itl_target_s=0.05
     )
-    return WorkerSpec(role, config, num_blocks, 1e6, num_blocks * BLOCK, LinearTimes(), 1, max_leap)
+    spec = WorkerSpec(
+        role, config, num_blocks, 1e6, num_blocks * BLOCK, LinearTimes(), 1, max_leap, layout=layout
+    )
+    if layout is None:
+        return spec
+    return replace(spec, max_context=Scheduler(config, spec.pools(), StepModel()).most_tokens)
 
 
 def small_fleet(
@@ -47,11 +56,12 @@ def small_fleet(
     num_blocks: int = 64,
     max_leap: int = MAX_STEPS,
     policy: Policy = decide,
+    layout: KvLayout | None = None,
     **changes: Any,
 ) -> Fleet:
     """A fleet of small workers; `changes` are those of its `FleetSpec`."""
     pools = tuple(
-        (worker_spec(role, num_blocks, max_leap), count)
+        (worker_spec(role, num_blocks, max_leap, layout), count)
         for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode))
         if count
     )

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.layout import KvLayout
+from scheduling.block_manager import BlockManager
+from scheduling.large_pages import GroupBlocks
 from simulator.fleet import Fleet, Outcome
 from simulator.traces.sessions import Session
 from tests.effort import times
-from tests.unit.simulator.fleets import served, single, small_fleet
+from tests.layouts import state_layout, windowed_layout
+from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet
+
+LAYOUTS = {
+    "all tokens": None,
+    "a window": windowed_layout(BLOCK, 9),
+    "two windows": windowed_layout(BLOCK, 5, 18),
+    "states": state_layout(BLOCK, 20),
+}
 
 
 @st.composite
@@ -41,7 +53,7 @@ def courses(outcome: Outcome) -> list[tuple[Any, ...]]:
 def caches(outcome: Outcome) -> list[tuple[Any, ...]]:
     return [
         (
-            [each.scheduler.blocks._hash_of[block] for block in each.scheduler.blocks._free],
+            [blocks_of(manager) for manager in each.scheduler.pools.managers],
             each.scheduler.model.coefficients,
             each.usage.num_steps,
             each.usage.decode_tokens,
@@ -50,13 +62,32 @@ def caches(outcome: Outcome) -> list[tuple[Any, ...]]:
     ]
 
 
-@settings(max_examples=times(25, 600), deadline=None)
-@given(sessions(), st.integers(0, 1), st.integers(28, 40), st.sampled_from([1, 2]))
+def blocks_of(manager: BlockManager) -> tuple[Any, ...]:
+    """What is cached where, and what is evicted next."""
+    free = list(manager._free)
+    if not isinstance(manager, GroupBlocks):
+        return ([manager._hash_of[block] for block in free],)
+    manager.check()
+    assert not manager.num_pinned
+    pages = manager.pages
+    return (manager._hash_of, free, manager._freed_at, pages._unowned, list(pages._idle.items()))
+
+
+@settings(max_examples=times(40, 900), deadline=None)
+@given(
+    sessions(),
+    st.integers(0, 1),
+    st.integers(28, 40),
+    st.sampled_from([1, 2]),
+    st.sampled_from(sorted(LAYOUTS)),
+)
 def test_a_leap_is_as_many_steps(
-    requests: list[Session], prefill: int, num_blocks: int, decode: int
+    requests: list[Session], prefill: int, num_blocks: int, decode: int, layout: str
 ) -> None:
+    num_blocks *= 3 if layout == "states" else 1  # a page for each state
+
     def run(max_leap: int) -> Outcome:
-        fleet: Fleet = small_fleet(prefill, decode, num_blocks, max_leap)
+        fleet: Fleet = small_fleet(prefill, decode, num_blocks, max_leap, layout=LAYOUTS[layout])
         return served(fleet, *requests)
 
     leaping, stepping = run(4096), run(1)
@@ -64,9 +95,10 @@ def test_a_leap_is_as_many_steps(
     assert caches(leaping) == caches(stepping)
 
 
-def test_leaps_are_long() -> None:
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_leaps_are_long(layout: KvLayout | None) -> None:
     """Sixty steps of two requests take a handful of events."""
-    fleet = small_fleet(prefill=0, decode=1)
+    fleet = small_fleet(prefill=0, decode=1, num_blocks=120, layout=layout)
     outcome = served(fleet, single(0.0, 8, 60), single(0.0, 8, 60))
     assert outcome.workers[0].usage.num_steps >= 60
     assert fleet.num_events < 30
