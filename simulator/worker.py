@@ -176,6 +176,7 @@ class SimulatedWorker:
             self.handoffs.abort(key)
             self.scheduler.completed(task.sequence, 0, self._queue.now)
             self._end(task.sequence)
+            self._wake()
         else:
             self._try_join(task)
 

@@ -12,7 +12,9 @@ from protocol.layout import KvLayout
 from scheduling.block_manager import BlockManager
 from scheduling.large_pages import GroupBlocks
 from simulator.fleet import Fleet, Outcome
+from simulator.router import Reports
 from simulator.traces.sessions import Session
+from simulator.worker import SimulatedWorker
 from tests.effort import times
 from tests.layouts import state_layout, windowed_layout
 from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet
@@ -102,6 +104,25 @@ def test_leaps_are_long(layout: KvLayout | None) -> None:
     outcome = served(fleet, single(0.0, 8, 60), single(0.0, 8, 60))
     assert outcome.workers[0].usage.num_steps >= 60
     assert fleet.num_events < 30
+
+
+def test_leaps_report_when_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a request that waits for blocks ends with its first token."""
+    changes: list[tuple[str, float]] = []
+    on_change = Reports.on_change
+
+    def noting(reports: Reports, worker: SimulatedWorker) -> None:
+        changes.append((worker.name, reports._queue.now))
+        on_change(reports, worker)
+
+    monkeypatch.setattr(Reports, "on_change", noting)
+    found = []
+    for max_leap in (4096, 1):
+        fleet = small_fleet(decode=1, num_blocks=24, max_leap=max_leap)
+        served(fleet, single(0.0, 8, 60), single(0.1, 80, 1))
+        found.append(changes.copy())
+        changes.clear()
+    assert found[0] == found[1]
 
 
 def test_requests_are_preempted_where_pools_are_tight() -> None:
