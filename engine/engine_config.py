@@ -48,6 +48,9 @@ class EngineConfig:
     """A folder of kernels that `build_library` has built; they need no compiler."""
     cuda_graphs: bool = True
     """Whether a card captures its decode steps as CUDA graphs, unless torch computes attention."""
+    card_sums: str = "auto"
+    """How ranks on cards add up: `nccl`; `symmetric`: small sums through memory that all cards map;
+    `auto`: what measures faster for each size."""
     batch_invariant: bool = False
     """Whether a sequence's results may not depend on what else is in its steps. On a card, slower
     kernels compute attention and products; on a CPU our own kernels are required."""

@@ -64,13 +64,14 @@ class EngineSettings(SharedSettings):
     )
     device: str = setting(
         "auto",
-        help="device to run on: auto, cpu, cuda or cuda:N; auto: cuda where there is one",
+        help="device to run on: auto, cpu, cuda or cuda:N; auto: cuda where there is one; of "
+        "several ranks, rank 0 has this card, and each other one the next",
         pattern=r"auto|cpu|cuda(:\d+)?",
     )
     tensor_parallel: int = setting(
         1,
         help="ranks that each layer is split over: each has a part of its heads and of its inner "
-        "width, and a process of its own; on cpu only",
+        "width, and a process of its own, with cores or a card of its own",
         unit="ranks",
         minimum=1,
         maximum=MAX_RANKS,
@@ -78,10 +79,16 @@ class EngineSettings(SharedSettings):
     pipeline_parallel: int = setting(
         1,
         help="stages that the model's layers are split into, one after the other; each has "
-        "tensor_parallel ranks; on cpu only",
+        "tensor_parallel ranks",
         unit="stages",
         minimum=1,
         maximum=MAX_RANKS,
+    )
+    card_sums: str = setting(
+        "auto",
+        help="how ranks of a stage add up on cards; symmetric: small sums through memory that all "
+        "these cards map, else by nccl; auto: what measures faster at start, for each size",
+        choices=("auto", "nccl", "symmetric"),
     )
     peer_tensor_parallel: int | None = setting(
         None,

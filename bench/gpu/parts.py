@@ -251,6 +251,28 @@ def share(device: torch.device) -> Iterator[Row]:
     yield from check_share(str(device), _served("M2"), FleetLoad())
 
 
+def ranks(device: torch.device) -> Iterator[Row]:
+    """Two ranks on this card, whose tokens count and not their speed, and sums in a graph."""
+    from bench.gpu.ranks import RankLoad, check_captured_sums, check_ranks
+
+    yield from check_captured_sums(device)
+    two_layouts = RankLoad(layouts=((2, 1), (1, 2)))
+    yield from check_ranks(_served("M3"), [str(device)] * 2, two_layouts)
+
+
+def cards(device: torch.device) -> Iterator[Row]:
+    """Ranks with a card each; says so where there are too few."""
+    from bench.gpu.ranks import RankLoad, check_ranks, layouts_on
+
+    found = torch.cuda.device_count()
+    if found < 2:
+        yield Row("cards", "cards", found, "cards", goal="2", note="this part needs 2 or more")
+        return
+    devices = [f"cuda:{index}" for index in range(found)]
+    load = RankLoad(layouts_on(found))
+    yield from check_ranks(_served("M3"), devices, load, ways=("nccl", "symmetric", "auto"))
+
+
 PARTS: dict[str, Part] = {
     "limits": limits,
     "build": build,
@@ -272,6 +294,8 @@ PARTS: dict[str, Part] = {
     "split": split,
     "interference": interference,
     "share": share,
+    "ranks": ranks,
+    "cards": cards,
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -125,8 +125,10 @@ class RankGroups:
         dropped. A second call does nothing."""
         if self.is_open:
             self._stages, self._symmetric = [], None
-            with suppress(RuntimeError):
+            if self.backend == NCCL:
                 dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
 
     def _measure(self) -> None:
         """Choose how to add up tensors of each size; all ranks choose the same. Raises RankLost,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.chart.chart import Object, objects, pod_templates
+from tests.chart.releases import GPU, gpu
 
 SPLIT = ("--tensor-parallel", "--pipeline-parallel", "--peer-", "--kv-order", "--kv-windows")
 SHARED = {"kv_order": "tokens", "kv_windows": "window"}
@@ -63,3 +64,20 @@ def test_a_worker_of_several_ranks_may_have_tiers() -> None:
     alone = workers({"workers": {"tensorParallel": 2}})["decode"]
     memory = [int(each["resources"]["limits"]["memory"][:-2]) for each in (found, alone)]
     assert memory[0] - memory[1] == 1024
+
+
+FOUR_CARDS = {"decode": {"role": "decode", "tensorParallel": 2, "pipelineParallel": 2}}
+
+
+def test_a_worker_of_several_ranks_asks_for_as_many_cards() -> None:
+    pools = {"prefill": None, **FOUR_CARDS}
+    assert workers(gpu(pools=pools))["decode"]["resources"]["limits"]["nvidia.com/gpu"] == 4
+    dra = {"device": "cuda", "dra": {"deviceClass": "gpu.example", "nicDeviceClass": "nic.example"}}
+    (claim,) = (
+        each
+        for each in objects(gpu(pools=pools, workers=GPU | dra), "1.34.0")
+        if each["kind"] == "ResourceClaimTemplate"
+    )
+    devices = claim["spec"]["spec"]["devices"]
+    assert [each["exactly"]["count"] for each in devices["requests"]] == [4, 1]
+    assert "constraints" not in devices, "no root of PCIe has all four"

@@ -133,7 +133,7 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
     ),
     (
         gpu(workers=GPU | {"pipelineParallel": 2}),
-        "pools.decode.pipelineParallel: a worker of several ranks runs on the CPUs of one pod, not",
+        "pools.prefill.pipelineParallel: KV blocks do not leave workers of several cards yet",
     ),
     (
         {"inferencePool": {"enabled": True}},

@@ -15,17 +15,20 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from engine.loader import load_follower
 from engine.native.library import load_library
+from engine.parallel.grouped_ranks import grouped_ranks
 from engine.parallel.shared_memory import RankMemory
 from engine.parallel.sums import RankLost
 from process.allocator import spare_the_collector
 from process.logs import setup_logs
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
+from worker.ranks.cards import groups_of
 from worker.ranks.link import Orders, Place, mapped, receive
 
 log = logging.getLogger(__name__)
@@ -45,12 +48,19 @@ def main(argv: Sequence[str]) -> int:
         name = f"{orders.worker} rank {orders.shard.number}"
         setup_logs(orders.log_level, orders.log_format, name)
         torch.set_num_threads(orders.threads)
-        _work(orders, link, mapped(file, orders.memory))
+        if orders.devices:
+            _work_on_card(orders, link, file)
+        else:
+            _work(orders, link, mapped(file, orders.memory))
     except (ConfigError, ModelLoadError) as error:
         print(f"rank {orders.shard.number}: {one_line(error)}", file=sys.stderr)
         return 2
     except RankLost as error:
         log.info("ends: %s", error)
+        return 1
+    except RuntimeError as error:  # of a card: its memory, its kernels, its graphs
+        log.debug("the rank has failed", exc_info=True)
+        print(f"rank {orders.shard.number}: {one_line(error)}", file=sys.stderr)
         return 1
     return 0
 
@@ -69,6 +79,19 @@ def _work(orders: Orders, link: socket.socket, shared: memoryview) -> None:
     follower, _ = load_follower(orders.config, ranks, allocate)
     spare_the_collector()
     follower.run()
+
+
+def _work_on_card(orders: Orders, link: socket.socket, file: int) -> None:
+    """Like `_work`, with a pool of this rank's own, among ranks that reach each other by process
+    groups that meet in `file`."""
+    config = replace(orders.config, device=orders.devices[orders.shard.number])
+    groups = groups_of(orders.shard, orders.devices, file, config.card_sums)
+    try:
+        follower, _ = load_follower(config, grouped_ranks(groups, [link]))
+        spare_the_collector()
+        follower.run()
+    finally:
+        groups.close()
 
 
 def _end_with(head: int) -> None:

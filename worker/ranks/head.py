@@ -16,7 +16,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.checkpoint.config import load_model_config
@@ -24,10 +24,12 @@ from engine.checkpoint.shard import Shard
 from engine.engine_config import EngineConfig
 from engine.native.library import KernelsUnavailable, load_library
 from engine.parallel.link_watch import LinkWatch
+from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import RankMemory, RankSizes
 from engine.parallel.sums import RankLost
 from kv_transfer.transports.memory_file import SharedMemory
 from protocol.errors import ConfigError
+from worker.ranks.cards import CardRanks
 from worker.ranks.link import Orders, Place, send
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,38 @@ class HandSettings:
     log_format: str
     worker: str
     num_stages: int = 1
+    devices: tuple[str, ...] = ()
+    """Of all ranks, by their numbers, if each has a card."""
+
+
+class HostRanks:
+    """What the ranks of a host's CPUs share: memory for sums and hidden states."""
+
+    def __init__(self, settings: HandSettings, limit_s: float) -> None:
+        """Raises ConfigError without our kernels."""
+        try:
+            kernels = load_library(prebuilt=settings.config.kernels_dir)
+        except KernelsUnavailable as error:
+            raise ConfigError(f"several ranks on a CPU need our own kernels: {error}") from error
+        self.sizes = sizes = _sizes(settings)
+        self._memory = SharedMemory(sizes.num_bytes)
+        self._shared = RankMemory(kernels, memoryview(self._memory.view), sizes)
+        self._limit_s = limit_s
+        self.place, self.file = Place.of(self._memory), self._memory.file
+
+    def ranks(
+        self, own: Shard, links: Sequence[socket.socket], on_loaded: Callable[[], None]
+    ) -> Ranks:
+        """The ranks, seen from the head."""
+        return self._shared.ranks(own, links, self._limit_s)
+
+    def stop(self) -> None:
+        """End all waits of all ranks."""
+        self._shared.stop()
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._memory.close()
 
 
 class Hands:
@@ -69,40 +103,44 @@ class Hands:
         `lost` is called from another thread, with the reason, when a hand ends after `allocate`.
         When a hand ends earlier, its link closes, and calls of `ranks` raise RankLost. Raises
         ConfigError without our kernels."""
-        try:
-            kernels = load_library(prebuilt=settings.config.kernels_dir)
-        except KernelsUnavailable as error:
-            raise ConfigError(f"several ranks on a CPU need our own kernels: {error}") from error
         self._lost = lost
         self._processes: list[subprocess.Popen[bytes]] = []
         self._links: list[socket.socket] = []
         self._pool: SharedMemory | None = None
-        sizes = _sizes(settings)
-        self._memory = SharedMemory(sizes.num_bytes)
-        self._shared = RankMemory(kernels, memoryview(self._memory.view), sizes)
+        self._watch: LinkWatch | None = None
+        self._has_cards = bool(settings.devices)
+        self._shared: HostRanks | CardRanks
+        if settings.devices:
+            wanted = settings.config.card_sums
+            self._shared = CardRanks(settings.devices, wanted, lost, silence_s)
+        else:
+            self._shared = HostRanks(settings, silence_s)
         self._is_closed = False
         self._silence_s = silence_s
         self._loading_s = loading_s
         own = Shard.numbered(0, settings.size, settings.num_stages)
         for number in range(1, own.num_ranks):
             shard = Shard.numbered(number, settings.size, settings.num_stages)
-            self._start(shard, sizes, settings)
-        self.ranks = self._shared.ranks(own, self._links, silence_s)
-        self._watch: LinkWatch | None = None
+            self._start(shard, settings)
+        self.ranks = self._shared.ranks(own, self._links, self._watch_links)
 
     def allocate(
         self, num_bytes: int, by_transport: Callable[[int], SharedMemory | None]
-    ) -> memoryview:
+    ) -> memoryview | None:
         """Allocate the memory of all ranks' pools, and send it to each hand. It is the transport's
-        memory, or our own if the transport accepts any memory. Raises ConfigError and RankLost."""
-        memory = by_transport(num_bytes)
-        if memory is None:
-            memory = self._pool = SharedMemory(num_bytes)
+        memory, or our own if the transport accepts any memory; None if each rank has a pool on its
+        card. Raises ConfigError and RankLost."""
+        memory = None
+        if not self._has_cards:
+            memory = by_transport(num_bytes)
+            if memory is None:
+                memory = self._pool = SharedMemory(num_bytes)
         for link in self._links:
-            send(link, Place.of(memory), memory.file)
+            if memory is not None:
+                send(link, Place.of(memory), memory.file)
             link.settimeout(self._silence_s)  # a hand that stands still reads no more steps
-        self._watch = LinkWatch(self._links, self._end_group)
-        return memoryview(memory.view)
+        self._watch_links()
+        return None if memory is None else memoryview(memory.view)
 
     def close(self) -> None:
         """Tell the hands to end, wait for their processes, and kill those that do not end. A second
@@ -124,28 +162,35 @@ class Hands:
                 log.warning("rank process %d does not end: it is killed", process.pid)
                 process.kill()
                 process.wait()
-        self._memory.close()
+        self._shared.close()
         if self._pool is not None:
             self._pool.close()
 
-    def _start(self, shard: Shard, sizes: RankSizes, settings: HandSettings) -> None:
+    def _watch_links(self) -> None:
+        """From now on, report a hand that ends: the head may not wait for it on a link, but on its
+        card."""
+        if self._watch is None:
+            self._watch = LinkWatch(self._links, self._end_group)
+
+    def _start(self, shard: Shard, settings: HandSettings) -> None:
         ours, theirs = socket.socketpair()
         self._links.append(ours)
         with theirs:
             self._processes.append(start_hand(theirs))
         orders = Orders(
             shard,
-            sizes,
+            self._shared.sizes,
             settings.config,
             settings.threads,
-            Place.of(self._memory),
+            self._shared.place,
             self._silence_s,
             settings.log_level,
             settings.log_format,
             settings.worker,
+            settings.devices,
         )
         ours.settimeout(self._loading_s)
-        send(ours, orders, self._memory.file)
+        send(ours, orders, self._shared.file)
 
     def _end_group(self, rank: int) -> None:
         """End all waits for a hand that has ended, and report the hand to the worker."""

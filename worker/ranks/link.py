@@ -40,7 +40,8 @@ class Place:
 @dataclass(frozen=True)
 class Orders:
     """The part of the engine's model that a hand computes, and its number of CPU threads. All ranks
-    share `memory`, and wait there `limit_s` for one another."""
+    share `memory`, and wait there `limit_s` for one another. On cards, `devices` are those of all
+    ranks, and the message's file is where their process groups meet."""
 
     shard: Shard
     sizes: RankSizes
@@ -51,6 +52,7 @@ class Orders:
     log_level: str
     log_format: str
     worker: str
+    devices: tuple[str, ...] = ()
 
 
 def send(link: socket.socket, message: Orders | Place, file: int) -> None:

@@ -29,6 +29,7 @@ from scheduling.scheduler import SchedulerConfig
 from worker.engine_settings import PEER
 from worker.ranks.head import Hands, HandSettings
 from worker.settings import WorkerSettings, choose_worker_id
+from worker.startup.card_plan import TorchCards, cards_of_ranks, check_share
 from worker.startup.start_phases import StartPhases
 from worker.startup.step_limits import card_bytes, step_limits
 from worker.weights.choice import Wanted, try_load_from_peer
@@ -124,10 +125,7 @@ class ModelLoading:
     def _start_hands(self, stack: ExitStack, num_threads: int) -> int:
         """Start the worker's other ranks; returns the CPU threads of each. Raises ConfigError."""
         settings = self._settings
-        device = pick_device(settings.device)
-        if device.type != "cpu":
-            name = "tensor_parallel" if settings.tensor_parallel > 1 else "pipeline_parallel"
-            raise ConfigError(f"{name} {getattr(settings, name)}: on cpu, not {device}")
+        devices = self._cards()
         threads = max(1, num_threads // settings.num_ranks)
         config = engine_config(settings, self.folder)
         own = Shard.numbered(0, settings.tensor_parallel, settings.pipeline_parallel)
@@ -141,12 +139,28 @@ class ModelLoading:
                 settings.log_format,
                 settings.worker_id or self._role.value,
                 settings.pipeline_parallel,
+                devices=devices,
             ),
             end_process,
             LOST_AFTER_SILENCES * settings.peer_silence_s,
         )
         stack.callback(self._hands.close)
         return threads
+
+    def _cards(self) -> tuple[str, ...]:
+        """A card for each rank; none on a CPU. Raises ConfigError."""
+        device, num_ranks = pick_device(self._settings.device), self._settings.num_ranks
+        if device.type != "cuda":
+            return ()
+        if self._role is Role.PREFILL:
+            raise ConfigError(
+                f"{num_ranks} ranks on cards: KV blocks do not leave such a worker yet; set "
+                "tensor_parallel and pipeline_parallel to 1, or serve with decode workers alone"
+            )
+        cards = TorchCards()
+        devices = cards_of_ranks(device.index or 0, num_ranks, cards)
+        check_share(self.folder, devices, cards)
+        return devices
 
     def _allocate(self, num_bytes: int) -> memoryview | None:
         if self._hands is not None:
@@ -201,6 +215,7 @@ def engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
         peer_pipeline_parallel=settings.peer_pipeline_parallel,
         kernels_dir=None if settings.kernels_dir is None else Path(settings.kernels_dir),
         cuda_graphs=settings.cuda_graphs,
+        card_sums=settings.card_sums,
         batch_invariant=settings.batch_invariant,
         grammars=GrammarLimits(settings.mask_wait_ms / 1e3, settings.mask_limit_s),
     )

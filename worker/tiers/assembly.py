@@ -43,6 +43,9 @@ def open_tiers(
             "ranks, or with peers of another tensor_parallel"
         )
         return None
+    if pool.device.type == "cuda" and len(pool.layout.ranks) > 1:
+        log.warning("host_tier_bytes has no effect: ranks on cards have no tiers")
+        return None
     units = Units.of(pool.layout.unsharded)
     copies = _copies(pool, units, settings.host_tier_bytes)
     thread = IoThread("kv-host-tier", wake, lambda: bind_thread(pool.device))

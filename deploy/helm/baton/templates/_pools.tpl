@@ -119,7 +119,7 @@ an upgrade changes nothing; at least its minimum. dict "root" $ "name" its name 
 {{- if eq (include "baton.hasClaim" .) "true" -}}
 {{- $_ := set $resources "claims" (list (dict "name" "devices")) -}}
 {{- else -}}
-{{- if not $cpu -}}{{- $_ := set $limits .pool.gpu.resource 1 -}}{{- end -}}
+{{- if not $cpu -}}{{- $_ := set $limits .pool.gpu.resource $ranks -}}{{- end -}}
 {{- if and .pool.rdma.resource (eq (include "baton.kvPath" .root) "rdma") -}}
 {{- $_ := set $limits .pool.rdma.resource (.pool.rdma.count | int) -}}
 {{- end -}}

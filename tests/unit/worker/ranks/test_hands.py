@@ -49,12 +49,15 @@ class Group:
         silence_s: float = DEADLINE_S,
         config: EngineConfig = CONFIG,
         loading_s: float = DEADLINE_S,
+        devices: tuple[str, ...] = (),
     ) -> None:
         self.config = config
         self.told: list[str] = []
         self.was_told = threading.Event()
         size = 2 // num_stages
-        settings = HandSettings(config, size, 1, "warning", "text", "test", num_stages)
+        settings = HandSettings(
+            config, size, 1, "warning", "text", "test", num_stages, devices=devices
+        )
         self.hands = Hands(settings, self._note, silence_s, loading_s)
         (self.hand,) = hands()
 

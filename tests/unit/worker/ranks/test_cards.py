@@ -1,0 +1,68 @@
+"""A worker's ranks as on cards: process groups, and a pool of its own for each; here gloo and CPUs.
+
+Each test runs in a forked process, and its hand is forked as well.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from bench.tools.listeners import listeners_of
+from engine.loader import load_engine
+from engine.parallel.sums import RankLost
+from tests.forked_tests import with_forked_hands
+from tests.unit.worker.ranks.test_hands import CONFIG, DEADLINE_S, Group, generate
+
+CPUS = ("cpu", "cpu")
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@with_forked_hands(1)
+def test_ranks_with_pools_of_their_own_compute_what_one_rank_computes(num_stages: int) -> None:
+    expected = generate(load_engine(CONFIG, lambda: 0.0))
+    with Group(num_stages, devices=CPUS) as group:
+        loaded = group.load()
+        assert generate(loaded) == expected
+        assert not loaded.pool.others, "no rank reaches another one's card"
+        addresses = {each.address for each in listeners_of(group.hand.pid)}
+        assert addresses <= {"127.0.0.1"}, "gloo listens on the loopback interface only"
+        group.hands.close()
+        assert group.told == []
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@with_forked_hands(1)
+def test_a_hand_that_is_killed_is_told_and_ends_the_step(num_stages: int) -> None:
+    with Group(num_stages, devices=CPUS) as group:
+        loaded = group.load()
+        generate(loaded, 1)
+        group.hand.kill()
+        assert group.was_told.wait(DEADLINE_S)
+        assert group.told == ["rank 1 of 2 has ended by signal 9"]
+        with pytest.raises(RankLost):
+            generate(loaded, 1)
+
+
+@with_forked_hands(1)
+def test_a_hand_that_ends_while_ranks_measure_their_memory_is_told() -> None:
+    """The head may wait for it on its card, where no call fails."""
+    config = replace(CONFIG, num_blocks=None)
+    with Group(devices=CPUS, config=config) as group:
+        ranks = group.hands.ranks
+        assert ranks.groups is not None
+        group.hand.send_signal(signal.SIGSTOP)
+        os.kill(group.hand.pid, signal.SIGKILL)
+        with pytest.raises(RankLost, match="rank 1 is gone"):
+            group.load()
+
+
+@with_forked_hands(1)
+def test_a_hand_that_stands_still_is_killed_once_its_worker_ends() -> None:
+    with Group(devices=CPUS) as group:
+        loaded = group.load()
+        generate(loaded, 1)
+        group.hand.send_signal(signal.SIGSTOP)
