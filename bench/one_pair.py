@@ -73,7 +73,7 @@ class End:
         """How peers reach this end."""
         return self.service.agent, self.descriptor
 
-    def meet(self, agent: str, descriptor: bytes) -> bool:
+    def add_peer(self, agent: str, descriptor: bytes) -> bool:
         """Write to this peer from now on."""
         if self._peer is not None:
             self.service.remove_peer(self._peer[0])
@@ -192,7 +192,7 @@ class Pair:
 
     def connect(self) -> None:
         """Let the source write to the sink."""
-        self.source.ask("meet", *self.sink.ask("introduce"))
+        self.source.ask("add_peer", *self.sink.ask("introduce"))
 
     def send(self, number: int) -> int:
         """Send blocks; returns how many ended without an error at the source."""

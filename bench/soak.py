@@ -162,9 +162,9 @@ def main(argv: list[str]) -> int:
     console = Console(width=120, soft_wrap=True)
     console.print(report(memory))
     warm = memory.warm_at
-    told = "never warm" if warm is None else f"warm after {memory.seconds[warm] / 60:.1f} min"
+    warm_up = "never warm" if warm is None else f"warm after {memory.seconds[warm] / 60:.1f} min"
     console.print(
-        f"{load.answered.total()} requests, {told}; {dict(load.kinds)}; "
+        f"{load.answered.total()} requests, {warm_up}; {dict(load.kinds)}; "
         f"{len(load.errors)} errors, {left} left over",
         markup=False,
     )

@@ -111,11 +111,11 @@ class Sampler:
     @contextmanager
     def on(self) -> Iterator[None]:
         """A context in which samples are taken."""
-        self._tell("enable")
+        self._send_command("enable")
         try:
             yield
         finally:
-            self._tell("disable")
+            self._send_command("disable")
 
     def end(self) -> dict[str, float]:
         """Per cent by part."""
@@ -129,7 +129,7 @@ class Sampler:
         command += ["--field-separator=;"]
         return shares(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    def _tell(self, command: str) -> None:
+    def _send_command(self, command: str) -> None:
         os.write(self._control, f"{command}\n".encode())
         if not select.select([self._answers], [], [], _ANSWER_S)[0]:
             self._fail()

@@ -83,9 +83,9 @@ class StepsAhead:
         started, self._ended = max(step.launched, self._ended), self._clock()
         self._observe(step.cost, self._ended - started, is_alone)
         self._scheduler.landed(step.batch)
-        gone = {s for s in step.batch.sequences if s.state is SequenceState.FINISHED}
-        kept = [row for s, row in zip(step.batch.sampled, rows, strict=True) if s not in gone]
-        result = commit(self._scheduler, step.batch.without(gone), kept, started, self._ended)
+        finished = {s for s in step.batch.sequences if s.state is SequenceState.FINISHED}
+        kept = [row for s, row in zip(step.batch.sampled, rows, strict=True) if s not in finished]
+        result = commit(self._scheduler, step.batch.without(finished), kept, started, self._ended)
         stored = [each for each in result.stored if each.chunk.completes]
         return replace(result, stored=stored)
 

@@ -169,7 +169,7 @@ class OutboundHandoffs:
     def handle(self, peer: Peer, message: FromSink) -> None:
         """Handle a sink's message; refuse it if we cannot write to the sink's pool."""
         if isinstance(message, PeerDescriptor):
-            self._meet(peer, message)
+            self._add_sink(peer, message)
             return
         agent = self._agents.get(peer)
         if agent is None:
@@ -205,7 +205,7 @@ class OutboundHandoffs:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def _meet(self, peer: Peer, message: PeerDescriptor) -> None:
+    def _add_sink(self, peer: Peer, message: PeerDescriptor) -> None:
         """Take a sink's introduction of its pool, perhaps under another name than before."""
         former = self._agents.get(peer)
         if not self._host.transfer_peers.try_add(message):

@@ -193,7 +193,7 @@ class Contest:
     bookkeeping: Bookkeeping
 
 
-def _told(options: argparse.Namespace) -> EngineKind:
+def _engine_flags(options: argparse.Namespace) -> EngineKind:
     """The flags that choose engines; each may name several values."""
     return EngineKind(*(getattr(options, name) for name in EngineKind._fields))
 
@@ -206,7 +206,7 @@ def _in_process(
 ) -> Contest:
     """Our engine in this process, each peer's in its own. `peers`: their interpreters."""
     folder, works = subject.folder, subject.works
-    kinds = itertools.product(*(names.split(",") for names in _told(options)))
+    kinds = itertools.product(*(names.split(",") for names in _engine_flags(options)))
     ours = {
         f"baton ({', '.join(kind)})": BatonRun(load_ours(folder, options, kind, works))
         for kind in itertools.starmap(EngineKind, kinds)
@@ -287,7 +287,7 @@ def _wanted(options: argparse.Namespace) -> str:
     """The peers to look for. Raises BatonError for options that `--served` does not support."""
     if not options.served:
         return "transformers" if options.peers is None else options.peers
-    if (options.sweep, options.device, _told(options)) != (False, "cpu", EngineKind()):
+    if (options.sweep, options.device, _engine_flags(options)) != (False, "cpu", EngineKind()):
         raise BatonError("--served takes none of the flags that choose engines, and no --sweep")
     if options.peers not in (None, "", "vllm"):
         raise BatonError("the only peer of --served is vllm")

@@ -100,10 +100,10 @@ class PeerProcess:
         self._log = Path(f"{needs.folder}.{name}.log")
         environment = dict(os.environ) | dict(kind.environment)
         environment["OMP_NUM_THREADS"] = str(needs.threads)
-        told = json.dumps(asdict(needs) | {"kv_gib": needs.kv_gib}, default=str)
+        needs_json = json.dumps(asdict(needs) | {"kv_gib": needs.kv_gib}, default=str)
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [python, str(_SCRIPTS / kind.script), told],
+                [python, str(_SCRIPTS / kind.script), needs_json],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -113,7 +113,7 @@ class PeerProcess:
             )
         with ExitStack() as stack:
             stack.push(self)
-            self.version: str = self._hear()["version"]
+            self.version: str = self._read_answer()["version"]
             self._stop()
             stack.pop_all()
 
@@ -151,12 +151,12 @@ class PeerProcess:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # the next line says why
-        answer = self._hear()
+        answer = self._read_answer()
         self._stop()
         return answer
 
-    def _hear(self) -> dict[str, Any]:
-        """The peer's next line; if it does not come in time, "", and the peer is killed."""
+    def _read_answer(self) -> dict[str, Any]:
+        """The peer's next answer. If none comes in time, kills the peer and raises BatonError."""
         assert self._process.stdout is not None
         too_late = threading.Timer(self._patience_s, self._signal, (signal.SIGKILL,))
         too_late.start()

@@ -87,7 +87,7 @@ def run_part(
             yield from part(device)
     except Exception as error:  # noqa: BLE001 - a failure is a result
         traceback.print_exc()
-        yield Row(name, type(error).__name__, 0.0, "failed", note=_said(error))
+        yield Row(name, type(error).__name__, 0.0, "failed", note=_message_of(error))
     yield Row(name, "took", time.monotonic() - started, "s")
 
 
@@ -114,7 +114,7 @@ def _keep(row: Row, file: TextIO) -> None:
     print(shown, flush=True)
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """The error's message and where it was raised: the last frame of our code, and the last."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "site-packages" not in frame.filename]

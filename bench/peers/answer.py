@@ -56,10 +56,12 @@ def answer(kind: Callable[[Needs], Peer]) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peer = kind(Needs(**json.loads(sys.argv[1])))
-    _say(out, {"version": peer.version})
+    _write_line(out, {"version": peer.version})
     for line in sys.stdin:
         asked = json.loads(line)
-        _say(out, _read(peer, asked["window"]) if "window" in asked else _measure(peer, asked))
+        _write_line(
+            out, _read(peer, asked["window"]) if "window" in asked else _measure(peer, asked)
+        )
 
 
 def _read(peer: Peer, window: list[int]) -> dict[str, object]:
@@ -78,5 +80,5 @@ def _measure(peer: Peer, asked: dict[str, Any]) -> dict[str, object]:
     return {"seconds": peer.decode(prompts, steps) if steps else peer.prefill(prompts[0])}
 
 
-def _say(out: object, document: dict[str, object]) -> None:
+def _write_line(out: object, document: dict[str, object]) -> None:
     print(json.dumps(document), file=out, flush=True)  # type: ignore[call-overload]

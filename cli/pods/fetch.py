@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
         description="Download a model's files into the cache (HF_HOME) that workers read.",
         section="fetch",
     )
-    told = threading.Event()
-    former = signal.signal(signal.SIGTERM, lambda *_: _stop(told))
+    stop = threading.Event()
+    former = signal.signal(signal.SIGTERM, lambda *_: _stop(stop))
     try:
         print(
             f"{settings.model} is in {resolve_model(settings.model, settings.revision)}", flush=True
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         if settings.ready_file is not None:
             Path(settings.ready_file).touch()
         if settings.stay:
-            _wait(told)
+            _wait(stop)
     except _Stopped:
         return 0
     finally:
@@ -59,11 +59,11 @@ class _Stopped(BaseException):
     """Raised on SIGTERM, also in the middle of the download. The next download resumes there."""
 
 
-def _stop(told: threading.Event) -> None:
-    told.set()
+def _stop(stop: threading.Event) -> None:
+    stop.set()
     raise _Stopped
 
 
-def _wait(told: threading.Event) -> None:
-    while not told.wait(3600):
+def _wait(stop: threading.Event) -> None:
+    while not stop.wait(3600):
         pass

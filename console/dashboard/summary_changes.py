@@ -78,10 +78,10 @@ def merged(known: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, An
 
 
 def _updated(known: _Versioned, number: int, values: Mapping[str, Any]) -> _Versioned:
-    gone = dict.fromkeys(known.keys() - values.keys())
+    removed = dict.fromkeys(known.keys() - values.keys())
     return {
         name: known[name] if name in known and known[name][1] == value else (number, value)
-        for name, value in {**gone, **values}.items()
+        for name, value in {**removed, **values}.items()
     }
 
 

@@ -143,16 +143,16 @@ class FleetReport:
             facts=self.facts,
         )
 
-    def say(self, findings: Sequence[Finding]) -> None:
+    def set_headline(self, findings: Sequence[Finding]) -> None:
         """Set the headline from the doctor's findings. It keeps its start time while its sentence
         stays the same."""
         load, sides = self._load or NO_LOAD, self._verdict
         states = (sides.prefill.state, sides.decode.state)
-        said = Sides(
+        words = Sides(
             sides.sentence, _cause(sides, load), SideState.SHORT in states,
             SideState.TIGHT in states, any(each is not None for each in states),
         )  # fmt: skip
-        found = headline(findings, self.facts, self.targets.goodput_target, said)
+        found = headline(findings, self.facts, self.targets.goodput_target, words)
         self._num_findings = len(findings)
         if found.text != self.headline.text:
             self._said_us = self._traces.wall_us()

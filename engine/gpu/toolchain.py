@@ -124,8 +124,8 @@ def compile_sample(environment: Mapping[str, str]) -> str:
 def first_error(output: str) -> str:
     """The line of a build's output that says what went wrong: one line, not empty."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    told = (line for line in lines if _SAYS_WHY.search(line))
-    return next(told, lines[0] if lines else "no output")
+    reasons = (line for line in lines if _SAYS_WHY.search(line))
+    return next(reasons, lines[0] if lines else "no output")
 
 
 def package_folders() -> list[Path]:

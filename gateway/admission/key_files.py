@@ -69,12 +69,12 @@ class KeyFiles:
                 async with asyncio.timeout(interval_s):
                     await asked.wait()
             except TimeoutError:
-                self.look()
+                self.read_changes()
             else:
                 asked.clear()
-                self.look(at_all=True)
+                self.read_changes(at_all=True)
 
-    def look(self, at_all: bool = False) -> None:
+    def read_changes(self, at_all: bool = False) -> None:
         """Read the files that have changed since the last reading; with `at_all`, all files."""
         for each in self._files:
             stamp = _stamp(each.path)

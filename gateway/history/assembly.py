@@ -40,7 +40,7 @@ class RouterAnswers:
             while True:
                 await asyncio.sleep(SWEEP_S)
                 if shared is not None:
-                    shared.look()
+                    shared.note_other_routers()
                 memory.remembered.sweep()
                 memory.metrics.num_bytes.set(memory.remembered.num_bytes)
         finally:

@@ -47,10 +47,10 @@ class SharedAnswers:
     @property
     def asks(self) -> bool:
         """See `AnswerStore`."""
-        self.look()
+        self.note_other_routers()
         return self.clock() < self._asks_until
 
-    def look(self) -> None:
+    def note_other_routers(self) -> None:
         """Note whether there are other routers now."""
         if self.has_others():
             self._asks_until = self.clock() + self.ttl_s

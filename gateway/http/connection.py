@@ -203,7 +203,7 @@ class BoundedProtocol(RequestReader):
         for each in self._exchanges:
             each.transport = self.transport
 
-    def _go_on(self) -> None:
+    def _parse_waiting(self) -> None:
         """Parse the waiting bytes, now that fewer requests are pipelined."""
         waiting, self._waiting = self._waiting, b""
         if not self._is_lost:
@@ -374,7 +374,7 @@ class BoundedProtocol(RequestReader):
         if self._num_ahead() >= MAX_PIPELINED:
             self.flow.pause_reading()
         elif self._waiting:
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._parse_waiting)
         if self._last_answer is not None and not self._exchanges:
             if not self.transport.is_closing():
                 self._send_last_answer()

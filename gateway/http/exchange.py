@@ -167,7 +167,7 @@ class Exchange:
         if message["type"] != ("http.response.body" if self.is_begun else "http.response.start"):
             raise RuntimeError(f"{message['type']} out of order")
         if self.is_begun:
-            self._go_on(message.get("body", b""), message.get("more_body", False))
+            self._write_part(message.get("body", b""), message.get("more_body", False))
         else:
             self._begin(message["status"], message.get("headers", ()))
 
@@ -196,7 +196,7 @@ class Exchange:
             lines.append(b"transfer-encoding: chunked\r\n")
         self.transport.write(b"%b\r\n" % b"".join(lines))
 
-    def _go_on(self, body: bytes, more_body: bool) -> None:
+    def _write_part(self, body: bytes, more_body: bool) -> None:
         """Write a part of the body."""
         if self.is_chunked:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
@@ -227,7 +227,7 @@ class Exchange:
         self.keep_alive = False
         length = b"%d" % len(_FAILURE)
         self._begin(500, [(b"content-type", b"text/plain"), (b"content-length", length)])
-        self._go_on(_FAILURE, more_body=False)
+        self._write_part(_FAILURE, more_body=False)
 
 
 @cache

@@ -144,7 +144,7 @@ class Fleet:
         """The fleet as decisions see it, with what the links show now."""
         now = self.now()
         for each in self._workers.values():
-            each.look_at_link(now)
+            each.update_liveness(now)
         return self._view
 
     def ready(self, role: Role) -> list[Worker]:

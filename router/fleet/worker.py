@@ -71,7 +71,7 @@ class Worker(WorkerView):
         self.evicted_blocks = 0
         """Cached blocks evicted since the router has known this worker."""
 
-    def look_at_link(self, now: float) -> None:
+    def update_liveness(self, now: float) -> None:
         """Update the liveness that placements see from the state of the link."""
         if not self.link.is_ready:
             self.note_liveness(Liveness.UNCONNECTED)

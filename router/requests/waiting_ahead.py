@@ -76,9 +76,9 @@ def check_targets(
         return
     retry_s, target_s = _retry_s(found.late_ms), found.target_ms / 1000
     if found.is_first_token:
-        told = f"its first token would come after about {found.predicted_ms / 1000:.1f} s"
+        reason = f"its first token would come after about {found.predicted_ms / 1000:.1f} s"
         raise TargetUnreachable(
-            f"{told}, and is to come within {target_s:.1f} s; try again in {retry_s} s", retry_s
+            f"{reason}, and is to come within {target_s:.1f} s; try again in {retry_s} s", retry_s
         )
     raise TargetUnreachable(
         f"its tokens would take about {found.predicted_ms:.0f} ms each beside others, and are to "

@@ -52,10 +52,10 @@ def reason_of(
             f"{ms(best.cost_ms)}"
         )
     if rule is Rule.NEAR:
-        told = "which cost least there"
+        why_local = "which cost least there"
         if threshold is not None:
-            told = f"at most {count(threshold, 'token')} are prefilled there"
-        return f"local: {name} lacks {count(best.decode.missing_tokens, 'token')}, {told}"
+            why_local = f"at most {count(threshold, 'token')} are prefilled there"
+        return f"local: {name} lacks {count(best.decode.missing_tokens, 'token')}, {why_local}"
     if rule is Rule.SPARE:
         late = "" if other is None else f", after {ms(other.ttft_ms)} elsewhere"
         return f"local: {name} gives the first token in time{late}"

@@ -76,7 +76,7 @@ class LeavingCache:
         now = self._host.clock.now()
         if not self._begun:
             self._begin(now, is_busy)
-        self._look_for_takers(now, is_busy)
+        self._find_takers(now, is_busy)
         for peer, num_blocks in list(self._asking.items()):
             self._answer(peer, num_blocks, is_busy)
         if is_busy or is_serving or self._asking:
@@ -94,7 +94,7 @@ class LeavingCache:
         if reason and (is_busy or self._blocks.num_cached > 0):
             log.info("the cached blocks are offered to nobody: %s", reason)
 
-    def _look_for_takers(self, now: float, is_busy: bool) -> None:
+    def _find_takers(self, now: float, is_busy: bool) -> None:
         """Offer the cache to workers that have not been offered it, and forget those that have left
         the fleet."""
         if now < self._look_at:

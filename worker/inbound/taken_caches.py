@@ -151,7 +151,7 @@ class TakenCaches:
             elif self._is_gone(offer, now):
                 self._finish(offer)
             elif not self._scheduler.num_waiting and not offer.granted:
-                self._go_on(offer, now)
+                self._take_more(offer, now)
 
     # -- events: see `FetchOwner` -------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class TakenCaches:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def _go_on(self, offer: _Offer, now: float) -> None:
+    def _take_more(self, offer: _Offer, now: float) -> None:
         """Ask for the next prefix, or fetch the next part of this one."""
         if offer.prefix:
             if self._current in (None, offer) and now >= offer.next_part_at:

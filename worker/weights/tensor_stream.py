@@ -40,7 +40,7 @@ class TensorStream:
                 part = self._tail[: len(place) - filled]
                 place[filled : filled + len(part)] = part
                 filled, self._tail = filled + len(part), self._tail[len(part) :]
-            elif not self._go_on():
+            elif not self._begin_next():
                 break
         return filled
 
@@ -56,7 +56,7 @@ class TensorStream:
             self._tail = self._digest.digest()
         return int(size)
 
-    def _go_on(self) -> bool:
+    def _begin_next(self) -> bool:
         """Begin with the next tensor, if there is one."""
         former, self._entry = self._entry, next(self._entries, None)
         if self._entry is None or former is None or former.file != self._entry.file:

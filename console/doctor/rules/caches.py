@@ -145,9 +145,9 @@ def check_stale_hints(seen: Observation) -> Finding | str:
     prompt = sum(each.num_prompt_tokens for each in seen.requests)
     missed: dict[str, int] = {}
     for each in seen.requests:
-        gone = max(0, each.expected_cached_tokens - each.cached_tokens)
-        if gone and each.decode is not None:
-            missed[each.decode] = missed.get(each.decode, 0) + gone
+        num_lost = max(0, each.expected_cached_tokens - each.cached_tokens)
+        if num_lost and each.decode is not None:
+            missed[each.decode] = missed.get(each.decode, 0) + num_lost
     share = sum(missed.values()) / prompt if prompt else 0.0
     if share < MISSED_HINTS:
         return f"{percent(share)} of prompt tokens were expected in a cache and were not there"

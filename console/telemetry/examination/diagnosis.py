@@ -50,7 +50,7 @@ class Diagnosis:
 
     def _take(self, examination: Examination) -> None:
         self._newest = examination
-        self._report.say(examination.findings)
+        self._report.set_headline(examination.findings)
 
     def observation_json(self) -> dict[str, Any] | None:
         """The body of `GET /doctor/observation`: the input of the newest examination; None before

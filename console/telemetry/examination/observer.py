@@ -111,13 +111,13 @@ class FleetObserver:
         """Workers that were lost and are not back or not ready yet. `lost` has an id for each
         loss."""
         known = {each.worker_id for each in self._known()}
-        gone = {each.info.worker_id: each.info for each in self._fleet.history.lost()}
+        lost_infos = {each.info.worker_id: each.info for each in self._fleet.history.lost()}
         found = []
         for worker_id in dict.fromkeys(lost):
-            info = gone.get(worker_id) or self._fleet.info(worker_id)
+            info = lost_infos.get(worker_id) or self._fleet.info(worker_id)
             if worker_id in known or info is None:
                 continue
-            state = "lost" if worker_id in gone else info.state.value
+            state = "lost" if worker_id in lost_infos else info.state.value
             losses = lost.count(worker_id)
             found.append(
                 WorkerFacts(worker_id=worker_id, role=info.role, state=state, losses=losses)

@@ -67,7 +67,7 @@ class QuantizedTensors:
                 self.entries.pop(each, None)
             main = tensors.entries[matrix.names[0]]
             self.entries[name] = replace(main, dtype="F32", shape=matrix.shape)
-        self._say(quantization)
+        self._log_quantization(quantization)
 
     @property
     def fingerprint(self) -> str:
@@ -97,7 +97,7 @@ class QuantizedTensors:
             self.where, self._num_packed, len(self.matrices) - self._num_packed,
         )  # fmt: skip
 
-    def _say(self, quantization: Quantization) -> None:
+    def _log_quantization(self, quantization: Quantization) -> None:
         """Log which matrices are quantized, and which settings are not used."""
         for title, count in Counter(each.title for each in self.matrices.values()).items():
             logger.info("%s: %d matrices are %s", self.where, count, title)

@@ -33,7 +33,7 @@ def worker_of(harness: Harness, worker_id: str) -> dict:
 
 async def test_every_part_is_there_before_any_worker(harness: Harness) -> None:
     harness.report.sample()
-    harness.report.say(())
+    harness.report.set_headline(())
     shown = harness.report.as_json()
     assert set(shown) == PARTS
     assert json.loads(json.dumps(shown)) == shown
@@ -134,7 +134,7 @@ async def test_pressure_from_the_step_models_of_the_workers(harness: Harness) ->
     consumer = Consumer(harness.dispatcher, request(100, "r-0"))
     leg = await prefill.received.next(Prefill)
     harness.report.sample()
-    harness.report.say(())
+    harness.report.set_headline(())
     pressure = harness.report.as_json()["pressure"]
     # 300 queued, 100 reserved for the running request, 100 of the next one, in 5 chunks
     assert pressure["predicted_ttft_ms"] == pytest.approx(500 + 5 * 5)

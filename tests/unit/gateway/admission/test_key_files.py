@@ -40,7 +40,7 @@ def test_a_revoked_key_opens_nothing_and_plain_keys_stay(
     assert ring.admits(FIRST)
     path.write_text(f"{hash_key(SECOND)} name=renamed\n")
     with caplog.at_level(logging.INFO):
-        files.look()
+        files.read_changes()
     assert (ring.admits(FIRST), ring.admits(SECOND), ring.admits(PLAIN)) == (False, True, True)
     assert caplog.records[-1].getMessage().endswith("1 keys; new: renamed; gone: first, second")
 
@@ -49,9 +49,9 @@ def test_a_file_that_did_not_change_is_not_read(path: Path, caplog) -> None:
     files = KeyFiles(CollectorRegistry())
     files.ring([], str(path))
     with caplog.at_level(logging.INFO):
-        files.look()
+        files.read_changes()
         assert not caplog.records
-        files.look(at_all=True)
+        files.read_changes(at_all=True)
     assert len(caplog.records) == 1
 
 
@@ -77,13 +77,13 @@ def test_a_file_that_cannot_be_used_changes_nothing(
     files = KeyFiles(registry)
     ring = files.ring([], str(path))
     path.write_text(content)
-    files.look()
-    files.look()
+    files.read_changes()
+    files.read_changes()
     assert ring.admits(FIRST)
     assert [each.levelno for each in caplog.records] == [logging.ERROR], "it is told once"
     assert registry.get_sample_value("baton_http_key_files_refused_total") == 1
     path.unlink()
-    files.look()
+    files.read_changes()
     assert ring.admits(FIRST)
 
 

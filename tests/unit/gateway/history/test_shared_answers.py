@@ -151,7 +151,7 @@ async def test_a_router_goes_on_asking_for_what_another_left(
     tokenizer: Tokenizer, valkey: EmbeddedValkey, store: redis.Redis
 ) -> None:
     async with routers(tokenizer, valkey, SECRET, SECRET) as (one, other):
-        other.shared.look()
+        other.shared.note_other_routers()
         expected = await one.answer()
         other.has_others, other.now = False, 59.0
         assert (await other.next_ids())[: len(expected)] == expected
