@@ -1,6 +1,7 @@
 """`baton`: dispatches to a subcommand and turns its errors into one line and an exit code.
 
-2 means a wrong command, setting or checkpoint, 1 that the command failed, 130 an interrupt.
+The exit code is 2 for a wrong command, setting or checkpoint, 1 if the command failed, and 130
+after an interrupt.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class TraceSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write a request's trace and print its table, or write recorders; returns 1 if there is
-    none. Raises ConfigError."""
+    """Write a request's trace and print its table, or write what recorders hold. Returns 1 if
+    nothing could be read or written. Raises ConfigError."""
     flags, names = split_names(TraceSettings, argv)
     settings = settings_or_exit(
         TraceSettings,

@@ -39,7 +39,8 @@ WATCH_S = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a fleet until a signal comes; returns 0, 1 if it failed, 2 if misconfigured."""
+    """Run a fleet until a signal comes. Returns the exit status: 0, 1 if the fleet failed, 2 if a
+    setting is wrong."""
     settings = settings_or_exit(
         UpSettings,
         argv,

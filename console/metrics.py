@@ -146,7 +146,7 @@ class VllmNames(Collector):
         self._is_collecting = False
 
     def describe(self) -> Iterator[Metric]:
-        """No families: they depend on the registry's others."""
+        """No families: which ones there are depends on the registry's other collectors."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

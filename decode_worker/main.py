@@ -64,8 +64,9 @@ def _reach(
 
 
 def pod_reporter(events: PodEvents | None, has_conditions: bool) -> Callable[[bool, str], None]:
-    """Shows on the pod, if there is one, whether prefill workers can be reached: an Event when they
-    are lost or back, and from the first Event on the condition, if wanted."""
+    """A function that shows on the pod, if there is one, whether prefill workers can be reached. It
+    writes an Event when they are lost, and when they are back. With `has_conditions` it also sets a
+    condition of the pod."""
     was_lost = False
 
     def report(is_lost: bool, text: str) -> None:

@@ -93,7 +93,7 @@ def address_of(host: str) -> str:
 
 
 def _sent_by_socket() -> dict[_Ends, int] | None:
-    """Bytes sent by each TCP connection of this process; None if the system does not tell."""
+    """Bytes sent by each TCP connection of this process; None if the system does not count them."""
     found: dict[_Ends, int] = {}
     try:
         descriptors = os.listdir(_DESCRIPTORS)

@@ -53,15 +53,15 @@ class NoTiers:
     """Stands for the tiers of a worker without any."""
 
     def sizes(self) -> dict[str, int]:
-        """None."""
+        """No sizes."""
         return {}
 
     def take_changes(self) -> list[TierChange]:
-        """None."""
+        """No changes."""
         return []
 
     def hashes(self) -> dict[TierName, list[bytes]]:
-        """None."""
+        """No blocks."""
         return {}
 
 
@@ -98,7 +98,7 @@ class Reporter:
         self._last_at = float("-inf")
 
     def watch_links(self, links: Callable[[], dict[str, int]]) -> None:
-        """Include in reports the bytes sent by link, as `links` returns them."""
+        """Include in reports the bytes sent over each link, as `links` returns them."""
         self._links = links
 
     def watch_received(self, received: Callable[[], dict[str, int]]) -> None:

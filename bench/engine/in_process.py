@@ -105,7 +105,7 @@ def prompt_steps(work: Work) -> int:
 
 
 class PeerRun:
-    """The same work by a peer."""
+    """Lets a peer do the same work as `BatonRun`."""
 
     def __init__(self, process: PeerProcess) -> None:
         self._process = process

@@ -86,7 +86,7 @@ class Timing:
 
 
 def simulated_fleet(shape: Shape, context: int, timing: Timing) -> FleetSpec:
-    """The same fleet for the simulator."""
+    """The simulator's description of the measured fleet."""
     config = SchedulerConfig(
         block_size=BLOCK_TOKENS,
         max_batch_size=MAX_BATCH,

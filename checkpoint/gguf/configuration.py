@@ -29,7 +29,8 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
     **hybrids.ARCHITECTURES,
 }
-"""Our names by those in `general.architecture`, which calls Mistral's models llama, too."""
+"""Maps names in `general.architecture` to our names. Mistral's models are called `llama` there,
+too."""
 PERMUTED = frozenset({"llama"})
 """Architectures whose files hold the rows of q and k in pairs within each head, not in halves."""
 
@@ -303,7 +304,7 @@ def _divisors(keys: JsonKeys, tensor: GgufTensor, head_dim: int) -> list[float]:
 
 
 def _dtype(tensors: Mapping[str, GgufTensor]) -> str:
-    """The dtype to compute in: that of plain matrices, bfloat16 for quantized ones."""
+    """The dtype to compute in: the dtype of the matrices if all are plain, else bfloat16."""
     kinds = {each.type.name for each in tensors.values() if len(each.shape) > 1}
     if kinds == {"F32"}:
         return "float32"

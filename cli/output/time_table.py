@@ -1,5 +1,5 @@
-"""A table of where one request's time went, made from the JSON of its trace: the stages of the
-page, whose rows add up to their part."""
+"""A table of where one request's time went, made from the JSON of its trace. It shows the same
+stages as the dashboard, and the rows of a part add up to that part."""
 
 from __future__ import annotations
 

@@ -146,9 +146,9 @@ AVOIDED = 10
 
 
 def avoided_slowness(worker: WorkerFacts, pool: Sequence[WorkerFacts]) -> float | None:
-    """As `slowness`, for a worker that routers avoid since a few slow steps: the ratio of what its
-    step model predicts for the work of the pool's others to the time that they took. None if it is
-    not avoided, or nothing is known."""
+    """Like `slowness`, for a worker that routers have avoided since it ran a few slow steps. The
+    ratio compares what the worker's step model predicts for the work of the pool's other workers
+    with the time that they took. None if the worker is not avoided, or nothing is known."""
     others = [each for each in pool if each is not worker and each.num_steps >= MIN_STEPS]
     steps = median_or_none(each.late_steps for each in others)
     if steps is None or steps < max(MIN_STEPS, AVOIDED * worker.late_steps):

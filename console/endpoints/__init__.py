@@ -1,4 +1,4 @@
-"""What operators read of a running fleet over HTTP, and clients of their own requests.
+"""HTTP endpoints that show operators the running fleet, and show clients their own requests.
 
 Imports `console.telemetry` and `http_kit`.
 """

@@ -1,4 +1,5 @@
-"""Quantiles of a stream of values in little memory, mergeable.
+"""Approximate quantiles of a stream of values. A sketch takes little memory, and sketches can be
+merged.
 
 Logarithmic buckets, as in DDSketch (Masson et al., VLDB 2019): each bucket is `GAMMA` times as
 wide as the one below, so that a quantile is within 1 % of a value that was observed.

@@ -30,8 +30,8 @@ class LatentConfig:
     softmax_scale: float
     rope_interleave: bool = True
     kv_b_in_parts: bool = False
-    """Whether the files hold `kv_b_proj` as `k_b_proj`, transposed for each head, and `v_b_proj`;
-    GGUF files may."""
+    """Whether the files split `kv_b_proj` into `k_b_proj`, transposed for each head, and
+    `v_b_proj`, as GGUF files may do."""
 
     @property
     def latent_dim(self) -> int:

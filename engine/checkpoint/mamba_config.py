@@ -11,7 +11,7 @@ _MAX_HEADS = 1 << 12
 _MAX_SIZE = 1 << 12
 _MAX_TAPS = 64
 _INFINITY = {"__float__": "Infinity"}
-"""As transformers writes it."""
+"""Infinity, as transformers writes it."""
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ Matrix = torch.Tensor | BlockMatrix | MatrixStack
 
 
 def as_tensor(matrix: Matrix, device: torch.device | None = None) -> torch.Tensor:
-    """The values, [outputs, inputs], on `device` (default: where they are); of blocks in bf16."""
+    """The values, [outputs, inputs], on `device` (default: where they are). Blocks become bf16."""
     if isinstance(matrix, torch.Tensor):
         return matrix.to(device)
     if isinstance(matrix, BlockMatrix):

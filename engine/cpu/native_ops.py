@@ -1,4 +1,4 @@
-"""`LayerOps` with our own kernels, for bf16 on a CPU; one pass over memory each."""
+"""`LayerOps` with our own kernels, for bf16 on a CPU. Each kernel makes one pass over memory."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 Each head keeps a state S, [key_dim, value_dim]. A token with the key k, the value v, the decay
 exp(g) and the strength b changes it to `S' = exp(g) S + k (b (v - k exp(g) S))`, and its output is
-`q S'`. `chunked` computes many tokens of one sequence by matrix products over chunks, `one_each`
-one token of each of many sequences. Queries and keys are normed here. Knows no layer.
+`q S'`. `chunked` computes many tokens of one sequence by matrix products over chunks. `one_each`
+computes one token of each of many sequences. Both norm the queries and keys. The module knows no
+layer.
 """
 
 from __future__ import annotations

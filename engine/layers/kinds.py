@@ -37,11 +37,12 @@ class AttentionLayer(Protocol):
         """Every part of the layer that multiplies by weights."""
 
     def attend(self, x: torch.Tensor, layer: int, batch: AttentionPass) -> torch.Tensor:
-        """Normed `x` [N, hidden] to what `output` takes, [N, ...]; stores what the batch's tokens
-        leave in the KV pool. `layer` is the layer's number there."""
+        """Compute normed `x` [N, hidden] to what `output` takes, [N, ...]. Stores the KV of the
+        batch's tokens in the pool. `layer` is the layer's number there."""
 
     def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
-        """Of all or some rows of `attend`'s result: [N, hidden], plus `add` where given."""
+        """Compute all or some rows of `attend`'s result to [N, hidden], plus `add` if it is
+        given."""
 
 
 class FeedForwardLayer(Protocol):
@@ -54,7 +55,7 @@ class FeedForwardLayer(Protocol):
     def __call__(
         self, x: torch.Tensor, ops: LayerOps, add: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Normed `x` [N, hidden] to [N, hidden], plus `add` where given."""
+        """Compute normed `x` [N, hidden] to [N, hidden], plus `add` if it is given."""
 
 
 LayerT = TypeVar("LayerT")

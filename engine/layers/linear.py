@@ -24,7 +24,8 @@ class LinearLayer(Protocol):
         """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0."""
 
     def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The same in fp32, without `add`; written to `out` [N, outputs], fp32, where given."""
+        """Compute `x` [N, inputs] to [N, outputs] in fp32. The result is written to `out` if it is
+        given."""
 
 
 class LinearFactory(Protocol):
@@ -35,7 +36,8 @@ class LinearFactory(Protocol):
         weight: drop your reference to `weight` to free it."""
 
     def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
-        """The same for a layer whose inputs may be split over ranks; its outputs are whole."""
+        """Like `linear`, for a layer whose inputs may be split over ranks. Its outputs are
+        whole."""
 
 
 def torch_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:

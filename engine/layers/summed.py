@@ -61,7 +61,7 @@ class SummedLinear:
         return _summed(self.part(x, add if self._sums.rank == 0 else None), self._sums)
 
     def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The same in fp32, without `add`; written to `out` where given."""
+        """Compute `x` to [N, outputs] in fp32. The result is written to `out` if it is given."""
         return _summed(self.part.in_float32(x, out), self._sums)
 
 

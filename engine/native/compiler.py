@@ -47,7 +47,7 @@ def compile_objects(command: list[str], sources: Sequence[Path], folder: Path) -
         try:
             compiled = [threads.submit(compile_one, source) for source in sources]
             while wait(compiled, _LOOK_S).not_done:
-                pass  # a signal may come just before a wait, which then does not end for it
+                pass  # a signal that comes just before a wait does not end this wait
             return [each.result() for each in compiled]
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)

@@ -92,8 +92,8 @@ class Sampler:
 
     @torch.inference_mode()
     def choose(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Choices:
-        """The same choices as `sample`, without waiting for a card. Does not raise: `is_chosen` is
-        False for rows from which no token can be chosen."""
+        """Make the same choices as `sample`, without waiting for a card. Does not raise:
+        `is_chosen` is False for rows from which no token can be chosen."""
         assert logits.shape == (len(rows), self._vocab_size), logits.shape
         numbers = RowNumbers.of(rows, self._vocab_size, logits.device)
         adjusted = adjust(logits, numbers.adjustments)

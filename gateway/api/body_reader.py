@@ -166,7 +166,7 @@ def _is_no_json(error: PydanticValidationError) -> bool:
 async def _decoded(
     record: RequestRecord, body: bytes, encoding: str, max_bytes: int, in_turn: InTurn
 ) -> bytes:
-    """The body without its encoding, in a thread. Raises HTTPException 400, 413 and 415."""
+    """The decoded body; a thread decodes it. Raises HTTPException 400, 413 and 415."""
     decode = decoder_of(encoding)
     if decode is None:
         return body

@@ -43,7 +43,7 @@ from router.requests.prompt_hashes import PromptHashes
 MAX_REPORTED_VALUES = 1 << 20
 """The most log-probabilities in one answer: each takes some 70 bytes of JSON, and 300 of memory."""
 MAX_REPEATED_VALUES = 1 << 17
-"""The same limit for streams that repeat the log-probabilities at their end."""
+"""The most log-probabilities in a stream that repeats them at its end."""
 MAX_STARTED_TOKENS = 1 << 22
 """The most prompt tokens of all sequences of a request together: workers get each sequence's
 prompt."""

@@ -70,7 +70,7 @@ class MessageDelta(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def answer_alone(self) -> MessageDelta:
-        """The same delta without reasoning."""
+        """This delta without its reasoning."""
         kept: list[MessageEvent] = [
             each for each in self.events if not isinstance(each, ReasoningText)
         ]

@@ -38,7 +38,7 @@ llguidance 0.1 s, and each one more doubles that."""
 
 def with_integers(schema: Any) -> Any:
     """A copy of a JSON schema in which numbers such as `2.0` have become integers, as the standard
-    allows; llguidance requires it of counts. Floats beyond 2**53 stay."""
+    allows; llguidance requires integers for counts. Floats beyond 2**53 stay."""
     whole = [schema]
     waiting: list[Any] = [whole]
     while waiting:

@@ -1,4 +1,5 @@
-"""Which requests of web pages the router accepts: ASGI middleware outside the check of keys.
+"""ASGI middleware that decides which requests of web pages the router accepts. It runs before the
+check of API keys.
 
 A page of any site can send requests to a router that its visitor's browser reaches, for example on
 localhost. A page whose site's name was made to resolve to the router (DNS rebinding) even reads the

@@ -26,8 +26,8 @@ _FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def claim_file(common: Path, scope: DiskScope) -> int:
-    """Open and lock the file of a free folder, and return its descriptor. The lock ends with it.
-    Raises ConfigError."""
+    """Open and lock the file of a free folder, and return its descriptor. Closing the descriptor
+    releases the lock. Raises ConfigError."""
     try:
         common.mkdir(mode=0o700, parents=True, exist_ok=True)
         free: list[int] = []
@@ -41,7 +41,8 @@ def claim_file(common: Path, scope: DiskScope) -> int:
 
 
 def _choose(common: Path, scope: DiskScope, free: list[int]) -> int:
-    """Lock the free files one after the other, in `free`, and take the chosen one out of it."""
+    """Lock free files one after the other until one is chosen, and return the chosen one. `free`
+    gets the other locked files, which the caller closes."""
     for number in range(MAX_WORKERS):
         folder = common / f"worker-{number}"
         is_new = not os.path.lexists(folder)

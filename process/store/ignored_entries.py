@@ -36,7 +36,7 @@ _SHOWN_CHARS = 100
 
 class IgnoredEntries(Collector):
     """Counts and logs the entries that one process ignores, each once while it stays the same.
-    `counts` is by kind. Can be registered as metrics."""
+    `counts` holds a count for each kind. The object can be registered as metrics."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))

@@ -1,4 +1,4 @@
-"""Where a request goes: `decide` reads a `FleetView`, `apply` reserves the load of the decision in
+"""Where a request goes. `decide` reads a `FleetView`; `apply` reserves the load of the decision in
 it.
 
 Pure: the time and the random generator are arguments. Equal views, queries, times and generators

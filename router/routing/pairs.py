@@ -2,7 +2,8 @@
 
 Pure. Owns the averages of measured transfers, from one worker to another, and the blocks that
 placements are about to move. Pairs that were not measured count as the typical measured one. If
-layers keep windows, all is counted in blocks of the first group of layers, by bytes.
+some layers keep windows, blocks of other groups count by their bytes, as a number of blocks of the
+first group.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ class Pairs:
         self.observe(source, sink, equal, took_ms)
 
     def observe_fetch(self, source: str, sink: str, blocks: int, took_ms: float) -> None:
-        """Note how long blocks of the first group took to move, and what windows see at their
-        end."""
+        """Note how long a fetch took. It moved `blocks` blocks of the first group, and what windows
+        see at the end of these."""
         self.observe(source, sink, blocks + self.in_windows(blocks), took_ms)
 
     def observe(self, source: str, sink: str, blocks: float, took_ms: float) -> None:

@@ -61,8 +61,9 @@ def check_pool_balance(seen: Observation) -> Finding | str | None:
 
 
 def _short_now(seen: Observation) -> Role | None:
-    """The pool for which requests wait now. Requests without a first token have waited for longer
-    than their target; others for longer than pressure needs to make the pool short."""
+    """The pool that lacks room now, or None. Decode lacks room if most of its workers are crowded,
+    and either requests are late or the pool is short by its pressure. Prefill lacks room if
+    requests are late and wait there, and the pool is short by its pressure."""
     clients = clients_of(seen.facts)
     decode = seen.facts.usable(Role.DECODE)
     crowded = [each for each in decode if each.is_crowded]

@@ -49,7 +49,7 @@ def check_missed(seen: Observation) -> Finding | None:
 
 
 def _why_unknown(seen: Observation) -> str:
-    """Why no other finding explains it."""
+    """Why no other finding explains the missed targets."""
     if len(seen.requests) >= MIN_REQUESTS:
         return "No rule names a cause."
     return (

@@ -1,6 +1,6 @@
-"""What surrounds the fleet: the store, other routers, logs, tiers, the machines' CPU.
+"""Rules about what surrounds the fleet: the store, other routers, logs, tiers, the machines' CPU.
 
-Facts: no number of requests needed.
+They judge facts, so they need no minimum number of requests.
 """
 
 from __future__ import annotations

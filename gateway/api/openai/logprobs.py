@@ -179,7 +179,8 @@ def chat_logprobs(tokens: Sequence[OutputToken], names: TokenNames) -> ChatLogpr
 
 
 def long_chat_logprobs(tokens: list[OutputToken], names: TokenNames, holes: Holes) -> ChatLogprobs:
-    """Like `chat_logprobs`, for the tokens of a whole answer; the list is a hole."""
+    """Like `chat_logprobs`, for the tokens of a whole answer. The list of entries is a hole in the
+    JSON, filled in pieces."""
     width = 1 + max((len(token.logprobs.top) for token in tokens[:1]), default=0)
     parts = (_chat_entries(part, names) for part in slices(tokens, width))
     return ChatLogprobs(holes.put(list_pieces(parts)))

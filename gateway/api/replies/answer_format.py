@@ -28,7 +28,7 @@ class AnswerFormat(Protocol):
         ...
 
     def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
-        """The same in pieces, made one by one, with the log-probabilities of the prompt."""
+        """Like `chunk`, with the log-probabilities of the prompt. Yields the chunk in pieces."""
         ...
 
     def usage_chunk(self, usage: Usage) -> bytes:
@@ -36,7 +36,7 @@ class AnswerFormat(Protocol):
         ...
 
     def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> Iterator[bytes]:
-        """The whole answer, given the complete text of each choice, in pieces, made one by one."""
+        """The whole answer, made from the complete text of each choice. Yields it in pieces."""
         ...
 
 

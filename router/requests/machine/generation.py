@@ -58,7 +58,7 @@ class Generation:
         """Attempts so far, including the one that is to be placed."""
         self.cached_tokens = 0
         self.session = ""
-        """The session that its first attempt belonged to."""
+        """The session that the first attempt belonged to."""
         self._retries = retries
 
     @property
@@ -68,7 +68,7 @@ class Generation:
 
     @property
     def outcome(self) -> str:
-        """How it ended; "" until then."""
+        """How the request ended; "" until then."""
         return self.state.outcome if isinstance(self.state, states.Over) else ""
 
     @property
@@ -155,8 +155,9 @@ class Generation:
     def on_tokens(
         self, worker: Worker, number: int, piece: Piece, cached_tokens: int | None
     ) -> Sequence[Action]:
-        """Tokens came from a worker of attempt `number`, which did not compute `cached_tokens` of
-        the prompt. Delivers what is new; tokens that do not follow the others fail the attempt."""
+        """Tokens came from a worker of attempt `number`. The attempt found `cached_tokens` of the
+        prompt in a cache. Delivers the new tokens. Tokens that do not follow the earlier ones fail
+        the attempt."""
         attempt, stream = self.state, self.stream
         if type(attempt) is not Attempt or number != attempt.number:
             return _STALE
@@ -296,12 +297,12 @@ class Generation:
             self.state = states.AwaitingRoom(self.state.reason)
 
     def on_room(self) -> None:
-        """A decode worker is ready that accepts the request."""
+        """A decode worker that accepts the request is ready."""
         if isinstance(self.state, states.AwaitingRoom):
             self._place_next()
 
     def on_no_room(self, waited_s: float) -> None:
-        """No decode worker has become ready within the time for that."""
+        """No decode worker has become ready within `waited_s`."""
         if isinstance(self.state, states.AwaitingRoom):
             late = f"no decode worker came back within {waited_s:g} s"
             self._give_up(f"{self.state.reason}; {late}")
