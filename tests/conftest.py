@@ -19,12 +19,13 @@ import certifi
 import pytest
 import uvloop
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from engine.native.library import best_instruction_set
 from process.openmp import let_threads_sleep
 from tests.effort import NIGHTLY, times
 from tests.paths import ROOT
-from tests.scopes import Groups, waits_first
+from tests.scopes import Groups, group_of, order_of
 
 let_threads_sleep()  # as in every process of Baton, before torch is imported
 pytest.register_assert_rewrite("tests.browser", "tests.faults", "tests.integration", "tests.unit")
@@ -32,6 +33,8 @@ settings.register_profile(
     "baton", max_examples=times(20, 100), deadline=None, derandomize=True, print_blob=True
 )
 settings.load_profile("baton")
+if not NIGHTLY:  # hypothesis would read all our modules, and draw numbers that occur in them
+    providers.is_local_module_file = lambda path: False
 
 DEPRECATIONS = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarning")
 
@@ -101,7 +104,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups | Non
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not waits_first(item.nodeid))
+    if hasattr(config, "workerinput"):  # one of several processes
+        begins = order_of(item.nodeid for item in items)
+        items.sort(key=lambda item: begins[group_of(item.nodeid)])
     if NIGHTLY:
         return
     waiting = [item for item in items if item.get_closest_marker("nightly")]
