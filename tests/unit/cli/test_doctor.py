@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Iterator
@@ -19,7 +20,6 @@ from protocol.errors import ConfigError
 from tests.unit.console.doctor.mock_fleet import Plan, observe
 
 SLOW = Plan(slow={"decode-1": 1.6})
-OBSERVATION = json.loads(msgspec.json.encode(observe(SLOW)))
 
 
 @pytest.fixture
@@ -28,8 +28,9 @@ def router() -> Iterator[ThreadingHTTPServer]:
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            answers = {"/doctor": self.server.diagnosis, "/doctor/observation": OBSERVATION}
-            self.wfile.write(json.dumps(answers[self.path]).encode())
+            is_whole = self.path == "/doctor/observation"
+            answer = observation() if is_whole else self.server.diagnosis
+            self.wfile.write(json.dumps(answer).encode())
 
         def log_message(self, format: str, *arguments: object) -> None:
             """Says nothing."""
@@ -41,6 +42,11 @@ def router() -> Iterator[ThreadingHTTPServer]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+@functools.cache
+def observation() -> Any:
+    return json.loads(msgspec.json.encode(observe(SLOW)))
 
 
 def diagnosis_of(plan: Plan) -> dict[str, Any]:
@@ -94,7 +100,7 @@ def test_what_a_router_saw_is_saved_and_examined_elsewhere(
     path = tmp_path / "seen.json"
     diagnosis = diagnosis_of(SLOW)
     assert run(router, diagnosis, f"--save={path}") == 1
-    assert json.loads(path.read_text()) == OBSERVATION
+    assert json.loads(path.read_text()) == observation()
     capsys.readouterr()
     assert main([f"--observation={path}", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)["findings"]

@@ -20,7 +20,6 @@ import psutil
 import pytest
 from rich.console import Console
 
-from cli.child import Child
 from cli.fleet import MISCONFIGURED, STEADY_S, Fleet
 from cli.http_json import get_json
 from cli.output.json_output import JsonOutput
@@ -54,14 +53,14 @@ def make_fleet(
     behaviours: dict[str, str] | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
     lease_s: float = LONG_LEASE_S,
-    child: type[Child] = ForkedChild,
     **options: object,
 ) -> Fleet:
     settings = UpSettings(
         model="nothing", port=0, log_dir=str(log_dir), startup_timeout_s=WAIT_S, **options
     )
     children = FakeChildren(settings)
-    children.behaviours, children.lease_s, children.child = behaviours or {}, lease_s, child
+    children.behaviours, children.lease_s = behaviours or {}, lease_s
+    children.child = ForkedChild
     return Fleet(settings, children, on_progress)
 
 
@@ -282,10 +281,11 @@ def test_a_dead_valkey_comes_back_and_workers_register_again(tmp_path: Path) -> 
 def test_nothing_outlives_a_killed_starter(tmp_path: Path) -> None:
     code = f"""
         import os, signal
-        from pathlib import Path
-        from cli.child import Child
-        from tests.unit.cli.test_fleet import make_fleet
-        fleet = make_fleet(Path({str(tmp_path)!r}), child=Child).start()
+        from cli.fleet import Fleet
+        from cli.up_settings import UpSettings
+        from tests.unit.cli.fake_process import FakeChildren
+        settings = UpSettings(model="nothing", port=0, log_dir={str(tmp_path)!r})
+        fleet = Fleet(settings, FakeChildren(settings)).start()
         pids = [child.pid for child in fleet.processes.values()] + [fleet.valkey.pid]
         print(*pids, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import subprocess
-import sys
 from typing import Any
 
 import gguf
@@ -29,7 +27,7 @@ from engine.layers.routing import choose
 from engine.models.architectures import CLAMPED_SWIGLU
 from engine.native.library import load_library
 from tests.effort import pairwise, times
-from tests.paths import ROOT
+from tests.forked import fork_context
 from tests.unit.engine.native.instruction_sets import kernels_for, usable_instruction_sets
 
 OPS = TorchOps("silu", 1e-5, torch.float32)
@@ -242,9 +240,10 @@ def test_a_logit_that_is_no_number_spoils_its_own_row_only(product_kernels):
 def test_a_decode_reads_the_chosen_experts_only(kernels):
     if not kernels.baton_has_linear():
         pytest.skip("this CPU has no bf16 products")
-    program = f"from {__name__} import _decode_without_the_others as run; run()"
-    decoded = subprocess.run([sys.executable, "-c", program], cwd=ROOT)
-    assert decoded.returncode == 0
+    decoding = fork_context().Process(target=_decode_without_the_others)
+    decoding.start()
+    decoding.join()
+    assert decoding.exitcode == 0
 
 
 def _decode_without_the_others() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,6 +9,8 @@ import torch
 
 from engine.layers import linear
 from engine.layers.linear import TorchLinear, WidenedLinear
+from tests.forked import fork_context
+from tests.unit.engine.layers.older_cpu import check_layers
 
 ROWS = [0, 1, 3, 8, 32, 100]
 
@@ -101,11 +100,7 @@ def test_widened_pieces_are_rounded_once(monkeypatch, rows, biased, inputs, outp
 
 @needs_bf16_products
 def test_a_cpu_without_bf16_products_widens():
-    program = (
-        "import torch; from engine.layers.linear import torch_linear; "
-        "print(*(type(torch_linear(torch.zeros((8, 8), dtype=dtype))).__name__ "
-        "for dtype in (torch.bfloat16, torch.float32)))"
-    )
-    command, older = [sys.executable, "-c", program], {"ONEDNN_MAX_CPU_ISA": "AVX2"}
-    found = subprocess.run(command, env=os.environ | older, capture_output=True, text=True)
-    assert found.stdout.split() == ["WidenedLinear", "TorchLinear"], found.stderr
+    process = fork_context().Process(target=check_layers)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
