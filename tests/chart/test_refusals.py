@@ -133,7 +133,11 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
     ),
     (
         gpu(workers=GPU | {"pipelineParallel": 2}),
-        "pools.prefill.pipelineParallel: KV blocks do not leave workers of several cards yet",
+        "pools.prefill.pipelineParallel: workers of several cards exchange no KV blocks yet",
+    ),
+    (
+        gpu(pools=POOLS | {"decode": {"role": "decode", "tensorParallel": 2}}),
+        "pools.decode.tensorParallel: workers of several cards exchange no KV blocks yet",
     ),
     (
         {"inferencePool": {"enabled": True}},

@@ -54,13 +54,13 @@ class CardRanks:
         return grouped_ranks(self._groups, links, on_loaded, self._watch)
 
     def stop(self) -> None:
-        """End the head's own part in all passes: nothing waits on its card any more."""
-        if self._groups is not None:
-            self._groups.close()
+        """Do nothing: ranks that wait on their cards end with their processes."""
 
     def close(self) -> None:
-        """Release the file. The groups are stopped."""
+        """Leave the groups, which the hands have left, and release the file."""
         self._watch.close()
+        if self._groups is not None:
+            self._groups.close()
         os.close(self.file)
 
 

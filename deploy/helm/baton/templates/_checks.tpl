@@ -114,9 +114,9 @@
 {{- $wrong = append $wrong (printf "pools.%s.hugepages.amount: say how much memory, as 1Gi" $name) -}}
 {{- end -}}
 {{- $tiers := $pool.tiers -}}
-{{- if and (gt (include "baton.numRanks" (dict "pool" $pool) | int) 1) (ne $pool.device "cpu") (eq $pool.role "prefill") -}}
+{{- if and (gt (include "baton.numRanks" (dict "pool" $pool) | int) 1) (ne $pool.device "cpu") (include "baton.hasPrefill" $) -}}
 {{- $value := ternary "tensorParallel" "pipelineParallel" (gt ($pool.tensorParallel | int) 1) -}}
-{{- $wrong = append $wrong (printf "pools.%s.%s: KV blocks do not leave workers of several cards yet; set it to 1, or leave prefill pools out" $name $value) -}}
+{{- $wrong = append $wrong (printf "pools.%s.%s: workers of several cards exchange no KV blocks yet; set it to 1, or leave prefill pools out" $name $value) -}}
 {{- end -}}
 {{- if and $tiers.disk.size (not $tiers.host) -}}
 {{- $wrong = append $wrong (printf "pools.%s.tiers.host: blocks reach the disk through host memory; say how much, as 4Gi" $name) -}}

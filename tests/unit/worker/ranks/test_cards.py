@@ -5,14 +5,13 @@ Each test runs in a forked process, and its hand is forked as well.
 
 from __future__ import annotations
 
-import os
 import signal
-from dataclasses import replace
 
 import pytest
 
 from bench.tools.listeners import listeners_of
 from engine.loader import load_engine
+from engine.parallel.process_groups import RankGroups
 from engine.parallel.sums import RankLost
 from tests.forked_tests import with_forked_hands
 from tests.unit.worker.ranks.test_hands import CONFIG, DEADLINE_S, Group, generate
@@ -48,16 +47,49 @@ def test_a_hand_that_is_killed_is_told_and_ends_the_step(num_stages: int) -> Non
 
 
 @with_forked_hands(1)
-def test_a_hand_that_ends_while_ranks_measure_their_memory_is_told() -> None:
-    """The head may wait for it on its card, where no call fails."""
-    config = replace(CONFIG, num_blocks=None)
-    with Group(devices=CPUS, config=config) as group:
-        ranks = group.hands.ranks
-        assert ranks.groups is not None
-        group.hand.send_signal(signal.SIGSTOP)
-        os.kill(group.hand.pid, signal.SIGKILL)
+def test_a_hand_that_ends_while_it_loads_fails_the_start() -> None:
+    with Group(devices=CPUS) as group:
+        group.hand.kill()
         with pytest.raises(RankLost, match="rank 1 is gone"):
             group.load()
+        assert group.told == []
+
+
+@with_forked_hands(1)
+def test_a_hand_that_ends_while_the_head_waits_on_its_card_is_told() -> None:
+    """No call of the head fails then."""
+    with Group(devices=CPUS) as group:
+
+        def wait(groups: RankGroups) -> None:
+            group.hand.kill()
+            assert group.was_told.wait(DEADLINE_S)
+            raise RankLost("in a worker, the process has ended")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RankGroups, "open", wait)
+            with pytest.raises(RankLost, match="the process has ended"):
+                group.load()
+        assert group.told == ["rank 1 of 2 has ended by signal 9"]
+
+
+@with_forked_hands(1)
+def test_a_step_that_hangs_on_a_card_is_told() -> None:
+    with Group(devices=CPUS, silence_s=1.0) as group:
+        loaded = group.load()
+        watch = group.hands.ranks.watch
+        assert watch is not None
+        watch.note(NeverPassed())
+        assert group.was_told.wait(DEADLINE_S)
+        assert group.told == ["a step of all ranks has not ended within 1 s"]
+        assert loaded.pool.num_blocks == CONFIG.num_blocks
+
+
+class NeverPassed:
+    def is_done(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        raise AssertionError("the watch never waits for a device")
 
 
 @with_forked_hands(1)

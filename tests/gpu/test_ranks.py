@@ -1,0 +1,44 @@
+"""Ranks on cards: two that share one, NCCL's sums in a graph, and ranks with a card each.
+
+`bench.gpu` has the same checks with their times, in its parts `ranks` and `cards`.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.gpu.ranks import RankLoad, check_captured_sums, check_ranks, layouts_on
+from tests.gpu.on_card import CARD, ON_CARD
+from tests.paths import DEMO_MODEL
+
+pytestmark = ON_CARD
+
+NUM_CARDS = torch.cuda.device_count()
+SEVERAL = pytest.mark.skipif(NUM_CARDS < 2, reason=f"needs two CUDA cards, and sees {NUM_CARDS}")
+
+
+def assert_equal_to_one_rank(devices: list[str], layouts: list[tuple[int, int]], *ways: str):
+    load = RankLoad(layouts)
+    rows = list(check_ranks(DEMO_MODEL, devices, load, ways))
+    exact = [row for row in rows if row.unit == "prompts"]
+    assert [row.value for row in exact] == [len(load.prompts)] * len(layouts)
+    assert len(rows) == len(layouts) * (1 + len(ways) * (len(set(devices)) > 1))
+
+
+@pytest.mark.parametrize("layout", [(2, 1), (1, 2)])
+def test_two_ranks_on_one_card_give_the_tokens_of_one(layout):
+    assert_equal_to_one_rank([str(CARD)] * 2, [layout])
+
+
+def test_nccls_sums_are_captured_in_a_graph():
+    (row,) = check_captured_sums(CARD)
+    assert row.value == 0, row.note
+
+
+@SEVERAL
+@pytest.mark.parametrize("way", ["nccl", "symmetric", "auto"])
+@pytest.mark.parametrize("layout", layouts_on(max(2, NUM_CARDS)))
+def test_ranks_with_a_card_each_give_the_tokens_of_one(layout, way):
+    devices = [f"cuda:{index}" for index in range(NUM_CARDS)]
+    assert_equal_to_one_rank(devices, [layout], way)
