@@ -16,10 +16,14 @@ from typing import NamedTuple
 
 from router.routing.placement import Candidate, Placement, Targets, WorkerLoad
 
-MARGIN = 0.05
-"""Predictions must meet a target with this part of it to spare; each step of priority below 0 adds
-as much, and a priority above 0 needs none."""
-MOST_MARGIN = 0.3
+MARGIN = 0.2
+"""Predictions must meet a target with this part of it to spare. They leave out later requests, and
+what other routers have just sent. Workers stay as busy with a shorter queue, so a wide margin
+costs hardly any throughput under overload."""
+MARGIN_STEP = 0.05
+"""Each step of priority above 0 narrows the margin by this, and each one below 0 widens it, within
+`LEAST_MARGIN` and `MOST_MARGIN`."""
+LEAST_MARGIN, MOST_MARGIN = 0.05, 0.4
 LEAST_WAIT = 0.1
 """A request that would be late even without a queue may wait for this part of its target."""
 TRUST = 0.1
@@ -48,9 +52,8 @@ class Asker(NamedTuple):
     @property
     def spared(self) -> float:
         """The part of a target that predictions may use up."""
-        if self.priority > 0:
-            return 1.0
-        return 1.0 - min(MOST_MARGIN, MARGIN * (1 - self.priority))
+        margin = MARGIN - MARGIN_STEP * self.priority
+        return 1.0 - min(MOST_MARGIN, max(LEAST_MARGIN, margin))
 
 
 class Shed(NamedTuple):

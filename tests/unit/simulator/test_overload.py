@@ -67,6 +67,16 @@ def test_three_times_the_load_serves_as_many_in_time(seed: int, num_routers: int
     assert good(run(3.0, seed, refuses_late=False)) < 0.5 * best, "everybody is late"
 
 
+@pytest.mark.parametrize(
+    ("num_routers", "most_late"), some([(2, 0.05), (1, 0.05), (4, 0.1)], 1), ids=str
+)
+def test_hardly_any_accepted_request_is_late(num_routers: int, most_late: float) -> None:
+    """Although no router sees what the others have just sent."""
+    accepted = [each for each in run(3.0, num_routers=num_routers) if not each.failure]
+    late = [each for each in accepted if each.ttft_s * 1000 > TTFT_MS]
+    assert len(late) <= most_late * len(accepted)
+
+
 def test_the_least_urgent_are_refused_first() -> None:
     """And hardly one that is accepted is late, although more urgent ones overtake it."""
     requests = run(3.0)
