@@ -34,7 +34,8 @@ from engine.parallel.ranks import Ranks, Step
 from process.cores import usable_cores
 from protocol.errors import BatonError
 from protocol.layout import PAIRS
-from worker.ranks.head import Hands, HandSettings
+from worker.ranks.head import Hands
+from worker.ranks.processes import HandSettings
 
 LEAST, MOST_US = 0.8, 50.0
 WORKS = [Work("decode", batch, CONTEXT) for batch in BATCH_SIZES]
@@ -87,7 +88,7 @@ def measure(
     with hands(replace(config, kv_order=PAIRS), num_ranks, threads) as group:
         alone = BatonRun(load_engine(config, time.perf_counter))
 
-        def allocate(num_bytes: int) -> memoryview:
+        def allocate(num_bytes: int) -> memoryview | None:
             return group.allocate(num_bytes, lambda size: None)
 
         ranked = replace(config, kv_order=PAIRS)

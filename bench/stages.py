@@ -34,7 +34,8 @@ from protocol.layout import PAIRS
 from protocol.sampling import SamplingParams
 from scheduling.scheduler import SchedulerConfig
 from scheduling.sequence import Sequence
-from worker.ranks.head import Hands, HandSettings
+from worker.ranks.head import Hands
+from worker.ranks.processes import HandSettings
 
 BLOCK, CHUNK, LONGEST = 16, 256, 2048
 LENGTHS = (64, 128, 256, 512, 1024, LONGEST)
@@ -186,7 +187,7 @@ def staged_engine(folder: Path, num_stages: int) -> Iterator[LoadedEngine]:
     threads = max(1, len(usable_cores()) // num_stages)
     hands = Hands(HandSettings(config, 1, threads, "warning", "text", "bench", num_stages), lost)
 
-    def allocate(num_bytes: int) -> memoryview:
+    def allocate(num_bytes: int) -> memoryview | None:
         return hands.allocate(num_bytes, lambda size: None)
 
     try:

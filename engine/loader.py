@@ -72,8 +72,8 @@ def load_engine(
     ranks: Ranks | None = None,
     enter: EnterPhase = lambda phase: None,
 ) -> LoadedEngine:
-    """Load a checkpoint. `allocate` may provide the KV pool's memory, for all ranks one after the
-    other.
+    """Load a checkpoint. `allocate` may provide the KV pool's memory, for all ranks of this host
+    one after the other.
 
     On a card, the thread that loads the engine has to run it. With `ranks` the engine holds rank
     0's shard of weights and pool, and leads the others, which call `load_follower` meanwhile.
@@ -92,8 +92,8 @@ def load_follower(
 ) -> tuple[Follower, KvPool]:
     """The follower on another rank of rank 0's engine, loaded with the same `config`, and its pool.
 
-    `allocate` provides the memory that rank 0 allocated for all ranks' pools. Raises the same
-    errors as `load_engine`.
+    `allocate` provides the memory that was allocated for the pools of all ranks of this host.
+    Raises the same errors as `load_engine`.
     """
     loaded = _load(config, progress, ranks)
     pool = loaded.pool(allocate)
@@ -139,7 +139,9 @@ def _load(
         config.memory_fraction,
         captures=config.cuda_graphs,
     )
-    return _Loaded(config, part, backend, DecoderModel(part, weights, backend), layout, sizes)
+    local = range(1) if ranks is None else ranks.local
+    model = DecoderModel(part, weights, backend)
+    return _Loaded(config, part, backend, model, layout, sizes, local)
 
 
 def _scale_kv(
@@ -263,23 +265,26 @@ class _Loaded:
     model: DecoderModel
     layout: KvLayout
     sizes: Sizes
+    local: range  # the ranks on this host
 
     def pool(self, allocate: Allocate) -> KvPool:
-        """The KV pool, with the same number of blocks on every rank. Rank 0 allocates for all."""
+        """The KV pool, with the same number of blocks on every rank. Rank 0 holds the parts of all
+        ranks on its host."""
         layout, device = self.layout, self.model.device
         num_blocks = self.backend.num_blocks(self.model, layout, self.sizes)
-        ends = [0, *accumulate(num_blocks * rank.block_bytes for rank in layout.ranks)]
-        if layout.rank == 0:
-            check_room(sum(each.block_bytes for each in layout.ranks), num_blocks, device)
+        ranks = layout.ranks[self.local.start : self.local.stop]
+        ends = [0, *accumulate(num_blocks * rank.block_bytes for rank in ranks)]
+        if layout.rank == self.local.start:
+            check_room(sum(each.block_bytes for each in ranks), num_blocks, device)
         memory = allocate(ends[-1])
         if memory is None:
             return KvPool(layout, num_blocks, device)
         buffers = [memory[start:end] for start, end in pairwise(ends)]
         if layout.rank:
-            return KvPool(layout, num_blocks, device, buffers[layout.rank])
+            return KvPool(layout, num_blocks, device, buffers[layout.rank - self.local.start])
         others = [
             KvPool(rank, num_blocks, device, buffer)
-            for rank, buffer in zip(layout.ranks[1:], buffers[1:], strict=True)
+            for rank, buffer in zip(ranks[1:], buffers[1:], strict=True)
         ]
         return KvPool(layout, num_blocks, device, buffers[0], others)
 

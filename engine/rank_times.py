@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -44,6 +44,16 @@ class RankTimes:
         waited = sum(each.waited_ns for each in parts) - waited
         self._table[self._first + _BUSY] += perf_counter_ns() - started - waited
         self._table[self._first + _WAITED] += waited
+
+    def lines(self, numbers: range) -> list[int]:
+        """The lines of some ranks, one after the other, for `note` on another host."""
+        table = self._table[numbers.start * LINE_NUMBERS : numbers.stop * LINE_NUMBERS]
+        return table.tolist()
+
+    def note(self, first: int, lines: Sequence[int]) -> None:
+        """Note the lines of ranks on another host, from number `first` on."""
+        for index, value in enumerate(lines[: len(self._table) - first * LINE_NUMBERS]):
+            self._table[first * LINE_NUMBERS + index] = value
 
     def totals(self) -> list[RankTime]:
         """The times of all ranks, by their numbers."""

@@ -17,6 +17,7 @@ from protocol.errors import ProtocolError
 from protocol.events import EventMessage
 from protocol.handoff_messages import KvWritten
 from protocol.message_base import Message
+from protocol.rank_messages import ToHead, ToNode
 from protocol.registration import WorkerInfo
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -27,6 +28,8 @@ _encoder = msgspec.msgpack.Encoder()
 _control = msgspec.msgpack.Decoder(ControlMessage)
 _event = msgspec.msgpack.Decoder(EventMessage)
 _notification = msgspec.msgpack.Decoder(KvWritten)
+_to_head = msgspec.msgpack.Decoder(ToHead)
+_to_node = msgspec.msgpack.Decoder(ToNode)
 _worker_info = msgspec.json.Decoder(WorkerInfo)
 
 
@@ -71,6 +74,18 @@ def decode_event(frame: bytes) -> EventMessage:
 def decode_notification(frame: bytes) -> KvWritten:
     """A transport's notification. Raises ProtocolError."""
     message: KvWritten = _decode(_notification, frame, "notification")
+    return message
+
+
+def decode_to_head(frame: bytes) -> ToHead:
+    """A message from a node to the head of its worker. Raises ProtocolError."""
+    message: ToHead = _decode(_to_head, frame, "message of a node")
+    return message
+
+
+def decode_to_node(frame: bytes) -> ToNode:
+    """A message from the head of a worker to one of its nodes. Raises ProtocolError."""
+    message: ToNode = _decode(_to_node, frame, "message of the head")
     return message
 
 

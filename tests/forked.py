@@ -182,7 +182,7 @@ def run_module(
     for each in ("router_process.main", "worker.assembly"):
         sys.modules[each].start_trial = _trial_of  # type: ignore[attr-defined]
     if number := num_hands(own):
-        sys.modules["worker.ranks.head"].start_hand = ForkedHands(number).start  # type: ignore[attr-defined]
+        sys.modules["worker.ranks.processes"].start_hand = ForkedHands(number).start  # type: ignore[attr-defined]
     status = importlib.import_module(module).main(own)
     atexit._run_exitfuncs()
     sys.exit(status)

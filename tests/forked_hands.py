@@ -15,18 +15,18 @@ from functools import partial
 
 from tests.forks import ForkedProcess
 from worker.ranks import hand
-from worker.ranks.head import environment_of_hands
+from worker.ranks.processes import environment_of_hands
 
-_RANKS = re.compile(r"--(?:tensor|pipeline)-parallel=(\d+)")
+_RANKS = re.compile(r"--(tensor-parallel|pipeline-parallel|nnodes|node-rank)=(\d+)")
 
 
 def num_hands(arguments: Sequence[str]) -> int:
-    """The number of hands that a worker with these flags starts."""
-    num_ranks = 1
-    for each in arguments:
-        if found := _RANKS.fullmatch(each):
-            num_ranks *= int(found[1])
-    return num_ranks - 1
+    """The number of hands that a process with these flags of a worker starts."""
+    found = dict(_RANKS.fullmatch(each).groups() for each in arguments if _RANKS.fullmatch(each))  # type: ignore[union-attr]
+    flags = {name: int(value) for name, value in found.items()}
+    num_ranks = flags.get("tensor-parallel", 1) * flags.get("pipeline-parallel", 1)
+    on_host = num_ranks // flags.get("nnodes", 1)
+    return on_host if flags.get("node-rank", 0) else on_host - 1
 
 
 class ForkedHands:
@@ -36,7 +36,7 @@ class ForkedHands:
         self._waiting = [_fork() for _ in range(number)]
 
     def start(self, link: socket.socket) -> ForkedProcess:
-        """Stands for `worker.ranks.head.start_hand`."""
+        """Stands for `worker.ranks.processes.start_hand`."""
         process, way = self._waiting.pop()
         with way:
             socket.send_fds(way, [b"-"], [link.fileno()])

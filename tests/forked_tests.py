@@ -16,7 +16,7 @@ import pytest
 
 from tests.forked import fork_context
 from tests.forked_hands import ForkedHands
-from worker.ranks import head
+from worker.ranks import processes
 
 WAIT_S = 10.0
 
@@ -51,7 +51,7 @@ def with_forked_hands(number: int) -> Callable[[Callable[..., None]], Callable[.
 def _run(
     result: Connection, number: int, module: str, name: str, parameters: dict[str, Any]
 ) -> None:
-    head.start_hand = ForkedHands(number).start  # type: ignore[assignment]
+    processes.start_hand = ForkedHands(number).start  # type: ignore[assignment]
     test = getattr(importlib.import_module(module), name).__wrapped__
     try:
         test(**parameters)

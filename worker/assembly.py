@@ -57,10 +57,13 @@ from worker.loop import WorkerLoop, WorkerRole
 from worker.metrics import WorkerMetrics
 from worker.moved_blocks import bytes_by_group, kept_windows
 from worker.probes import ReadinessCheck, WorkerProbes, serve_probes
+from worker.ranks.node_link import HeadLost
 from worker.reporter import Reporter
 from worker.settings import WorkerSettings, choose_worker_id
 from worker.startup.addresses import advertised, advertised_address, checked
 from worker.startup.model_loading import ModelLoading, fetched, served_name, transfer_means
+from worker.startup.node_process import run_node
+from worker.startup.nodes import placed
 from worker.startup.start_phases import PhaseTimes, StartPhases, since_process_began
 from worker.startup.transfers import register_pool, start_transfers
 from worker.tasks import AnyTask
@@ -109,15 +112,19 @@ def run_worker(
         if settings.cores:  # before threads start, so that they are pinned, too
             keep_to_cores(cores_in(settings.cores))
         _share_card(settings)
-        settings = checked(settings)
+        settings = checked(placed(settings, os.environ))
         # nothing needs closing yet, so a signal may end a download at once
         times.enter("fetch")
         folder = fetched(settings)
         with ExitStack() as stack:
-            _serve(_Start(settings, folder, role, times), build, stack)
+            start = _Start(settings, folder, role, times)
+            if settings.is_head:
+                _serve(start, build, stack)
+            else:
+                run_node(settings, role, folder, times, stack)
     except Stopped:
         log.info("stopped while it started")
-    except RankLost as error:
+    except (RankLost, HeadLost) as error:
         log.error("the worker ends: %s", error)
         return 1
     except (ConfigError, ModelLoadError) as error:

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from process.cores import CORES_PATTERN
 from process.settings import setting
-from process.settings.shared import SharedSettings
 from protocol.errors import ConfigError
 from protocol.layout import ALL_TOKENS, MAX_RANKS, WINDOW
+from worker.ranks.node_settings import NodeSettings
 
 CHECKPOINT, PEER = "checkpoint", "peer"
 _RANKS = "a worker of several ranks (tensor_parallel, pipeline_parallel)"
@@ -17,7 +17,7 @@ _ADVISED = ("weights", "kv_dtype", "memory_fraction", "num_blocks", "max_context
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings(SharedSettings):
+class EngineSettings(NodeSettings):
     """The settings that decide what a worker's engine computes, on what, and in which steps."""
 
     card_chunk_tokens: ClassVar[int] = 2048

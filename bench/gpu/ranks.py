@@ -26,7 +26,8 @@ from engine.parallel.symmetric_sums import AUTO, NCCL
 from protocol.sampling import SamplingParams
 from scheduling.scheduler import SchedulerConfig
 from scheduling.sequence import Sequence as Tokens
-from worker.ranks.head import Hands, HandSettings
+from worker.ranks.head import Hands
+from worker.ranks.processes import HandSettings
 
 _LIMIT_S = 120.0
 _GREEDY = SamplingParams(max_tokens=32, seed=0, temperature=0.0)

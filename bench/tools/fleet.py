@@ -29,10 +29,21 @@ _UNDER_WAY = ("num_waiting", "num_running", "blocks_used", "num_handoffs")
 
 
 @dataclass(frozen=True)
+class OtherNode:
+    """A host's part of a worker of this role whose ranks span several hosts: beside `flags` it has
+    those of the worker, and `prefix` is a command that runs it there."""
+
+    role: str
+    flags: tuple[str, ...]
+    prefix: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class FleetConfig:
     """The fleet's size, its model, and the flags of each kind of process; `role_flags` are for
     prefill or decode workers alone, or for one router by its name; `role_prefix` is a command that
-    runs the workers of a role. The store listens on `store_host`."""
+    runs the workers of a role. `other_nodes` are parts of workers, by names that begin with `node`.
+    The store listens on `store_host`."""
 
     model: str
     num_routers: int = 1
@@ -43,6 +54,7 @@ class FleetConfig:
     role_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     role_prefix: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     store_host: str = "127.0.0.1"
+    other_nodes: Mapping[str, OtherNode] = field(default_factory=dict)
 
 
 def small_fleet(model: str, num_blocks: int) -> FleetConfig:
@@ -89,6 +101,8 @@ class BenchFleet:
         }
         try:
             self.valkey.start()
+            for name in config.other_nodes:
+                self.start(name)
             for role, count in counts.items():
                 for number in range(1, count + 1):
                     self.start(f"{role}-{number}")
@@ -104,12 +118,16 @@ class BenchFleet:
     def start(self, name: str) -> None:
         """Start or restart a process."""
         role = name.partition("-")[0]
+        prefix = self._config.role_prefix.get(role, ())
         if role == "router":
             self._port_file(name).unlink(missing_ok=True)
             command = self._router_command(name)
+        elif role == "node":
+            node = self._config.other_nodes[name]
+            prefix = node.prefix
+            command = [*self._worker_command(node.role, name), *node.flags]
         else:
             command = self._worker_command(role, name)
-        prefix = self._config.role_prefix.get(role, ())
         self._processes.start(name, [*prefix, *self._python(command)], self._shared)
 
     def _router_command(self, name: str) -> list[str]:
@@ -223,7 +241,7 @@ class BenchFleet:
 
     def stop(self) -> None:
         """End all processes in order."""
-        for role in ("router", "prefill", "decode"):
+        for role in ("router", "prefill", "decode", "node"):
             self._processes.end(self.names(role))
         self._processes.close()
         self.valkey.stop()

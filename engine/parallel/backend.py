@@ -131,9 +131,9 @@ class RankBackend:
         return sizes.captures and is_grouped and self.shard.num_stages == 1
 
     def _shared(self, sizes: Sizes) -> Sizes:
-        """On a CPU's host the ranks share its memory; each card has its own."""
+        """On a CPU's host its ranks share its memory; each card has its own."""
         groups = self._ranks.groups
-        sharing = self.shard.num_ranks if groups is None else groups.sharing
+        sharing = len(self._ranks.local) if groups is None else groups.sharing
         return replace(sizes, captures=self._may_capture(sizes), sharing=sharing)
 
     def report(self, pool: KvPool) -> None:

@@ -100,7 +100,8 @@ class Ranks:
     `before` and `after` the hidden states between stages. `times` are those of all ranks. `groups`
     are the process groups by which `sums` and links reach the others, if they do; then `on_loaded`
     is called once all ranks have loaded their weights, and the leader's `watch` looks after steps
-    on a card. The methods raise RankLost when the other end of a link is gone.
+    on a card. `on_host` are the numbers of the ranks on this one's host; None: all. The methods
+    raise RankLost when the other end of a link is gone.
     """
 
     shard: Shard
@@ -112,6 +113,12 @@ class Ranks:
     groups: RankGroups | None = None
     watch: StepWatch | None = None
     on_loaded: Callable[[], None] = _nothing
+    on_host: range | None = None
+
+    @property
+    def local(self) -> range:
+        """The numbers of the ranks on this one's host."""
+        return range(self.shard.num_ranks) if self.on_host is None else self.on_host
 
     def timed(self) -> AbstractContextManager[None]:
         """Count the time of this rank's part of a step."""
@@ -193,6 +200,22 @@ class Ranks:
                 link.sendall(framed)
             except OSError as error:
                 raise RankLost(f"rank {rank} takes no more steps: {error}") from error
+
+
+def exchange(links: Sequence[socket.socket], leads: bool, own: bytes) -> list[bytes]:
+    """What each rank has given, by number; all ranks have to call this. Raises RankLost."""
+    if not leads:
+        _send(links[0], _SIZE.pack(len(own)) + own)
+        (size,) = _SIZE.unpack(_read(links[0], _SIZE.size))
+        return msgspec.msgpack.decode(_read(links[0], size), type=list[bytes])
+    given = [own]
+    for rank, link in enumerate(links, start=1):
+        (size,) = _SIZE.unpack(_read(link, _SIZE.size, f"rank {rank}"))
+        given.append(_read(link, size, f"rank {rank}"))
+    data = msgspec.msgpack.encode(given)
+    for link in links:
+        _send(link, _SIZE.pack(len(data)) + data)
+    return given
 
 
 def _send(link: socket.socket, data: bytes) -> None:

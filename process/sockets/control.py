@@ -21,7 +21,7 @@ import zmq
 from process.clock import wall_us
 from process.sockets.encrypted_sockets import Network
 from process.sockets.hello import NO_HELLO, HelloPolicy
-from process.sockets.inflow import DESCRIPTOR, Inflow, wire_bytes
+from process.sockets.inflow import Inflow, next_frames, wire_bytes
 from protocol import wire
 from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
@@ -123,7 +123,7 @@ class ControlServer:
         end = time.perf_counter() + MAX_RECEIVE_S
         for _ in range(MAX_DRAIN):
             try:
-                taken = self._take(self._next_frames())
+                taken = self._take(next_frames(self.socket, self._inflow))
             except zmq.Again:
                 self._drained = True
                 break
@@ -173,18 +173,6 @@ class ControlServer:
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket; queued messages have `linger_ms` to leave."""
         self.socket.close(linger=linger_ms)
-
-    def _next_frames(self) -> list[bytes]:
-        """The sender's identity and the frames of the next message. Raises Again."""
-        frame = self.socket.recv(zmq.NOBLOCK, copy=False)
-        descriptor = int(frame.get(DESCRIPTOR))
-        frames, num_bytes = [frame.bytes], 0
-        while frame.more:
-            frame = self.socket.recv(zmq.NOBLOCK, copy=False)
-            frames.append(frame.bytes)
-            num_bytes += wire_bytes(len(frame))
-        self._inflow.took(descriptor, num_bytes)
-        return frames
 
     def _take(self, frames: list[bytes]) -> tuple[Peer, ControlMessage] | None:
         identity, *parts = frames

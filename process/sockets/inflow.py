@@ -44,6 +44,20 @@ def wire_bytes(num_bytes: int) -> int:
     return encrypted + (2 if encrypted <= _SHORT_FRAME else 9)
 
 
+def next_frames(router: zmq.Socket[bytes], inflow: Inflow) -> list[bytes]:
+    """The sender's identity and the frames of the next message at a ROUTER, whose `inflow` is told
+    of them. Raises Again."""
+    frame = router.recv(zmq.NOBLOCK, copy=False)
+    descriptor = int(frame.get(DESCRIPTOR))
+    frames, num_bytes = [frame.bytes], 0
+    while frame.more:
+        frame = router.recv(zmq.NOBLOCK, copy=False)
+        frames.append(frame.bytes)
+        num_bytes += wire_bytes(len(frame))
+    inflow.took(descriptor, num_bytes)
+    return frames
+
+
 @dataclass(eq=False, slots=True)
 class _Connection:
     name: _Name

@@ -6,7 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,10 +34,16 @@ def enter(namespace: str) -> None:
     wait_until(lambda: state.read_text().strip() == "up", "interface that is up")
 
 
-def forked_on_host(hosts: TwoHosts, arguments: Sequence[str]) -> str:
-    """What `bench.tools.fleet_between_hosts` prints on the first host, with forked processes."""
+Main = Callable[[list[str]], int]
+
+
+def forked_on_host(
+    hosts: TwoHosts, arguments: Sequence[str], main: Main = fleet_between_hosts.main
+) -> str:
+    """What `main` prints on the first host, whose BenchFleets fork their processes."""
     ours, theirs = fork_context().Pipe(duplex=False)
-    process = fork_context().Process(target=_run, args=(hosts.namespaces[0], arguments, theirs))
+    parts = (hosts.namespaces[0], main, arguments, theirs)
+    process = fork_context().Process(target=_run, args=parts)
     process.start()
     theirs.close()
     with open(os.dup(ours.fileno())) as output:
@@ -48,13 +54,13 @@ def forked_on_host(hosts: TwoHosts, arguments: Sequence[str]) -> str:
     return printed
 
 
-def _run(namespace: str, arguments: Sequence[str], output: Connection) -> None:
+def _run(namespace: str, main: Main, arguments: Sequence[str], output: Connection) -> None:
     for each in (1, 2):
         os.dup2(output.fileno(), each)
     enter(namespace)
     os.environ["UCX_TLS"] = "tcp"
     fleet_between_hosts.BenchFleet.make_processes = _ForkedProcesses  # type: ignore[method-assign]
-    sys.exit(fleet_between_hosts.main(list(arguments)))
+    sys.exit(main(list(arguments)))
 
 
 class _ForkedProcesses(Processes):

@@ -1,19 +1,23 @@
 """The process of one rank of a worker that is not its head: `python -m worker.ranks.hand FD PID`.
 
-Loads its shard of the weights, maps its part of the KV pool, and computes the steps that the head
-announces on the socket FD. It schedules nothing and talks to nobody else. It ends with the head,
-whose process id is PID: when the head says so, when the socket closes, or by the kernel's signal
-when the head is killed. It ignores signals to the worker's group, which the head answers.
+Gets its orders on the socket FD, loads its shard of the weights, maps its part of the KV pool, and
+computes the steps that the head announces. It schedules nothing, and talks to nobody but the head
+and, on other hosts, the ranks of its worker. It ends with the process PID that started it, the head
+or another host's node: by the head's word, when the socket closes, or by the kernel's signal when
+PID is killed. Where the head is on another host, it also ends when its node falls silent. Signals
+to the worker's group are PID's to answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,11 +33,12 @@ from process.logs import setup_logs
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
 from worker.ranks.cards import groups_of
-from worker.ranks.link import Orders, Place, mapped, receive
+from worker.ranks.link import Orders, OwnPool, Place, Wanted, mapped, mesh_of, receive, send
 
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_BEATS = 64
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,16 +47,17 @@ def main(argv: Sequence[str]) -> int:
     _end_with(head)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    orders, file = receive(link)
+    orders, (memory, steps) = receive(link)
     assert isinstance(orders, Orders)
     try:
         name = f"{orders.worker} rank {orders.shard.number}"
         setup_logs(orders.log_level, orders.log_format, name)
         torch.set_num_threads(orders.threads)
+        steps_link = socket.socket(fileno=steps)
         if orders.devices:
-            _work_on_card(orders, link, file)
+            _work_on_card(orders, steps_link, memory)
         else:
-            _work(orders, link, mapped(file, orders.memory))
+            _work(orders, link, steps_link, mapped(memory, orders.memory))
     except (ConfigError, ModelLoadError) as error:
         print(f"rank {orders.shard.number}: {one_line(error)}", file=sys.stderr)
         return 2
@@ -65,33 +71,60 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _work(orders: Orders, link: socket.socket, shared: memoryview) -> None:
+def _work(orders: Orders, link: socket.socket, steps: socket.socket, shared: memoryview) -> None:
     kernels = load_library(prebuilt=orders.config.kernels_dir)
     memory = RankMemory(kernels, shared, orders.sizes)
-    ranks = memory.ranks(orders.shard, [link], orders.limit_s)
+    mesh = mesh_of(orders.address, orders.shard, orders.sizes, [steps], orders.limit_s)
+    ranks = memory.ranks(orders.shard, [steps], orders.limit_s, mesh)
+    base_address = 0
 
     def allocate(num_bytes: int) -> memoryview:
-        place, file = receive(link)
+        nonlocal base_address
+        if orders.is_away:
+            send(link, Wanted(num_bytes))
+        place, (file,) = receive(link)
         assert isinstance(place, Place)
         assert place.num_bytes == num_bytes
-        return mapped(file, place)
+        view = mapped(file, place)
+        base_address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        return view
 
-    follower, _ = load_follower(orders.config, ranks, allocate)
+    follower, pool = load_follower(orders.config, ranks, allocate)
+    if orders.is_away:
+        groups = tuple((each.block_bytes, each.num_blocks) for each in pool.groups)
+        send(link, OwnPool(pool.base_address - base_address, groups, pool.layout))
+        _end_in_silence(link, orders.limit_s)
     spare_the_collector()
     follower.run()
 
 
-def _work_on_card(orders: Orders, link: socket.socket, file: int) -> None:
+def _work_on_card(orders: Orders, steps: socket.socket, file: int) -> None:
     """Like `_work`, with a pool of this rank's own, among ranks that reach each other by process
     groups that meet in `file`."""
     config = replace(orders.config, device=orders.devices[orders.shard.number])
     groups = groups_of(orders.shard, orders.devices, file, config.card_sums)
     try:
-        follower, _ = load_follower(config, grouped_ranks(groups, [link]))
+        follower, _ = load_follower(config, grouped_ranks(groups, [steps]))
         spare_the_collector()
         follower.run()
     finally:
         groups.close()
+
+
+def _end_in_silence(link: socket.socket, limit_s: float) -> None:
+    """End this process when nothing comes on the link for so long: the node that passes on the
+    head's word, or the head, is gone."""
+
+    def listen() -> None:
+        link.settimeout(limit_s)
+        with contextlib.suppress(OSError):
+            while link.recv(_BEATS):
+                pass
+        log.warning("ends: nothing was heard of the head for %g s", limit_s)
+        logging.shutdown()
+        os._exit(1)
+
+    threading.Thread(target=listen, name="head-beats", daemon=True).start()
 
 
 def _end_with(head: int) -> None:

@@ -1,8 +1,8 @@
-"""What the head tells a hand on their socket before the first step: its orders, then its memory.
+"""What a hand and the process that started it tell each other: its orders, and the place of its KV.
 
-Both messages carry an open file: of the memory that the ranks share, and of the KV pool. Afterwards
-the socket carries what `engine.parallel.ranks` sends. Only the two processes have the socket, so
-its messages are trusted.
+Messages carry open files: of the memory that the ranks of a host share, of the socket for steps,
+which then carries what `engine.parallel.ranks` sends, and of the KV pool. Only the two processes
+have the socket, so its messages are trusted.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ import os
 import pickle
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.checkpoint.shard import Shard
 from engine.engine_config import EngineConfig
+from engine.parallel.host_mesh import HostMesh
+from engine.parallel.ranks import exchange
 from engine.parallel.shared_memory import RankSizes
 from engine.parallel.sums import RankLost
 from kv_transfer.transports.memory_file import SharedMemory
+from protocol.layout import KvLayout
 
 _SIZE = struct.Struct("<I")
+_MOST_FILES = 2
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,11 @@ class Place:
 @dataclass(frozen=True)
 class Orders:
     """The part of the engine's model that a hand computes, and its number of CPU threads. All ranks
-    share `memory`, and wait there `limit_s` for one another. On cards, `devices` are those of all
-    ranks, and the message's file is where their process groups meet."""
+    of a host share `memory`, and wait there `limit_s` for one another. On cards, `devices` are
+    those of all ranks, and the file in the place of the memory's is where their process groups
+    meet. With several hosts, ranks reach this one's at `address`. Where the head `is_away`, the
+    hand has to say how much memory it wants, and what its pool is, and ends when it hears nothing
+    for `limit_s`."""
 
     shard: Shard
     sizes: RankSizes
@@ -53,23 +62,45 @@ class Orders:
     log_format: str
     worker: str
     devices: tuple[str, ...] = ()
+    address: str = ""
+    is_away: bool = False
 
 
-def send(link: socket.socket, message: Orders | Place, file: int) -> None:
-    """Send a message with an open file. Raises RankLost."""
+@dataclass(frozen=True)
+class Wanted:
+    """A hand wants memory for the pools of all ranks of its host."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class OwnPool:
+    """A hand has loaded: where its part of the KV pool begins in the host's memory, and for each
+    group of layers the bytes of a block and the number of blocks. `layout` is the rank's."""
+
+    offset: int
+    groups: tuple[tuple[int, int], ...]
+    layout: KvLayout
+
+
+Message = Orders | Place | Wanted | OwnPool
+
+
+def send(link: socket.socket, message: Message, *files: int) -> None:
+    """Send a message with open files. Raises RankLost."""
     data = pickle.dumps(message)
     try:
-        socket.send_fds(link, [_SIZE.pack(len(data))], [file])
+        socket.send_fds(link, [_SIZE.pack(len(data))], files)
         link.sendall(data)
     except OSError as error:
         raise RankLost(f"a rank is gone: {error}") from error
 
 
-def receive(link: socket.socket) -> tuple[Any, int]:
-    """A message and its open file. Raises RankLost."""
+def receive(link: socket.socket) -> tuple[Any, Sequence[int]]:
+    """A message and its open files. Raises RankLost."""
     try:
-        head, files, _, _ = socket.recv_fds(link, _SIZE.size, 1)
-        if len(head) < _SIZE.size or not files:
+        head, files, _, _ = socket.recv_fds(link, _SIZE.size, _MOST_FILES)
+        if len(head) < _SIZE.size:
             raise RankLost("the head is gone")
         (size,) = _SIZE.unpack(head)
         data = bytearray()
@@ -80,7 +111,22 @@ def receive(link: socket.socket) -> tuple[Any, int]:
             data += part
     except OSError as error:
         raise RankLost(f"the head is gone: {error}") from error
-    return pickle.loads(data), files[0]
+    return pickle.loads(data), files
+
+
+def mesh_of(
+    address: str, shard: Shard, sizes: RankSizes, links: Sequence[socket.socket], limit_s: float
+) -> HostMesh | None:
+    """The connections to the ranks on other hosts; None if there are none. All ranks call this
+    together. Raises ConfigError and RankLost."""
+    if sizes.num_hosts == 1:
+        return None
+
+    def name_of(rank: int) -> str:
+        return f"rank {rank} on node {rank // sizes.num_local}"
+
+    swap = partial(exchange, links, shard.number == 0)
+    return HostMesh(address, shard.number, shard.num_ranks, swap, limit_s, name_of)
 
 
 def mapped(file: int, place: Place) -> memoryview:

@@ -18,6 +18,7 @@ from engine.checkpoint.stored_tensors import OpenTensors
 from engine.device import pick_device
 from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
+from engine.parallel.sums import RankLost
 from engine.sampling.grammar_matcher import GrammarLimits
 from kv_transfer.service import TransferService
 from kv_transfer.transports.registry import create_transport
@@ -27,9 +28,12 @@ from protocol.errors import ConfigError
 from protocol.messages import Role
 from scheduling.scheduler import SchedulerConfig
 from worker.engine_settings import PEER
-from worker.ranks.head import Hands, HandSettings
+from worker.ranks.head import Hands
+from worker.ranks.other_nodes import OtherNodes
+from worker.ranks.processes import HandSettings
 from worker.settings import WorkerSettings, choose_worker_id
 from worker.startup.card_plan import TorchCards, cards_of_ranks, check_share
+from worker.startup.nodes import lost_node, open_nodes, own_address, terms_of
 from worker.startup.start_phases import StartPhases
 from worker.startup.step_limits import card_bytes, step_limits
 from worker.weights.choice import Wanted, try_load_from_peer
@@ -72,9 +76,16 @@ class ModelLoading:
         self._transfers = transfers
         self._phases = phases
         self._hands: Hands | None = None
+        self._nodes: OtherNodes | None = None
 
     def load(self, stack: ExitStack) -> LoadedEngine:
-        """The engine, ready to run. Raises ModelLoadError, ConfigError and Stopped."""
+        """The engine, ready to run. Raises ModelLoadError, ConfigError, RankLost and Stopped."""
+        try:
+            return self._load_and_warm_up(stack)
+        except RankLost as error:
+            raise lost_node(self._nodes, error) from error
+
+    def _load_and_warm_up(self, stack: ExitStack) -> LoadedEngine:
         settings, started = self._settings, time.monotonic()
         threads = settings.torch_threads or len(cores_in(settings.cores))
         if settings.num_ranks > 1:
@@ -126,26 +137,18 @@ class ModelLoading:
         """Start the worker's other ranks; returns the CPU threads of each. Raises ConfigError."""
         settings = self._settings
         devices = self._cards()
-        threads = max(1, num_threads // settings.num_ranks)
         config = engine_config(settings, self.folder)
         own = Shard.numbered(0, settings.tensor_parallel, settings.pipeline_parallel)
         load_model_config(self.folder).part_of(own)  # fails in one line, not once per rank
-        self._hands = Hands(
-            HandSettings(
-                config,
-                settings.tensor_parallel,
-                threads,
-                settings.log_level,
-                settings.log_format,
-                settings.worker_id or self._role.value,
-                settings.pipeline_parallel,
-                devices=devices,
-            ),
-            end_process,
-            LOST_AFTER_SILENCES * settings.peer_silence_s,
-        )
+        if settings.num_nodes > 1:
+            self._phases.enter("nodes")
+            terms = terms_of(settings, config, self.folder, self._role)
+            self._nodes = open_nodes(settings, terms, self._phases.stop, stack)
+        hands = hand_settings(settings, config, num_threads, self._role)
+        hands = replace(hands, devices=devices)
+        self._hands = Hands(hands, end_process, silence_s(settings), nodes=self._nodes)
         stack.callback(self._hands.close)
-        return threads
+        return hands.threads
 
     def _cards(self) -> tuple[str, ...]:
         """A card for each rank; none on a CPU. Raises ConfigError."""
@@ -167,6 +170,29 @@ class ModelLoading:
             return self._hands.allocate(num_bytes, self._transfers.allocate)
         memory = self._transfers.allocate(num_bytes)
         return None if memory is None else memoryview(memory.view)
+
+
+def hand_settings(
+    settings: WorkerSettings, config: EngineConfig, num_threads: int, role: Role
+) -> HandSettings:
+    """What the hands of one host need, who share out its CPU threads. Raises ConfigError."""
+    num_local = settings.num_ranks // settings.num_nodes
+    return HandSettings(
+        config,
+        settings.tensor_parallel,
+        max(1, num_threads // num_local),
+        settings.log_level,
+        settings.log_format,
+        settings.worker_id or role.value,
+        settings.pipeline_parallel,
+        num_hosts=settings.num_nodes,
+        address=own_address(settings) if settings.num_nodes > 1 else "",
+    )
+
+
+def silence_s(settings: WorkerSettings) -> float:
+    """How long a step waits for a rank."""
+    return LOST_AFTER_SILENCES * settings.peer_silence_s
 
 
 def end_process(reason: str) -> None:

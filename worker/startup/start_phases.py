@@ -22,6 +22,7 @@ _WORDS = {
     "process": "starting",
     "fetch": "fetching the model",
     "transport": "opening the transport",
+    "nodes": "waiting for the other hosts of this worker",
     "kernels": "loading kernels",
     "weights": "loading weights",
     "memory": "taking memory for KV blocks",

@@ -75,7 +75,9 @@ def _part(pool: KvPool) -> PoolPart:
 def _transport_name(settings: WorkerSettings, device: str) -> str:
     """The transport to use. Workers that can reach a loopback address share its host and network
     namespace, and with them shared memory."""
-    is_one_host = is_loopback(settings.host) and not settings.kv_interface
+    is_one_host = (
+        is_loopback(settings.host) and not settings.kv_interface and settings.num_nodes == 1
+    )
     return chosen_transport(settings.transport, device, is_one_host)
 
 

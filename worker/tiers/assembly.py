@@ -37,6 +37,9 @@ def open_tiers(
     if not settings.host_tier_bytes:
         return None
     pool = loaded.pool
+    if settings.num_nodes > 1:
+        log.warning("host_tier_bytes has no effect: ranks on several hosts have no tiers")
+        return None
     if pool.layout.grouping and not pool.layout.is_unsharded:
         log.warning(
             "host_tier_bytes has no effect: layers in groups have no tiers on workers with several "

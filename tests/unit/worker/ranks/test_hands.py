@@ -25,7 +25,8 @@ from scheduling.scheduler import SchedulerConfig
 from tests.forked_tests import with_forked_hands
 from tests.paths import DEMO_MODEL
 from tests.sequences import greedy, sequence_of
-from worker.ranks.head import Hands, HandSettings
+from worker.ranks.head import Hands
+from worker.ranks.processes import HandSettings
 
 DEADLINE_S = 60.0
 BLOCK = 16

@@ -18,7 +18,7 @@ def test_a_part_of_memory_is_shared_wherever_it_begins(start: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         send(ours, Place(memory.offset + start, 3000), memory.file)
-        place, file = receive(theirs)
+        place, (file,) = receive(theirs)
     part = mapped(file, place)
     assert len(part) == 3000
     memory.view[start], memory.view[start + 2999] = 7, 9
@@ -36,7 +36,7 @@ def test_large_messages_arrive_whole() -> None:
         send(ours, Place(3, 4), file)
         first, second = receive(theirs), receive(theirs)
     assert [each for each, _ in (first, second)] == [Place(1, 2), Place(3, 4)]
-    for each in (file, first[1], second[1]):
+    for each in (file, *first[1], *second[1]):
         os.close(each)
 
 

@@ -1,0 +1,149 @@
+"""A worker whose ranks lie on two hosts answers what one rank answers, and lives and dies as one.
+
+The hosts are network namespaces. The worker's head runs on the first, its other node on the second;
+it prefills for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+
+from bench.tools.fleet import BenchFleet, FleetConfig, OtherNode
+from bench.tools.two_hosts import ADDRESSES, INTERFACE, TwoHosts
+from tests.effort import NIGHTLY
+from tests.integration.distant_hosts import forked_on_host
+from tests.integration.one_engine import tokens_of_one_engine
+from tests.paths import DEMO_MODEL
+
+END_S = 60.0
+NUM_TOKENS = 24
+PROMPTS = [list(range(40, 77)), list(range(100, 340))]
+ENGINE = ("--dtype=float32", "--device=cpu", "--torch-threads=1", "--num-blocks=128")
+SPAN = (
+    "--nnodes=2",
+    f"--master-addr={ADDRESSES[0]}",
+    f"--kv-interface={INTERFACE}",
+    "--allow-kv-over-tcp=on",
+    "--peer-silence-s=2",
+)
+FAULTS = {
+    "killed": "rank {rank} has ended by signal 9",
+    "stopped": "rank {rank} on node 1 has not answered for 6 s",
+    "cut off": rf"node 1 \({ADDRESSES[1]}\) has said nothing for 2 s",
+    "node killed": rf"node 1 \({ADDRESSES[1]}\) has closed the connection",
+    "head killed": "the head at .* has closed the connection",
+}
+EVERYDAY = [((2, 1), "killed"), ((1, 2), "cut off")]
+ALL = [(layout, fault) for layout in [(2, 1), (1, 2), (2, 2)] for fault in FAULTS]
+
+
+@pytest.fixture
+def hosts() -> Iterator[TwoHosts]:
+    if reason := TwoHosts.why_not():
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with TwoHosts() as both:
+        yield both
+
+
+@pytest.mark.parametrize(("layout", "fault"), ALL if NIGHTLY else EVERYDAY)
+def test_ranks_on_two_hosts_answer_as_one_and_end_together(
+    hosts: TwoHosts, layout: tuple[int, int], fault: str
+) -> None:
+    printed = forked_on_host(hosts, [*hosts.namespaces, *map(str, layout), fault], main)
+    found = json.loads(printed.splitlines()[-1])
+    expected = tokens_of_one_engine(DEMO_MODEL, PROMPTS, NUM_TOKENS, dtype="float32")
+    assert found["answers"] == expected
+    rank = layout[0] * layout[1] // 2
+    assert re.search(FAULTS[fault].format(rank=rank), found["log"]), found["log"]
+    assert found["left"] == []
+
+
+def main(argv: list[str]) -> int:
+    """Print the tokens after each prompt, then what the worker says when a fault comes to the first
+    hand of its other node, and which processes stay."""
+    _, other, tp_size, num_stages, fault = argv
+    span = (*SPAN, f"--tensor-parallel={tp_size}", f"--pipeline-parallel={num_stages}")
+    head = (*span, "--node-rank=0", f"--host={ADDRESSES[0]}")
+    node = (*span, "--node-rank=1", f"--host={ADDRESSES[1]}")
+    inside = ("ip", "netns", "exec", other)
+    config = FleetConfig(
+        str(DEMO_MODEL),
+        num_prefill=0,
+        worker_flags=ENGINE,
+        role_flags={"decode": head},
+        store_host=ADDRESSES[0],
+        other_nodes={"node-1": OtherNode("decode", node, inside)},
+    )
+    with BenchFleet(config) as fleet:
+        name = fleet.workers("router-1")["decode-1"]["model"]
+        answers = [complete(fleet, name, prompt) for prompt in PROMPTS]
+        log, left = break_down(fleet, name, other, fault)
+    print(json.dumps({"answers": answers, "log": log, "left": left}))
+    return 0
+
+
+def complete(fleet: BenchFleet, model: str, prompt: list[int]) -> list[int]:
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    head = {"Content-Type": "application/json"}
+    url = f"{fleet.url('router-1')}/v1/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), head)
+    with urllib.request.urlopen(request, timeout=END_S) as answer:
+        tokens: list[int] = json.load(answer)["choices"][0]["token_ids"]
+    return tokens
+
+
+def break_down(fleet: BenchFleet, model: str, other: str, fault: str) -> tuple[str, list[str]]:
+    """What both nodes have logged, and the processes that are left, after a fault."""
+    nodes = [psutil.Process(fleet.pids[each]) for each in ("decode-1", "node-1")]
+    ranks = [each for node in nodes for each in (node, *node.children())]
+    hand = nodes[1].children()[0]
+    with ExitStack() as stack:
+        # a forked node that ends removes the folder
+        names = [fleet._processes.folder / f"{each}.log" for each in ("decode-1", "node-1")]
+        logs = [stack.enter_context(each.open()) for each in names]
+        match fault:
+            case "cut off":
+                command = ["ip", "-n", other, "link", "set", INTERFACE, "down"]
+                subprocess.run(command, check=True)
+            case "killed":
+                hand.kill()
+            case "stopped":
+                hand.send_signal(signal.SIGSTOP)
+                with contextlib.suppress(OSError):
+                    complete(fleet, model, PROMPTS[0])
+            case "node killed":
+                nodes[1].kill()
+            case "head killed":
+                nodes[0].kill()
+        deadline = time.monotonic() + END_S
+        while (left := [each for each in ranks if runs(each)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return "".join(each.read() for each in logs), [str(each) for each in left]
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,208 @@
+"""One node of a worker whose ranks span several hosts, beside the head's.
+
+Starts the hands of its host, gives them the memory for their KV pools, and passes on what they and
+the head tell each other. It ends with the worker: when the head says so, is gone or falls silent,
+or when a hand ends, of which it tells the head. Its hands end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import zmq
+
+from engine.parallel.sums import RankLost
+from kv_transfer.transports.memory_file import SharedMemory
+from process.lifecycle import StopSignal
+from process.wakeup import Wakeup
+from protocol.rank_messages import (
+    HeadBeat,
+    NodeBeat,
+    NodeEnds,
+    NodeLeaves,
+    RankBytes,
+    ToNode,
+    WorkerEnds,
+)
+from worker.ranks.host_ranks import HostRanks
+from worker.ranks.link import OwnPool, Wanted, receive
+from worker.ranks.node_link import HeadLost, NodeLink
+from worker.ranks.other_nodes import BEAT_S
+from worker.ranks.processes import HandProcesses
+
+log = logging.getLogger(__name__)
+
+_PERIOD_MS = 250
+_READ_BYTES = 256 * 1024
+_LINGER_MS = 1000
+_MOST_UNREAD = 64 * 1024 * 1024
+"""Bytes of steps that a hand has not read; the head is at most a few steps ahead."""
+
+
+@dataclass
+class _Hand:
+    """A hand, and what of its steps does not fit into its socket yet."""
+
+    number: int
+    link: socket.socket
+    steps: socket.socket
+    unsent: bytearray
+    has_loaded: bool = False
+    has_ended: bool = False
+
+
+class Node:
+    """Runs the node until the worker ends."""
+
+    def __init__(
+        self,
+        link: NodeLink,
+        hands: HandProcesses,
+        shared: HostRanks,
+        silence_s: float,
+        stop: StopSignal,
+        wakeup: Wakeup,
+    ) -> None:
+        """`wakeup` is what `stop` wakes."""
+        self._link = link
+        self._processes = hands
+        self._shared = shared
+        self._numbers = numbers = hands.numbers
+        self._silence_s = silence_s
+        self._wakeup = wakeup
+        self._stop = stop
+        self.turned_at = time.monotonic()
+        self.is_draining = self.is_stalled = False
+        self._memory: SharedMemory | None = None
+        self._beat_at, self._nonce = 0.0, 0
+        self._poller = zmq.Poller()
+        self._hands = [
+            _Hand(number, hand, steps, bytearray())
+            for number, hand, steps in zip(numbers, hands.links, hands.steps, strict=True)
+        ]
+        for each in self._hands:
+            each.steps.setblocking(False)
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether all hands have loaded."""
+        return all(each.has_loaded for each in self._hands)
+
+    def run(self) -> str:
+        """Returns when the worker ends: why, "" if it was told to. Raises HeadLost."""
+        poller = self._poller
+        poller.register(self._link.socket, zmq.POLLIN)
+        poller.register(self._link.monitor, zmq.POLLIN)
+        poller.register(self._wakeup.fileno(), zmq.POLLIN)
+        for each in self._hands:
+            poller.register(each.link, zmq.POLLIN)
+            poller.register(each.steps, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(_PERIOD_MS))
+            self._wakeup.clear()
+            self.turned_at = time.monotonic()
+            for message in self._link.receive():
+                if isinstance(message, WorkerEnds):
+                    return message.reason
+                self._follow(message)
+            self._link.check()
+            for hand in self._hands:
+                reason = self._serve(hand, ready)
+                if reason:
+                    self._link.send(NodeEnds(reason=reason))
+                    return reason
+            self._beat()
+
+    def close(self) -> None:
+        """End the hands."""
+        self._processes.close()
+        if self._memory is not None:
+            self._memory.close()
+        self._link.close(_LINGER_MS)
+
+    def _follow(self, message: ToNode) -> None:
+        match message:
+            case RankBytes(rank=rank, data=data) if rank in self._numbers:
+                self._hands[rank - self._numbers.start].unsent += data
+            case HeadBeat():
+                for hand in self._hands:
+                    _tell_of_head(hand)
+
+    def _serve(self, hand: _Hand, ready: Mapping[object, int]) -> str:
+        """Pass on what a hand and the head say; returns why the worker cannot go on, or ""."""
+        if hand.has_ended:
+            return ""
+        try:
+            if hand.link.fileno() in ready and not hand.has_loaded:
+                self._answer(hand)
+            while (data := _read(hand.steps)) is not None:
+                if not data:
+                    return self._ended(hand)
+                self._link.send(RankBytes(rank=hand.number, data=data))
+            _write(hand)
+        except (OSError, RankLost):
+            return self._ended(hand)
+        self._poller.modify(hand.steps, zmq.POLLIN | (zmq.POLLOUT if hand.unsent else 0))
+        is_full = len(hand.unsent) > _MOST_UNREAD
+        return f"rank {hand.number} takes no more steps" if is_full else ""
+
+    def _answer(self, hand: _Hand) -> None:
+        """Give all hands their memory when the first one wants it, and note who has loaded."""
+        message, _ = receive(hand.link)
+        if isinstance(message, Wanted) and self._memory is None:
+            self._memory = SharedMemory(message.num_bytes)
+            self._processes.give(self._memory)
+        elif isinstance(message, OwnPool):
+            hand.has_loaded = True
+            hand.link.setblocking(False)
+            self._poller.unregister(hand.link)
+            log.info("rank %d has loaded", hand.number)
+
+    def _ended(self, hand: _Hand) -> str:
+        """How a hand has ended; "" if the head told it to."""
+        self._poller.unregister(hand.steps)
+        if not hand.has_loaded:
+            self._poller.unregister(hand.link)
+        hand.has_ended = True
+        how = self._processes.how_ended(hand.number - self._numbers.start)
+        return "" if how == "with status 0" else f"rank {hand.number} has ended {how}"
+
+    def _beat(self) -> None:
+        """Tell the head that we are there, and whether we were told to stop. Raises HeadLost."""
+        now = time.monotonic()
+        if now - self._link.heard_at > self._silence_s:
+            raise HeadLost(f"the head has said nothing for {self._silence_s:g} s")
+        if self._stop.is_set and not self.is_draining:
+            self.is_draining = True
+            self._link.send(NodeLeaves())
+        if now >= self._beat_at:
+            self._beat_at, self._nonce = now + BEAT_S, self._nonce + 1
+            times = self._shared.times_of(self._numbers)
+            self._link.send(NodeBeat(nonce=self._nonce, times=times))
+
+
+def _read(end: socket.socket) -> bytes | None:
+    """What has come; None if nothing has, b"" if the other end is closed."""
+    try:
+        return end.recv(_READ_BYTES)
+    except BlockingIOError:
+        return None
+
+
+def _write(hand: _Hand) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while hand.unsent:
+            del hand.unsent[: hand.steps.send(hand.unsent)]
+
+
+def _tell_of_head(hand: _Hand) -> None:
+    """Tell a hand that its head is alive. A hand that stands still, or that has ended, is noticed
+    elsewhere."""
+    if hand.has_loaded:
+        with contextlib.suppress(OSError):
+            hand.link.send(b".")

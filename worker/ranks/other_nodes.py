@@ -1,0 +1,291 @@
+"""The other nodes of a worker whose ranks span several hosts, from the head's side.
+
+A thread owns the socket. It admits nodes that agree with the head on what has to be equal, passes
+on what the head and distant ranks tell each other, and answers the nodes' beats. A node that ends
+or falls silent takes the worker with it: the links of its ranks close, and `reason` says why. The
+socket never blocks; what a node does not read waits in a bounded queue, and a queue that is full
+counts as the node's loss.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import zmq
+
+from process.sockets.encrypted_sockets import Network
+from process.sockets.inflow import Inflow, next_frames
+from process.wakeup import Wakeup
+from protocol import wire
+from protocol.errors import ProtocolError
+from protocol.message_base import Message
+from protocol.rank_messages import (
+    HeadBeat,
+    NodeAccepted,
+    NodeBeat,
+    NodeEnds,
+    NodeHello,
+    NodeLeaves,
+    NodeRefused,
+    RankBytes,
+    ToHead,
+    WorkerEnds,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 64 * 1024 * 1024
+"""The most unread bytes of all nodes together."""
+BEAT_S = 0.5
+READ_BYTES = 256 * 1024
+_PERIOD_MS = 250
+_LINGER_MS = 1000
+_SAY_EVERY_S = 10.0
+
+
+@dataclass
+class _Node:
+    """A node that was accepted. `ends` are our ends of the links of its ranks, by rank."""
+
+    identity: bytes
+    name: str
+    heard_at: float
+    nonce: int
+    links: list[socket.socket]
+    ends: dict[int, socket.socket] = field(default_factory=dict)
+
+
+class OtherNodes:
+    """The nodes but the head's own. `reason` says why the worker cannot go on, "" while it can.
+    `note_times` takes the times of the ranks on a node, from the number of the first on."""
+
+    def __init__(
+        self,
+        network: Network,
+        endpoint: str,
+        ranks: Sequence[range],
+        terms: Mapping[str, str],
+        silence_s: float,
+        leaves: Callable[[], None],
+    ) -> None:
+        """Listen on `endpoint` for the nodes from 1 on, whose ranks have the numbers `ranks`, and
+        who must have equal `terms`. A node counts as lost after `silence_s`. `leaves` is called
+        from another thread when a node was told to stop. Raises ConfigError."""
+        self.reason = ""
+        self.note_times: Callable[[int, Sequence[int]], None] = lambda first, lines: None
+        self.holds_until: Callable[[], float] = time.monotonic
+        self._ranks = ranks
+        self._terms = terms
+        self._silence_s = silence_s
+        self._leaves = leaves
+        self._nodes: dict[int, _Node] = {}
+        self._changed = threading.Condition()
+        self._is_complete = self._is_closing = False
+        self._inflow = Inflow(MOST_BYTES)
+        self._beat_at = 0.0
+        self._wakeup = Wakeup()
+        self._poller = zmq.Poller()
+        self._socket, self.endpoint = network.listening(zmq.ROUTER, endpoint, self._inflow)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._thread = threading.Thread(target=self._run, name="other-nodes", daemon=True)
+        self._thread.start()
+
+    def wait_for_all(self, limit_s: float) -> list[int]:
+        """Wait until all nodes have joined, and let nobody join any more; returns the nodes that
+        have not joined in time."""
+        end, say_at = time.monotonic() + limit_s, time.monotonic() + _SAY_EVERY_S
+        with self._changed:
+            while missing := [node for node, _ in self._expected if node not in self._nodes]:
+                now = time.monotonic()
+                if now >= end:
+                    return missing
+                if now >= say_at:
+                    say_at = now + _SAY_EVERY_S
+                    log.info("waiting for nodes %s", ", ".join(map(str, missing)))
+                self._changed.wait(min(end, say_at) - now)
+            self._is_complete = True
+        return []
+
+    def links(self) -> list[socket.socket]:
+        """The head's ends of the links of all ranks on other nodes, by number."""
+        return [link for node, _ in self._expected for link in self._nodes[node].links]
+
+    def close(self, reason: str = "") -> None:
+        """Let all nodes end; with a reason if that is a failure."""
+        if not self._is_closing:
+            self._is_closing = True
+            self.reason = self.reason or reason
+            self._wakeup.wake()
+            self._thread.join()
+            self._wakeup.close()
+
+    @property
+    def _expected(self) -> Sequence[tuple[int, range]]:
+        return list(enumerate(self._ranks, start=1))
+
+    # -- the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
+        while not self._is_closing:
+            self._poller.poll(_PERIOD_MS)
+            self._wakeup.clear()
+            self._receive()
+            self._pass_on()
+            self._beat()
+        self._pass_on()
+        for node in list(self._nodes.values()):
+            self._send(node, WorkerEnds(reason=self.reason))
+            self._drop_links(node)
+        self._socket.close(linger=_LINGER_MS)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                identity, *parts = next_frames(self._socket, self._inflow)
+            except zmq.Again:
+                break
+            try:
+                message = wire.decode_to_head(wire.joined(parts))
+            except ProtocolError as error:
+                log.debug("dropped a frame: %s", error)
+                continue
+            self._take(identity, message)
+
+    def _take(self, identity: bytes, message: ToHead) -> None:
+        if isinstance(message, NodeHello):
+            self._greet(identity, message)
+            return
+        found = [(i, each) for i, each in self._nodes.items() if each.identity == identity]
+        if not found:
+            return
+        ((number, node),) = found
+        node.heard_at = time.monotonic()
+        match message:
+            case NodeBeat(nonce=nonce, times=times):
+                node.nonce = nonce
+                self.note_times(self._ranks[number - 1].start, times)
+            case RankBytes(rank=rank, data=data):
+                self._give(node, rank, data)
+            case NodeLeaves():
+                log.info("%s was told to stop", node.name)
+                self._leaves()
+            case NodeEnds(reason=reason):
+                self._lose(number, f"{node.name} has ended: {reason}")
+
+    def _greet(self, identity: bytes, hello: NodeHello) -> None:
+        refusal = self._refusal(hello)
+        if refusal:
+            log.warning("refused node %d at %s: %s", hello.node, hello.address, refusal)
+            self._post(identity, NodeRefused(reason=refusal))
+            return
+        former = self._nodes.pop(hello.node, None)
+        if former is not None:
+            self._drop_links(former)
+        node = _Node(identity, f"node {hello.node} ({hello.address})", time.monotonic(), 0, [])
+        for rank in self._ranks[hello.node - 1]:
+            link, end = socket.socketpair()
+            end.setblocking(False)
+            node.links.append(link)
+            node.ends[rank] = end
+            self._poller.register(end, zmq.POLLIN)
+        log.info("%s has joined", node.name)
+        self._post(identity, NodeAccepted())
+        with self._changed:
+            self._nodes[hello.node] = node
+            self._changed.notify_all()
+
+    def _refusal(self, hello: NodeHello) -> str:
+        """Why a node cannot be part of the worker; "" if it can."""
+        num_nodes = 1 + len(self._ranks)
+        for name, ours in self._terms.items():
+            theirs = hello.terms.get(name, "none")
+            if theirs != ours:
+                return (
+                    f"{name} is {ours} at the head and {theirs} at node {hello.node}: start all "
+                    "nodes of a worker with the same settings, model and version"
+                )
+        if not 0 < hello.node < num_nodes:
+            return f"node_rank {hello.node}: nodes beside the head have 1 to {num_nodes - 1}"
+        if self._is_complete or self.reason:
+            return f"node_rank {hello.node} has joined already: restart all nodes of the worker"
+        return ""
+
+    def _give(self, node: _Node, rank: int, data: bytes) -> None:
+        """Give the head what a rank says. The head waits for whatever ranks say, so its links have
+        room."""
+        end = node.ends.get(rank)
+        if end is not None:
+            try:
+                end.sendall(data)
+            except OSError:
+                self._close_end(node, rank)
+
+    def _pass_on(self) -> None:
+        """Pass on all that the head has said to distant ranks."""
+        for number, node in list(self._nodes.items()):
+            for rank, end in list(node.ends.items()):
+                try:
+                    data = end.recv(READ_BYTES)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    data = b""
+                if not data:
+                    self._close_end(node, rank)
+                elif not self._send(node, RankBytes(rank=rank, data=data)):
+                    self._lose(number, f"{node.name} is gone, or reads no more steps")
+                    break
+
+    def _beat(self) -> None:
+        """Tell the nodes that we are there, and look which of them are not."""
+        now = time.monotonic()
+        if now < self._beat_at:
+            return
+        self._beat_at = now + BEAT_S
+        lease_s = max(0.0, self.holds_until() - now)
+        for number, node in list(self._nodes.items()):
+            if node.heard_at < now - self._silence_s:
+                self._lose(number, f"{node.name} has said nothing for {self._silence_s:g} s")
+            elif not self._send(node, HeadBeat(nonce=node.nonce, lease_s=lease_s)):
+                self._lose(number, f"{node.name} has closed the connection")
+
+    def _lose(self, number: int, reason: str) -> None:
+        """Forget a node that may come back while others are still awaited, else end all."""
+        node = self._nodes[number]
+        if not self._is_complete:
+            log.warning("%s", reason)
+            with self._changed:
+                del self._nodes[number]
+            self._drop_links(node)
+            return
+        self.reason = self.reason or reason
+        self._drop_links(node)
+
+    def _drop_links(self, node: _Node) -> None:
+        for rank in list(node.ends):
+            self._close_end(node, rank)
+
+    def _close_end(self, node: _Node, rank: int) -> None:
+        end = node.ends.pop(rank)
+        self._poller.unregister(end)
+        end.close()
+
+    def _send(self, node: _Node, message: Message) -> bool:
+        return self._post(node.identity, message)
+
+    def _post(self, identity: bytes, message: Message) -> bool:
+        parts = wire.parts(wire.encode(message))
+        try:
+            self._socket.send_multipart([identity, *parts], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        return True
