@@ -40,8 +40,8 @@ DEPRECATIONS = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarnin
 
 
 def share_the_known_authorities() -> None:
-    """Between HTTP clients: each would read all of their certificates, which takes 20 ms. They are
-    certifi's, or those of `SSL_CERT_FILE`."""
+    """Let HTTP clients share the certificate authorities, those of certifi or `SSL_CERT_FILE`.
+    Otherwise each client would read all of them, which takes 20 ms."""
     make = ssl.create_default_context
     known = functools.cache(lambda path: make(cafile=path))
 
@@ -75,15 +75,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    """The kernels' instruction set, by which the time that the suite takes differs most."""
+    """The kernels' instruction set, which affects the time of the suite most."""
     return f"instruction set: {best_instruction_set()}"
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Each of several processes imports all test files before it collects them, and begins at
-    another one: so it finds those compiled that another process has read. To compile a file with
-    its assertions rewritten takes longer than to import it. Until all tests are collected, hardly
-    anything becomes garbage."""
+    """Each of several processes imports all test files before it collects them, and each begins at
+    another file. So it finds files that another process has already compiled: compiling a file with
+    rewritten assertions takes longer than importing it. The garbage collector is off until all
+    tests are collected, because hardly anything becomes garbage."""
     if session.config.getoption("dist", "no") != "no":
         return  # other processes collect
     gc.disable()
@@ -99,7 +99,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody calls it
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups | None:
-    """Which test runs in which process."""
+    """Decide which test runs in which process."""
     return Groups(config, log) if config.getoption("dist") == "loadscope" else None
 
 
@@ -116,12 +116,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Tests run on the loop that the router runs on: it fails otherwise than asyncio's own."""
+    """Tests run on the router's event loop, because its errors differ from those of asyncio's own
+    loop."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 def pytest_collection_finish() -> None:
-    """What all tests import stays to the end: the collector need not look through it each time."""
+    """Exclude everything that is imported by now from garbage collection, because it stays to the
+    end."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -129,8 +131,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def the_root_logger_stays_as_it_is() -> Iterator[None]:
-    """For the next test: a command that runs in the test's own process sets level and handlers,
-    and its handler writes to a file that ends with the test."""
+    """Restore the root logger after each test. A command that runs in the test's process sets the
+    level and handlers, and its handler writes to a file that is removed with the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

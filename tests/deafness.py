@@ -1,5 +1,5 @@
-"""Makes one UCX worker of this process deaf, as one is that has died: its connections break, and
-nobody listens on its ports any more, while the process lives on."""
+"""Makes one UCX worker of this process look dead: its connections break, and nobody listens on its
+ports any more, but the process lives on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _DECOYS: list[socket.socket] = []
 
 
 def deafen(ports: Collection[int], peer_ports: Collection[int]) -> int:
-    """Break the connections with one of these ports at our or the other end, and stop to listen on
-    `ports`. Returns how many sockets that concerned."""
+    """Break the connections that use one of these ports at our or the other end, and stop listening
+    on `ports`. Returns the number of sockets that were closed."""
     return sum(_deafen(int(path.name), ports, peer_ports) for path in list(_FOLDER.iterdir()))
 
 

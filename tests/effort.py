@@ -39,9 +39,9 @@ def in_turn(first: Iterable[Any], second: Iterable[Any]) -> list[tuple[Any, ...]
 
 
 def with_one_each(items: Iterable[pytest.Item], name: str) -> list[pytest.Item]:
-    """Tests that wait for the night because their row of a table runs with another value of the
-    parameter `name`: everyday each row has one value, and rows take the values in turn, in an order
-    that no other parameter follows. A test without rows has all values."""
+    """Tests that only the nightly run executes. In everyday runs, each row of a table runs with one
+    value of the parameter `name`. Rows take the values in turn, in an order that no other parameter
+    follows. A test without rows runs with all values."""
     tables: dict[tuple[Any, str], dict[str, list[pytest.Item]]] = defaultdict(dict)
     for item in items:
         call = getattr(item, "callspec", None)
@@ -66,5 +66,5 @@ def some(values: Iterable[T], number: int) -> list[T]:
 
 
 def times(everyday: int, nightly: int) -> int:
-    """How often something is repeated, or how many examples hypothesis tries."""
+    """The number of repetitions, or of examples that hypothesis tries."""
     return nightly if NIGHTLY else everyday

@@ -61,7 +61,7 @@ _SERVER_ENVIRONMENT = {
 
 @functools.cache
 def fork_context() -> ForkServerContext:
-    """What makes forked processes; the first call starts the server."""
+    """The context that makes forked processes. The first call starts the server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     before = {name: os.environ.get(name) for name in _SERVER_ENVIRONMENT}
@@ -109,7 +109,7 @@ class ForkedChild(Child):
 
 
 class ForkedChildren(ChildSettings):
-    """Makes the children of a fleet of tests; `module` runs workers in the place of `cli.main`."""
+    """Makes the children of a fleet of tests; `module` runs workers in place of `cli.main`."""
 
     kind: type[ForkedChild] = ForkedChild
 
@@ -153,7 +153,7 @@ class _ForkedPopen:
         return self._process.exitcode
 
     def wait(self, timeout: float) -> int:
-        """Its exit status. Raises subprocess.TimeoutExpired."""
+        """Wait for its end, and return its exit status. Raises subprocess.TimeoutExpired."""
         self._process.join(timeout)
         status = self.poll()
         if status is None:
@@ -161,7 +161,7 @@ class _ForkedPopen:
         return status
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing if it has ended."""
+        """Send a signal; does nothing if the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -169,8 +169,8 @@ class _ForkedPopen:
 def run_module(
     module: str, arguments: Sequence[str], env: Mapping[str, str], log_path: str
 ) -> NoReturn:
-    """The life of a forked process: as `python -m module arguments`, its output to a file. It ends
-    when its parent has ended."""
+    """Run `python -m module arguments` in a forked process, with its output in a file. The process
+    ends when its parent has ended."""
     _leave_server()
     os.setsid()
     _redirect(log_path)
@@ -189,7 +189,7 @@ def run_module(
 
 
 def run_up(arguments: Sequence[str], env: Mapping[str, str], output: Connection) -> NoReturn:
-    """The life of a forked `baton up`, whose children it forks; it writes to `output`."""
+    """Run `baton up` in a forked process, which forks its children and writes to `output`."""
     _leave_server()
     _end_with(os.getppid())
     for each in (1, 2):
@@ -223,10 +223,10 @@ class _PassedTrial:
     """The trial of a checkpoint that is known to be good."""
 
     def finish(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing, because there is nothing to wait for."""
 
     def cancel(self) -> None:
-        """Nothing to kill."""
+        """Does nothing, because there is nothing to kill."""
 
 
 def _redirect(log_path: str) -> None:

@@ -44,7 +44,7 @@ class ForkedHands:
 
 
 def _fork() -> tuple[ForkedProcess, socket.socket]:
-    """A hand, and the way to give it its link."""
+    """Fork a hand. Returns its process, and the socket over which it gets its link."""
     ours, theirs = socket.socketpair()
     process = ForkedProcess(partial(_live, theirs, ours, os.getpid()))
     theirs.close()

@@ -35,7 +35,7 @@ class ForkedProcess:
             return None
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Its exit status. Raises subprocess.TimeoutExpired."""
+        """Wait for its end, and return its exit status. Raises subprocess.TimeoutExpired."""
         with self._lock:
             if self.returncode is None:
                 try:
@@ -45,12 +45,12 @@ class ForkedProcess:
             return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing if it has ended."""
+        """Send a signal; does nothing if the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

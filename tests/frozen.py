@@ -22,7 +22,8 @@ if _TEMPLATES.default is not None:
 
 
 def _templates_of(folder: Path) -> ChatTemplates:
-    """Those of the bundled model are compiled once, which takes half of a router's start."""
+    """The chat templates in a folder. Those of the bundled model are compiled once: compiling takes
+    half of a router's start."""
     return _TEMPLATES if folder == DEMO_MODEL else load_chat_templates(folder)
 
 

@@ -51,7 +51,7 @@ def spoil(store: redis.Redis, keys: list[str], first: int) -> None:
     """Replace every key by garbage: by another kind for each, beginning with the kind `first`."""
     kinds = list(GARBAGE.values())
     for place, key in enumerate(keys):
-        with store.pipeline(transaction=True) as steps:  # nobody sees that the key is gone
+        with store.pipeline(transaction=True) as steps:  # nobody sees the key missing
             steps.delete(key)
             kinds[(first + place) % len(kinds)](steps, key)
             steps.execute()

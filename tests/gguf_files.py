@@ -98,7 +98,8 @@ def write_metadata(
     has_inner: bool = True,
     **others: Any,
 ) -> None:
-    """What llama.cpp's converter writes for a config.json, and a small vocabulary."""
+    """Write the metadata that llama.cpp's converter writes for a config.json, and a small
+    vocabulary."""
     heads = config["num_attention_heads"]
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -176,8 +177,8 @@ def _write_deepseek(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 def with_halves_of_kv_b(
     tensors: dict[str, torch.Tensor], num_heads: int, key_dim: int
 ) -> dict[str, torch.Tensor]:
-    """With the way from latents to heads as llama.cpp keeps it: keys' part transposed, a matrix
-    for each head."""
+    """The tensors with `kv_b_proj` in llama.cpp's form: the part of the keys is transposed, with a
+    matrix for each head."""
     found = {}
     for name, tensor in tensors.items():
         if name.endswith("kv_b_proj.weight"):
@@ -235,7 +236,8 @@ def write_gguf(  # noqa: PLR0913 - all but four are keywords of tests
 
 
 def with_stacks(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With gate and up of all experts apart, as llama.cpp keeps them."""
+    """The tensors with separate stacks of the gate and up matrices of all experts, as llama.cpp
+    stores them."""
     found = {}
     for name, tensor in tensors.items():
         if name.endswith("experts.gate_up_proj"):

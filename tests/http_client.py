@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 HTTP = httpx.Client(
-    timeout=60.0,  # httpx's own 5 s are too short for a machine that is busy
+    timeout=60.0,  # httpx's default of 5 s is too short on a busy machine
     verify=False,  # routers under test serve plain HTTP
     limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
 )

@@ -43,7 +43,7 @@ class RankGroup:
             self._processes.append(process)
 
     def do(self, job: Any, deadline_s: float, dying: Sequence[int] = ()) -> list[Any]:
-        """The answers of all ranks to one job, but of those that die of it."""
+        """The answers of all ranks to one job, except of the ranks that it kills."""
         for connection in self._connections:
             connection.send(job)
         answers = []
@@ -57,7 +57,7 @@ class RankGroup:
         return answers
 
     def end(self, deadline_s: float) -> None:
-        """Stop those that live, and see all end."""
+        """Stop the processes that still run, and wait until all have ended."""
         for connection, process in zip(self._connections, self._processes, strict=True):
             lives = process.is_alive()
             if lives:

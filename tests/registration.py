@@ -1,4 +1,4 @@
-"""A worker's registration, for tests to which most of what it says is all the same."""
+"""A worker's registration for tests to which most of its fields do not matter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocol.registration import WorkerInfo, WorkerState
 
 
 def registration(worker_id: str, incarnation: str = "life-1", **changes: Any) -> WorkerInfo:
-    """A decode worker that is ready, or what `changes` say."""
+    """The registration of a ready decode worker. `changes` replace its fields."""
     fields: dict[str, Any] = {
         "role": Role.DECODE,
         "state": WorkerState.READY,

@@ -1,8 +1,8 @@
-"""Which tests run in turn in one process, and which of them begin first.
+"""Which tests run one after the other in one process, and which of them begin first.
 
-The tests of a file run in turn, and those of a folder that share what is dear to start:
-pytest-xdist gives the next such group to a process that has nothing left to do. Groups that wait
-alternate with groups that compute, so that the cores always have something to compute.
+They are those of a file, and those of a folder that share something slow to start: pytest-xdist
+gives the next such group to a process that has nothing left to do. Groups that wait alternate with
+groups that compute, so that the cores always have something to compute.
 """
 
 from __future__ import annotations

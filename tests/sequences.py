@@ -1,4 +1,4 @@
-"""Sequences, for tests to which most of what a request is is all the same."""
+"""Sequences for tests to which most fields of a request do not matter."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from scheduling.sequence import Sequence
 
 
 def greedy(max_tokens: int, **fields: Any) -> SamplingParams:
-    """The likeliest token each time, so many of them."""
+    """Parameters that choose the likeliest token each time, up to `max_tokens` of them."""
     return SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, **fields)
 
 
 def sequence_of(
     prompt: Iterable[int], params: SamplingParams, block_size: int, **changes: Any
 ) -> Sequence:
-    """A prompt of which nothing was computed yet, with no deadline, or what `changes` say."""
+    """A sequence whose prompt is not computed yet, without a deadline. `changes` replace its
+    fields."""
     tokens = list(prompt)
     fields: dict[str, Any] = {
         "request_id": "r",

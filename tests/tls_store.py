@@ -37,17 +37,17 @@ class TlsStore:
 
     @property
     def url(self) -> str:
-        """For clients that check the certificate by the password."""
+        """The URL for clients that check the certificate by the password."""
         return f"{self.tls_url}?trust=password"
 
     @property
     def tls_url(self) -> str:
-        """For clients that check the certificate otherwise."""
+        """The URL for clients that check the certificate in another way."""
         return f"rediss://:{PASSWORD}@127.0.0.1:{self.tls_port}"
 
     @property
     def plain_url(self) -> str:
-        """For clients without TLS."""
+        """The URL for clients without TLS."""
         return f"redis://:{PASSWORD}@127.0.0.1:{self.plain_port}"
 
 
@@ -68,7 +68,7 @@ def context_of(folder: Path, issued: trustme.LeafCert | None = None) -> ssl.SSLC
 def tls_store(
     folder: Path, context: ssl.SSLContext | None = None, plain_idle_s: float | None = None
 ) -> Iterator[TlsStore]:
-    """Such a store; its socket lies in `folder`."""
+    """A running store behind TLS; its socket lies in `folder`."""
     socket, context = folder / "valkey.sock", context or context_of(folder)
     with held_port() as tls, held_port() as plain:
         ports = FrontPorts(

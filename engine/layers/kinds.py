@@ -37,8 +37,8 @@ class AttentionLayer(Protocol):
         """Every part of the layer that multiplies by weights."""
 
     def attend(self, x: torch.Tensor, layer: int, batch: AttentionPass) -> torch.Tensor:
-        """Compute normed `x` [N, hidden] to what `output` takes, [N, ...]. Stores the KV of the
-        batch's tokens in the pool. `layer` is the layer's number there."""
+        """Compute normed `x` [N, hidden] to what `output` takes, [N, ...]. Stores what the batch's
+        tokens leave in the KV pool. `layer` is the layer's number there."""
 
     def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """Compute all or some rows of `attend`'s result to [N, hidden], plus `add` if it is

@@ -112,13 +112,13 @@ class Watched:
             self.hosts.add(parts.netloc)
 
     def assert_clean(self) -> None:
-        """Nothing was complained about, and nothing was asked of another host."""
+        """Assert that pages reported no errors and sent no request to another host."""
         assert self.complaints == []
         assert self.hosts <= {urllib.parse.urlsplit(self.url).netloc}
 
 
 def open_view(page: Page, view: str) -> None:
-    """Leads a page, which is open already, to another view."""
+    """Show another view on a page that is already open."""
     page.evaluate(f"location.hash = '#/{view}'")
     expect(page.locator(f'nav a[href="#/{view}"]')).to_have_attribute("aria-current", "page")
     expect(page.locator("main h1").first).to_be_attached()

@@ -148,7 +148,7 @@ def _events(now_us: int) -> list[dict[str, Any]]:
 
 
 def _clock(now_us: int) -> Callable[[int], int]:
-    """The time that was so many seconds ago."""
+    """A function that returns the time of so many seconds ago."""
     return lambda seconds: now_us - seconds * 1_000_000
 
 

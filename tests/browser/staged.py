@@ -1,6 +1,7 @@
-"""A router's dashboard over staged data: fleets that a test could not start, or not in time.
+"""A router's dashboard over staged data: fleets that a test could not start quickly enough, or at
+all.
 
-The page, its stream and its feed are the real ones; only the sources of the summaries are not.
+The page, its stream and its feed are real; only the sources of the summaries are staged.
 """
 
 from __future__ import annotations

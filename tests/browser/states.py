@@ -156,7 +156,8 @@ def slow_request(now_us: int) -> RequestTrace:
 
 
 def sources(now_us: int) -> dict[str, Any]:
-    """All that the page reads, for `staged`, but the fleet: of the slow request."""
+    """Everything that the page reads about the slow request, for `staged`; the fleet is not
+    included."""
     trace = slow_request(now_us)
     doctor = incident.doctor(now_us)
     for finding in doctor["findings"]:

@@ -46,7 +46,8 @@ def _other_processes() -> set[int]:
 
 
 def send(fleet: Fleet, count: int) -> list[dict[str, Any]]:
-    """So many completions, some at once, half of them with prompts of several chunks."""
+    """Send `count` completions, some of them concurrently. Half of them have prompts of several
+    chunks."""
 
     def one(i: int) -> dict[str, Any]:
         prompt = [3 + i, *range(5, 5 + (24 if i % 2 else 150))]

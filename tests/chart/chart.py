@@ -89,7 +89,7 @@ def pod_templates(found: list[Object]) -> Iterator[tuple[str, Object]]:
 
 
 def is_secrets_job(pod: Object) -> bool:
-    """Whether it is the pod that makes the Secret."""
+    """Whether a pod is the one that makes the Secret."""
     return bool(pod["metadata"]["labels"]["app.kubernetes.io/component"] == "secrets")
 
 

@@ -44,7 +44,7 @@ def cluster_with(objects: Sequence[Object], folder: Path) -> Iterator[Path]:
 
 
 def _answers(objects: Sequence[Object]) -> dict[str, Any]:
-    """What the server says, by path."""
+    """The server's answers, by path."""
     answers: dict[str, Any] = {}
     for api_version, path in _GROUPS.items():
         resources = [

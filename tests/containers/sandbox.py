@@ -34,7 +34,7 @@ def baton(*arguments: str) -> list[str]:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a command in a sandbox: what it needs, and nothing of ours."""
+    """The environment of a command in a sandbox. It has only what the command needs."""
     return {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **extra}
 
 

@@ -41,8 +41,8 @@ ALERTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A fleet, its load, what is planted, and what is right. `warm_up_s` of load come before.
-    `keys` are those of its clients."""
+    """A fleet, its load, the planted fault, and the right diagnosis. The load runs for `warm_up_s`
+    before the fault is planted. `keys` are the API keys of the clients."""
 
     name: str
     expected: Expected

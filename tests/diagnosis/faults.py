@@ -40,7 +40,7 @@ def nothing(scene: Scene) -> Iterator[None]:
 
 
 def killed(*names: str) -> Plant:
-    """These processes are killed."""
+    """A fault: these processes are killed."""
 
     @contextmanager
     def plant(scene: Scene) -> Iterator[None]:
@@ -52,7 +52,7 @@ def killed(*names: str) -> Plant:
 
 
 def stopped(*names: str) -> Plant:
-    """These processes stand still."""
+    """A fault: these processes are stopped."""
 
     @contextmanager
     def plant(scene: Scene) -> Iterator[None]:
@@ -133,7 +133,8 @@ def joined_with_another_model(name: str) -> Plant:
 
 
 def _wait_until_registered(scene: Scene, beside: Beside) -> None:
-    """A worker takes seconds to start, which are no part of the fault."""
+    """Wait until the worker is registered: its start takes seconds, which are no part of the
+    fault."""
     if beside.kind == "router":
         log = scene.folder / f"{beside.name}.log"
         wait_for("a router to listen", lambda: "listening on" in log.read_text())

@@ -46,10 +46,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Expected:
-    """What is right: the headline and the title of the first finding (patterns), its rule, the
-    alert, and the seconds that the console may take. `tolerated` are further rules that may find
-    what the fault causes, `at_fault` the workers that advice may touch. Without a rule, nothing may
-    be found."""
+    """The right diagnosis: patterns for the headline and for the title of the first finding, its
+    rule, the alert, and the seconds that the console may take. `tolerated` are further rules that
+    may find what the fault causes, `at_fault` the workers that advice may touch. Without a rule,
+    nothing may be found."""
 
     headline: str = ""
     rule: str | None = None
@@ -61,7 +61,7 @@ class Expected:
 
     @property
     def kind(self) -> Kind:
-        """What is expected of the console."""
+        """The kind of the case."""
         if self.rule is None:
             return Kind.HEALTHY
         return Kind.JUDGEMENT if self.within_s >= JUDGEMENT_S else Kind.FACT

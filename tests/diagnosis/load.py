@@ -18,12 +18,14 @@ GIVE_UP_S = 120.0
 
 @dataclass(frozen=True)
 class Load:
-    """One prompt after the other on each of `num_clients` connections.
+    """Clients that send one prompt after the other on each of `num_clients` connections.
 
     - `pause_s`: between two requests of a client.
-    - `burst_s`: all clients rest and start together, in this period; 0: they go on.
+    - `burst_s`: all clients pause and start together, once in each period of this length; 0: they
+      never pause.
     - `read_pause_s`: between two reads of an answer.
-    - `leaves_after`: clients go away after so many lines of an answer; 0: they read it all.
+    - `leaves_after`: clients close the connection after so many lines of an answer; 0: they read
+      the whole answer.
     - `key`: the API key of these clients.
     - `model`: the model that they ask for.
     """
@@ -80,7 +82,7 @@ def _client(url: str, load: Load, number: int, over: threading.Event) -> None:
             return
         try:
             _complete(url, load, i, over)
-        except httpx.HTTPError:  # what it gets is judged from the other side
+        except httpx.HTTPError:  # the console's view of this client is judged, not the client's
             over.wait(0.2)
         over.wait(load.pause_s)
 

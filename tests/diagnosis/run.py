@@ -68,15 +68,15 @@ def _watch(scene: Scene, expected: Expected) -> list[Moment]:
 
 
 def _limit_s(expected: Expected) -> float:
-    """How long a case may take: a starved machine makes everything late, also an alert."""
+    """How long a case may take. A starved machine delays everything, also alerts."""
     if expected.rule is None:
         return expected.within_s
     return PATIENCE * max(expected.within_s, ALERT_S if expected.alert else 0.0)
 
 
 def _is_over(expected: Expected, moments: list[Moment]) -> bool:
-    """Whether all that was expected has been seen: nothing more can be learned but what is wrong,
-    so a few more looks follow."""
+    """Whether everything expected has been seen. A few more readings follow, which can only show
+    something wrong."""
     if expected.rule is None:
         return False
     seen = judge("", expected, moments[:-6])

@@ -166,7 +166,8 @@ def running(
 
 
 def _sees_router(prometheus: Prometheus) -> bool:
-    """Whether it has scraped the router, and rules know it: until then no router is there."""
+    """Whether Prometheus has scraped the router, and its rules see the router. Until then, rules
+    report that no router is there."""
     is_up = prometheus.targets().get("router") == "up"
     return is_up and prometheus.rules()["BatonNoRouter"]["state"] == "inactive"
 

@@ -17,13 +17,14 @@ def references() -> list[Reference]:
 
 @pytest.fixture(scope="session")
 def long_prompts(references: list[Reference]) -> list[Reference]:
-    """Those of many chunks."""
+    """The references whose prompts have many chunks."""
     return [each for each in references if len(each.prompt) >= 500]
 
 
 @pytest.fixture(scope="session")
 def one_chunk_prompts(references: list[Reference]) -> list[Reference]:
-    """Those that faulty fleets compute, and send, in one go: several blocks, at most 64 tokens."""
+    """The references whose prompts faulty fleets compute and send in one chunk: several blocks, at
+    most 64 tokens."""
     return [each for each in references if 47 <= len(each.prompt) <= 64]
 
 

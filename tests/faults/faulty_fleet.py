@@ -62,11 +62,11 @@ class FaultyFleet:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the processes in their present lives."""
+        """The process ids of the processes that run now, by name."""
         return {name: child.pid for name, child in self.fleet.processes.items()}
 
     def names(self, role: Role) -> list[str]:
-        """The workers of a role that run."""
+        """The names of the running workers of a role."""
         children = self.fleet.processes.values()
         return [each.name for each in children if each.role is role and each.is_running()]
 
@@ -85,7 +85,7 @@ class FaultyFleet:
         temporary.rename(self._folder / f"{role.value}.{kind}")
 
     def spoilt(self, kind: str) -> str:
-        """The worker whose write was spoilt, once it was."""
+        """Wait until a write was spoilt, and return the worker that wrote."""
         (reached,) = wait_for(
             f"a write to {kind}", lambda: list(self._folder.glob(f"*.{kind}.reached"))
         )
@@ -97,7 +97,8 @@ class FaultyFleet:
         return any(self._folder.glob(f"*.{point}.reached"))
 
     def held(self, point: str) -> str:
-        """Wait until a worker is held at a point, and disarm the others: its name."""
+        """Wait until a worker is held at a point, and disarm the others. Returns the worker's
+        name."""
         reached = wait_for(
             f"a worker to reach {point}", lambda: list(self._folder.glob(f"*.{point}.reached"))
         )
@@ -118,7 +119,8 @@ class FaultyFleet:
         )
 
     def heard(self, name: str) -> Counter[str]:
-        """How many messages of each kind came to a worker since its loop is held."""
+        """The number of messages of each kind that came to a worker since its loop has been
+        held."""
         return Counter(_text(self._folder / f"{name}.heard").split())
 
     def wait_heard(self, name: str, *kinds: str) -> set[str]:
@@ -136,7 +138,8 @@ class FaultyFleet:
 
     def step_until(self, name: str, first: int, last: int, condition: Callable[[], object]) -> int:
         """Let a worker that is held after a decode step run step after step until the condition
-        holds, and then go on: the last step that may have run. The others get time between two."""
+        holds, and then release it. Returns the number of the last step that may have run. Other
+        processes get time between two steps."""
         for step in range(first, last + 1):
             self.arm([name], "decode", step)
             reached = self._folder / f"{name}.decode.reached"
@@ -159,7 +162,7 @@ class FaultyFleet:
         wait_for(f"{name} to leave {point}", lambda: not reached.exists())
 
     def release_all(self) -> None:
-        """Nothing is armed, held or stopped."""
+        """Disarm all points, and let all held and stopped workers continue."""
         for path in self._folder.iterdir():
             path.unlink(missing_ok=True)
         for name in self.fleet.processes:
@@ -199,7 +202,7 @@ class FaultyFleet:
         return name in workers(self.fleet)
 
     def attempts(self, request_id: str) -> list[dict[str, Any]]:
-        """Of a finished request, from its trace."""
+        """The attempts of a finished request, from its trace."""
         url = f"{self.url}/requests/{request_id}/trace"
         attempts: list[dict[str, Any]] = HTTP.get(url).raise_for_status().json()["attempts"]
         return attempts
@@ -252,8 +255,8 @@ class Stream:
         headers: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> None:
-        """With the `last_id` of a stream that broke off, its rest. Of several prompts `choices`
-        has the tokens of each."""
+        """With the `last_id` of a stream that broke off, read the rest of that stream. If there are
+        several prompts, `choices` has the tokens of each."""
         self.last_id = last_id
         self._headers = {**(headers or {}), **({"Last-Event-ID": last_id} if last_id else {})}
         self.tokens: list[int] = []
@@ -283,13 +286,13 @@ class Stream:
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float = 60.0) -> Stream:
-        """Until the stream has ended."""
+        """Wait until the stream has ended."""
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"the stream hangs after {len(self.tokens)} tokens"
         return self
 
     def wait_tokens(self, number: int) -> None:
-        """Until so many tokens have come."""
+        """Wait until so many tokens have come."""
         wait_for(f"{number} tokens", lambda: len(self.tokens) >= number or self.error)
         assert self.error is None
 
@@ -327,8 +330,8 @@ class Stream:
 def fetch_held_at(
     fleet: FaultyFleet, point: str, prompt: list[int], max_tokens: int, **fields: Any
 ) -> tuple[Stream, str]:
-    """A stream whose prompt is being fetched, and its holder, held at this point. By load, a prompt
-    comes to a worker that lacks it sooner or later."""
+    """A stream whose prompt is being fetched, and the holder of the prompt, which is held at this
+    point. Sooner or later, load sends a prompt to a worker that lacks it."""
     complete(fleet.fleet, prompt, max_tokens=1, **fields)
     fleet.arm([*fleet.names(Role.PREFILL), *fleet.names(Role.DECODE)], point)
     for _ in range(TRIES):

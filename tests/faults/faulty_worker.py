@@ -80,7 +80,7 @@ class FaultPoints:
         self._unread: list[list[bytes]] = []
 
     def reach(self, point: str) -> None:
-        """Pass a point, or stand there until the test lets go."""
+        """Pass a point, or wait there until the test releases it."""
         armed = self._folder / f"{self._worker_id}.{point}"
         wanted = self._wanted(armed, point)
         if not self._is_due(point, wanted):
@@ -101,7 +101,7 @@ class FaultPoints:
         return frames
 
     def _listen(self) -> None:
-        """Take what has come to the socket, and note it."""
+        """Take the messages that have come to the socket, and note their kinds."""
         if self._server is None:
             return
         with contextlib.suppress(zmq.Again):
@@ -115,14 +115,14 @@ class FaultPoints:
         return any((self._folder / f"{self._worker_id}.{point}").exists() for point in points)
 
     def strikes(self, spoil: str) -> bool:
-        """Whether this is what is to be spoilt; once in all workers of the role."""
+        """Whether this write is the one to spoil. Only one worker of the role spoils a write."""
         armed = self._folder / f"{self._worker_id.partition('-')[0]}.{spoil}"
         if not self._is_due(spoil, self._wanted(armed, spoil)):
             return False
         try:
             armed.rename(self._folder / f"{self._worker_id}.{spoil}.reached")
         except FileNotFoundError:
-            return False  # another worker was faster
+            return False  # another worker came first
         return True
 
     def _wanted(self, armed: Path, point: str) -> int | None:
@@ -141,7 +141,7 @@ class FaultPoints:
 
 
 def install(points: FaultPoints) -> None:
-    """Wrap what the points are named after."""
+    """Wrap the methods at which the points lie."""
     _before(HandoffSource, "grant", lambda *_: points.reach("grant"))
     _before(TransferService, "write", lambda *_: points.reach("write"))
     _before(HandoffSink, "offer", lambda *_: points.reach("offer"))

@@ -28,18 +28,18 @@ class SecondRouter:
         self.child = ForkedChild("router-2", Role.ROUTER, command, env, folder / "log")
 
     def start(self) -> str:
-        """A new life of it, and its URL."""
+        """Start the router, or start it again. Returns its URL."""
         self._port_file.unlink(missing_ok=True)
         self.child.start()
         wait_for("the second router to serve", self._port_file.exists, 60)
         return f"http://127.0.0.1:{self._port_file.read_text().strip()}"
 
     def stop(self) -> None:
-        """SIGTERM, until it has left the fleet and ended."""
+        """Send SIGTERM, and wait until the router has left the fleet and ended."""
         self.child.signal(signal.SIGTERM)
         assert self.child.wait(60)
 
     def kill(self) -> None:
-        """SIGKILL, until it is gone."""
+        """Send SIGKILL, and wait until the process has ended."""
         self.child.signal(signal.SIGKILL)
         assert self.child.wait(60)

@@ -197,7 +197,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _waits_ms(outcome: Outcome) -> list[str]:
-    """The times of `WAITS`."""
+    """The waits of an outcome in milliseconds, in the order of `WAITS`."""
     waits = (
         outcome.gap_s,
         outcome.worker_s,

@@ -19,7 +19,7 @@ from tests.hostile.sizes import Body, Field, Sizes
 
 
 def text(sizes: Sizes, pattern: str = "lorem ipsum ") -> str:
-    """As much text as may be encoded."""
+    """The longest text that may be encoded."""
     num_chars = (sizes.text_chars - 400) * len(pattern) // len(pattern.encode())
     return (pattern * (num_chars // len(pattern) + 1))[:num_chars]
 

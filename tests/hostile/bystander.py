@@ -90,7 +90,7 @@ class Bystander:
 
 
 class _Watch:
-    """The bystander's side."""
+    """Notes the stream's gaps, in the bystander's process."""
 
     def __init__(self, router_pid: int) -> None:
         self.machine_s = self.probe_s = self.core_wait_s = self.probe_on_core_s = 0.0
@@ -100,7 +100,7 @@ class _Watch:
         self.restart()
 
     def restart(self) -> None:
-        """The next gap begins now."""
+        """Begin the next gap now."""
         self._last, self._waits = time.monotonic(), self.core_waits()
 
     def core_waits(self) -> dict[str, int]:
@@ -108,14 +108,14 @@ class _Watch:
         return core_waits(*self._pids)
 
     def nap(self) -> None:
-        """Sleep and note by how much too long, for ever."""
+        """Sleep again and again, and note by how much each sleep was too long."""
         while True:
             before = time.perf_counter()
             time.sleep(_NAP_S)
             self.machine_s = max(self.machine_s, time.perf_counter() - before - _NAP_S)
 
     def piece(self) -> None:
-        """A piece of the stream came."""
+        """Note that a piece of the stream has come."""
         self.gaps.append(self._gap())
         self.restart()
         self.num_pieces += 1
@@ -126,7 +126,7 @@ class _Watch:
         return Gap(span, longest_wait_s(self._waits, self.core_waits()))
 
     def take(self) -> Seen:
-        """Everything since the last call."""
+        """What was seen since the last call."""
         seen = Seen(
             (*self.gaps, self._gap()),
             self.probe_s,
@@ -239,7 +239,7 @@ def _follow(
     has_begun = False
     while True:
         if not has_begun:
-            watch.restart()  # the wait for the first token is none between tokens
+            watch.restart()  # the wait for the first token is not a gap between tokens
         probe.ask()
         watched: list[Any] = [stream, pipe, probe.socket]
         readable, _, _ = select.select(watched, [], [], _POLL_S)

@@ -76,10 +76,10 @@ class HostileClient:
         return await asyncio.open_connection(*self._target)
 
     async def send(self, *pieces: bytes, reads: bool = True, may_be_cut: bool = False) -> None:
-        """One request in pieces, and its answer to the end; without `reads` the client leaves as
-        soon as the answer has begun. The answer is read while the request is still sent: a refusal
-        may come early, and the router does not wait for the rest of the body for ever. A request
-        that goes on beyond a limit `may_be_cut`: what it sends after the answer resets the
+        """Send one request in pieces, and read its answer to the end. Without `reads`, the client
+        leaves as soon as the answer has begun. The answer is read while the request is still sent:
+        a refusal may come early, and the router does not wait for the rest of the body for ever. A
+        request that goes on beyond a limit `may_be_cut`: what it sends after the answer resets the
         connection."""
         reader, writer = await self.connect()
         reading = asyncio.ensure_future(self._read(reader, reads, may_be_cut))
@@ -108,10 +108,10 @@ class HostileClient:
         self.answers.take(head, num_bytes, may_be_cut)
 
     async def attack(self, attack: BodyAttack) -> None:
-        """One attack by body."""
+        """Send an attack's body once."""
         data = request_of(attack.path, body_of(attack, self.sizes), attack.headers)
         await self.send(data)
 
     def small(self, path: str, **changes: object) -> bytes:
-        """The smallest valid request of an endpoint, with other fields changed."""
+        """The smallest valid request of an endpoint, with some fields changed."""
         return request_of(path, json.dumps(base_of(path, self.sizes) | changes).encode())

@@ -1,6 +1,6 @@
-"""How long the threads of a process were ready to run and had no core, as the kernel counts it.
+"""How long the threads of a process were ready to run but had no core, as the kernel counts it.
 
-On a busy machine, waits are explained by that and say nothing about attacks. On an idle one, a
+On a busy machine, this time explains waits, which then say nothing about attacks. On an idle one, a
 process that waits for cores waits for its own threads, so nothing is subtracted.
 """
 
@@ -30,6 +30,6 @@ def core_waits(*pids: int) -> dict[str, int]:
 
 
 def longest_wait_s(before: dict[str, int], now: dict[str, int]) -> float:
-    """The seconds without a core between two looks, of the thread that had the most."""
+    """The longest time, in seconds, that one thread had no core between two readings."""
     waits = (nanoseconds - before.get(thread, nanoseconds) for thread, nanoseconds in now.items())
     return max(waits, default=0) / 1e9

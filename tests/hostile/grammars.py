@@ -53,7 +53,7 @@ def recursive(sizes: Sizes) -> Schema:
 
 
 def counted(sizes: Sizes) -> Schema:
-    """Large counts of small things, inside each other."""
+    """Nested repetitions with large counts."""
     inner = {"type": "array", "items": {"type": "string", "pattern": "a{1,500}b{1,500}"}}
     return {"type": "array", "minItems": 500, "maxItems": 5000, "items": inner}
 
@@ -71,7 +71,7 @@ def unenforceable(sizes: Sizes) -> Schema:
 
 
 def endless(sizes: Sizes) -> Schema:
-    """References that are only known to end, or not, one after the other."""
+    """A long chain of references: each must be followed to know whether the chain ends."""
     count = min(sizes.parts // 8, sizes.grammar_chars // 60)
     chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(count)}
     return {"$defs": {**chain, f"d{count}": {"type": "string"}}, "$ref": "#/$defs/d0"}

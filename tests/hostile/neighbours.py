@@ -146,7 +146,7 @@ def _messages(sizes: Sizes) -> list[dict[str, str]]:
 
 
 async def _nothing(flood: Flood) -> None:
-    """For comparison: what the neighbour waits for alone."""
+    """No flood: the neighbour's waits when it is alone, for comparison."""
 
 
 FLOODS: dict[str, Attack] = {
@@ -197,7 +197,8 @@ def timed(router_pid: int | None) -> Iterator[Callable[[], float]]:
 
 
 def neighbour(port: int, sizes: Sizes, ends_at: float, router_pid: int | None) -> Seen:
-    """Ask until `ends_at`; in a process of its own, so that the flood does not delay it here."""
+    """Send requests until `ends_at`. Run this in a process of its own, so that the flood does not
+    delay it."""
     return asyncio.run(_neighbour(port, sizes, ends_at, router_pid))
 
 
@@ -285,8 +286,8 @@ def harm_of(flood: Flood, seen: Seen) -> str:
 
 
 def main(argv: Sequence[str], busy: bool | None = None) -> int:
-    """Run and print all floods; 0 if none did harm. `busy`: whether the machine was when the suite
-    began."""
+    """Run and print all floods. Returns 0 if none did harm. `busy`: whether the machine was busy
+    when the suite began."""
     cli = argparse.ArgumentParser(prog="python -m tests.hostile.neighbours", description=__doc__)
     cli.add_argument("--only", default="", help="floods whose name matches this")
     cli.add_argument("--seconds", type=float, default=6.0)

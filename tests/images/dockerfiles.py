@@ -33,7 +33,7 @@ class Dockerfile:
         return cls(kind, filled)
 
     def all(self, word: str) -> list[str]:
-        """The rests of all instructions of this kind."""
+        """The arguments of all instructions of this kind."""
         return [rest for each, rest in self.instructions if each == word]
 
     def steps(self) -> list[list[str]]:
@@ -45,7 +45,7 @@ class Dockerfile:
 
 
 def environment(dockerfile: Dockerfile) -> dict[str, str]:
-    """ENV of the image."""
+    """The environment variables that the image sets."""
     pairs = " ".join(dockerfile.all("ENV")).split()
     return dict(pair.split("=", 1) for pair in pairs)
 

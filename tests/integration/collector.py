@@ -108,4 +108,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Says nothing."""
+        """Writes no log."""

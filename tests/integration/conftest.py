@@ -34,15 +34,15 @@ def valkey() -> Iterator[EmbeddedValkey]:
 
 @pytest.fixture
 def cluster() -> str:
-    """Unlike that of any other test."""
+    """A cluster name that no other test has."""
     return uuid.uuid4().hex
 
 
 @pytest.fixture
 def leases(valkey: EmbeddedValkey, cluster: str) -> Iterator[Callable[..., WorkerLease]]:
-    """Makes leases that are started, and closed after the test; checks that no thread is left.
+    """Makes and starts leases, and closes them after the test. Checks that no thread is left.
 
-    They hold for long, so that a busy machine ends none; `renewed` need not wait for a renewal."""
+    The leases last long, so that none expires on a busy machine; `renewed` renews them at once."""
     threads = threading.active_count()
     made: list[WorkerLease] = []
 

@@ -66,15 +66,16 @@ class Bench:
         return socket
 
     def close(self) -> None:
-        """All that was opened, then the network."""
+        """Close everything that was opened, then the network."""
         for each in self.opened:
             each.close()
         self.network.close()
 
 
 def until(what: Callable[[], object], *sockets: zmq.Socket) -> object:
-    """The first true result of `what`, tried again whenever one of the sockets has something; if
-    none is named, after a moment: who only tried would use up the context's sockets."""
+    """The first true result of `what`. Tries again whenever one of the sockets has a message, or
+    after a moment if no socket is named: trying without a pause would use up the context's
+    sockets."""
     poller = zmq.Poller()
     for each in sockets:
         poller.register(each, zmq.POLLIN)
@@ -103,7 +104,7 @@ def received(server: ControlServer, count: int = 1) -> list[tuple[Peer, Message]
 
 
 def connected(server: ControlServer, link: ControlLink) -> Peer:
-    """The peer that `link` is for `server`, once both agree."""
+    """The server's peer for `link`, once both sides are connected."""
 
     def both() -> bool:
         assert server.receive() == []
@@ -117,5 +118,5 @@ def connected(server: ControlServer, link: ControlLink) -> Peer:
 
 
 def abort(number: int) -> Abort:
-    """A message that can be told from others."""
+    """An Abort that its number distinguishes from others."""
     return Abort(request_id="r", attempt=number)

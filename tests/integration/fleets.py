@@ -50,7 +50,8 @@ PATIENCE = {
 
 
 def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 60.0) -> T:
-    """The first result that is not None or False; AssertionError after the time."""
+    """The first result of `check` that is not None or False. Raises AssertionError after
+    `timeout_s`."""
     deadline, pause_s = time.monotonic() + timeout_s, POLL_S
     while True:
         result = check()
@@ -121,14 +122,14 @@ def workers(fleet: Fleet) -> dict[str, dict[str, Any]]:
 
 
 def all_counters(fleet: Fleet) -> dict[str, dict[str, int]]:
-    """By worker id, once all are idle; those of `COUNTERS` that are missing are 0."""
+    """The counters by worker id, once all workers are idle. Missing ones of `COUNTERS` are 0."""
     assert_idle(fleet)
     missing = dict.fromkeys(COUNTERS, 0)
     return {name: missing | worker["counters"] for name, worker in workers(fleet).items()}
 
 
 def counters(fleet: Fleet, worker_id: str) -> dict[str, int]:
-    """A worker's, as `all_counters` has them."""
+    """One worker's counters, as in `all_counters`."""
     return all_counters(fleet)[worker_id]
 
 
@@ -177,8 +178,8 @@ def _under_way(fleet: Fleet, since_us: int) -> dict[str, Any]:
 def trace_of(fleet: Fleet, request_id: str) -> dict[str, Any]:
     """The trace of a finished request, once its prefill worker has reported the end.
 
-    An output that ends with its first token, which the prefill worker sends, may end before any
-    block is granted: who looks at blocks asks for two tokens.
+    The prefill worker sends the first token, so an output of one token may end before any block is
+    granted. Ask for two tokens if the test looks at blocks.
     """
 
     def complete() -> dict[str, Any] | None:
@@ -241,7 +242,8 @@ def our_processes() -> set[int]:
 
 
 def assert_no_other_processes(known: set[int]) -> None:
-    """Only known ones run, or those that end by themselves soon. A known one may have ended."""
+    """Assert that no process runs that is not in `known`. Waits for processes that end by
+    themselves soon."""
     wait_for("processes that were left behind to end", lambda: our_processes() <= known)
 
 

@@ -26,7 +26,7 @@ def filters(api: Api) -> None:
 @SHOWN.by("presence_penalty", "frequency_penalty", "repetition_penalty")
 def penalties(api: Api) -> None:
     few: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
-    few |= {"allowed_token_ids": list(range(300, 340))}  # of so few, it repeats some
+    few |= {"allowed_token_ids": list(range(300, 340))}  # it repeats some of these few tokens
     few["prompt"] = "The `for` statement is used to iterate over"
     plain = api.ids(**few)
     for penalty in (

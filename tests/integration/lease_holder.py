@@ -25,9 +25,9 @@ LONG_S = 60.0
 
 
 def renewed(*leases: WorkerLease) -> bool:
-    """Let leases ask the store now, not when a third of them is over; True."""
+    """Let leases ask the store now, not after a third of their time. Returns True."""
     for lease in leases:
-        lease.note_start({})  # which changes nothing, and is announced at once
+        lease.note_start({})  # this changes nothing, and is announced at once
     return True
 
 
@@ -35,7 +35,7 @@ def renewed(*leases: WorkerLease) -> bool:
 def lease_holder(
     redis_url: str, cluster: str, worker_id: str, incarnation: str, lease_s: float
 ) -> Iterator[subprocess.Popen[str]]:
-    """Such a process, registered; killed at the end if it still runs."""
+    """A lease holder's process, once it is registered. It is killed at the end if it still runs."""
     arguments = (redis_url, cluster, worker_id, incarnation, str(lease_s))
     with subprocess.Popen(
         [sys.executable, "-m", "tests.integration.lease_holder", *arguments],

@@ -16,7 +16,7 @@ PROMPT = "The with statement is used to wrap the execution of a block with metho
 
 
 class Api:
-    """Asks greedily and shortly unless told otherwise."""
+    """Sends greedy requests for short outputs, unless fields say otherwise."""
 
     def __init__(self, fleet: FaultyFleet) -> None:
         self.fleet = fleet
@@ -34,7 +34,7 @@ class Api:
         return post(self.url, COMPLETIONS, self.body(COMPLETIONS, fields))
 
     def complete_patiently(self, **fields: Any) -> dict[str, Any]:
-        """Where the request is cheapest, however long it waits there."""
+        """Send a completion with long targets, so that it waits for the cheapest worker."""
         headers = {"x-baton-ttft-ms": "600000", "x-baton-tpot-ms": "60000"}
         body = self.body(COMPLETIONS, fields)
         answer = HTTP.post(f"{self.url}{COMPLETIONS}", json=body, headers=headers, timeout=120)
@@ -57,7 +57,7 @@ class Api:
         return int(self.chat(**fields)["usage"]["prompt_tokens"])
 
     def ignored(self, path: str, **fields: Any) -> str:
-        """What the answer does not honour."""
+        """The names of the fields that the answer ignored."""
         answer = HTTP.post(f"{self.url}{path}", json=self.body(path, fields), timeout=60)
         assert answer.status_code == 200, answer.text
         return answer.headers.get("x-baton-ignored", "")

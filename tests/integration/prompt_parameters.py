@@ -56,11 +56,11 @@ def bookkeeping(api: Api) -> None:
 
 @SHOWN.by("priority")
 def priority(api: Api) -> None:
-    """Of two prompts that come when others wait, one overtakes these, and one lets all pass. The
-    prefill worker is held until all have come."""
+    """Two prompts arrive while others wait: one overtakes the others, and one lets all others pass.
+    The prefill worker is held until all have arrived."""
 
     def ask(number: int, **fields: Any) -> int:
-        """When the first token was sent."""
+        """Send a prompt; returns the time at which the first token was sent."""
         ids = [300 + (97 * number + 7 * place) % 700 for place in range(1024)]
         answer = api.complete_patiently(prompt=ids, max_tokens=1, **fields)
         trace = HTTP.get(f"{api.url}/requests/{answer['id']}/trace").raise_for_status().json()

@@ -50,7 +50,8 @@ def load_references() -> list[Reference]:
 
 
 def make_references(seed: int = 20261121) -> list[Reference]:
-    """What the file holds; the same for the same Python, whose help is the text."""
+    """Make what the file holds. The result is the same for the same Python, whose help is the
+    text."""
     text = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
     tokens = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(text).ids
     rng = random.Random(seed)
@@ -80,7 +81,8 @@ class GreedyGeneration:
 
     @torch.inference_mode()
     def __call__(self, prompt: Sequence[int]) -> tuple[list[int], float]:
-        """The tokens after a prompt, and the smallest lead of a chosen one."""
+        """The tokens after a prompt, and the smallest lead of a chosen token over the next likely
+        one."""
         ids = torch.tensor([prompt])
         out = self._model.generate(
             ids,

@@ -34,7 +34,7 @@ _FORMS = ("What is {}?", "Tell me one fact about {}.", "Write a sentence that me
 
 
 def load_references() -> list[Reference]:
-    """All that are kept."""
+    """All references in the file."""
     return [Reference(tuple(e["prompt"]), tuple(e["output"])) for e in json.loads(KEPT.read_text())]
 
 
@@ -69,7 +69,8 @@ def transformers_model(file: Path) -> Any:
 
 @torch.inference_mode()
 def generate(model: Any, prompt: Sequence[int]) -> tuple[list[int], float]:
-    """The tokens after a prompt up to the end, and the smallest lead of a chosen one."""
+    """The tokens after a prompt up to the end, and the smallest lead of a chosen token over the
+    next likely one."""
     ids = torch.tensor([prompt])
     out = model.generate(
         ids,

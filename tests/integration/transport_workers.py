@@ -46,7 +46,7 @@ PAUSE = threading.Event()
 
 
 def wait_until(ready: Callable[[], Any], what: str) -> Any:
-    """Ask until the answer is true; every question is a round trip to another process."""
+    """Ask until the answer is true. Each question is a round trip to another process."""
     deadline, pause_s = time.monotonic() + DEADLINE_S, POLL_S
     while time.monotonic() < deadline:
         if answer := ready():
@@ -91,7 +91,9 @@ class TransportWorker:
         self.transport.register(self.pool.place)
         self.peers: dict[str, str] = {}
         self.done: dict[int, str | None] = {}
-        self.notes: list[tuple[str, bytes, list[int]]] = []  # with the blocks complete by then
+        self.notes: list[
+            tuple[str, bytes, list[int]]
+        ] = []  # with the blocks that were complete then
 
     def step(self) -> None:
         for event in self.transport.poll():
@@ -265,7 +267,7 @@ class Worker:
         self.process.join(DEADLINE_S)
 
     def end(self) -> None:
-        """Stop in order if it lives, and see the process end."""
+        """Stop the process in order if it lives, and wait for its end."""
         if self.process.is_alive():
             self.stop()
             self.process.join(DEADLINE_S)
@@ -275,7 +277,8 @@ class Worker:
 
 
 def connect(sender: Worker, receiver: Worker) -> str:
-    """Let one write to the other; returns the receiver's agent."""
+    """Introduce both workers, so that the sender can write to the receiver. Returns the receiver's
+    agent."""
     agent, descriptor, num_blocks = receiver.introduce()
     sender.add_peer(agent, descriptor, num_blocks)
     state = wait_until(lambda: sender.peer_state(agent), "connection")

@@ -31,7 +31,7 @@ def _tables(sequence: Sequence) -> Tables:
 
 
 def next_token(context: Seq[int]) -> int:
-    """What the fake model continues a text with."""
+    """The token with which the fake model continues a text."""
     return zlib.crc32(repr(list(context)).encode()) % VOCAB
 
 
@@ -132,7 +132,7 @@ class FakeModel:
         self.num_promised = 0  # tokens that were computed before anybody knew them
 
     def strike(self, when: str) -> None:
-        """Raise, if that was asked for."""
+        """Raise, if a test asked for an error at this point."""
         if self.explodes == when:
             self.explodes = None
             raise RuntimeError("the device is on fire")
@@ -245,7 +245,7 @@ def _next_state(state: int, token: int) -> int:
 
 
 def _record(sequence: Sequence, start: int, size: int) -> None:
-    """Tell of each token of the prompt that its rank is its number, and nothing else."""
+    """Report for each token of the prompt that its rank is its token id, and nothing else."""
     if sequence.prompt_record is None:
         sequence.prompt_record = PromptRecord(0)
     followers = sequence.tokens[start + 1 : start + 1 + size]

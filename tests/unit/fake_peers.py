@@ -31,7 +31,7 @@ class FakeServer:
         self.inbox: list[tuple[Peer, Any]] = []
         self.sent: list[tuple[Peer, Message]] = []
         self.gone: list[Peer] = []
-        self.peers: list[Peer] = []  # who is connected, as far as a worker asks for that
+        self.peers: list[Peer] = []  # the connected peers, as far as a worker asks for them
         self.incarnations: list[str] = []  # after the first
 
     def receive(self) -> list[tuple[Peer, Any]]:
@@ -79,7 +79,7 @@ class FakeTransfers:
         self.writes: list[Write] = []
         self.fences: list[Any] = []  # of all writes so far
         self.events: list[TransferEvent] = []
-        self.disconnected: list[set[str]] = []  # whom each call spared
+        self.disconnected: list[set[str]] = []  # the agents that each call spared
         self.spares: list[str] = []  # ends that peers may get
         self.names = {agent}  # of all ends so far
         self.retired: list[str] = []
@@ -112,7 +112,7 @@ class FakeTransfers:
         self.events.append(WriteFinished(write.key, reason, 1, 2))
 
     def break_way(self, agent: str, is_mismatch: bool = False) -> None:
-        """The way to a peer fails, and its writes with it."""
+        """Let the connection to a peer fail, and its writes with it."""
         self.remove_peer(agent)
         self.events.append(PeerFailed(agent, "the way is broken", is_mismatch))
 
@@ -182,7 +182,7 @@ class FakePeers:
     is_seen_to_drain = True
 
     def look_again(self) -> None:
-        """The view of the fleet becomes what it is to become."""
+        """Update the view of the fleet to `others_by_now`."""
         self.num_looks += 1
         if self.others_by_now is not None:
             self.others = self.others_by_now

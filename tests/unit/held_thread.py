@@ -8,7 +8,8 @@ from kv_transfer.tiers.io_thread import Job
 
 
 class HeldThread:
-    """See `IoThread`. Jobs run when their end is looked for, or, if it `is_held`, by `run`."""
+    """See `IoThread`. Jobs run when a caller asks whether they have ended. If the thread `is_held`,
+    they run only in `run`."""
 
     def __init__(self) -> None:
         self.is_held = False

@@ -46,7 +46,7 @@ from worker.inbound.fetch_rates import FetchPairs
 
 
 class FastPairs(FetchPairs):
-    """Pairs of workers for which any fetch is worth while."""
+    """Pairs of workers for which every fetch is worthwhile."""
 
     def __init__(self) -> None:
         super().__init__(1e12)
@@ -134,7 +134,7 @@ class WorkerFleet:
     # -- workers ------------------------------------------------------------------------------
 
     def start(self, role: str) -> Bench:
-        """A new worker joins."""
+        """Let a new worker join."""
         self.num_born += 1
         name = f"{role}{self.num_born}"
         bench: Bench
@@ -166,7 +166,7 @@ class WorkerFleet:
         return bench
 
     def kill(self, name: str) -> None:
-        """A worker's process ends, and everybody notices. Another one takes its place."""
+        """End a worker's process. Everybody notices, and another worker takes its place."""
         self.is_calm = False
         bench = self.workers.pop(name)
         self.frozen.discard(name)
@@ -189,12 +189,12 @@ class WorkerFleet:
     # -- routers ------------------------------------------------------------------------------
 
     def ask(self, request: Request, p: str | None, d: str) -> None:
-        """A new request."""
+        """Send a new request."""
         self.requests[request.name] = request
         self.launch(request, p, d)
 
     def launch(self, request: Request, p: str | None, d: str) -> None:
-        """The next attempt, with what the client has."""
+        """Send the next attempt, with the tokens that the client has."""
         request.attempt += 1
         request.p, request.d = p, d
         num_output = 0
@@ -226,7 +226,8 @@ class WorkerFleet:
         self.place(request, request.num_failures)
 
     def place(self, request: Request, choice: int) -> None:
-        """Somewhere else than what is known to be silent or full; refused if there is nothing."""
+        """Place a request on workers that are not known to be silent or full. Refuses it if there
+        are none."""
         decoders = [name for name in self.names("d") if name not in request.given_back_by]
         if not decoders:
             request.outcome = "refused"
@@ -237,7 +238,7 @@ class WorkerFleet:
         self.launch(request, p, decoders[choice % len(decoders)])
 
     def abort(self, request: Request) -> None:
-        """Its client goes away."""
+        """Abort a request because its client goes away."""
         request.outcome = "aborted"
         self.tell_both(request)
 
@@ -289,7 +290,8 @@ class WorkerFleet:
     # -- network --------------------------------------------------------------------------------
 
     def deliver(self, ends: tuple[str, str], count: int) -> None:
-        """The next messages of a connection arrive; the worker handles them in its next turn."""
+        """Let the next messages of a connection arrive. The worker handles them in its next
+        turn."""
         sender, receiver = ends
         queue = self.channels[ends]
         messages, queue[:] = queue[:count], queue[count:]
@@ -309,7 +311,7 @@ class WorkerFleet:
         return sorted(ends for ends, queue in self.channels.items() if queue)
 
     def turn(self, name: str) -> None:
-        """One turn of a worker's loop, unless it is frozen."""
+        """Run one turn of a worker's loop, unless the worker is frozen."""
         if name in self.frozen:
             return
         bench = self.workers[name]
@@ -350,24 +352,24 @@ class WorkerFleet:
                 self.grammars.append(sequence.grammar)
 
     def compile(self, count: int) -> None:
-        """Grammars become ready."""
+        """Make grammars ready."""
         for grammar in [each for each in self.grammars if not each.is_ready][:count]:
             grammar.is_ready = True
 
     def give_masks(self, count: int) -> None:
-        """Masks are there."""
+        """Provide masks."""
         for grammar in [each for each in self.grammars if each.awaits_mask][:count]:
             grammar.give_mask()
 
     def miss_mask(self, choice: int) -> None:
-        """A mask that was expected is not there in the next step that needs it."""
+        """Withhold an expected mask in the next step that needs it."""
         names = [name for name, each in self.requests.items() if each.has_grammar]
         if names:
             for bench in self.workers.values():
                 bench.model.late_masks = {names[choice % len(names)]}
 
     def land_writes(self, count: int) -> None:
-        """Writes arrive, and their writers learn of it when they run."""
+        """Let writes arrive. Their writers learn of it when they run."""
         for bench in list(self.workers.values()):
             for write in [each for each in bench.transfers.writes if each not in self.landed]:
                 others = self.workers.values()
@@ -388,13 +390,13 @@ class WorkerFleet:
                 finish(write, bench)
 
     def notice_silence(self) -> None:
-        """Frozen workers have been silent for long."""
+        """Let everybody notice that frozen workers are silent."""
         self.silent = set(self.frozen)
         for bench in self.workers.values():
             bench.peers.mute = [f"{each}-i" for each in self.silent]
 
     def round(self) -> None:
-        """Everything goes on without delay."""
+        """Run everything once, without delays."""
         for ends in self.busy_channels():
             self.deliver(ends, 99)
         for name in list(self.workers):
@@ -451,7 +453,7 @@ class WorkerFleet:
         )
 
     def describe(self) -> str:
-        """What is left, for people."""
+        """A readable list of what is left."""
         lines = [str(request) for request in self.requests.values() if not request.outcome]
         for name, bench in self.workers.items():
             for each in bench.scheduler.sequences:

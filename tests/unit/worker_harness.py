@@ -253,7 +253,7 @@ class Bench:
 
     @property
     def descriptor(self) -> PeerDescriptor:
-        """What prefill workers get to know."""
+        """The descriptor that prefill workers get."""
         agent, descriptor = self.transfers.agent, b"here"
         digest = authenticate_descriptor(SECRET.encode(), agent, descriptor, self.num_blocks)
         return PeerDescriptor(
@@ -276,7 +276,7 @@ class Bench:
         return sent
 
     def close(self) -> None:
-        """Let go of the pipe."""
+        """Close the pipe."""
         self.wakeup.close()
 
 
@@ -353,7 +353,7 @@ class LateWrite:
     is_whole: bool
 
     def land(self, target: Bench) -> None:
-        """What is left of it arrives."""
+        """Let what is left of the write arrive."""
         blocks = list(self.write.target_blocks)
         if self.is_whole:
             target.memories[self.write.group][blocks] = self.data
@@ -372,7 +372,7 @@ def give_up(write: Write, source: Bench, is_whole: bool) -> LateWrite:
 
 
 def finish(write: Write, source: Bench) -> None:
-    """The writer learns that its write has landed."""
+    """Let the writer learn that its write has landed."""
     source.transfers.writes.remove(write)
     source.transfers.events.append(WriteFinished(write.key, None, 1, 2))
 
@@ -391,7 +391,7 @@ class Asked:
     ends: Counter[str] = field(default_factory=Counter)  # by worker
 
     def legs(self, key: Key) -> list[Generate | Prefill]:
-        """What its router sends."""
+        """The messages that the router of the attempt sends."""
         fields: dict[str, Any] = {
             "request_id": key[0],
             "attempt": key[1],

@@ -17,7 +17,8 @@ DEADLINE_S = 5.0
 
 @contextmanager
 def aborted() -> Iterator[None]:
-    """The block leaves a request before its end: the fleet must notice and stop its work."""
+    """A context in which the client leaves a request before its end. The fleet must notice and stop
+    its work."""
     before = _num_clients_gone()
     yield
     deadline = time.monotonic() + DEADLINE_S

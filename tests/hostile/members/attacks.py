@@ -93,7 +93,7 @@ def _endless_messages(insider: Insider) -> None:
         network.close()
     honest = insider.worker(Role.DECODE)
     with closing(RogueWorker(insider.secret, insider.redis_url, honest)) as rogue_worker:
-        rogue_worker.lie([_BLOCK * 2], [])  # it is connected
+        rogue_worker.lie([_BLOCK * 2], [])  # the worker is connected
         rogue_worker.send_without_end([_BLOCK] * _ENDLESS)
 
 
@@ -110,7 +110,7 @@ def _half_handshakes(insider: Insider) -> None:
                 try:
                     connection.send(_BEGINNINGS[number % len(_BEGINNINGS)])
                 except OSError:
-                    continue  # it was cut off already
+                    continue  # the connection was cut off already
 
 
 MEMBER_ATTACKS: dict[str, Callable[[Insider], None]] = {

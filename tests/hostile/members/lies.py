@@ -23,8 +23,8 @@ _BYTES = (b"", b"\xff" * HUGE_TEXT)
 
 
 def lies(union: Any, **true: Any) -> Iterator[tuple[str, bytes]]:
-    """Each lie: its name and its MessagePack. `true` holds fields that stay as they are, where a
-    message has them and no lie is about them."""
+    """Yields each lie's name and MessagePack. `true` holds fields that keep their honest values,
+    unless the lie is about them."""
     for message in variants(union):
         fields = [each.name for each in inspect.type_info(type(message)).fields]  # type: ignore[union-attr]
         known = {name: value for name, value in true.items() if name in fields}

@@ -24,7 +24,7 @@ class RogueWorker:
     """A registered worker that sends the router `frames` and `events`, and answers nothing."""
 
     def __init__(self, secret: str, redis_url: str, honest: WorkerInfo) -> None:
-        """It looks like `honest`, but for its name and addresses."""
+        """The worker registers like `honest`, with a name and addresses of its own."""
         self._network = Network(secret)
         policy = HelloPolicy("rogue", uuid.uuid4().hex, "", "")
         self._server = ControlServer(self._network, "tcp://127.0.0.1:*", policy, silence_s=60.0)
@@ -41,7 +41,8 @@ class RogueWorker:
         self._lease.start()
 
     def lie(self, frames: list[bytes], events: list[bytes]) -> None:
-        """Send all. A lie may end the connection; then the rest goes over the next one."""
+        """Send all frames and events. A lie may end the connection; then the rest is sent over the
+        next connection."""
         for frame in frames:
             while not self._try_send(frame):
                 pass

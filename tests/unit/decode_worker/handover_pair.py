@@ -65,7 +65,7 @@ class Handover:
         )
 
     def run_to(self, num_tokens: int) -> None:
-        """The request runs on D until it has so many tokens."""
+        """Let the request run on D until it has so many tokens."""
         self.d.server.inbox.append((ROUTER, self.generate(1, 0)))
         while len(self.tokens) < num_tokens:
             self.turn("d")
@@ -76,7 +76,7 @@ class Handover:
         return next(m for _, m in self.ends if isinstance(m, HandedOver))
 
     def go_on(self, attempt: int = 2) -> None:
-        """The next attempt, as the router begins it after HandedOver."""
+        """Begin the next attempt, as the router does after HandedOver."""
         generate = self.generate(attempt, len(self.tokens) - 1, D_PEER)
         self.e.server.inbox.append((self.router, generate))
 

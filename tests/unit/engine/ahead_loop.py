@@ -49,7 +49,7 @@ class PoolAttention:
 
 
 def _slots(segment: Segment) -> np.ndarray:
-    """Of all tokens of a context."""
+    """The slots of all tokens of a context."""
     positions = np.arange(segment.context_len)
     return np.array(segment.block_table)[positions // BLOCK] * BLOCK + positions % BLOCK
 
@@ -172,7 +172,8 @@ class Loop:
         self.arriving: list[tuple[int, Sequence]] = []
 
     def serve(self, workload: Seq[Asked]) -> dict[str, Told]:
-        """Until all of it has ended, and nothing is left."""
+        """Serve the workload until all requests have ended. Asserts that nothing of them is
+        left."""
         for self.turn in range(3000):
             for number, asked in enumerate(workload):
                 if asked.turn == self.turn:
@@ -216,7 +217,8 @@ class Loop:
             self.scheduler.release_blocks(told.sequence)
 
     def receive(self) -> None:
-        """Blocks of a peer arrive two turns after they were granted; were written at once."""
+        """Let blocks of a peer arrive two turns after they were granted. The peer wrote them at
+        once."""
         for due, sequence in list(self.arriving):
             if due <= self.turn:
                 self.arriving.remove((due, sequence))

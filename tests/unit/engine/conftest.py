@@ -303,7 +303,8 @@ def product_kernels(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> cty
 
 @pytest.fixture(scope="session", params=usable_instruction_sets())
 def instruction_set(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> str:
-    """Each that this machine runs; `kernels` says first whether any can be built."""
+    """Each instruction set that this machine runs; `kernels` first skips the test if no kernels can
+    be built."""
     name: str = request.param
     return name
 

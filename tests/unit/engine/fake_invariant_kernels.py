@@ -148,15 +148,15 @@ class StandIn(InvariantBackend):
     """The backend on a CPU."""
 
     def ops(self) -> TorchOps:
-        """torch's, which are row by row, too."""
+        """torch's operations, which also compute row by row."""
         return TorchOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
 
     def find_cut(self) -> top_p.FindCut:
-        """torch's."""
+        """torch's search for the cut."""
         return top_p.lowest_kept
 
     def capture(self) -> Capture:
-        """No graph: the same pass again."""
+        """Captures no graph: runs the same pass again."""
         return lambda run: run
 
     def report(self, pool: KvPool) -> None:

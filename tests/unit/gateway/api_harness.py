@@ -83,7 +83,7 @@ class Pause:
         self._is_over = False
 
     def end(self) -> None:
-        """From any thread, before or while a generation waits here."""
+        """End the pause. May be called from any thread, before or while a generation waits here."""
         self._is_over = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._event.set)
@@ -261,7 +261,7 @@ class LiveApi:
         self.generator.script = lambda request: token_steps(request, ids, finish, self.tokenizer)
 
     def post(self, path: str, body: object, **headers: str) -> httpx.Response:
-        """Posts JSON."""
+        """Posts a JSON body."""
         return self.http.post(path, json=body, headers=headers)
 
     def complete(self, prompt: object = "Hi", **fields: object) -> httpx.Response:

@@ -54,7 +54,7 @@ class Served:
             yield TokenDelta([70])
 
     def tokens(self, count: int) -> None:
-        """From now on a generation has `count` tokens."""
+        """Give every further generation `count` tokens."""
         self.generator.script = lambda request: itertools.chain(
             self._count(range(count - 1)), [TokenDelta([70], finish=FinishReason.LENGTH)]
         )
@@ -73,7 +73,7 @@ class Served:
             await asyncio.get_running_loop().sock_sendall(client, data)
 
     async def read_all(self, client: socket.socket) -> bytes:
-        """Everything until the server closes."""
+        """Read everything until the server closes the connection."""
         found = bytearray()
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(WAIT_S):

@@ -1,4 +1,5 @@
-"""A transport without memory: a test says what it reports, and reads what it was asked."""
+"""A transport without memory: a test sets what the transport reports, and reads what it was asked
+to do."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def ask(d: DecodeBench, **changes: Any) -> KvAsk:
 
 
 def grant(d: DecodeBench, num_blocks: int = 5, **changes: Any) -> KvGrant:
-    """For the first blocks of the decode worker's pool, or what `changes` say."""
+    """A grant of the first blocks of the decode worker's pool. `changes` replace its fields."""
     message = KvGrant(
         request_id="r",
         attempt=1,
@@ -38,7 +38,7 @@ def grant(d: DecodeBench, num_blocks: int = 5, **changes: Any) -> KvGrant:
 
 
 def say(p: PrefillBench, *messages: Any, turns: int = 1) -> list[Any]:
-    """What a router says; all that was sent by the end of the turns."""
+    """Let a router send messages. Returns all that the worker sent by the end of the turns."""
     p.server.inbox += [(ROUTER, message) for message in messages]
     for _ in range(turns):
         p.worker.turn()
@@ -46,24 +46,25 @@ def say(p: PrefillBench, *messages: Any, turns: int = 1) -> list[Any]:
 
 
 def say_of_d(p: PrefillBench, d: DecodeBench, *messages: Any, turns: int = 1) -> list[Any]:
-    """What the decode worker says; all that was sent by the end of the turns."""
+    """Let the decode worker send messages. Returns all that the worker sent by the end of the
+    turns."""
     p.server.inbox += [(d.as_peer, message) for message in messages]
     return say(p, turns=turns)
 
 
 def finish_writes(p: PrefillBench) -> None:
-    """All writes that are under way have landed."""
+    """Let all writes that are under way land."""
     for write in list(p.transfers.writes):
         finish(write, p)
 
 
 def types(messages: list[Any]) -> list[type]:
-    """Of each message."""
+    """The type of each message."""
     return [type(message) for message in messages]
 
 
 def answered(p: PrefillBench) -> list[tuple[Peer, type]]:
-    """Who was told what since the last call, but for routers."""
+    """The messages to peers other than routers since the last call, as (peer, type)."""
     sent = [(peer, type(message)) for peer, message in p.server.sent if peer != ROUTER]
     p.server.sent.clear()
     return sent

@@ -126,7 +126,7 @@ class FakeWorker:
             assert await self.events.recv() == b"\x01"
 
     async def close(self) -> None:
-        """As if the process were killed."""
+        """Close all sockets, as if the process were killed."""
         self._task.cancel()
         await asyncio.wait([self._task])
         self.control.close(linger=0)

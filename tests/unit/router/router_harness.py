@@ -113,11 +113,11 @@ class Harness:
         return worker is not None and worker.takes_requests
 
     def refresh(self) -> None:
-        """What the membership's watcher would report."""
+        """Report the workers as the membership's watcher would."""
         self.fleet.update({each.info.worker_id: each.info for each in self.workers.values()})
 
     async def kill(self, worker_id: str) -> None:
-        """The worker's process ends, and its lease."""
+        """End the worker's process, and its lease."""
         await self.workers.pop(worker_id).close()
         self.refresh()
         await until(lambda: self.fleet.worker(worker_id) is None)
@@ -172,12 +172,12 @@ class Consumer:
         return self.wants_more
 
     def fill(self) -> None:
-        """Take nothing from now on."""
+        """Stop taking tokens."""
         self.is_full = True
         self._has_room.clear()
 
     def make_room(self) -> None:
-        """Take what waited, and what comes."""
+        """Take the tokens that waited, and those that come."""
         self.is_full = False
         self._has_room.set()
 
@@ -225,7 +225,7 @@ OWN_NONCE = 1 << 40
 
 
 async def all_sent(harness: Harness, worker: FakeWorker) -> None:
-    """Wait until what the router has sent to a worker is there."""
+    """Wait until all that the router has sent to a worker has arrived."""
     known = harness.fleet.worker(worker.info.worker_id)
     assert known is not None
     known.link.send(Ping(nonce=OWN_NONCE))

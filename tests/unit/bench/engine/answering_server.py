@@ -42,5 +42,5 @@ class AnsweringServer(ABC):
 
 
 def header(head: str, name: str) -> str:
-    """Its value; empty if it is not there."""
+    """The value of a header; empty if the header is absent."""
     return head.partition(f"\r\n{name}: ")[2].partition("\r\n")[0]

@@ -57,7 +57,7 @@ class Terminal:
         os.close(self._handle)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Another size, of which the system tells the command."""
+        """Change the terminal's size; the system notifies the command."""
         fcntl.ioctl(self._handle, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def type(self, keys: str | bytes) -> None:
@@ -69,7 +69,8 @@ class Terminal:
         self.type(ENTER)
 
     def wait_for(self, text: str) -> str:
-        """Wait until `text` appears after what was waited for before; what came up to its end."""
+        """Wait until `text` appears after the last awaited text. Returns what came up to its
+        end."""
         deadline = time.monotonic() + WAIT_S
         while (place := self._text.find(text, self._seen)) < 0:
             if time.monotonic() > deadline or not self._read():

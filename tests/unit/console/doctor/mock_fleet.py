@@ -78,7 +78,7 @@ class _Prefill:
         self.steps: list[float] = []
 
     def touch(self, prefix: int, blocks: int) -> bool:
-        """Whether the prefix was cached; it is now."""
+        """Cache the prefix. Returns whether it was cached before."""
         was = prefix in self.cache
         self.cache[prefix] = None
         self.cache.move_to_end(prefix)
@@ -251,7 +251,7 @@ def _send(
 
 
 def replace_facts(facts: RequestFacts, **changes: object) -> RequestFacts:
-    """These facts with other values."""
+    """A copy of the facts with other values."""
     return msgspec.structs.replace(facts, **changes)
 
 

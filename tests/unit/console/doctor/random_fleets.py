@@ -162,7 +162,7 @@ NAMES = ("prefill-1", "prefill-2", "decode-1", "decode-2", "decode-3")
 
 
 class Staged(NamedTuple):
-    """An observation whose text does not repeat its requests."""
+    """An observation whose `repr` does not repeat its requests."""
 
     seen: Observation
 

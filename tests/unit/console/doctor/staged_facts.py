@@ -36,7 +36,7 @@ def worker(worker_id: str, **fields: Any) -> WorkerStanding:
 
 
 def gone(worker_id: str, cause: str, reason: str = "its lease ended") -> WorkerStanding:
-    """A worker that the fleet lacks since nine seconds."""
+    """A worker that the fleet has lacked for nine seconds."""
     conditions = {"lost": "lost", "silent": "silent", "address": "not connected"}
     return worker(
         worker_id, condition=conditions.get(cause, "refused"), cause=cause, reason=reason,

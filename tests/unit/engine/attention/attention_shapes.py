@@ -19,7 +19,7 @@ NUM_LAYERS = 2
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a pool and the heads over it."""
+    """The shape of a pool and of the heads over it."""
 
     num_heads: int = 4
     num_kv_heads: int = 2
@@ -35,7 +35,7 @@ class Shape:
     has_sinks: bool = False
 
     def layout(self, library: ctypes.CDLL) -> KvLayout:
-        """Of the kernel's pool."""
+        """The layout of the kernel's pool."""
         layout = KvLayout(
             model_fingerprint="x",
             dtype=self.dtype,
@@ -85,7 +85,7 @@ def _nibbles(halves: np.ndarray) -> np.ndarray:
 
 
 def num_tokens(texts: list[tuple[int, int]]) -> int:
-    """Of texts of (tokens before, tokens now)."""
+    """The number of all tokens of texts, each given as (tokens before, tokens now)."""
     return sum(before + now for before, now in texts)
 
 

@@ -18,7 +18,7 @@ Cache = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass
 class _Said:
-    """What a `plan` was told beside its arrays."""
+    """The arguments of a `plan` beside its arrays."""
 
     num_qo_heads: int
     num_kv_heads: int

@@ -20,9 +20,9 @@ _SOFTWARE_TILES = Path(__file__).parent / "software_tiles" / "tile_instructions.
 
 
 def usable_instruction_sets() -> list[str]:
-    """Those that this machine runs, in the order of `INSTRUCTION_SETS`. Everyday, a CPU with AMX
-    leaves out `avx512_bf16`, which compiles for a minute. Nightly, a CPU that multiplies bf16 but
-    has no AMX tries AMX in software."""
+    """The instruction sets that this machine runs, in the order of `INSTRUCTION_SETS`. Everyday, a
+    CPU with AMX leaves out `avx512_bf16`, which compiles for a minute. Nightly, a CPU that
+    multiplies bf16 but has no AMX tries AMX in software."""
     flags = set(library._cpu("flags").split())
     found = [name for name, needed in INSTRUCTION_SETS.items() if needed <= flags]
     if best_instruction_set() == _TILES:
@@ -32,7 +32,7 @@ def usable_instruction_sets() -> list[str]:
 
 
 def instruction_sets_with_products() -> list[str]:
-    """Those of them whose kernels have linear layers."""
+    """The usable instruction sets whose kernels have linear layers."""
     return [name for name in usable_instruction_sets() if "fma" in INSTRUCTION_SETS[name]]
 
 
