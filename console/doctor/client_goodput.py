@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from console.doctor.facts import Facts, KeyFacts
 
 FLOOD = 60
-"""Requests refused with 429 within a minute, from which a key counts as flooding."""
+"""A key with this many requests refused with 429 within a minute counts as flooding."""
 MANY_INVALID = 20
-"""Invalid requests within a minute, from which a key's client counts as set up wrongly."""
+"""A key with this many invalid requests within a minute counts as used by a misconfigured
+client."""
 MIN_BAD = 3
 """The fewest missed requests that are not put down to chance."""
 
@@ -34,7 +35,7 @@ class Clients:
 
     @property
     def goodput(self) -> float | None:
-        """The share of good ones; None without requests."""
+        """The share of good requests; None without requests."""
         return self.good / self.total if self.total else None
 
     def are_missed(self, target: float) -> bool:

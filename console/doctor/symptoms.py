@@ -122,8 +122,8 @@ def _steps_for(worker: WorkerFacts, other: WorkerFacts) -> float | None:
 
 
 def _are_alike(worker: WorkerFacts, other: WorkerFacts) -> bool:
-    """Whether the steps of two workers hold about the same work. Where one carries most of a pool's
-    load, the step models of the two say nothing of each other."""
+    """Whether the steps of two workers hold about the same work. If one worker carries most of a
+    pool's load, neither worker's step model applies to the other worker's steps."""
     pairs = (
         (worker.step_tokens, other.step_tokens, 1),
         (worker.step_attended, other.step_attended, _LITTLE_CONTEXT),

@@ -134,8 +134,8 @@ def _places_wanted(decode: Sequence[Worker]) -> float | None:
 
 
 def _blocks_wanted(decode: Sequence[Worker]) -> float | None:
-    """Wanted blocks per block of the pool: blocks in use and, where most are in use, as many for
-    each waiting request as a running request has on average."""
+    """Wanted blocks per block of the pool. Blocks in use are wanted. If most blocks of a worker are
+    in use, each of its waiting requests wants as many as its running requests have on average."""
     total, wanted = sum(each.info.num_blocks for each in decode), 0.0
     for worker in decode:
         stats = worker.stats

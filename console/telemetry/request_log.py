@@ -24,11 +24,12 @@ from router.requests.trace_store import TraceStore
 MAX_ROWS = 200
 MAX_SHARED = 80
 ASK_S = 1.0
-"""How long other routers have to answer."""
+"""The time within which other routers must answer."""
 
 
 class Order(StrEnum):
-    """SLOW: longest time to the first token first. RECENT: latest arrival first."""
+    """The order of rows. SLOW begins with the longest time to the first token, RECENT with the
+    latest arrival."""
 
     SLOW = "slow"
     RECENT = "recent"
@@ -48,8 +49,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class RowQuery:
-    """Which requests to list. `outcome` None means any. Only requests whose id starts with
-    `prefix`, or whose key has this name, are listed."""
+    """Which requests to list. `outcome` None means any. `prefix` selects requests whose id starts
+    with it, and requests whose key has it as its name."""
 
     order: Order = Order.RECENT
     outcome: Outcome | None = None
@@ -72,7 +73,8 @@ class RequestLog:
         self._shared: dict[str, dict[str, Any]] = {}  # rows of ended requests, by id
 
     def rows(self, query: RowQuery) -> list[dict[str, Any]]:
-        """Rows in the wanted order. A running request without a token counts as slow as its age."""
+        """Rows in the wanted order. For a running request without a token, its age counts as its
+        time to the first token."""
         now_us = self._traces.wall_us()
         rows = self._own_rows(query, now_us)
         known = {each["request_id"] for each in rows}

@@ -25,7 +25,7 @@ class Rule(Protocol):
         self, convolved: torch.Tensor, at: slice, state: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The outputs [M, ...] of consecutive tokens of one sequence, and the state behind them.
-        `state` is the one before; None: empty."""
+        `state` is the state before them; None means an empty state."""
 
     def one_each(
         self, convolved: torch.Tensor, at: torch.Tensor, state: torch.Tensor

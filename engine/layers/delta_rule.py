@@ -32,7 +32,8 @@ class DeltaInputs(NamedTuple):
 
 def chunked(inputs: DeltaInputs, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs of consecutive tokens, [N, num_value_heads, value_dim], and the state behind
-    them, [num_value_heads, key_dim, value_dim]. `state` is the one before; None: empty."""
+    them, [num_value_heads, key_dim, value_dim]. `state` is the state before them; None means an
+    empty state."""
     q, k = _normed(inputs)
     num_tokens, size = len(q), min(CHUNK, len(q))
     num_chunks = -(-num_tokens // size)

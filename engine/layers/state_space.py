@@ -2,8 +2,8 @@
 
 Each head keeps a state S, [head_dim, state_size]. A token with the input x, the step dt, the decay
 exp(g) and the group's b and c changes it to `S' = exp(g) S + dt x b`, and its output is `S' c`.
-`chunked` computes many tokens of one sequence by matrix products over chunks, `one_each` one token
-of each of many sequences. Knows no layer.
+`chunked` computes many tokens of one sequence by matrix products over chunks. `one_each` computes
+one token of each of many sequences. The module knows no layer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class SpaceInputs(NamedTuple):
 
 def chunked(inputs: SpaceInputs, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs of consecutive tokens, [N, num_heads, head_dim], and the state behind them,
-    [num_heads, head_dim, state_size]. `state` is the one before; None: empty."""
+    [num_heads, head_dim, state_size]. `state` is the state before them; None means an empty
+    state."""
     stepped, b, c = _by_head(inputs)
     num_tokens, size = len(stepped), min(CHUNK, len(stepped))
     num_chunks = -(-num_tokens // size)

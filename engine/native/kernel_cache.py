@@ -1,9 +1,10 @@
 """The folder of built kernels, which nobody else may change: a library in it is code that runs with
 the user's rights. So a folder is used only if this user or root owns it and every folder above it,
-and nobody else may write there (in one with the sticky bit, such as /tmp, others cannot replace
-what is not theirs). If the cache is not such a folder, the kernels go into one of this user's among
-the temporary files; if another user has taken its name, into one that is deleted with the process.
-If others could rename even that, no kernels are built.
+and nobody else may write to any of them. A folder with the sticky bit, such as /tmp, also counts,
+because others cannot replace files of this user there. If the cache is not such a folder, the
+kernels go into a temporary folder of this user. If another user has taken the name of that folder,
+they go into a folder that is deleted with the process. If others could rename even this folder, no
+kernels are built.
 """
 
 from __future__ import annotations

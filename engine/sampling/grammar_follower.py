@@ -99,8 +99,8 @@ class GrammarFollower:
             self.pool.wait_for(pooled, lambda matcher: not matcher.is_consuming)
 
     def wait_for_masks(self, matchers: Sequence[GrammarMatcher]) -> None:
-        """Compute deferred masks, and wait for the others no longer than a step's wait. Requests
-        whose time is spent are not waited for."""
+        """Compute deferred masks, and wait for the others no longer than a step's wait. Do not wait
+        for requests that have used up their time."""
         deferred = [matcher for matcher in matchers if matcher.is_deferred]
         if len(deferred) > _FEW and all(self._trusts(matcher.lane) for matcher in deferred):
             self._compute_many(deferred)

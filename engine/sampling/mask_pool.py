@@ -93,8 +93,8 @@ class MaskPool(Generic[W]):
                     self._progress.notify_all()
 
     def wait_for(self, works: Iterable[W], is_done: Callable[[W], bool]) -> None:
-        """Wait until all are done, but no longer than a step's budget; a lane that takes longer is
-        slow from now on. Slow lanes are not waited for."""
+        """Wait until all are done, but no longer than a step's budget. A lane that takes longer is
+        slow from now on. Do not wait for slow lanes."""
         deadline = time.monotonic() + self._budget_s
         with self._lock:
             self._is_done = is_done

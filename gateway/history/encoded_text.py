@@ -1,9 +1,10 @@
-"""A prompt's text with its token ids, in which ids of earlier answers can take their text's place.
+"""A prompt's text with its token ids. Where the text repeats an earlier answer, the answer's own
+ids can replace the tokenizer's ids.
 
 Pure. The text never changes: an answer's ids replace the ids of exactly the bytes that they stand
 for. They must begin and end at boundaries of the tokens around them, and none of their tokens may
-span a cut, where a look-alike of a control token was taken apart. Otherwise the answer stays as the
-tokenizer encoded it.
+span a cut. A cut is a place at which text that looks like a control token was split. Otherwise the
+answer stays as the tokenizer encoded it.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def spliced(
     """The text's ids, with the answers' own ids where the text repeats an answer, and the number of
     answers put in. Each answer is given as the place where its text ends (in bytes, without white
     space at its end) and its ids, in the order of these places. If the text lacks the white space
-    at an answer's end, the answer's ids up to there are put in. `cuts` are the places that no token
-    may span.
+    at an answer's end, only the ids before this white space are put in. `cuts` are the places that
+    no token may span.
     """
     line = _Line(encoded)
     num_found = 0
@@ -85,7 +86,8 @@ def _kept_tokens(pieces: Sequence[bytes], size: int) -> Iterator[int]:
 
 
 class _Line:
-    """The ids so far: the ones that are `done`, with their starts, then the text's own ids."""
+    """The text's ids while answers are put in: first the ids that are done, with their starts, then
+    the text's own ids from `_place` on."""
 
     def __init__(self, encoded: EncodedText) -> None:
         self._encoded = encoded
@@ -131,7 +133,7 @@ class _Line:
 
 
 def _index(starts: Sequence[int], place: int) -> int | None:
-    """The index of a place among ascending ones; None if it is not there."""
+    """The index of `place` in the ascending `starts`; None if it is not among them."""
     index = bisect_left(starts, place)
     return index if index < len(starts) and starts[index] == place else None
 

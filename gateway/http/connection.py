@@ -3,7 +3,8 @@
 A protocol for uvicorn's server, with limits on requests, on how many are read ahead, and on the
 time that a client may leave an answer unread. Clients that leave, or send nothing more, are noticed
 at once. While a client does not read, flow control holds up the code that makes the answer. After
-the timeout the connection is aborted, and that code learns that the client is gone. Knows no paths.
+the timeout the connection is aborted, and the code that makes the answer learns that the client is
+gone. Knows no paths.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class BoundedProtocol(RequestReader):
         self._end()
 
     def _num_ahead(self) -> int:
-        """Requests that were read and wait for the answers before theirs."""
+        """The number of requests that were read and wait for the answers to earlier requests."""
         return max(0, len(self._exchanges) - 1)
 
     def _running(self) -> Exchange | None:
@@ -220,7 +221,7 @@ class BoundedProtocol(RequestReader):
         super().on_message_begin()
 
     def _begin_exchange(self, scope: Scope, keep_alive: bool, awaits_continue: bool) -> Exchange:
-        """Let the application answer, or queue the request behind those that it answers."""
+        """Let the application answer the request, or queue it behind earlier requests."""
         offer_connection(scope, self)
         exchange = Exchange(
             scope,
@@ -352,7 +353,7 @@ class BoundedProtocol(RequestReader):
         self._stall.start()
 
     def resume_writing(self) -> None:
-        """Let that code continue: the client has caught up."""
+        """Let the code that makes the answer continue: the client has caught up."""
         if not self._is_ending:
             self._stall.stop()
         self.flow.resume_writing()

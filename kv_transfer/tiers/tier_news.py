@@ -72,9 +72,9 @@ class GroupNews(TierNews):
     all tokens: the first group's blocks, and ends (`protocol.hashing.end_of`). `per_block` are the
     units of a block, by group.
 
-    A block counts as an end if all other groups have all units of theirs. The other groups keep
-    only the blocks that a prefix needs to end somewhere. The last of these blocks is such an end;
-    the earlier ones need not be.
+    A block counts as an end if all other groups have all units of their blocks for it. The other
+    groups keep only the blocks that a prefix needs to end somewhere. The last of these blocks is
+    such an end; the earlier ones need not be.
     """
 
     def __init__(self, per_block: Sequence[int], most: int = MAX_REPORTED) -> None:

@@ -19,8 +19,8 @@ from process.number_text import count, integer, ms, percent, rate, times
 from protocol.messages import Role
 
 SLOW_AND_AVOIDED = 2.0
-"""The ratio from which a worker that routers avoid is slow. Larger than SLOW, because it rests on
-few steps."""
+"""A worker that routers avoid counts as slow from this ratio on. The ratio is larger than SLOW,
+because it is measured over few steps."""
 SLOW_LINK = 0.4
 """Below this ratio of a pair's rate to the median of the others, its link counts as slow."""
 MIN_BYTES = 64 << 20
@@ -36,8 +36,8 @@ good ones."""
 
 
 def check_slow_worker(seen: Observation) -> Finding | str | None:
-    """Whether a worker is slower than its pool's others would be for the same step, or whether one
-    of its ranks is slower than the other ranks."""
+    """Whether a worker is slower than the other workers of its pool would be at the same step, or
+    one of its ranks is slower than its other ranks."""
     if found := slow_rank(seen):
         return found
     worst = None

@@ -35,7 +35,7 @@ class _Place(Enum):
 
 class NamedCallsParser(ToolParser):
     """Parses calls after `begin`. `head` matches the name up to the bracket; `head_so_far` matches
-    the beginning of such a text."""
+    any beginning of a text that `head` matches."""
 
     begin: ClassVar[str]
     end: ClassVar[str | None] = None
