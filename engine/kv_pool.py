@@ -24,7 +24,7 @@ from engine.gpu.shareable_memory import shareable_zeros, why_not_shareable
 from protocol.block_order import layer_places
 from protocol.errors import ConfigError
 from protocol.layout import SPLIT, KvLayout
-from scheduling.pool_sizes import pages_of
+from scheduling.pool_sizes import blocks_in, pages_of
 
 _DIGEST_BYTES = 16
 _QUAD = 128  # numbers that share a span
@@ -63,7 +63,8 @@ class KvPool:
         self.model_layers: Sequence[int] = range(len(layout.layers))
         """The layers whose blocks these are, counted from the first that this rank has."""
         self.holds_states = False
-        """Whether a block is the states of a group's layers: [layers, numbers], fp32."""
+        """Whether a block is the states of a group's layers: [layers, 1, parts, 1, numbers of a
+        part], fp32."""
         self.device = torch.device(device)
         self.block_bytes = layout.block_bytes
         self.num_pages = pages_of(layout, num_blocks)
@@ -123,8 +124,8 @@ class KvPool:
 
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer: `[num_blocks, num_planes, num_kv_heads, block_size, head_dim]`,
-        strided. In a group with states it is `[num_blocks, numbers]`."""
-        if not self.layout.peer_stages or self.holds_states:
+        strided."""
+        if not self.layout.peer_stages:
             return self.tensor[:, index]
         place, (_, *of_layer) = layer_places(self.layout)[index], self.layout.block_shape
         strides = place.plane_stride, place.head_stride, self.layout.head_dim, 1
@@ -146,7 +147,7 @@ def _view(pool: KvPool, index: int) -> KvPool:
     view.block_bytes = pool.layout.block_stride(index)
     memory, shape = pool.tensor, _tensor_shape(layout)
     if group.state_numbers is not None:
-        view.holds_states, shape = True, (len(group.layers), group.state_numbers)
+        view.holds_states = True
         memory = memory.view(torch.float32)
     strides = torch.empty(shape, device="meta").stride()
     stride = view.block_bytes // memory.element_size()
@@ -178,11 +179,11 @@ def _unknown_spans(layout: KvLayout, num_blocks: int) -> torch.Tensor:
 
 def blocks_for_memory(layout: KvLayout, num_bytes: int) -> int:
     """How many blocks fit into `num_bytes`; ConfigError with both sizes if none fits."""
-    num_blocks = num_bytes // layout.block_bytes
+    num_blocks = blocks_in(layout, num_bytes)
     if num_blocks < 1:
+        size = layout.page_bytes if layout.grouping else layout.block_bytes
         raise ConfigError(
-            f"{num_bytes} bytes hold no KV block of {layout.block_bytes} bytes; "
-            "give the KV pool more memory"
+            f"{num_bytes} bytes hold no KV block of {size} bytes; give the KV pool more memory"
         )
     return num_blocks
 
@@ -194,12 +195,12 @@ def blocks_for_fraction(layout: KvLayout, device: torch.device, fraction: float)
     return blocks_for_memory(layout, int(available_bytes(device) * fraction))
 
 
-def check_room(block_bytes: int, num_blocks: int, device: torch.device) -> None:
-    """Raises ConfigError with both sizes if a host has no room for `num_blocks`: the kernel would
-    kill the process while it touches them."""
+def check_room(needed: int, num_blocks: int, device: torch.device) -> None:
+    """Raises ConfigError with both sizes if a host has no room for the `needed` bytes of
+    `num_blocks`: the kernel would kill the process while it touches them."""
     if device.type != "cpu":
         return
-    needed, free = num_blocks * block_bytes, available_bytes(device)
+    free = available_bytes(device)
     if needed > free:
         raise ConfigError(
             f"{num_blocks} KV blocks take {needed >> 20} MiB, and {free >> 20} MiB are free here "

@@ -46,6 +46,7 @@ from engine.sampling.grammar import Grammars
 from protocol.errors import ConfigError
 from protocol.layout import ALL_TOKENS, FP8, SPLIT, TOKENS, KvLayout, kept_grouping
 from scheduling.block_pools import BlockPools
+from scheduling.pool_sizes import pool_bytes
 from scheduling.scheduler import Scheduler
 from scheduling.step_model import StepModel
 
@@ -161,10 +162,9 @@ def choose_backend(config: EngineConfig, model: ModelConfig, ranks: Ranks | None
     if model.latent is not None:
         _check_latent(config)
     device = pick_device(config.device)
-    if model.state_numbers is not None and (device.type != "cpu" or ranks is not None):
+    if model.state_numbers is not None and device.type != "cpu":
         raise ConfigError(
-            "layers of this model keep states, which workers of one rank on a CPU serve: set "
-            "device to cpu, tensor_parallel and pipeline_parallel to 1"
+            "layers of this model keep states, which workers on a CPU serve: set device to cpu"
         )
     if model.state_numbers is not None and config.batch_invariant:
         raise ConfigError(
@@ -273,9 +273,9 @@ class _Loaded:
         layout, device = self.layout, self.model.device
         num_blocks = self.backend.num_blocks(self.model, layout, self.sizes)
         ranks = layout.ranks[self.local.start : self.local.stop]
-        ends = [0, *accumulate(num_blocks * rank.block_bytes for rank in ranks)]
+        ends = [0, *accumulate(pool_bytes(rank, num_blocks) for rank in ranks)]
         if layout.rank == self.local.start:
-            check_room(sum(each.block_bytes for each in ranks), num_blocks, device)
+            check_room(ends[-1], num_blocks, device)
         memory = allocate(ends[-1])
         if memory is None:
             return KvPool(layout, num_blocks, device)

@@ -68,14 +68,16 @@ class KvGroup(msgspec.Struct, frozen=True):
     """Layers that keep the same tokens: all tokens, or with a `window` only those that later tokens
     still see. A window counts the token itself.
 
-    Layers with `state_numbers` keep a state of that many fp32 numbers each. A token needs the state
-    behind the token before it, so such a group has a window of 2: its block i holds the state
-    behind the last computed token of block i, and a prefix needs only one block of the group.
+    Layers with `state_numbers` keep a state of that many fp32 numbers each, in `state_parts` equal
+    parts that ranks can share out. A token needs the state behind the token before it, so such a
+    group has a window of 2: its block i holds the state behind the last computed token of block i,
+    and a prefix needs only one block of the group.
     """
 
     layers: Annotated[tuple[Dimension, ...], msgspec.Meta(min_length=1, max_length=MAX_LAYERS)]
     window: Dimension | None = None
     state_numbers: Dimension | None = None
+    state_parts: Dimension = 1
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +96,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     pool then consists of large pages. A page holds blocks of one group at a time: a whole number of
     blocks of tokens, or one state. The number of blocks in a page is the same on all ranks of all
     workers; they lie `block_stride` bytes apart. Groups without a window come first. `grouping` is
-    empty if all layers keep all tokens. `num_layers` does not count layers that keep a state.
+    empty if all layers keep all tokens. The parts of a state are divided among ranks like heads.
 
     `stage_ends` and `peer_ends` are the numbers of layers before the end of each stage, here and
     at the peers, if layers are not divided as in `stage_layers`. Only the layouts of single groups
@@ -129,22 +131,27 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
             return self
         group = self.grouping[index]
         num_layers = len(group.layers)
+        stage_ends = _ends(group, self.num_layers, self.num_stages)
+        peer_ends = _ends(group, self.num_layers, self.peer_stages)
         if group.state_numbers is not None:
             return KvLayout(
                 model_fingerprint=self.model_fingerprint,
                 dtype=STATE_DTYPE,
                 num_layers=num_layers,
-                num_kv_heads=1,
+                num_kv_heads=group.state_parts,
                 block_size=1,
-                head_dim=group.state_numbers,
+                head_dim=group.state_numbers // group.state_parts,
                 num_planes=1,
+                tp_rank=self.tp_rank,
+                tp_size=self.tp_size,
+                stage=self.stage,
+                num_stages=self.num_stages,
+                peer_stages=self.peer_stages,
+                stage_ends=stage_ends,
+                peer_ends=peer_ends,
             )
         return msgspec.structs.replace(
-            self,
-            num_layers=num_layers,
-            grouping=(),
-            stage_ends=_ends(group, self.num_layers, self.num_stages),
-            peer_ends=_ends(group, self.num_layers, self.peer_stages),
+            self, num_layers=num_layers, grouping=(), stage_ends=stage_ends, peer_ends=peer_ends
         )
 
     @property
@@ -220,7 +227,11 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block on this rank, over its layers (of all groups) and all planes."""
+        """Bytes of one block on this rank, over all planes of its layers with keys and values, of
+        all groups."""
+        if self.grouping:
+            kept = [at for at, group in enumerate(self.grouping) if group.state_numbers is None]
+            return sum(self.of_group(index).block_bytes for index in kept)
         return math.prod(self.block_shape) * KV_DTYPE_BYTES[self.dtype]
 
     @property
@@ -288,11 +299,13 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("only the layout of a group of layers says where stages end")
         if self.order == SPLIT and (size > 1 or self.peer_stages):
             raise ConfigError("blocks in the order 'split' cannot be shared out by heads")
-        if self.has_states and size * stages > 1:
-            raise ConfigError(
-                "layers that keep states are not split over ranks: set tensor_parallel and "
-                "pipeline_parallel to 1"
-            )
+        for group in self.grouping:
+            numbers, parts = group.state_numbers, group.state_parts
+            if numbers is not None and (numbers % parts or parts % size):
+                raise ConfigError(
+                    f"states of {numbers} numbers in {parts} parts cannot be split over {size} "
+                    "ranks"
+                )
 
     @property
     def fingerprint(self) -> str:
@@ -300,7 +313,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         fields = msgspec.to_builtins(self)
         for group in fields["grouping"]:
             if group["state_numbers"] is None:
-                del group["state_numbers"]
+                del group["state_numbers"], group["state_parts"]
         named = {name: fields[name] for name in fields if fields[name] != _UNNAMED.get(name)}
         return hashlib.blake2b(msgspec.msgpack.encode(named), digest_size=16).hexdigest()
 
@@ -335,11 +348,14 @@ def group_layers(windows: Sequence[int | None], context: int) -> tuple[KvGroup, 
     return tuple(KvGroup(tuple(layers[window]), window) for window in ordered)
 
 
-def group_states(keep_state: Sequence[bool], state_numbers: int) -> tuple[KvGroup, ...]:
-    """The `grouping` of a model in which some layers keep a state of `state_numbers` numbers."""
+def group_states(
+    keep_state: Sequence[bool], state_numbers: int, state_parts: int
+) -> tuple[KvGroup, ...]:
+    """The `grouping` of a model in which some layers keep a state of `state_numbers` numbers in
+    `state_parts` parts."""
     full = tuple(layer for layer, keeps in enumerate(keep_state) if not keeps)
     states = tuple(layer for layer, keeps in enumerate(keep_state) if keeps)
-    return KvGroup(full), KvGroup(states, STATE_WINDOW, state_numbers)
+    return KvGroup(full), KvGroup(states, STATE_WINDOW, state_numbers, state_parts)
 
 
 def kept_grouping(wanted: tuple[KvGroup, ...], kv_windows: str) -> tuple[KvGroup, ...]:

@@ -34,7 +34,7 @@ def windowed_layout(block_size: int, *windows: int) -> KvLayout:
 def state_layout(block_size: int, state_numbers: int) -> KvLayout:
     """A layer that keeps all tokens, and two layers with states of so many numbers."""
     groups = (KvGroup((0,)), KvGroup((1, 2), STATE_WINDOW, state_numbers))
-    return msgspec.structs.replace(bare_layout(block_size), grouping=groups)
+    return msgspec.structs.replace(bare_layout(block_size), num_layers=3, grouping=groups)
 
 
 def part_of(layout: KvLayout, blocks: np.ndarray) -> np.ndarray:

@@ -39,7 +39,8 @@ class StatePlan:
 
 
 class LayerStates(NamedTuple):
-    """One layer's part of all slots, [num_slots, numbers], fp32, strided; and the batch's plan."""
+    """One layer's share of all slots, [num_slots, parts, numbers of a part], fp32, strided; and the
+    batch's plan."""
 
     slots: torch.Tensor
     plan: StatePlan
@@ -74,4 +75,4 @@ class StateSlots:
 
     def of_layer(self, layer: int) -> LayerStates:
         """The states with which a layer computes."""
-        return LayerStates(self._pool.layer(layer), self._plan)
+        return LayerStates(self._pool.layer(layer)[:, 0, :, 0], self._plan)

@@ -6,9 +6,10 @@ checkpoint's config.json; imports no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkpoint.json_keys import JsonKeys
+from protocol.errors import ConfigError
 
 MAX_HEADS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
@@ -45,9 +46,14 @@ class DeltaConfig:
         return self.num_value_heads * self.value_dim
 
     @property
-    def conv_width(self) -> int:
+    def conv_sections(self) -> tuple[int, int, int]:
         """Numbers of a token that the convolution takes: queries, keys and values."""
-        return 2 * self.keys_width + self.values_width
+        return self.keys_width, self.keys_width, self.values_width
+
+    @property
+    def conv_width(self) -> int:
+        """The sum of these."""
+        return sum(self.conv_sections)
 
     @property
     def recurrent_numbers(self) -> int:
@@ -59,6 +65,32 @@ class DeltaConfig:
         """Numbers that a layer keeps of a sequence: the recurrent state, and the last inputs of the
         convolution."""
         return self.recurrent_numbers + (self.num_taps - 1) * self.conv_width
+
+    @property
+    def state_parts(self) -> int:
+        """Equal parts of a state: those of the key heads."""
+        return self.num_key_heads
+
+    @property
+    def turns(self) -> int:
+        """How often the key heads take turns in the order of value heads."""
+        return self.num_value_heads // self.num_key_heads if self.keys_by_turns else 1
+
+    def in_turns(self, count: int) -> tuple[int, ...]:
+        """What `count` numbers of all value heads are made of: those of each turn."""
+        return (count // self.turns,) * self.turns
+
+    def sharded(self, size: int) -> DeltaConfig:
+        """The heads of one of `size` ranks. Raises ConfigError."""
+        if self.num_key_heads % size:
+            raise ConfigError(
+                f"linear_num_key_heads {self.num_key_heads} cannot be split over {size} ranks"
+            )
+        return replace(
+            self,
+            num_key_heads=self.num_key_heads // size,
+            num_value_heads=self.num_value_heads // size,
+        )
 
 
 def parse_delta(keys: JsonKeys, num_layers: int) -> tuple[DeltaConfig | None, tuple[bool, ...]]:

@@ -29,18 +29,21 @@ class Split(Enum):
 class Rows:
     """The rows of a weight that one tensor of the checkpoint holds, named within its half of the
     layer. `num_heads`: of q and k, whose rows some files hold in rotated pairs. `middle`: further
-    dimensions, of 1, that files have between rows and inputs."""
+    dimensions, of 1, that files have between rows and inputs. `sections`: numbers of rows that are
+    shared out to ranks each on their own; none: all rows together."""
 
     name: str
     count: int
     num_heads: int | None = None
     middle: tuple[int, ...] = ()
+    sections: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class LayerTensor:
     """One weight of a kind of layer, [rows, inputs], or [rows] without inputs. `is_wide`: held in
-    fp32, whatever the model's dtype. `offset` is added to the values that are stored."""
+    fp32, whatever the model's dtype. `offset` is added to the values that are stored.
+    `input_sections` are to inputs what `Rows.sections` are to rows."""
 
     name: str
     rows: Sequence[Rows]
@@ -48,6 +51,7 @@ class LayerTensor:
     split: Split = Split.NONE
     is_wide: bool = False
     offset: float = 0.0
+    input_sections: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkpoint.json_keys import JsonKeys
+from protocol.errors import ConfigError
 
 _MAX_HEADS = 1 << 12
 _MAX_SIZE = 1 << 12
@@ -33,15 +34,32 @@ class MambaConfig:
         return self.num_heads * self.head_dim
 
     @property
-    def conv_width(self) -> int:
+    def conv_sections(self) -> tuple[int, int, int]:
         """Numbers of a token that the convolution takes: the heads', and b and c of all groups."""
-        return self.inner + 2 * self.num_groups * self.state_size
+        of_groups = self.num_groups * self.state_size
+        return self.inner, of_groups, of_groups
+
+    @property
+    def conv_width(self) -> int:
+        """The sum of these."""
+        return sum(self.conv_sections)
 
     @property
     def state_numbers(self) -> int:
         """Numbers that a layer keeps of a sequence: the recurrent state, and the last inputs of the
         convolution."""
         return self.inner * self.state_size + (self.num_taps - 1) * self.conv_width
+
+    @property
+    def state_parts(self) -> int:
+        """Equal parts of a state: those of the groups."""
+        return self.num_groups
+
+    def sharded(self, size: int) -> MambaConfig:
+        """The groups of one of `size` ranks, with their heads. Raises ConfigError."""
+        if self.num_groups % size:
+            raise ConfigError(f"n_groups {self.num_groups} cannot be split over {size} ranks")
+        return replace(self, num_heads=self.num_heads // size, num_groups=self.num_groups // size)
 
 
 def parse_mamba(keys: JsonKeys) -> MambaConfig:

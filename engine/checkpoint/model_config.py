@@ -100,7 +100,7 @@ class ModelConfig:
         return KvLayout(
             model_fingerprint=model_fingerprint,
             dtype=dtype,
-            num_layers=self.num_layers - sum(self.state_layers),
+            num_layers=self.num_layers,
             num_kv_heads=self.num_kv_heads,
             block_size=block_size,
             head_dim=self.head_dim,
@@ -111,16 +111,20 @@ class ModelConfig:
     def kv_grouping(self) -> tuple[KvGroup, ...]:
         """The groups of layers (`KvLayout.grouping`), if layers with windows keep only their
         windows, and layers with states only their states."""
-        if self.state_numbers is not None:
-            return group_states(self.state_layers, self.state_numbers)
+        sizes = self._states
+        if sizes is not None:
+            return group_states(self.state_layers, sizes.state_numbers, sizes.state_parts)
         return group_layers(self.sliding_windows, self.max_position_embeddings)
 
     @property
     def state_numbers(self) -> int | None:
         """How many numbers a layer with a state keeps of a sequence; None if no layer keeps a
         state."""
-        sizes = self.delta or self.mamba
-        return None if sizes is None else sizes.state_numbers
+        return None if self._states is None else self._states.state_numbers
+
+    @property
+    def _states(self) -> DeltaConfig | MambaConfig | None:
+        return self.delta or self.mamba
 
     @property
     def rope_dim(self) -> int:
@@ -151,6 +155,8 @@ class ModelConfig:
             num_kv_heads=max(1, self.num_kv_heads // tp_size),
             intermediate_size=self.intermediate_size // tp_size,
             experts=None if self.experts is None else self.experts.sharded(tp_size),
+            delta=None if self.delta is None else self.delta.sharded(tp_size),
+            mamba=None if self.mamba is None else self.mamba.sharded(tp_size),
         )
 
     def staged(self, stage: int, num_stages: int) -> ModelConfig:

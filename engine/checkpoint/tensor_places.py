@@ -17,8 +17,8 @@ from engine.checkpoint.stored_tensors import StoredTensors
 @dataclass(frozen=True)
 class Place:
     """Where a tensor of the checkpoint goes. `heads_in_pairs`: how many heads of q or k in the
-    tensor lie in rotated pairs. `is_wide` and `offset` as in `LayerTensor`, `middle` as in
-    `Rows`."""
+    tensor lie in rotated pairs. `is_wide`, `offset` and `input_sections` as in `LayerTensor`,
+    `middle` and `sections` as in `Rows`."""
 
     tensor: torch.Tensor
     split: Split = Split.NONE
@@ -26,6 +26,8 @@ class Place:
     is_wide: bool = False
     offset: float = 0.0
     middle: tuple[int, ...] = ()
+    sections: tuple[int, ...] = ()
+    input_sections: tuple[int, ...] = ()
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -34,20 +36,33 @@ class Place:
         return (rows, *self.middle, *inputs)
 
 
-def cut(shape: Sequence[int], place: Place, shard: Shard) -> tuple[slice, slice]:
-    """A rank's rows and columns of a tensor. If there are fewer parts of rows than ranks,
-    neighbours have the same."""
-    num_rows, columns = len(place.tensor), slice(None)
+_ALL = (slice(None),)
+
+
+def cut(
+    shape: Sequence[int], place: Place, shard: Shard
+) -> tuple[Sequence[slice], Sequence[slice]]:
+    """A rank's rows and columns of a tensor, in ranges."""
     if place.split is Split.OUTPUTS:
-        first = shard.rank * (shape[0] // num_rows) // shard.size * num_rows
-        return slice(first, first + num_rows), columns
+        return _own_ranges(shape[0], place.sections or (len(place.tensor),), shard), _ALL
     if place.split is Split.TOKENS:
         first, end = vocab_bounds(shape[0], shard.size)[shard.rank : shard.rank + 2]
-        return slice(first, end), columns
+        return (slice(first, end),), _ALL
     if place.split is Split.INPUTS:
-        num_columns = place.tensor.shape[1]
-        columns = slice(shard.rank * num_columns, (shard.rank + 1) * num_columns)
-    return slice(None), columns
+        sections = place.input_sections or (place.tensor.shape[1],)
+        return _ALL, _own_ranges(shape[1], sections, shard)
+    return _ALL, _ALL
+
+
+def _own_ranges(size: int, sections: Sequence[int], shard: Shard) -> list[slice]:
+    """A rank's numbers of each section, where all ranks have `size` numbers. If there are fewer
+    parts than ranks, neighbours have the same."""
+    ranges, before, num_parts = [], 0, size // sum(sections)
+    for own in sections:
+        first = before + shard.rank * num_parts // shard.size * own
+        ranges.append(slice(first, first + own))
+        before += num_parts * own
+    return ranges
 
 
 def part_of(stored: torch.Tensor, place: Place, shard: Shard | None) -> torch.Tensor:
@@ -57,7 +72,12 @@ def part_of(stored: torch.Tensor, place: Place, shard: Shard | None) -> torch.Te
     if place.split is Split.FIRST and shard.rank:
         return torch.zeros_like(stored)
     rows, columns = cut(stored.shape, place, shard)
-    return stored[rows] if stored.dim() == 1 else stored[rows, columns]
+    part = _joined([stored[some] for some in rows], 0)
+    return part if stored.dim() == 1 else _joined([part[:, some] for some in columns], 1)
+
+
+def _joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)
 
 
 def stored_part(
@@ -75,7 +95,8 @@ def stored_part(
         part = part_of(values.view(entry.shape), place, shard)
     else:
         rows, columns = cut(entry.shape, place, shard)
-        part = dequantized(stored[rows], entry.dtype, columns)
+        kept = _joined([stored[some] for some in rows], 0)
+        part = _joined([dequantized(kept, entry.dtype, some) for some in columns], 1)
     return part if place.heads_in_pairs is None else in_halves(part, place.heads_in_pairs)
 
 

@@ -156,7 +156,7 @@ def _load(
         place = places[name]
         if name == _EMBED and map_embed:
             weights.embed = part_of(tensors.read(name), place, shard)
-        elif name not in blocks or (name == _EMBED and not _is_looked_up(blocks[name])):
+        elif name not in blocks or (name == _EMBED and not _is_looked_up(blocks)):
             copies.copy(place.tensor, stored_part(name, tensors, place, shard))
         done += entries[name].num_bytes
         if progress is not None:
@@ -170,6 +170,10 @@ def _load(
     return weights
 
 
+Blocks = dict[str, list[PanelRows]]
+"""Quantized matrices by name, each in parts of whole rows."""
+
+
 def has_blocks(folder: Path, config: ModelConfig) -> bool:
     """Whether some of the checkpoint's tensors are quantized. Raises ModelLoadError."""
     return config.quantization is not None or any(
@@ -179,23 +183,34 @@ def has_blocks(folder: Path, config: ModelConfig) -> bool:
     )
 
 
-def _kept_blocks(
-    places: Places, tensors: StoredTensors, shard: Shard | None
-) -> dict[str, PanelRows]:
+def _kept_blocks(places: Places, tensors: StoredTensors, shard: Shard | None) -> Blocks:
     """The model's quantized matrices by name, as mappings of their files. Quantized norms and
     biases are not among them: they are dequantized like any other vector."""
     found = {}
     for name, place in places.items():
         if place.tensor.dim() == 2 and not place.is_wide:
-            rows = tensors.panel_rows(name, heads_in_file(place, tensors.entries[name].shape))
-            if rows is not None and shard is not None:
-                rows = rows.part(*cut(tensors.entries[name].shape, place, shard))
-            if rows is not None:
-                found[name] = rows
+            shape = tensors.entries[name].shape
+            whole = tensors.panel_rows(name, heads_in_file(place, shape))
+            parts = [] if whole is None else [whole]
+            if whole is not None and shard is not None:
+                parts = _own_parts(whole, *cut(shape, place, shard))
+            if parts:
+                found[name] = parts
     return found
 
 
-def _put_blocks(weights: Weights, config: ModelConfig, blocks: dict[str, PanelRows]) -> None:
+def _own_parts(
+    whole: PanelRows, rows: Sequence[slice], columns: Sequence[slice]
+) -> list[PanelRows]:
+    """Some rows of a quantized matrix, in ranges; none if they are not whole blocks, or columns
+    that do not follow each other."""
+    if len(columns) > 1:
+        return []
+    parts = [part for some in rows if (part := whole.part(some, columns[0])) is not None]
+    return parts if len(parts) == len(rows) else []
+
+
+def _put_blocks(weights: Weights, config: ModelConfig, blocks: Blocks) -> None:
     """Replace quantized matrices with their blocks."""
     for name, tensors, kind in _halves(config, weights):
         for each in tensors:
@@ -203,21 +218,20 @@ def _put_blocks(weights: Weights, config: ModelConfig, blocks: dict[str, PanelRo
             if matrix is None or not any(f"{name}.{rows.name}" in blocks for rows in each.rows):
                 continue
             parts = zip(each.rows, _rows_of(each, _plain(matrix)), strict=True)
-            kind.matrices[each.name] = together(
-                [blocks.get(f"{name}.{rows.name}", part) for rows, part in parts]
-            )
-    if _is_looked_up(blocks.get(_EMBED)):
-        weights.embed = BlockMatrix([blocks[_EMBED]])
+            found = (blocks.get(f"{name}.{rows.name}", [part]) for rows, part in parts)
+            kind.matrices[each.name] = together([part for some in found for part in some])
+    if _is_looked_up(blocks):
+        weights.embed = BlockMatrix(blocks[_EMBED])
     logits = blocks.get(_EMBED if config.tie_word_embeddings else _LM_HEAD)
     if logits is not None and config.gives_logits:
-        weights.lm_head = BlockMatrix([logits])
+        weights.lm_head = BlockMatrix(logits)
     elif config.tie_word_embeddings:
         weights.lm_head = weights.embed
 
 
-def _is_looked_up(rows: PanelRows | None) -> bool:
-    """Whether an embedding can be read from these rows; others are dequantized for it."""
-    return isinstance(rows, BlockRows)
+def _is_looked_up(blocks: Blocks) -> bool:
+    """Whether an embedding can be read from its blocks; others are dequantized for it."""
+    return all(isinstance(rows, BlockRows) for rows in blocks.get(_EMBED, (None,)))
 
 
 def _check(tensors: StoredTensors, places: Places, num_layers: int) -> None:
@@ -263,14 +277,12 @@ def _layer_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _check_memory(
-    where: str, config: ModelConfig, target: _Target, blocks: dict[str, PanelRows]
-) -> None:
+def _check_memory(where: str, config: ModelConfig, target: _Target, blocks: Blocks) -> None:
     """Raises ModelLoadError if the weights cannot fit: the system would kill this process, since a
     file may claim more than there is (a sparse one takes no space on a disk)."""
     device, dtype = target.device, target.dtype
     places = _places(config, empty_weights(config, torch.device("meta"), dtype))
-    kept = {name: part.num_bytes for name, part in blocks.items()}
+    kept = {name: sum(part.num_bytes for part in parts) for name, parts in blocks.items()}
     sizes = {name: place.tensor.nbytes for name, place in places.items() if name != _EMBED}
     needed = sum(kept.get(name, size) for name, size in sizes.items())
     available = available_bytes(device)
@@ -352,8 +364,9 @@ def _places(config: ModelConfig, weights: Weights) -> Places:
             for rows, part in zip(each.rows, _rows_of(each, whole), strict=True):
                 heads = rows.num_heads if config.qk_rows_in_pairs else None
                 places[f"{name}.{rows.name}"] = Place(
-                    part, each.split, heads, each.is_wide, each.offset, rows.middle
-                )
+                    part, each.split, heads, each.is_wide, each.offset, rows.middle,
+                    rows.sections, each.input_sections,
+                )  # fmt: skip
     return places
 
 

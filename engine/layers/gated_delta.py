@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from engine.checkpoint.delta_config import DeltaConfig
-from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows
+from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
 from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
 from engine.layers.convolved_states import ConvolvedStates
@@ -23,7 +23,8 @@ from engine.layers.linear import LinearFactory, LinearLayer
 
 class GatedDelta:
     """One layer's attention, from normed inputs to the sum with the residual. Tensors hold q, k
-    and v of all heads one after the other, then the gates."""
+    and v of all heads one after the other, then the gates. Between the products, value heads are in
+    the order of their key heads, whatever the order in the tensors."""
 
     def __init__(self, config: ModelConfig, weights: KindWeights, make: LinearFactory) -> None:
         self._config = _delta(config)
@@ -33,18 +34,24 @@ class GatedDelta:
         self._ba = make.linear(matrices.pop("ba"), None)
         delta = self._config
         shape = (delta.num_value_heads, delta.key_dim, delta.value_dim)
-        self._states = ConvolvedStates(vectors["conv"].t().contiguous(), shape)
-        rates = vectors["rates"]  # [num_value_heads]
+        taps = self._by_key_head(vectors["conv"].t(), delta.conv_sections)
+        self._states = ConvolvedStates(
+            delta.num_key_heads, delta.conv_sections, shape, taps.contiguous()
+        )
+        heads = (delta.num_value_heads,)
+        rates = self._by_key_head(vectors["rates"].unsqueeze(0), heads)[0]
         self._rate = rates if delta.has_rates else -rates.exp()
-        self._rate_bias = vectors["dt_bias"]
+        self._rate_bias = self._by_key_head(vectors["dt_bias"].unsqueeze(0), heads)[0]
         self._norm = vectors["norm"]  # [value_dim]
         self._o = make.output_linear(matrices.pop("o"), None)
 
     @staticmethod
     def tensors(config: ModelConfig) -> list[LayerTensor]:
         """See Kind."""
-        heads = _delta(config).num_value_heads
-        ba = [Rows(f"in_proj_{name}.weight", heads) for name in "ba"]
+        delta = _delta(config)
+        heads = delta.num_value_heads
+        turns = delta.in_turns(heads)
+        ba = [Rows(f"in_proj_{name}.weight", heads, sections=turns) for name in "ba"]
         return _tensors(config, _inputs_of_all(config), ba)
 
     @property
@@ -63,7 +70,10 @@ class GatedDelta:
         out = mixed.new_empty(len(x), delta.num_value_heads, delta.value_dim)
         self._states.run(mixed, states, rule, out)
         normed = out * torch.rsqrt(out.square().mean(2, keepdim=True) + self._eps) * self._norm
-        return (normed * silu(z.float()).view_as(out)).flatten(1).to(x.dtype)
+        gated = normed * silu(z.float()).view_as(out)
+        if delta.turns > 1:  # back to the order of the tensors
+            gated = gated.unflatten(1, (-1, delta.turns)).transpose(1, 2)
+        return gated.flatten(1).to(x.dtype)
 
     def output(self, attended: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionLayer."""
@@ -71,13 +81,26 @@ class GatedDelta:
 
     def _split_inputs(self, qkvz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q, k and v of all heads [N, conv_width], and the gates z [N, values_width]."""
-        mixed, z = qkvz.split([self._config.conv_width, self._config.values_width], dim=1)
-        return mixed, z
+        delta = self._config
+        mixed, z = qkvz.split([delta.conv_width, delta.values_width], dim=1)
+        mixed = self._by_key_head(mixed, delta.conv_sections)
+        return mixed, self._by_key_head(z, (delta.values_width,))
 
     def _split_gates(self, ba: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """b and a, [N, num_value_heads] each."""
-        b, a = ba.chunk(2, dim=1)
+        heads = (self._config.num_value_heads,)
+        b, a = (self._by_key_head(each, heads) for each in ba.chunk(2, dim=1))
         return b, a
+
+    def _by_key_head(self, x: torch.Tensor, sections: Sequence[int]) -> torch.Tensor:
+        """`x` [N, width], whose last section are numbers of value heads in the order of the
+        tensors, with these in the order of their key heads."""
+        delta = self._config
+        if delta.turns == 1:
+            return x
+        *others, values = x.split(list(sections), dim=1)
+        by_turn = values.unflatten(1, (delta.turns, delta.num_key_heads, -1))
+        return torch.cat((*others, by_turn.transpose(1, 2).flatten(1)), dim=1)
 
 
 @dataclass(frozen=True)
@@ -103,12 +126,8 @@ class _DeltaRule:
 
     def _inputs(self, convolved: torch.Tensor, at: slice | torch.Tensor) -> DeltaInputs:
         delta = self.config
-        widths = [delta.keys_width, delta.keys_width, delta.values_width]
-        q, k, v = convolved.split(widths, dim=1)
+        q, k, v = convolved.split(delta.conv_sections, dim=1)
         q, k = (each.unflatten(1, (-1, delta.key_dim)) for each in (q, k))
-        if delta.keys_by_turns:
-            repeats = delta.num_value_heads // delta.num_key_heads
-            q, k = q.repeat(1, repeats, 1), k.repeat(1, repeats, 1)
         return DeltaInputs(q, k, v.unflatten(1, (-1, delta.value_dim)), self.g[at], self.beta[at])
 
 
@@ -154,9 +173,11 @@ def _delta(config: ModelConfig) -> DeltaConfig:
 
 def _inputs_of_all(config: ModelConfig) -> list[Rows]:
     delta = _delta(config)
+    of_values = delta.in_turns(delta.values_width)
+    sections = (delta.keys_width, delta.keys_width, *of_values)
     return [
-        Rows("in_proj_qkv.weight", delta.conv_width),
-        Rows("in_proj_z.weight", delta.values_width),
+        Rows("in_proj_qkv.weight", delta.conv_width, sections=sections),
+        Rows("in_proj_z.weight", delta.values_width, sections=of_values),
     ]
 
 
@@ -166,14 +187,28 @@ def _gates_by_head(config: ModelConfig) -> list[Rows]:
 
 def _tensors(config: ModelConfig, qkvz: list[Rows], ba: list[Rows]) -> list[LayerTensor]:
     delta, hidden = _delta(config), config.hidden_size
-    heads = delta.num_value_heads
-    conv = Rows("conv1d.weight", delta.conv_width, middle=(1,))
+    of_heads, of_values = (
+        delta.in_turns(count) for count in (delta.num_value_heads, delta.values_width)
+    )
+    sections = (delta.keys_width, delta.keys_width, *of_values)
+    conv = Rows("conv1d.weight", delta.conv_width, middle=(1,), sections=sections)
+
+    def by_head(name: str, stored_name: str) -> LayerTensor:
+        rows = Rows(stored_name, delta.num_value_heads, sections=of_heads)
+        return LayerTensor(name, [rows], split=Split.OUTPUTS, is_wide=True)
+
     return [
-        LayerTensor("qkvz", qkvz, hidden),
-        LayerTensor("ba", ba, hidden),
-        LayerTensor("conv", [conv], delta.num_taps, is_wide=True),
-        LayerTensor("rates", [Rows("rates" if delta.has_rates else "A_log", heads)], is_wide=True),
-        LayerTensor("dt_bias", [Rows("dt_bias", heads)], is_wide=True),
+        LayerTensor("qkvz", qkvz, hidden, Split.OUTPUTS),
+        LayerTensor("ba", ba, hidden, Split.OUTPUTS),
+        LayerTensor("conv", [conv], delta.num_taps, Split.OUTPUTS, is_wide=True),
+        by_head("rates", "rates" if delta.has_rates else "A_log"),
+        by_head("dt_bias", "dt_bias"),
         LayerTensor("norm", [Rows("norm.weight", delta.value_dim)], is_wide=True),
-        LayerTensor("o", [Rows("out_proj.weight", hidden)], delta.values_width),
+        LayerTensor(
+            "o",
+            [Rows("out_proj.weight", hidden)],
+            delta.values_width,
+            Split.INPUTS,
+            input_sections=of_values,
+        ),
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import silu, softplus
 
-from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows
+from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
 from engine.checkpoint.mamba_config import MambaConfig
 from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
@@ -31,7 +31,9 @@ class Mamba2:
         self._in = make.linear(matrices.pop("in"), None)
         shape = (mamba.num_heads, mamba.head_dim, mamba.state_size)
         taps = vectors["conv"].t().contiguous()  # [num_taps, conv_width]
-        self._states = ConvolvedStates(taps, shape, vectors.get("conv_bias"))
+        self._states = ConvolvedStates(
+            mamba.num_groups, mamba.conv_sections, shape, taps, vectors.get("conv_bias")
+        )
         self._rate = -vectors["a_log"].exp()  # [num_heads]
         self._step_bias, self._skip = vectors["dt_bias"], vectors["skip"]  # [num_heads]
         self._norm = vectors["norm"]  # [inner]
@@ -41,20 +43,26 @@ class Mamba2:
     def tensors(config: ModelConfig) -> list[LayerTensor]:
         """See Kind. Rows of `in` are the gate's, the convolution's, and the steps'."""
         mamba, hidden = _mamba(config), config.hidden_size
-        num_rows = mamba.inner + mamba.conv_width + mamba.num_heads
-        conv = Rows("conv1d.weight", mamba.conv_width, middle=(1,))
+        sections = (mamba.inner, *mamba.conv_sections, mamba.num_heads)
+        inputs = Rows("in_proj.weight", sum(sections), sections=sections)
+        of_conv = mamba.conv_sections
+        conv = Rows("conv1d.weight", mamba.conv_width, middle=(1,), sections=of_conv)
+
+        def vector(name: str, rows: Rows) -> LayerTensor:
+            return LayerTensor(name, [rows], split=Split.OUTPUTS, is_wide=True)
+
         found = [
-            LayerTensor("in", [Rows("in_proj.weight", num_rows)], hidden),
-            LayerTensor("conv", [conv], mamba.num_taps, is_wide=True),
-            LayerTensor("a_log", [Rows("A_log", mamba.num_heads)], is_wide=True),
-            LayerTensor("dt_bias", [Rows("dt_bias", mamba.num_heads)], is_wide=True),
-            LayerTensor("skip", [Rows("D", mamba.num_heads)], is_wide=True),
-            LayerTensor("norm", [Rows("norm.weight", mamba.inner)], is_wide=True),
-            LayerTensor("o", [Rows("out_proj.weight", hidden)], mamba.inner),
+            LayerTensor("in", [inputs], hidden, Split.OUTPUTS),
+            LayerTensor("conv", [conv], mamba.num_taps, Split.OUTPUTS, is_wide=True),
+            vector("a_log", Rows("A_log", mamba.num_heads)),
+            vector("dt_bias", Rows("dt_bias", mamba.num_heads)),
+            vector("skip", Rows("D", mamba.num_heads)),
+            vector("norm", Rows("norm.weight", mamba.inner)),
+            LayerTensor("o", [Rows("out_proj.weight", hidden)], mamba.inner, Split.INPUTS),
         ]
         if mamba.has_conv_bias:
-            rows = [Rows("conv1d.bias", mamba.conv_width)]
-            found.append(LayerTensor("conv_bias", rows, is_wide=True))
+            bias = Rows("conv1d.bias", mamba.conv_width, sections=of_conv)
+            found.append(vector("conv_bias", bias))
         return found
 
     @property
@@ -107,8 +115,7 @@ class _SpaceRule:
 
     def _inputs(self, convolved: torch.Tensor, at: slice | torch.Tensor) -> SpaceInputs:
         mamba = self.config
-        of_groups = mamba.num_groups * mamba.state_size
-        x, b, c = convolved.split([mamba.inner, of_groups, of_groups], dim=1)
+        x, b, c = convolved.split(mamba.conv_sections, dim=1)
         b, c = (each.unflatten(1, (mamba.num_groups, -1)) for each in (b, c))
         x = x.unflatten(1, (mamba.num_heads, -1))
         return SpaceInputs(x, b, c, self.dt[at], self.g[at])

@@ -20,6 +20,7 @@ from engine.parallel.process_groups import RankGroups
 from engine.parallel.step_watch import StepWatch
 from engine.parallel.sums import RankLost
 from engine.rank_times import LINE_NUMBERS, RankTimes
+from scheduling.states.step import StateStep
 
 _SIZE = struct.Struct("<I")
 _NUMBER = struct.Struct("<q")
@@ -27,11 +28,12 @@ _NUMBER = struct.Struct("<q")
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """The next step of all ranks: N tokens, and for each segment how many of them it has, the
-    length of its context, how many rows it wants, and its block tables by group, each after its
-    first block. `chooses`: each rank gives the likeliest of its tokens, not hidden states."""
+    length of its context, how many rows it wants, its block tables by group, each after its first
+    block, and the slots of its states, if layers keep any. `chooses`: each rank gives the likeliest
+    of its tokens, not hidden states."""
 
     tokens: list[int]
-    segments: list[tuple[int, int, int, list[tuple[int, list[int]]]]]
+    segments: list[tuple[int, int, int, list[tuple[int, list[int]]], StateStep | None]]
     chooses: bool = False
 
     @staticmethod
@@ -39,21 +41,21 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
         """The step that computes these segments."""
         return Step(
             tokens,
-            [(s.query_len, s.context_len, s.wanted_len, _tables(s)) for s in segments],
+            [(s.query_len, s.context_len, s.wanted_len, _tables(s), s.states) for s in segments],
             chooses,
         )
 
     def planned(self) -> list[Segment]:
         """The segments."""
         return [
-            Segment(query, context, tables[0][1], num, tables[0][0], tuple(tables[1:]))
-            for query, context, num, tables in self.segments
+            Segment(query, context, tables[0][1], num, tables[0][0], tuple(tables[1:]), states)
+            for query, context, num, tables, states in self.segments
         ]
 
     @property
     def positions(self) -> list[int]:
         """Positions of the tokens, [N]."""
-        spans = [(context - query, context) for query, context, _, _ in self.segments]
+        spans = [(context - query, context) for query, context, *_ in self.segments]
         return [position for start, end in spans for position in range(start, end)]
 
 

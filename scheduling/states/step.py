@@ -3,11 +3,10 @@ states. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class StateStep:
+class StateStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A step that computes a sequence's tokens from position `start` on. `read` is the slot of the
     state before them; None if there is none: the step begins with an empty state. `writes` pairs
     numbers of the step's tokens, ascending, with the slots for the states behind these tokens; the

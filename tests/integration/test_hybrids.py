@@ -3,6 +3,7 @@ two states on the way besides the blocks. A trained one shows what random weight
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 import transformers
 
 from cli.fleet import Fleet
-from tests.effort import some, times
+from tests.effort import NIGHTLY, some, times
 from tests.hybrid_models import HYBRIDS
 from tests.integration.fleets import (
     all_counters,
@@ -31,6 +32,14 @@ from tests.integration.reference import BLOCK, Reference, clear_references
 from tests.paths import DEMO_MODEL, HYBRID
 
 LENGTHS = (1, 17, 64, 150)
+LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]
+"""Ranks of each layer, and stages."""
+EVERYDAY = [((2, 1), (1, 2), "nixl"), ((1, 2), (2, 2), "shm")]
+ALL = [
+    each
+    for each in itertools.product(LAYOUTS, LAYOUTS, ["nixl", "shm"])
+    if each[:2] != ((1, 1),) * 2
+]
 CLASSES = {
     "qwen3.5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
     "nemotron-h": (transformers.NemotronHConfig, transformers.NemotronHForCausalLM),
@@ -121,6 +130,39 @@ def test_a_trained_hybrid_served_apart_gives_the_tokens_of_transformers(dtype: s
         run(fleet, prompts)
         assert counters(fleet, "decode-1")["handoffs"] == 2 * len(prompts)
         assert counters(fleet, "prefill-1")["cached_tokens"] == of_each * (1 + 6) * BLOCK
+
+
+@pytest.mark.parametrize(("prefill", "decode", "transport"), ALL if NIGHTLY else EVERYDAY)
+def test_workers_of_any_ranks_hand_states_over(
+    folder: Path,
+    expected: Expected,
+    prefill: tuple[int, int],
+    decode: tuple[int, int],
+    transport: str,
+) -> None:
+    """Every block and state is compared by digest. What is cached gives the same tokens."""
+    prompts = [expected.after((), length) for length in LENGTHS]
+    settings = {
+        "prefill_tensor_parallel": prefill[0],
+        "prefill_pipeline_parallel": prefill[1],
+        "decode_tensor_parallel": decode[0],
+        "decode_pipeline_parallel": decode[1],
+    }
+    with running_fleet(
+        {"BATON_KV_CHECKSUM": "on"},
+        model=str(folder),
+        prefill=1,
+        decode=1,
+        transport=transport,
+        local_prefill_threshold_tokens=0,
+        chunk_max_tokens=32,
+        dtype="float32",
+        **settings,
+    ) as fleet:
+        for _ in range(2):
+            run(fleet, prompts)
+        assert counters(fleet, "decode-1")["handoffs"] == 2 * len(prompts)
+        assert counters(fleet, "prefill-1")["cached_tokens"] > 0
 
 
 @pytest.mark.nightly

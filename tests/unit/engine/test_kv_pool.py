@@ -113,10 +113,10 @@ def test_unknown_dtypes_are_refused():
 
 def test_a_pool_that_the_host_has_no_room_for_is_refused_before_it_is_touched():
     device = torch.device("cpu")
-    check_room(layout().block_bytes, 10, device)
+    check_room(10 * layout().block_bytes, 10, device)
     too_many = 2 * psutil.virtual_memory().total // layout().block_bytes
     with pytest.raises(ConfigError, match=rf"{too_many} KV blocks take \d+ MiB, and \d+ MiB"):
-        check_room(layout().block_bytes, too_many, device)
+        check_room(too_many * layout().block_bytes, too_many, device)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says which pages are resident")

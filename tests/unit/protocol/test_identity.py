@@ -93,13 +93,30 @@ def test_a_fingerprint_names_stages_only_where_there_are_some() -> None:
     assert LAYOUT.fingerprint == "003bfa30574c4d979f775de447574b20"
 
 
-def test_layers_with_states_have_one_rank() -> None:
-    states = (KvGroup((0, 2)), KvGroup((1,), 2, state_numbers=8))
-    hybrid = msgspec.structs.replace(LAYOUT, num_layers=2, grouping=states)
+def test_parts_of_states_are_shared_out_like_heads() -> None:
+    states = (KvGroup((0, 2)), KvGroup((1,), 2, state_numbers=12, state_parts=2))
+    hybrid = msgspec.structs.replace(LAYOUT, num_layers=3, grouping=states)
     assert hybrid.shard(0, 1) == hybrid
-    for ranks in ((0, 2), (0, 1, 0, 2)):
-        with pytest.raises(ConfigError, match="layers that keep states are not split over ranks"):
-            hybrid.shard(*ranks)
+    assert hybrid.of_group(1).block_shape == (1, 1, 2, 1, 6)
+    assert hybrid.block_bytes == hybrid.of_group(0).block_bytes, "of keys and values alone"
+    assert hybrid.shard(1, 2).of_group(1).heads == range(1, 2)
+    assert hybrid.shard(1, 2).of_group(1).block_bytes == 6 * 4
+    stages = [hybrid.shard(0, 1, stage, 3) for stage in range(3)]
+    assert [each.of_group(1).block_shape[0] for each in stages] == [0, 1, 0]
+    assert [each.of_group(0).layers for each in stages] == [range(1), range(1, 1), range(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "parts", "ranks", "refused"),
+    [(12, 2, 4, "12 numbers in 2 parts cannot be split over 4 ranks"), (13, 2, 1, "13 numbers")],
+)
+def test_states_that_cannot_be_split_are_refused(
+    numbers: int, parts: int, ranks: int, refused: str
+) -> None:
+    states = (KvGroup((0, 2)), KvGroup((1,), 2, numbers, parts))
+    layout = msgspec.structs.replace(LAYOUT, num_layers=3, num_kv_heads=4, grouping=states)
+    with pytest.raises(ConfigError, match=refused):
+        layout.shard(0, ranks)
 
 
 def test_block_bytes_counts_keys_and_values_of_all_layers() -> None:

@@ -195,5 +195,5 @@ def test_layouts_with_other_states_are_not_one_cache() -> None:
     assert one.page_bytes == 1024 == IN_A_PAGE * one.of_group(0).block_bytes
     assert (one.blocks_per_page(0), one.blocks_per_page(STATES)) == (IN_A_PAGE, 1)
     assert one.of_group(STATES).block_bytes == 2 * 100 * 4
-    with pytest.raises(ConfigError, match="layers that keep states are not split over ranks"):
+    with pytest.raises(ConfigError, match="100 numbers in 1 parts cannot be split over 2"):
         one.shard(0, 2)

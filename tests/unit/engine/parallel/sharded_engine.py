@@ -47,10 +47,15 @@ class Job:
     whole_steps: bool = True
     prompt_logprobs: int | None = None
     kv_windows: str = ALL_TOKENS
+    num_blocks: int = 64
 
 
 def engine_config(
-    folder: Path, attention: str = "torch", dtype: str = "float32", kv_windows: str = ALL_TOKENS
+    folder: Path,
+    attention: str = "torch",
+    dtype: str = "float32",
+    kv_windows: str = ALL_TOKENS,
+    num_blocks: int = 64,
 ) -> EngineConfig:
     """Chunks so small that prompts are cut, and decodes run beside them."""
     scheduler = SchedulerConfig(
@@ -61,7 +66,7 @@ def engine_config(
         scheduler,
         dtype=dtype,
         device="cpu",
-        num_blocks=64,
+        num_blocks=num_blocks,
         attention=attention,
         kv_windows=kv_windows,
     )
@@ -107,7 +112,7 @@ def rank_main(conn: Connection, store: str, rank: int, size: int) -> None:
 
 def _work(job: Job, ranks: Ranks) -> Any:
     """A follower's layout and KV pool; the leader's, and the tokens."""
-    config = engine_config(job.folder, job.attention, job.dtype, job.kv_windows)
+    config = engine_config(job.folder, job.attention, job.dtype, job.kv_windows, job.num_blocks)
     if job.whole_steps:
         return _run(job, ranks, config)
     with mock.patch.object(CpuBackend, "fuse", return_value=None):

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from engine.attention.base import Segment
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.shard import Shard
-from engine.loader import load_engine
+from engine.kv_pool import KvPool
+from engine.loader import LoadedEngine, load_engine
 from engine.parallel.ranks import Ranks, Step
 from engine.parallel.sums import NoSums, RankLost
 from protocol.errors import ConfigError
 from protocol.layout import WINDOW
+from scheduling.states.step import StateStep
 from tests.effort import in_turn, some
+from tests.hybrid_models import HYBRIDS
 from tests.latent_models import LATENT_MODELS
 from tests.rank_group import RankGroup
 from tests.unit.engine.parallel.sharded_engine import (
@@ -130,6 +133,56 @@ def test_more_ranks_than_heads_have_copies_of_them(
     assert not (first == second).all()
 
 
+@pytest.mark.parametrize(("kind", "ranks"), in_turn(some(HYBRIDS, 3), [(2, 1), (4, 2), (2, 2)]))
+def test_ranks_split_the_states_of_hybrids(
+    group: RankGroup, make_tiny: Any, text: Any, kind: str, ranks: tuple[int, int]
+) -> None:
+    """Also where a stage has no layer with keys and values."""
+    (architecture, config), (size, num_stages) = HYBRIDS[kind], ranks
+    experts = EXPERTS if "num_experts" in config else {}
+    tiny = make_tiny(architecture, **SIZES | config | experts)
+    words = text(45)
+    prompts = (tuple(words[:21]), tuple(words[21:40]), tuple(words[40:]))
+    num_blocks = 1000
+    whole = load_engine(engine_config(tiny.folder, num_blocks=num_blocks), lambda: 0.0)
+    expected = generate(whole.engine, prompts)
+    job = Job(tiny.folder, size, prompts, num_stages, num_blocks=num_blocks)
+    answers = group.do(job, DEADLINE_S)
+    assert answers[0][2] == expected
+    for layout, numbers, _ in answers[:size]:
+        pool = KvPool(layout, num_blocks)
+        pool.tensor.copy_(torch.from_numpy(numbers))
+        assert pool.tensor.any()
+        assert_holds_part(pool, whole)
+
+
+def assert_holds_part(part: KvPool, whole: LoadedEngine) -> None:
+    """A rank has its part of all blocks and states that the engine of one rank keeps."""
+    pools = whole.engine.scheduler.pools
+    assert pools._pages is not None
+    for ours, theirs, owner in zip(part.groups, whole.pool.groups, pools.managers, strict=True):
+        pages = [page for page, each in enumerate(pools._pages._owner) if each is owner]
+        assert pages
+        layers, heads = ours.layout.layers, ours.layout.heads
+        own = theirs.tensor[:, layers.start : layers.stop, :, heads.start : heads.stop]
+        by_page = (each.reshape(part.num_pages, -1)[pages] for each in (ours.tensor, own))
+        torch.testing.assert_close(*by_page, rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        ("qwen3.5", "linear_num_key_heads 2 cannot be split over 4 ranks"),
+        ("nemotron-h", "n_groups 2 cannot be split over 4 ranks"),
+    ],
+)
+def test_states_that_cannot_be_split_are_refused(make_tiny: Any, kind: str, refused: str) -> None:
+    architecture, options = HYBRIDS[kind]
+    config = load_model_config(make_tiny(architecture, **SIZES | options).folder)
+    with pytest.raises(ConfigError, match=refused):
+        config.sharded(4)
+
+
 @pytest.mark.parametrize(("attention", "ranks"), [("torch", (2, 1)), ("auto", (4, 2))])
 def test_ranks_split_the_heads_of_latent_attention_and_copy_its_latents(
     group: RankGroup, make_tiny: Any, text: Any, attention: str, ranks: tuple[int, int]
@@ -192,8 +245,8 @@ def test_experts_that_cannot_be_split_are_refused(make_tiny: Any, key: str) -> N
 
 
 segments = st.builds(
-    lambda query_len, before, table, wanted, first, others: Segment(
-        query_len, before + query_len, table, min(wanted, query_len), first, tuple(others)
+    lambda query_len, before, table, wanted, first, others, states: Segment(
+        query_len, before + query_len, table, min(wanted, query_len), first, tuple(others), states
     ),
     st.integers(1, 5),
     st.integers(0, 50),
@@ -201,6 +254,15 @@ segments = st.builds(
     st.integers(0, 5),
     st.integers(0, 9),
     st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 2**40), max_size=3)), max_size=2),
+    st.none()
+    | st.builds(
+        StateStep,
+        st.integers(0, 50),
+        st.none() | st.integers(0, 9),
+        st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=2).map(
+            tuple
+        ),
+    ),
 )
 
 
