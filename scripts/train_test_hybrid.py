@@ -13,6 +13,7 @@ from itertools import islice
 import torch
 from demo_corpus import load_topics
 from train_demo_model import (
+    Settings,
     adam_w,
     batches,
     muon,
@@ -38,7 +39,7 @@ def main() -> None:
     tokenizer = train_tokenizer(topics, settings.seed)
     model = Qwen3_5ForCausalLM(model_config(tokenizer, settings.scale))
     data = batches(tokenizer, topics, settings.seed, ROW_LENGTHS, TOKENS_PER_STEP)
-    optimizers = _optimizers(model, settings.learning_rate)
+    optimizers = _optimizers(model, settings)
     loss = train(model, data, settings, optimizers, in_bf16=False)
     write(model, tokenizer, settings.out)
     print(f"{model.num_parameters():,} weights, training loss {loss:.3f}")
@@ -57,24 +58,26 @@ def model_config(tokenizer: PreTrainedTokenizerFast, scale: int = 1) -> Qwen3_5T
         intermediate_size=192 * scale,
         num_attention_heads=3 * scale,
         layer_types=["linear_attention", "linear_attention", "full_attention"],
-        linear_num_key_heads=2 * scale,
-        linear_num_value_heads=4 * scale,
-        linear_key_head_dim=24,
-        linear_value_head_dim=24,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=24 * scale,
+        linear_value_head_dim=24 * scale,
         **shared,
     )
 
 
-def _optimizers(
-    model: Qwen3_5ForCausalLM, learning_rate: float
-) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for matrices, AdamW for embeddings and the rest."""
+def _optimizers(model: Qwen3_5ForCausalLM, settings: Settings) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for matrices, AdamW for embeddings and the rest. AdamW for all of a wider model, where
+    Muon's products would take three quarters of a step."""
+    if settings.scale > 1:
+        return (adam_w(list(model.parameters()), settings.learning_rate),)
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
     for name, weights in model.named_parameters():
         is_matrix = weights.ndim == 2 and "embed" not in name
         (matrices if is_matrix else others).append(weights)
-    return muon(matrices, learning_rate), adam_w(others, learning_rate)
+    rate = settings.learning_rate
+    return muon(matrices, rate), adam_w(others, rate)
 
 
 if __name__ == "__main__":
