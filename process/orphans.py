@@ -9,8 +9,8 @@ from collections.abc import Collection
 def reap_orphans(own: Collection[int]) -> int:
     """Take the exit status of every ended child that is not in `own`; returns their number.
 
-    Children of `own` are left to their owners. Until then they may hide other ended children, so
-    call this again.
+    Children of `own` are left to their owners. Until an owner takes such a child, the child may
+    hide other ended children, so call this function again.
     """
     num_reaped = 0
     while True:

@@ -35,11 +35,12 @@ class Turns:
         return len(self._accounts)
 
     def seniority(self, sequence: Sequence) -> tuple[float, int]:
-        """Smaller is more senior: arrived earlier, or as much later as its priority is worth."""
+        """A key that is smaller for more senior sequences. Each step of priority counts like an
+        arrival `aging_s` seconds earlier."""
         return (sequence.arrival - sequence.priority * self._aging_s, sequence.order)
 
     def by_seniority(self, sequences: Collection[Sequence]) -> list[Sequence]:
-        """The most senior first."""
+        """The sequences in order, the most senior one first."""
         if len(sequences) < 2:
             return list(sequences)
         return sorted(sequences, key=self.seniority)

@@ -228,8 +228,8 @@ class WorkerHost:
         return FlightPage(nonce=asked.nonce, after=after, events=events)
 
     def _set_limits(self, message: SetLimits) -> None:
-        """Take new limits, as far as memory allows: a card's memory was planned for the chunks of
-        the start, so on a card they can only shrink."""
+        """Take new limits, as far as memory allows. A card's memory was planned for the first chunk
+        size, so on a card chunks can only shrink."""
         scheduler, settings = self.engine.scheduler, self.settings
         config = scheduler.config
         chunk = message.chunk_max_tokens or config.chunk_max_tokens

@@ -30,12 +30,12 @@ class JsonOutput:
                 return
 
     def stream_of(self, who: str) -> LineStream:
-        """A stream whose lines are this process's."""
+        """A stream that writes its lines as lines of process `who`."""
         return LineStream(self, who)
 
 
 class LineStream(io.TextIOBase):
-    """Text that is written as a process's lines."""
+    """A text stream whose lines are written as lines of one process."""
 
     def __init__(self, output: JsonOutput, who: str) -> None:
         self._output = output

@@ -30,18 +30,19 @@ class MambaConfig:
 
     @property
     def inner(self) -> int:
-        """Numbers of all heads of a token."""
+        """Numbers that a token has over all heads."""
         return self.num_heads * self.head_dim
 
     @property
     def conv_sections(self) -> tuple[int, int, int]:
-        """Numbers of a token that the convolution takes: the heads', and b and c of all groups."""
+        """Numbers of a token that enter the convolution: those of all heads, b of all groups, and c
+        of all groups."""
         of_groups = self.num_groups * self.state_size
         return self.inner, of_groups, of_groups
 
     @property
     def conv_width(self) -> int:
-        """The sum of these."""
+        """The sum of `conv_sections`."""
         return sum(self.conv_sections)
 
     @property

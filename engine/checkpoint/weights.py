@@ -59,8 +59,8 @@ _LAYER = re.compile(r"model\.layers\.(\d{1,4})\.")
 
 @dataclass
 class LayerWeights:
-    """One layer: the weights of its kinds, and its norms, [hidden], fp32. The norms of the halves'
-    results are None if the layer has none."""
+    """One layer: the weights of its kinds, and its norms, [hidden], fp32. The `_out_norm`s are the
+    norms of the results of attention and feed-forward; None if the layer has none."""
 
     input_norm: torch.Tensor
     attention: KindWeights
@@ -72,9 +72,9 @@ class LayerWeights:
 
 @dataclass
 class Weights:
-    """All weights of a model, on one device in one dtype but the norms', which are fp32; `lm_head`
-    is `embed` if they are tied. Quantized weights may be blocks instead, which are a mapping of
-    their file."""
+    """All weights of a model, on one device. They have one dtype, except norms, which are fp32.
+    `lm_head` is `embed` if they are tied. Quantized weights may be blocks instead, which are a
+    mapping of their file."""
 
     embed: torch.Tensor | BlockMatrix  # [vocab, H]
     layers: list[LayerWeights]
@@ -278,8 +278,8 @@ def _layer_of(name: str) -> int | None:
 
 
 def _check_memory(where: str, config: ModelConfig, target: _Target, blocks: Blocks) -> None:
-    """Raises ModelLoadError if the weights cannot fit: the system would kill this process, since a
-    file may claim more than there is (a sparse one takes no space on a disk)."""
+    """Raises ModelLoadError if the weights cannot fit. Otherwise the system would kill this
+    process. A small file may claim large tensors, since a sparse file takes no space on a disk."""
     device, dtype = target.device, target.dtype
     places = _places(config, empty_weights(config, torch.device("meta"), dtype))
     kept = {name: sum(part.num_bytes for part in parts) for name, parts in blocks.items()}
@@ -397,8 +397,8 @@ def _layers(
 
 
 def _needs_embed(config: ModelConfig) -> bool:
-    """Whether these layers come with the embedding: the first, and the last if it is tied to the
-    logits."""
+    """Whether the model's part needs the embedding. The part with the first layer does, and so does
+    the part with the last layer if the embedding is tied to the logits."""
     return config.embeds or (config.tie_word_embeddings and config.gives_logits)
 
 

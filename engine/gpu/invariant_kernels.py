@@ -18,8 +18,9 @@ import triton.language as tl
 
 @triton.jit
 def _joined(largest, total, sums, other_largest, other_total, other_sums):
-    """Two softmax-weighted sums as one: of each row its largest score (base 2), the total of its
-    weights and the weighted sums. A row without any weight changes no bit of the other."""
+    """Joins two softmax-weighted sums. Each has, for each row, the largest score (base 2), the
+    total of the weights, and the weighted sums. A row without any weight changes no bit of the
+    other."""
     new = tl.maximum(largest, other_largest)
     base = tl.where(new == float("-inf"), 0.0, new)
     keep, take = tl.exp2(largest - base), tl.exp2(other_largest - base)

@@ -31,8 +31,8 @@ class OutputGatedAttention:
 
     @staticmethod
     def tensors(config: ModelConfig) -> list[LayerTensor]:
-        """See Kind. Rows of `qkv` are the first query head's, its gate's, the next head's and so
-        on, then k's, then v's."""
+        """See Kind. The rows of `qkv` are, in order: for each query head the rows of its query and
+        of its gate, then the rows of k, then those of v."""
         hidden, head_dim = config.hidden_size, config.head_dim
         q_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
 

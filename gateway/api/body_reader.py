@@ -1,8 +1,8 @@
 """Reads and checks the body of a request.
 
 Types are never coerced. A field that Baton does not know is ignored and named in the answer's
-header. So is a known field that Baton does not honour, unless ignoring it would change the answer:
-then it is refused by name. Null means absent everywhere.
+header. A known field that Baton does not support is treated in the same way, but if ignoring it
+would change the answer, the request is refused with the field's name. Null means absent everywhere.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class RequestBody(StrictModel):
 
 Fields = TypeVar("Fields", bound=RequestBody)
 InTurn = Callable[[Callable[[], Any], int], Awaitable[Any]]
-"""Runs work on a number of bytes in its turn, see `Tokenizer.in_turn`."""
+"""Runs the given work when its turn comes. The number is the bytes that the work handles. See
+`Tokenizer.in_turn`."""
 
 
 async def read_fields(
@@ -113,7 +114,7 @@ async def read_fields(
 
 
 async def read_body(request: Request, context: ApiContext, schema: type[Fields]) -> Fields:
-    """`read_fields` with the settings of an application."""
+    """Like `read_fields`, with the limits and the tokenizer of `context`. Counts ignored fields."""
     limits = context.limits
     fields = await read_fields(
         request, schema, limits.max_body_bytes, context.tokenizer.in_turn, limits.refuse_unknown

@@ -27,7 +27,7 @@ from worker.ranks.processes import HandProcesses, HandSettings
 SILENCE_S = 30.0
 """How long a step waits for a rank by default; workers have their own value."""
 LOADING_S = 900.0
-"""How much longer than the head a rank may take to load its weights."""
+"""The time by which a rank may load its weights later than the head."""
 
 
 class Hands:

@@ -32,7 +32,7 @@ class RouterPresence:
         self._silent: dict[str, int] = {}
 
     def take(self, bodies: Mapping[str, bytes]) -> None:
-        """Take the summaries that the store has now. Do not call this while the store is away."""
+        """Take the summaries that the store has now. `bodies` is empty while the store is away."""
         now_us = self._wall_us()
         for router_id, body in bodies.items():
             peer = self._peers.setdefault(router_id, _Peer(body, now_us, now_us))

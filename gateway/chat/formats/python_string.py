@@ -45,7 +45,8 @@ class PythonString:
         return taken
 
     def take(self, character: str) -> bool:
-        """Takes a character. Returns False only for the first one after an empty string."""
+        """Takes a character. Returns False if the character is not part of the literal: the first
+        character after an empty string shows that the string has ended."""
         if self._escape:
             self._take_in_escape(character)
         elif character == self._quote:
