@@ -186,7 +186,7 @@ class SimulatedRouter:
         """Take a worker's load; the changes of its cache were taken before."""
         view = self._view.worker(stats.worker_id)
         assert view is not None, "all workers stay"
-        view.take_stats(stats)
+        self._view.take_stats(view, stats)
 
 
 class Reports:

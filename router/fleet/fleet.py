@@ -303,7 +303,7 @@ class Fleet:
                 self._metrics.cache_gaps.inc()
                 worker.link.send(self._index.new_dump(worker_id))
         else:
-            worker.take_stats(message)
+            self._view.take_stats(worker, message)
             if self._index.check_seq(*named, message.cache_seq):
                 self._metrics.cache_gaps.inc()
                 worker.link.send(self._index.new_dump(worker_id))

@@ -74,12 +74,14 @@ class Worker(WorkerView):
     def update_liveness(self, now: float) -> None:
         """Update the liveness that placements see from the state of the link."""
         if not self.link.is_ready:
-            self.note_liveness(Liveness.UNCONNECTED)
+            liveness = Liveness.UNCONNECTED
         elif self.link.is_responsive(now):
-            self.note_liveness(Liveness.ANSWERS)
+            liveness = Liveness.ANSWERS
         else:
             is_slow = self.link.is_responsive(now - LONG_STEP_S)
-            self.note_liveness(Liveness.SLOW if is_slow else Liveness.SILENT)
+            liveness = Liveness.SLOW if is_slow else Liveness.SILENT
+        if liveness is not self.liveness:
+            self.note_liveness(liveness)
 
     def condition(self, now: float, wall_us: int) -> Condition:
         """The condition of this worker. A worker whose connection broke counts as lost a little

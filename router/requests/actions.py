@@ -64,7 +64,7 @@ class ActionRunner:
         is_first = not trace.first_token_received_us
         if is_first:
             trace.first_token_received_us = trace.first_token_us = now_us
-            trace.first_attempt = generation.attempt_number
+            trace.first_token_attempt = trace.attempts[-1]
             trace.num_cached_tokens = generation.cached_tokens
         trace.last_token_us = now_us  # the client's last event may carry these times
         trace.num_output_tokens = len(generation.stream.token_ids)

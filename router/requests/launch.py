@@ -111,7 +111,7 @@ class Launcher:
         attempt = self._attempt(generation, first_index, decision, apply(view, decision, now))
         generation.session = decision.session
         attempt.prefill = attempt.prefill or source
-        if query.may_fetch and source is None:
+        if decision.matches and query.may_fetch and source is None:
             computing, failed = attempt.prefill or attempt.decode, generation.failures.failed
             attempt.holders = holders_for(
                 self._fleet, decision.matches, computing, attempt.decode, failed, self._rng
@@ -192,9 +192,7 @@ class Launcher:
             session=request.session,
             inferred=generation.session,
             targets=self._targets(request),
-            output_tokens=self._experience.expected_output(
-                generation.max_tokens - generation.num_tokens
-            ),
+            output_tokens=self._experience.outputs.expected(generation.most_output_left),
         )
 
     def _targets(self, request: GenerationRequest) -> Targets:

@@ -15,21 +15,17 @@ from router.routing.pairs import Pairs
 
 
 class Experience:
-    """The average output, and the measured pairs of the fleet's view."""
+    """The average output (`outputs`), and the measured pairs of the fleet's view."""
 
     def __init__(self, traces: TraceStore, pairs: Pairs) -> None:
         self._pairs = pairs
-        self._outputs = OutputLengths()
+        self.outputs = OutputLengths()
         traces.on_end(self._take_end)
         traces.on_moved(self._take_moved)
 
-    def expected_output(self, most: int) -> int:
-        """The expected length, in tokens, of an output of at most `most`."""
-        return self._outputs.expected(most)
-
     def _take_end(self, trace: RequestTrace) -> None:
         if trace.outcome == "finished":
-            self._outputs.observe(trace.num_output_tokens)
+            self.outputs.observe(trace.num_output_tokens)
         for attempt in trace.attempts:
             if attempt.decode is not None and attempt.decode.fetches:
                 self._take_fetches(attempt.decode.worker_id, attempt.decode.fetches)

@@ -71,10 +71,9 @@ class RequestTrace(msgspec.Struct):
     """One generation from its arrival to its end; `outcome` is None while it runs.
 
     `context` is the trace that the request is part of, the client's own or one that begins here.
-    `owner` is the digest of the key that sent the request, `key` the key's name. `first_attempt` is
-    the number of the attempt that gave the first token, 0 before that; this attempt did not compute
-    `num_cached_tokens` of the prompt. The dispatcher counts and times the tokens itself, without a
-    call for each.
+    `owner` is the digest of the key that sent the request, `key` the key's name. The attempt that
+    gave the first token is `first_token_attempt`; it did not compute `num_cached_tokens` of the
+    prompt. The dispatcher counts and times the tokens itself, without a call for each.
     """
 
     request_id: str
@@ -83,7 +82,7 @@ class RequestTrace(msgspec.Struct):
     tokenized_us: int = 0
     attempts: list[AttemptTrace] = []
     num_output_tokens: int = 0
-    first_attempt: int = 0
+    first_token_attempt: AttemptTrace | None = None
     num_cached_tokens: int = 0
     first_token_received_us: int = 0
     first_token_us: int = 0
@@ -100,11 +99,6 @@ class RequestTrace(msgspec.Struct):
             if each.number == attempt:
                 return each
         return None
-
-    @property
-    def first_token_attempt(self) -> AttemptTrace | None:
-        """The attempt that gave the first token; None before that."""
-        return self.find(self.first_attempt) if self.first_attempt else None
 
     @property
     def num_computed_before(self) -> int:

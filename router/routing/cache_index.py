@@ -75,8 +75,6 @@ class CacheIndex:
         self._windowed = 0  # the bits of workers whose layers keep windows
         self._names: dict[int, str] = {}  # by bit
         self.gaps = 0
-        self.changes = 0
-        """Grows with every change of what workers hold, or are expected to hold."""
 
     def join(
         self,
@@ -88,7 +86,6 @@ class CacheIndex:
         """Follow a worker with `num_blocks` blocks, of which none is known yet; the caller
         requests a dump from it."""
         self.leave(worker_id)
-        self.changes += 1
         if not self._free_bits:
             self._free_bits.append(1 << self._num_bits)
             self._num_bits += 1
@@ -102,7 +99,6 @@ class CacheIndex:
         """Forget a worker."""
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
-            self.changes += 1
             self._everybody &= ~worker.bit
             self._windowed &= ~worker.bit
             self._lists.leave(worker)
@@ -204,7 +200,6 @@ class CacheIndex:
         it periodically. Returns whether to call it again soon, because there are more slices."""
         self._expected.expire(self._workers.values(), now)
         if self._lists:
-            self.changes += 1
             with suppress(ProtocolError):  # the worker is asked for another dump
                 self._lists.go_on()
         return len(self._lists) > 0
@@ -214,7 +209,6 @@ class CacheIndex:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        self.changes += 1
         if worker.bit & self._windowed:
             hashes = [*hashes, *map(end_of, hashes[-KEPT_ENDS:])]
         self._expected.add(worker, hashes, now)
@@ -289,7 +283,6 @@ class CacheIndex:
     def _apply(self, worker: WorkerBlocks, events: CacheEvents) -> None:
         if len(worker.hashes) + len(events.stored) > worker.most:
             self._disbelieve(worker)
-        self.changes += 1
         if events.tiers:
             self._tiers.apply(worker.bit, events.tiers)
             if self._tiers.num_blocks(worker.bit) > MOST_IN_TIERS:
@@ -339,7 +332,6 @@ class CacheIndex:
 
     def _take_over(self, worker: WorkerBlocks, listed: Listed, seq: int) -> None:
         """Use a whole dump that is indexed, and apply the events that follow it."""
-        self.changes += 1
         self._lists.put(worker, listed)
         waiting, worker.buffer = worker.buffer, []
         worker.seq, worker.retry_at, worker.retry_s = seq, None, RETRY_S

@@ -142,6 +142,8 @@ class Costs:
 
     def _needs(self, match: PrefixMatch) -> tuple[int, int]:
         """The missing tokens: now, and when the prompt's turn comes."""
+        if match is NO_MATCH:
+            return self._num_tokens, self._num_tokens
         missing = self.missing(match.held)
         if match.expected <= match.held:
             return missing, missing
@@ -149,6 +151,8 @@ class Costs:
 
     def _bring(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
         """How many of the missing tokens are loaded or fetched, and how long that takes."""
+        if not self._matches:
+            return 0, 0.0
         if not match.in_host + match.on_disk:
             return self._fetch(load, missing)
         loaded, load_ms = self._load(load, match, missing)

@@ -89,17 +89,17 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
     Raises Overloaded and PromptTooLong as `router.routing.policy.place` does.
     """
     matches = view.matches(query.hashes, now) if query.uses_cache else {}
-    ready = {role: view.ready(role) for role in (Role.DECODE, Role.PREFILL)}
-    decode_loads = view.loads(ready[Role.DECODE])
-    prefill_loads = view.loads(ready[Role.PREFILL]) if query.source is None else []
+    decode, prefill = view.ready(Role.DECODE), view.ready(Role.PREFILL)
+    decode_loads = view.loads(decode)
+    prefill_loads = view.loads(prefill) if prefill and query.source is None else []
     session = query.session or query.inferred or view.sessions.inferred(query.hashes)
     asked = PlacementQuery(
         num_tokens=query.num_tokens,
         max_tokens=query.max_tokens,
         block_size=query.block_size,
-        exclude=_excluded(query, ready.values()) if query.failed or query.only else frozenset(),
+        exclude=_excluded(query, (decode, prefill)) if query.failed or query.only else frozenset(),
         prefer_decode=query.prefer_decode,
-        elsewhere=held_elsewhere(matches) if query.may_fetch else None,
+        elsewhere=held_elsewhere(matches) if matches and query.may_fetch else None,
         by_load=query.by_load,
         session_workers=view.sessions.workers(query.session if query.by_load else session),
         local_threshold_tokens=query.local_threshold_tokens,

@@ -8,7 +8,9 @@ the same decisions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
+from protocol.events import WorkerStats
 from protocol.messages import Role
 from router.routing.cache_index import CacheIndex, PrefixMatch
 from router.routing.pace import typical_speed
@@ -28,16 +30,9 @@ class FleetView:
         self.sessions = Sessions()
         self.pairs = Pairs()
         self._workers: dict[str, WorkerView] = {}
-        self._former_changes = 0
         self._typical: WorkerSpeed | None = None
         self._others = 0.0
-        self._averaged_at: int | None = None  # the number of changes at which they were computed
-
-    @property
-    def version(self) -> int:
-        """Grows with every change of workers, loads, reservations and cached blocks."""
-        changes = sum([each.changes for each in self._workers.values()])
-        return self._former_changes + changes + self.index.changes + self.pairs.changes
+        self._num_unaveraged: float = inf  # reports since the averages were computed
 
     def join(self, worker: WorkerView) -> None:
         """Add a worker; its cache counts as empty until its events and dump have come."""
@@ -45,14 +40,19 @@ class FleetView:
         self.index.join(info.worker_id, info.incarnation, info.num_blocks, info.has_windows)
         self._workers[worker.worker_id] = worker
         self.pairs.join(info)
-        self._former_changes += 1
+        self._num_unaveraged = inf
 
     def leave(self, worker_id: str) -> None:
         """Forget a worker and its blocks."""
-        worker = self._workers.pop(worker_id)
+        del self._workers[worker_id]
         self.index.leave(worker_id)
         self.pairs.forget(worker_id)
-        self._former_changes += worker.changes + 1
+        self._num_unaveraged = inf
+
+    def take_stats(self, worker: WorkerView, stats: WorkerStats) -> None:
+        """Take the newest stats of a worker."""
+        worker.take_stats(stats)
+        self._num_unaveraged += 1
 
     def worker(self, worker_id: str) -> WorkerView | None:
         """The worker with this id."""
@@ -65,9 +65,7 @@ class FleetView:
         worker is not dead. Prefill workers that do not answer are always left out, because decode
         workers can compute prompts, too; but if none answers, they may all be in a long step.
         """
-        usable = [
-            each for each in self._workers.values() if each.role is role and each.takes_requests
-        ]
+        usable = [e for e in self._workers.values() if e.role is role and e.takes_requests]
         answering = [each for each in usable if each.liveness is Liveness.ANSWERS]
         if answering or role is Role.DECODE:
             return answering or usable
@@ -91,13 +89,13 @@ class FleetView:
         return self._averages()[0]
 
     def _averages(self) -> tuple[WorkerSpeed | None, float]:
-        """The speed of a typical worker, and how many requests others send for each of ours."""
-        version = self.version
-        if self._averaged_at is None or version - self._averaged_at > len(self._workers):
+        """The speed of a typical worker, and how many requests others send for each of ours: once
+        for about one report of each worker."""
+        if self._num_unaveraged >= len(self._workers):
             everybody = self._workers.values()
             self._typical = typical_speed([each.speed for each in everybody])
             self._others = others_of([each.arrivals for each in everybody])
-            self._averaged_at = version
+            self._num_unaveraged = 0
         return self._typical, self._others
 
     def matches(self, hashes: Sequence[bytes], now: float) -> Mapping[str, PrefixMatch]:

@@ -60,7 +60,6 @@ class Pairs:
         self._of_sink: dict[str, dict[str, Pair]] = {}
         self.usual_ms_per_block: float | None = None
         """The average over all pairs; None before the first measurement."""
-        self.changes = 0
         self._windows: tuple[KeptWindow, ...] = ()
         self._block_bytes = 0
 
@@ -73,6 +72,8 @@ class Pairs:
 
     def in_windows(self, num_blocks: int) -> float:
         """The blocks of layers with windows that move with `num_blocks` blocks."""
+        if not self._windows:
+            return 0.0
         return sum([each.of_prefix(num_blocks) for each in self._windows])
 
     def room_in_windows(self, num_blocks: int) -> int:
@@ -123,14 +124,12 @@ class Pairs:
         pair.ms_per_block = _mixed(pair.ms_per_block, ms_per_block)
         self.usual_ms_per_block = _mixed(self.usual_ms_per_block, ms_per_block)
         self._pairs.move_to_end((source, sink))
-        self.changes += 1
 
     def forget(self, worker_id: str) -> None:
         """Forget the pairs of a worker."""
         for key in [each for each in self._pairs if worker_id in each]:
             del self._pairs[key]
             self._drop(*key)
-        self.changes += 1
 
     def _drop(self, source: str, sink: str) -> None:
         sources = self._of_sink[sink]

@@ -59,7 +59,9 @@ class Choice:
         self.decode, self.prefill = decode, prefill
         self.cost_ms = decode.cost_ms + pair_ms + (prefill.cost_ms if prefill is not None else 0.0)
         self.ttft_ms, self.tpot_ms = computing.ttft_ms, decode.tpot_ms
-        self.meets = _starts_in_time(query, computing) and _is_quick(query, decode)
+        self.meets = query.targets == NO_TARGETS or (
+            _starts_in_time(query, computing) and _is_quick(query, decode)
+        )
 
 
 def place(
@@ -78,7 +80,7 @@ def place(
     PromptTooLong when no decode worker could ever hold the prompt and its output.
     """
     costs = Costs(query, matches, pairs)
-    prefillers = _prefill_candidates(query, prefill, costs, matches)
+    prefillers = _prefill_candidates(query, prefill, costs, matches) if prefill else ()
     decoders = _decode_loads(query, decode, matches)
     picker = _Picker(query, rng, decoders)
     near = _local_candidates(query, decoders, costs, matches, bool(prefillers))
@@ -357,7 +359,7 @@ def _local_candidates(
     elif query.num_tokens <= SHORT_PROMPT_TOKENS:
         able = decode
     else:
-        able = [each for each in decode if matches.get(each.worker_id, NO_MATCH).num_own]
+        able = [e for e in decode if matches.get(e.worker_id, NO_MATCH).num_own] if matches else []
     return tuple([costs.local(each, not has_prefill) for each in able])
 
 
@@ -367,6 +369,23 @@ def _decode_loads(
     """Decode workers that may run the request."""
     if not decode:
         raise Overloaded("no decode worker is ready")
+    num_blocks, max_tokens = blocks_of(query), query.max_tokens
+    roomy = [
+        each
+        for each in decode
+        if max_tokens <= each.max_context and num_blocks <= each.blocks_total - each.blocks_stuck
+    ]
+    if len(roomy) < len(decode):
+        roomy = _with_room(query, decode, matches)
+    if not query.exclude:
+        return roomy
+    return [each for each in roomy if each.worker_id not in query.exclude] or roomy
+
+
+def _with_room(
+    query: PlacementQuery, decode: Sequence[WorkerLoad], matches: Mapping[str, PrefixMatch]
+) -> list[WorkerLoad]:
+    """Those that may run the request, if some may not. Raises as `place` does."""
     num_blocks, max_tokens = blocks_of(query), query.max_tokens
     fitting = [
         each
@@ -382,9 +401,7 @@ def _decode_loads(
             "many beside those that workers which do not answer may still write to",
             RETRY_STUCK_S,
         )
-    if not query.exclude:
-        return roomy
-    return [each for each in roomy if each.worker_id not in query.exclude] or roomy
+    return roomy
 
 
 def _too_long(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> PromptTooLong:

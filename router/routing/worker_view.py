@@ -48,41 +48,37 @@ class Reservation:
 
 
 class WorkerView:
-    """A worker of a `FleetView`. Owns its reservations. `changes` counts what decisions can see."""
+    """A worker of a `FleetView`. Owns its reservations.
+
+    `takes_requests`: whether new requests may go to this worker: its lease says READY and it is
+    connected.
+    """
 
     def __init__(self, info: WorkerInfo, liveness: Liveness = Liveness.UNCONNECTED) -> None:
+        self.worker_id = info.worker_id
         self.info = info
         self.role: Role = info.role
-        self.liveness = liveness
+        self.note_liveness(liveness)
         self.stats: WorkerStats | None = None
         self.speed: WorkerSpeed | None = None
-        self.changes = 0
         self.arrivals = Arrivals()
         self._session = ""
         self._reservations: set[Reservation] = set()
         self._reserved_tokens = self._reserved_blocks = 0
         self._stepped_us = 0
         self._load: WorkerLoad | None = None
-        self._load_key: tuple[int, WorkerSpeed | None, Unseen] = 0, None, NOTHING
-
-    @property
-    def worker_id(self) -> str:
-        return self.info.worker_id
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether new requests may go to this worker: its lease says READY and it is connected."""
-        return self.info.state is WorkerState.READY and self.liveness is not Liveness.UNCONNECTED
+        self._averages: tuple[WorkerSpeed | None, Unseen] = None, NOTHING
 
     def renew(self, info: WorkerInfo) -> None:
         """Take the newest registration of the same process."""
-        self.changes += info != self.info
-        self.info, self.role = info, info.role
+        self.info, self.role, self._load = info, info.role, None
+        self.note_liveness(self.liveness)
 
     def note_liveness(self, liveness: Liveness) -> None:
         """Note what the connection shows now."""
-        self.changes += liveness is not self.liveness
         self.liveness = liveness
+        is_connected = liveness is not Liveness.UNCONNECTED
+        self.takes_requests = is_connected and self.info.state is WorkerState.READY
 
     @property
     def num_reservations(self) -> int:
@@ -121,7 +117,7 @@ class WorkerView:
             self.arrivals.observe(self.stats.received, stats.received, self._session)
         self.stats = stats
         self.speed = _speed(self.info, stats, stats.reported_us - self._stepped_us)
-        self.changes += 1
+        self._load = None
         if self._reservations:
             for each in [e for e in self._reservations if e.is_counted(stats.received)]:
                 self.release(each)
@@ -132,7 +128,7 @@ class WorkerView:
         self._reservations.add(reservation)
         self._reserved_tokens += tokens
         self._reserved_blocks += blocks
-        self.changes += 1
+        self._load = None
         return reservation
 
     def note_sent(self, reservation: Reservation, session: str, number: int) -> None:
@@ -147,7 +143,7 @@ class WorkerView:
             self._reservations.remove(reservation)
             self._reserved_tokens -= reservation.tokens
             self._reserved_blocks -= reservation.blocks
-            self.changes += 1
+            self._load = None
 
     @property
     def unseen(self) -> Unseen:
@@ -158,10 +154,9 @@ class WorkerView:
         """The load for a placement: the last stats plus the reservations, and what `others` have
         probably sent meanwhile. `typical` is the speed of the fleet's workers, which counts as far
         as the worker's own is not trusted."""
-        changes, *averages = self._load_key
-        if self._load is None or changes != self.changes or averages != [typical, others]:
-            self._load = self._new_load(typical, others)
-            self._load_key = self.changes, typical, others
+        averages = typical, others
+        if self._load is None or averages != self._averages:
+            self._load, self._averages = self._new_load(typical, others), averages
         return self._load
 
     def _new_load(self, typical: WorkerSpeed | None, others: Unseen) -> WorkerLoad:

@@ -148,7 +148,8 @@ def slow_request(now_us: int) -> RequestTrace:
             ),
         )
     ]  # fmt: skip
-    trace.first_attempt, trace.num_output_tokens, trace.key = 1, 91, "batch-jobs-eu"
+    trace.first_token_attempt = trace.attempts[0]
+    trace.num_output_tokens, trace.key = 91, "batch-jobs-eu"
     trace.first_token_received_us, trace.first_token_us = at(18_792.3), at(18_793.9)
     trace.last_token_us = trace.finished_us = at(31_000)
     trace.outcome = "finished"

@@ -133,8 +133,9 @@ class CacheReport:
 
     def _take_ended(self, traces: Sequence[RequestTrace], _: Sequence[Durations]) -> None:
         for trace in traces:
-            if trace.first_token_attempt is not None:
-                self._count(trace, trace.first_token_attempt)
+            attempt = trace.first_token_attempt
+            if attempt is not None:
+                self._count(trace, attempt)
 
     def _count(self, trace: RequestTrace, attempt: AttemptTrace) -> None:
         saved, total = trace.num_cached_tokens, trace.num_prompt_tokens

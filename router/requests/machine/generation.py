@@ -77,18 +77,18 @@ class Generation:
         return len(self.request.token_ids) + len(self.stream.token_ids)
 
     @property
-    def max_tokens(self) -> int:
-        """Prompt tokens plus the most output tokens allowed."""
-        return len(self.request.token_ids) + self.request.sampling.max_tokens
+    def most_output_left(self) -> int:
+        """The most output tokens that are still to come."""
+        return self.request.sampling.max_tokens - len(self.stream.token_ids)
 
     @property
     def needed_context(self) -> int:
         """The context that a worker must offer, in tokens: the prompt and the requested output.
         Without a limit, half of the largest possible output, and at least one token more than there
         is."""
-        if not self.request.is_open_ended:
-            return self.max_tokens
         sampling, prompt = self.request.sampling, len(self.request.token_ids)
+        if not self.request.is_open_ended:
+            return prompt + sampling.max_tokens
         return max(
             self.num_tokens + 1, prompt + sampling.min_tokens, prompt + -(-sampling.max_tokens // 2)
         )

@@ -214,7 +214,7 @@ def test_prompt_tokens_are_counted_by_their_source(
     chunks = (ChunkSpan(1_000_000, 1_010_000, 68),)
     decode = DecodeTrace(worker_id="d1", received_us=1_000_000, cached_tokens=32, chunks=chunks)
     store.attach_decode("r", 1, decode)
-    trace.first_attempt, trace.num_cached_tokens = 1, 32
+    trace.first_token_attempt, trace.num_cached_tokens = trace.attempts[0], 32
     store.end(trace, "finished")
     counted = {
         source: registry.get_sample_value("baton_prompt_tokens_by_source_total", {"source": source})

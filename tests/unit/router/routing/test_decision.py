@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
-from protocol.events import CacheEvents, WorkerStats
-from protocol.messages import CacheDump, Role
+from protocol.events import WorkerStats
+from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
 from router.routing.cache_index import CacheIndex
 from router.routing.decision import Query, apply, decide
@@ -52,12 +53,13 @@ def query(num_tokens: int = 512, **fields) -> Query:
 def test_a_decision_changes_nothing_and_applying_it_reserves_its_load() -> None:
     d1, p1 = worker("d1"), worker("p1")
     view = view_of(d1, p1)
-    before = view.version
+    before = view.loads([d1, p1])
     decision = decide(view, query(), 0.0, random.Random(0))
     assert decision.placement.mode is Mode.REMOTE
-    assert view.version == before
+    assert view.loads([d1, p1]) == before
+    assert view.matches(HASHES, 0.0) == {}
     charged = apply(view, decision, 0.0)
-    assert view.version > before
+    assert view.loads([d1, p1]) != before
     pair = view.pairs.pair("p1", "d1")
     assert [owner for owner, _ in charged] == [d1, p1, pair]
     assert pair.blocks_under_way == 32
@@ -89,25 +91,46 @@ def test_equal_views_give_equal_decisions() -> None:
     assert len(set(choose(1))) > 1
 
 
-def test_every_change_that_a_decision_can_see_is_a_new_version() -> None:
+def test_the_next_decision_sees_every_change_of_a_worker() -> None:
     d1 = worker("d1")
     view = view_of(d1)
-    events = CacheEvents(worker_id="d1", incarnation="d1-1", seq=1, stored=HASHES, removed=[])
-    dump = CacheDump(incarnation="d1-1", seq=0, hashes=[])
-    seen = [view.version]
+    reservations = []
+
+    def seen() -> tuple[object, ...]:
+        return tuple(view.loads(view.ready(Role.DECODE)))
+
+    last = seen()
     for change in (
-        lambda: d1.take_stats(stats("d1", num_running=1)),
-        lambda: d1.note_liveness(Liveness.SILENT),
-        lambda: view.index.apply_dump("d1", dump),
-        lambda: view.index.apply_events(events),
+        lambda: view.take_stats(d1, stats("d1", num_running=1)),
+        lambda: reservations.append(d1.reserve(16, 1)),
+        lambda: d1.release(reservations[0]),
+        lambda: d1.renew(msgspec.structs.replace(d1.info, num_blocks=50)),
+        lambda: d1.note_liveness(Liveness.UNCONNECTED),
+        lambda: d1.note_liveness(Liveness.ANSWERS),
+        lambda: d1.renew(msgspec.structs.replace(d1.info, state=WorkerState.DRAINING)),
+        lambda: d1.renew(msgspec.structs.replace(d1.info, state=WorkerState.READY)),
         lambda: view.join(worker("d2")),
         lambda: view.leave("d2"),
     ):
         change()
-        seen.append(view.version)
-    assert seen == sorted(set(seen))
-    d1.note_liveness(Liveness.SILENT)
-    assert view.version == seen[-1], "nothing has changed"
+        assert seen() != last
+        last = seen()
+
+
+def test_the_typical_speed_follows_the_reports() -> None:
+    d1, d2 = worker("d1"), worker("d2")
+    view = view_of(d1, d2)
+    assert view.typical is None
+    for token_us in (50.0, 80.0):
+        for each in (d1, d2):
+            view.take_stats(each, stats(each.worker_id, step_per_token_us=token_us))
+        assert view.typical is not None
+        assert view.typical.per_token_us == token_us
+    view.join(worker("d3"))
+    view.leave("d2")
+    d1.take_stats(stats("d1", step_per_token_us=90.0))
+    view.leave("d3")
+    assert view.typical.per_token_us == 90.0, "another fleet has another typical worker"
 
 
 @pytest.mark.parametrize(
