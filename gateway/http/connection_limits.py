@@ -75,9 +75,14 @@ class ConnectionLimits:
 class Countdown:
     """A timer that is started and stopped many times; it calls `on_end` when it runs out. If the
     event loop is late, `on_end` is called a little later, because data may have arrived that is
-    still unread."""
+    still unread.
 
-    __slots__ = ("_due", "_handle", "_loop", "_on_end", "_seconds")
+    A stopped countdown leaves the event loop's timer as it is, and the next start uses it: most
+    countdowns are stopped within milliseconds, and making and cancelling a timer for each would
+    cost more than the rest of a connection's work.
+    """
+
+    __slots__ = ("_due", "_handle", "_loop", "_on_end", "_seconds", "_wakes_at")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, seconds: float, on_end: Callable[[], None]
@@ -85,36 +90,51 @@ class Countdown:
         self._loop = loop
         self._seconds = seconds
         self._on_end = on_end
-        self._due = 0.0
+        self._due: float | None = None  # None: it does not run
         self._handle: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
 
     @property
     def is_running(self) -> bool:
         """Whether it was started and has neither run out nor been stopped."""
-        return self._handle is not None
+        return self._due is not None
 
     def start(self, seconds: float | None = None) -> None:
         """Start the timer unless it runs; for its usual time if `seconds` is None."""
-        if self._handle is None:
+        if self._due is None:
             wait_s = self._seconds if seconds is None else seconds
             self._due = self._loop.time() + wait_s
-            self._handle = self._loop.call_later(wait_s, self._end)
+            if self._handle is None or self._wakes_at > self._due:
+                self._wake_in(wait_s, self._due)
 
     def stop(self) -> None:
         """Stop the timer if it runs."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        self._due = None
 
     def close(self) -> None:
         """Stop the timer for good and drop the reference to its owner, to break the reference cycle
         between the two."""
         self.stop()
         self._on_end = _nothing
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
 
-    def _end(self) -> None:
+    def _wake_in(self, wait_s: float, at: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle, self._wakes_at = self._loop.call_later(wait_s, self._wake), at
+
+    def _wake(self) -> None:
         self._handle = None
-        if self._loop.time() - self._due > LATE_S:
+        if self._due is None:
+            return
+        late_s = self._loop.time() - self._due
+        if late_s < 0:  # it was stopped and started again meanwhile
+            self._wake_in(-late_s, self._due)
+            return
+        self._due = None
+        if late_s > LATE_S:
             self.start(LATE_S)
         else:
             self._on_end()

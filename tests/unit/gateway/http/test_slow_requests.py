@@ -125,7 +125,11 @@ class LateLoop:
     def call_later(self, seconds: float, call: Callable[[], object]) -> object:
         self.waits.append(seconds)
         self.call = call
-        return object()
+        return self
+
+    def cancel(self) -> None:
+        """Cancel the timer."""
+        self.call = lambda: None
 
 
 def test_a_late_loop_is_not_the_clients_delay() -> None:
@@ -136,6 +140,34 @@ def test_a_late_loop_is_not_the_clients_delay() -> None:
     loop.call()
     assert (ended, loop.waits) == ([], [30.0, LATE_S])
     loop.now += LATE_S
+    loop.call()
+    assert ended == [1]
+
+
+def test_a_countdown_that_is_started_again_runs_its_whole_time_on_the_same_timer() -> None:
+    loop, ended = LateLoop(), []
+    timer = Countdown(cast("asyncio.AbstractEventLoop", loop), 30.0, lambda: ended.append(1))
+    timer.start()
+    loop.now += 10.0
+    timer.stop()
+    timer.start()
+    timer.start()
+    loop.now += 20.0
+    loop.call()
+    assert (ended, loop.waits) == ([], [30.0, 10.0]), "10 s are left"
+    timer.stop()
+    loop.now += 10.0
+    loop.call()
+    assert ended == [], "it was stopped"
+    timer.start()
+    timer.stop()
+    timer.start(5.0)
+    loop.now += 5.0
+    loop.call()
+    assert (ended, loop.waits) == ([1], [30.0, 10.0, 30.0, 5.0]), "the shorter time counts"
+    timer.start()
+    timer.close()
+    loop.now += 30.0
     loop.call()
     assert ended == [1]
 
