@@ -289,12 +289,6 @@ class GenerationFields(SamplingFields):
     user: Annotated[str, Field(max_length=512)] | None = None
     use_beam_search: Annotated[Any, only(False)] = None
     length_penalty: Annotated[Any, only(1, 1.0)] = None
-    _lifetime_s: int | None = PrivateAttr(default=None)
-
-    @property
-    def lifetime_s(self) -> int | None:
-        """See the base class."""
-        return self._lifetime_s
 
     def check_together(self) -> None:
         """See the base class."""
@@ -342,6 +336,18 @@ def generation_of(fields: SamplingFields, model: str, stream: bool | None) -> Ge
     return shared
 
 
+class _SharedFields(GenerationFields):
+    """Fields that were read as another body. Only these have a private attribute, which costs each
+    body that has one several calls."""
+
+    _lifetime_s: int | None = PrivateAttr(default=None)
+
+    @property
+    def lifetime_s(self) -> int | None:
+        """See the base class."""
+        return self._lifetime_s
+
+
 def openai_lifetime_s(asked: Any) -> int | None:
     """The lifetime for a value of OpenAI's `prompt_cache_retention`; other values than "24h" mean
     the usual lifetime, None."""
@@ -349,4 +355,4 @@ def openai_lifetime_s(asked: Any) -> int | None:
 
 
 _SHARED = frozenset(SamplingFields.model_fields)
-_BLANK = GenerationFields(model="")
+_BLANK = _SharedFields(model="")
