@@ -26,7 +26,8 @@ class Detokenizer:
         self._skipped_ids = skipped_ids
         self._at_start = at_start
         self._strip = at_start and token_bytes.strips_leading_space
-        self._utf8 = IncrementalDecoder(errors="replace")
+        self._utf8: IncrementalDecoder | None = None  # made for the first token that needs it
+        self._waits = False  # it holds bytes of an incomplete character
 
     def fresh(self) -> Detokenizer:
         """A decoder of another text in the same place."""
@@ -36,7 +37,7 @@ class Detokenizer:
         """Text that this token completes; empty inside a character or for a skipped token."""
         if token_id in self._skipped_ids:
             return ""
-        if not self._utf8.buffer and not self._strip:  # nearly every token
+        if not self._waits and not self._strip:  # nearly every token
             text = self._texts.get(token_id)
             if text is not None:
                 return text
@@ -44,8 +45,15 @@ class Detokenizer:
         if self._strip and data:
             self._strip = False
             data = data.removeprefix(b" ")
-        return self._utf8.decode(data)
+        if self._utf8 is None:
+            self._utf8 = IncrementalDecoder(errors="replace")
+        text = self._utf8.decode(data)
+        self._waits = bool(self._utf8.buffer)
+        return text
 
     def flush(self) -> str:
         """Text of the waiting bytes: U+FFFD for a character that was never completed."""
+        if self._utf8 is None or not self._waits:
+            return ""
+        self._waits = False
         return self._utf8.decode(b"", final=True)
