@@ -147,7 +147,7 @@ class Dispatcher:
             raise InvalidRequest(f"request id {name} is in use")
         if self._is_stopping:
             raise Overloaded("the router stops")
-        if self.inflight >= self._settings.max_inflight:
+        if len(self._generations) >= self._settings.max_inflight:
             raise Overloaded(f"{self.inflight} generations are running, the most allowed")
         self._launcher.check_length(request)
         deadline = self._fleet.now() + min(
