@@ -22,7 +22,7 @@ class PassedFence:
     """The fence of an idle device."""
 
     def is_done(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
     def wait(self) -> None:

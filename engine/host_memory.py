@@ -1,4 +1,5 @@
-"""How much memory this process may still take: the machine's, and that of its control groups.
+"""How much memory this process may still take, within the machine's memory and the limits of its
+control groups.
 
 A container's limit is that of its control group, version 1 or 2, or of a group above it; the host's
 figures do not show it. A group's free memory is its limit minus its use. File pages that the group

@@ -101,7 +101,7 @@ class KvPool:
 
     def digest(self, block: int) -> bytes:
         """The digest of a block's keys and values of all layers and heads, whatever ranks hold
-        them. Of a pool with several groups, ask the group's."""
+        them. If the pool has several groups, call this on the pool of the block's group."""
         if not self.others and not self.layout.peer_stages:
             return block_digest(self.tensor[block])
         whole = torch.empty(self.layout.unsharded.block_shape, dtype=self.tensor.dtype)

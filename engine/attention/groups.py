@@ -62,7 +62,7 @@ class AttentionWithStates(AttentionByGroup):
     """`GroupedBackend` of a model in which some layers keep a state instead of keys and values."""
 
     def states(self, layer: int) -> LayerStates:
-        """The states with which a layer computes that keeps one."""
+        """The states of a layer that keeps one per sequence."""
         number, index = self.places[layer]
         backend: object = self.backends[number]
         assert isinstance(backend, StateSlots)

@@ -74,5 +74,5 @@ class StateSlots:
         self._plan = StatePlan(pieces, *columns)
 
     def of_layer(self, layer: int) -> LayerStates:
-        """The states with which a layer computes."""
+        """The states of a layer."""
         return LayerStates(self._pool.layer(layer)[:, 0, :, 0], self._plan)

@@ -1,5 +1,5 @@
-"""Attention of gathered keys and values, by torch: by its own function, or score by score where
-scores are more than products times a scale."""
+"""Attention of gathered keys and values, by torch. Torch's own function is used unless scores are
+capped or there are sinks; then they are computed here."""
 
 from __future__ import annotations
 

@@ -23,13 +23,14 @@ _MAX_INNER = 1 << 22
 class ExpertsConfig:
     """The experts of a layer, each a gated feed-forward layer of `inner` numbers.
 
-    A token's scores are the softmax of the router's logits, or their sigmoids. `per_token` experts
-    with the largest scores are chosen, where `has_choice_bias` with a bias added for the choice
-    alone. If there are several `groups` of experts, only those of `chosen_groups` groups may be
-    chosen; a group's score is its largest, or where `sums_two` the sum of its two largest. The
-    experts' results are weighted by their scores, divided by their sum if `normalizes`, times
-    `scale`. A shared expert of `shared_inner` numbers (0: none) is added for every token, where
-    `gates_shared` times a sigmoid of its own.
+    A token's scores are the softmax of the router's logits, or their sigmoids. The `per_token`
+    experts with the largest scores are chosen. With `has_choice_bias`, a bias is added to the
+    scores for the choice alone. If there are several `groups` of experts, only those of
+    `chosen_groups` groups may be chosen; a group's score is its largest score or, with `sums_two`,
+    the sum of its two largest. The experts' results are weighted by their scores, divided by their
+    sum if `normalizes`, times `scale`. The result of a shared expert of `shared_inner` numbers (0:
+    none) is added for every token. With `gates_shared`, this result is multiplied by a sigmoid of
+    its own.
     """
 
     count: int

@@ -85,8 +85,7 @@ def hugging_face_name(name: str) -> str:
 
 
 def llama_cpp_name(name: str) -> str:
-    """llama.cpp's name of the tensor that has the one of Hugging Face's name `name`, for
-    messages."""
+    """llama.cpp's name of the tensor that Hugging Face calls `name`, for messages."""
     layer = _OUR_LAYER.fullmatch(name)
     if layer is None:
         return next((ours for ours, theirs in _WHOLE.items() if theirs == name), name)

@@ -1,4 +1,4 @@
-"""gpt-oss's tensors of experts by the names and in the form of all other models'.
+"""Offers gpt-oss's tensors of experts under the names and in the form of other models.
 
 Its files hold matrices as [inputs, outputs], and the outputs of gate and up by turns: gate's first,
 up's first, gate's second, and so on; biases, too. Blocks of MXFP4 are [outputs, inputs], and

@@ -112,7 +112,7 @@ class FileTensors:
         return gguf_rows(self.read(name), kind, pairs_of_heads)
 
     def finish(self) -> None:
-        """Mappings end with their tensors."""
+        """Does nothing: each mapping ends with its tensor."""
 
 
 def stored_form(name: str, entry: TensorEntry) -> tuple[torch.dtype, tuple[int, ...]]:

@@ -42,5 +42,5 @@ class AttentionPass:
         return cast(LatentBackend, self.backend)
 
     def states(self, layer: int) -> LayerStates:
-        """The states with which a layer computes that keeps one."""
+        """The states of a layer that keeps one per sequence."""
         return cast(AttentionWithStates, self.backend).states(layer)

@@ -97,7 +97,7 @@ def _gated(names: tuple[str, str], prefix: str, hidden: int, inner: int) -> list
 
 
 def _biases(names: tuple[str, str], prefix: str, hidden: int, inner: int) -> list[LayerTensor]:
-    """The biases of both."""
+    """The biases of these two weights."""
     gate_up = [Rows(f"{prefix}.{part}_proj.bias", inner) for part in ("gate", "up")]
     down = [Rows(f"{prefix}.down_proj.bias", hidden)]
     return [

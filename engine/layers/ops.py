@@ -44,8 +44,8 @@ class LayerOps(Protocol):
         eps: float | None = None,
         add: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """RMSNorm of the rows of `x` [N, size], contiguous, scaled by `weight` [size], fp32; with
-        another `eps` than the model's where given, plus `add` [N, size] where given."""
+        """RMSNorm of the rows of `x` [N, size], contiguous, scaled by `weight` [size], fp32; plus
+        `add` [N, size] if it is given. `eps`, if given, replaces the model's."""
 
     def rotate(
         self, heads: torch.Tensor, weight: torch.Tensor | None, rotation: Rotation

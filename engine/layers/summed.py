@@ -1,8 +1,8 @@
 """Layers of which a rank has a part: the ranks' partial results are added up.
 
 Products over a split dimension (o's over the heads, down's over the intermediate width) give
-partial sums, and of an embedding a rank has some tokens' rows and zeros for others. All ranks call
-a layer together. `Sums` is how they meet; `engine.parallel.sums` implements it.
+partial sums. A rank's part of an embedding has the rows of some tokens, and gives zeros for others.
+All ranks call a layer together. `Sums` is how they meet; `engine.parallel.sums` implements it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sums(Protocol):
         contiguous and of one type; only the first rank has `whole`, and gets them."""
 
     def meet(self) -> None:
-        """Go on when all ranks have come here, and done what they began before."""
+        """Wait until all ranks have called this, and have finished what they began before."""
 
     def check(self) -> None:
         """Raise if the kernels could not add up."""

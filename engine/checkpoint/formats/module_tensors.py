@@ -35,8 +35,8 @@ class ModuleTensors:
         return self._module + suffix in self._tensors.entries
 
     def need(self, suffix: str, dtypes: Sequence[str], *shapes: Shape) -> TensorEntry:
-        """The tensor, of one of these types and, if any are given, shapes. Raises
-        ModelLoadError."""
+        """The tensor, which must have one of these types and, if shapes are given, one of these
+        shapes. Raises ModelLoadError."""
         name = self._module + suffix
         entry = self._tensors.entries.get(name)
         if entry is None:
@@ -52,7 +52,7 @@ class ModuleTensors:
         return entry
 
     def need_matrix(self, suffix: str, dtypes: Sequence[str]) -> tuple[int, int]:
-        """The shape of a tensor of two dimensions, neither of them empty."""
+        """The shape of a tensor that must have two dimensions, neither of them 0."""
         entry = self.need(suffix, dtypes)
         if len(entry.shape) != 2 or 0 in entry.shape:
             raise self.wrong(suffix, "two dimensions")

@@ -46,8 +46,8 @@ _ORPHANS = {
 
 
 class QuantizedTensors:
-    """`tensors`, with the quantized ones among the `wanted` weights as fp32. Raises
-    ModelLoadError."""
+    """The stored `tensors`; those of the `wanted` weights that are quantized are read as fp32.
+    Raises ModelLoadError."""
 
     def __init__(
         self, tensors: StoredTensors, quantization: Quantization, wanted: Collection[str]
