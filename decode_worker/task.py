@@ -23,7 +23,7 @@ class DecodeTask(Task):
     A task with remote prefill joins the batch when it has both its `token` and all its blocks. One
     that outlives its router is an orphan (`orphaned_at`, seconds of the loop's clock).
     The attempt that gave the output's first token did not compute `cached_tokens` tokens of the
-    prompt. This worker had `held_tokens` when it admitted the task.
+    prompt. When this worker admitted the task, it had the KV of `held_tokens` tokens.
     """
 
     prefill: KvPeer | None = None

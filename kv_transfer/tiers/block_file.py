@@ -1,8 +1,9 @@
 """A file of encrypted units of KV blocks, in slots of equal size.
 
-The head names the file's salt and the id of its key, each slot's head the name of its unit, the
-time of writing and the nonce. A slot that is half written, was changed, or belongs to another unit
-cannot be decrypted. The file grows as slots are used. One thread calls `read`, `write` and `erase`.
+The head of the file has its salt and the id of its key. The head of each slot has the name of its
+unit, the time of writing and the nonce. A slot that is half written, was changed, or belongs to
+another unit cannot be decrypted. The file grows as slots are used. One thread calls `read`, `write`
+and `erase`.
 """
 
 from __future__ import annotations

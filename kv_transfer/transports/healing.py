@@ -79,7 +79,7 @@ class HealingTransport:
         return self._target.transport.allocate(num_bytes)
 
     def register(self, pool: PoolMemory) -> None:
-        """Register the pool at the first end; every later one registers it, too."""
+        """Register the pool at the first end. Later ends register the pool when they open."""
         self._target.transport.register(pool)
         self._pool = pool
 

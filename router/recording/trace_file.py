@@ -1,7 +1,7 @@
 """A file that only its owner may read, and that never grows beyond a limit.
 
-When it is half as large as the limit it is renamed to `NAME.1`, which replaces the one before, and
-a new one begins. A write either happens as a whole or leaves nothing.
+When the file is half as large as the limit, it is renamed to `NAME.1`, which replaces an earlier
+`NAME.1`, and a new file begins. A write either happens as a whole or leaves nothing.
 """
 
 from __future__ import annotations

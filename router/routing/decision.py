@@ -35,8 +35,8 @@ from router.routing.worker_view import Reservation, WorkerView
 class Query(msgspec.Struct, frozen=True, kw_only=True):
     """A request to place: `num_tokens` so far, `max_tokens` including all output to come.
 
-    - `hashes`: of its full blocks; without `uses_cache` they are computed even where a worker holds
-      them
+    - `hashes`: the hashes of its full blocks. Without `uses_cache` the blocks are computed even
+      where a worker holds them
     - `failed`: incarnations where it failed; `only`: if it names workers of a role, no other worker
       of that role is used; `prefer_decode`: a worker that already holds some of its blocks.
     - `source`: the decode worker that hands the request over with its KV.

@@ -385,7 +385,7 @@ def _decode_loads(
 def _with_room(
     query: PlacementQuery, decode: Sequence[WorkerLoad], matches: Mapping[str, PrefixMatch]
 ) -> list[WorkerLoad]:
-    """Those that may run the request, if some may not. Raises as `place` does."""
+    """The decode workers that have room for the request. Raises as `place` does."""
     num_blocks, max_tokens = blocks_of(query), query.max_tokens
     fitting = [
         each

@@ -48,8 +48,9 @@ class UrgentWork:
             work.tokens = {at: each / 2 for at, each in work.tokens.items() if each >= 1}
 
     def left_for(self, share: str, priority: int) -> float:
-        """The time until a request of this priority would have its first token, as a part of the
-        time that it takes with the urgent requests that are still to come.
+        """A ratio of at most 1 for a request with this priority: its time to the first token if no
+        more urgent requests came, divided by that time with the urgent requests that are still to
+        come.
 
         With a share f of urgent work, this is `1 / (1 + f * f)`: urgent requests come at the rate
         f, and find the workers full in about the same share f of cases. Without the square, the

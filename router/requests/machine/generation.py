@@ -84,8 +84,8 @@ class Generation:
     @property
     def needed_context(self) -> int:
         """The context that a worker must offer, in tokens: the prompt and the requested output.
-        Without a limit, half of the largest possible output, and at least one token more than there
-        is."""
+        Without a limit on the output, the output counts as half of the largest possible one, but as
+        at least one token more than there are now."""
         sampling, prompt = self.request.sampling, len(self.request.token_ids)
         if not self.request.is_open_ended:
             return prompt + sampling.max_tokens
