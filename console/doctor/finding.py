@@ -57,8 +57,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The finding of one rule. `since_us` is when it was first found, 0 until `Doctor` sets it.
-    `stages` are the stages of requests whose time the finding explains."""
+    """The finding of one rule. `since_us` is the time at which it was first found, 0 until `Doctor`
+    sets it. `stages` are the stages of requests whose time the finding explains."""
 
     rule: str
     title: str

@@ -20,6 +20,6 @@ def tiers_text(worker: Mapping[str, Any]) -> str:
 
 
 def failing_tier(tier: Mapping[str, Any]) -> str:
-    """One of the fleet's `tiers` that fail."""
+    """A failing tier, one of the fleet's `tiers`, in words."""
     blocks = count(tier["failures"], "block")
     return f"{tier['worker_id']}: {blocks} failed in its {tier['tier']} tier; it serves on."

@@ -6,7 +6,7 @@ WINDOW_S = 10
 
 
 class RecentCount:
-    """Counts by whole seconds; `now` is any monotonic clock, in seconds."""
+    """Counts by whole seconds; `now` is the time of any monotonic clock, in seconds."""
 
     __slots__ = ("_counts", "_second")
 

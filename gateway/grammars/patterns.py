@@ -1,5 +1,5 @@
-"""Regular expressions of JSON schemas, without what an automaton cannot follow, and those of
-formats.
+"""Regular expressions of JSON schemas and of formats, without the parts that an automaton cannot
+follow.
 
 Look-around is translated where it has an equal form, and otherwise removed, which accepts more. A
 pattern with a back-reference is dropped. Formats are those of JSON Schema 2020-12, by the RFCs that
@@ -79,8 +79,8 @@ def format_schemas(name: str) -> list[dict[str, Any]]:
 
 
 def enforceable_pattern(pattern: str) -> tuple[list[str], bool]:
-    """The patterns that replace `pattern`: all of them must be found in a text. And whether they
-    are equivalent to it; otherwise they accept more."""
+    """The patterns that replace `pattern`, and whether they are equivalent to it; otherwise they
+    accept more. All of them must be found in a text."""
     if _BACK.search(pattern):
         return [], False
     if not _LOOK.search(pattern):

@@ -2,7 +2,8 @@
 when.
 
 Everything that shows workers reads these: `/fleet`, the page, `baton status`, the doctor, metrics.
-`Conditions` owns since when each condition holds; `router.fleet.fleet` finds the conditions.
+`Conditions` owns the time since which each condition holds; `router.fleet.fleet` finds the
+conditions.
 """
 
 from __future__ import annotations

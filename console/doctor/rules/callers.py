@@ -1,6 +1,6 @@
 """Faults at the door: keys that flood, invalid requests, a router that is too slow.
 
-Facts: no number of requests needed.
+They judge facts, so they need no minimum number of requests.
 """
 
 from __future__ import annotations

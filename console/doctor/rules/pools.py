@@ -1,4 +1,5 @@
-"""Workers that the fleet lacks: a whole pool, or single workers. Facts, which need no requests."""
+"""Workers that the fleet lacks: a whole pool, or single workers. The rules judge facts, so they
+need no requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Collects the facts of a router's fleet, once per second.
 
-Owns since when the store is in trouble, and the counts of ended requests by key. Reads the fleet,
-traces, the door and other routers' summaries.
+Owns the time since which the store is in trouble, and the counts of ended requests by key. Reads
+the fleet, traces, the door and other routers' summaries.
 """
 
 from __future__ import annotations

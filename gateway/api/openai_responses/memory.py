@@ -118,7 +118,7 @@ class ResponseMemory:
 
     def why_not(self, num_bytes: int) -> str | None:
         """The reason, which is also counted, why a response to `num_bytes` of input cannot be kept.
-        None if nothing is known in advance that speaks against keeping it."""
+        None if no reason is known in advance."""
         if self.records.is_away:
             return self._skip("store_away")
         return self._skip("too_large") if num_bytes > MAX_RECORD_BYTES else None

@@ -1,10 +1,10 @@
 """Answers in gpt-oss's format, Harmony: messages on channels, one after the other.
 
 `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`: a header
-up to `<|message|>`, then the body. The channel `analysis` is reasoning, `final` the answer.
-`commentary` is a call if the header has `to=functions.NAME`, otherwise text for the user before a
-call. The prompt ends within the first header, or, where an answer is continued, within its body.
-Definition: https://github.com/openai/harmony (`docs/format.md`).
+up to `<|message|>`, then the body. The channel `analysis` holds reasoning, and `final` holds the
+answer. `commentary` is a call if the header has `to=functions.NAME`, otherwise text for the user
+before a call. The prompt ends within the first header, or, where an answer is continued, within its
+body. Definition: https://github.com/openai/harmony (`docs/format.md`).
 """
 
 from __future__ import annotations

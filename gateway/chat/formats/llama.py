@@ -2,7 +2,7 @@
 
 The marker `<|python_tag|>` may come first, or a sentence; several objects are separated by `;`, or
 stand in a list. With and without the marker, an object is a call only if it names a tool that the
-caller offers, since the answer itself may be JSON, and what follows the marker Python.
+caller offers, since the answer itself may be JSON, and the marker may be followed by Python code.
 """
 
 from __future__ import annotations
