@@ -164,7 +164,7 @@ def _busy_steps(sequence: SimulatedSequence, num_steps: int, has_states: bool) -
     fills = range(size - 1 - sequence.num_computed % size, num_steps, size)
     busy = {step for fill in fills for step in (fill, fill + 1)}
     if has_states:
-        busy |= {0, 1} | {fill + 2 for fill in fills}
+        busy.add(0)
     next_step = 0
     for step in sorted(busy):
         if step >= num_steps:

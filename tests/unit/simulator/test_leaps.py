@@ -125,9 +125,15 @@ def test_leaps_report_when_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0] == found[1]
 
 
-def test_requests_are_preempted_where_pools_are_tight() -> None:
-    """The comparison above sees preemptions, too."""
-    fleet = small_fleet(prefill=0, decode=1, num_blocks=30)
-    outcome = served(fleet, *(single(0.0, 40, 60) for _ in range(3)))
-    assert outcome.workers[0].usage.num_preemptions > 0
-    assert all(each.end > 0 for each in outcome.requests)
+@pytest.mark.parametrize(
+    ("layout", "num_blocks"), [("all tokens", 30), ("a window", 31), ("two windows", 26)]
+)
+def test_leaps_end_before_requests_are_preempted(layout: str, num_blocks: int) -> None:
+    """Where pools are tight, also for layers with windows."""
+    found = []
+    for max_leap in (4096, 1):
+        fleet = small_fleet(0, 1, num_blocks, max_leap, layout=LAYOUTS[layout])
+        outcome = served(fleet, *(single(0.0, 40, 60) for _ in range(3)))
+        assert outcome.workers[0].usage.num_preemptions > 0
+        found.append((courses(outcome), caches(outcome)))
+    assert found[0] == found[1]
