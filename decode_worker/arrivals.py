@@ -1,8 +1,9 @@
 """Requests whose prompt another worker computes, from the ask to the running batch.
 
-The worker asks the source of such a request, and reserves no block before the source has all of
-them. Then it grants the source the blocks that are not cached here. When these blocks and the first
-token have arrived, the sequence joins the batch. The counterpart of `decode_worker.departures`.
+The worker asks the source of such a request, and reserves no block before the source holds all
+blocks of the prompt. Then it grants the source the blocks that are not cached here. When these
+blocks and the first token have arrived, the sequence joins the batch. The counterpart of
+`decode_worker.departures`.
 """
 
 from __future__ import annotations
@@ -216,8 +217,8 @@ class Arrivals:
             self._try_join(task)
 
     def _finish_without_blocks(self, task: DecodeTask, token: HandoffToken) -> None:
-        """End a task whose first token completes the output before anything was granted: it needs
-        no blocks here, for which it might have to wait."""
+        """End a task whose first token completes the output before anything was granted. The task
+        needs no blocks here, so it need not wait for them."""
         self.inbound.abort(task.key)
         produced = self._scheduler.completed(task.sequence, token.token_id, self._clock.now())
         if produced.finish is None:

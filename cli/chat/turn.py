@@ -12,8 +12,8 @@ from cli.output.terminal_text import shown
 
 
 def show_answer(endpoint: Endpoint, conversation: Conversation, console: Console) -> AnswerStream:
-    """Stream the answer to the last question to the console, and a line about it; Ctrl-C stops it,
-    and what came so far counts as the answer. Raises ServiceError."""
+    """Stream the answer to the last question to the console, then print a line about it. Ctrl-C
+    stops the answer; the text so far then counts as the answer. Raises ServiceError."""
     stream = AnswerStream(endpoint, conversation.messages())
     was_stopped = False
     try:

@@ -96,8 +96,8 @@ def in_flight(
 ) -> list[tuple[float, float]]:
     """The mean number of spans that are under way in each of `num_points` intervals, at its middle.
 
-    A span adds its share of an interval; the intervals that it covers whole are noted by their
-    ends alone.
+    A span adds its share of an interval; for the run of intervals that it covers completely, only
+    the run's begin and end are noted.
     """
     last = max((end for _, end in spans), default=0.0)
     if last <= 0:

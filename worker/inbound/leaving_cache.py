@@ -19,7 +19,7 @@ from worker.inbound.source_links import SourcePeers
 log = logging.getLogger(__name__)
 
 QUIET_S = 2.0
-"""A taker that neither asks nor fetches for this long is not waited for."""
+"""The worker stops waiting for a taker that has neither asked nor fetched for this long."""
 _LOOK_S = 0.25
 """The time between two checks of the fleet, and between two searches for prefixes while requests
 run."""
@@ -39,7 +39,7 @@ class LeavingCache:
         self._offered: set[str] = set()  # incarnations
         self._takers: set[str] = set()  # workers that were offered the cache and have not finished
         self._asking: dict[Peer, int] = {}  # takers that await an answer, with their room
-        self._prefixes: list[list[bytes]] = []  # to be named, the next one last
+        self._prefixes: list[list[bytes]] = []  # prefixes to name; the last one is named next
         self._named: set[bytes] = set()  # the last hash of each named prefix
         self._look_at = self._quiet_at = 0.0
         self._next_search = 0.0

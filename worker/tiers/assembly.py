@@ -96,7 +96,7 @@ def _disk_tier(
 ) -> DiskTier | None:
     if settings.disk_tier_dir is None:
         return None
-    # a card's blocks are kept as they lie
+    # blocks of a card are kept in the card's layout
     kept = pool.layout if pool.device.type == "cuda" else pool.layout.unsharded
     scope = DiskScope(settings.cluster_secret, kept.fingerprint)
     fd = claim_file(Path(settings.disk_tier_dir), scope)
