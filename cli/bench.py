@@ -21,7 +21,7 @@ _HELP = ("-h", "--help")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """`baton bench` has none: each benchmark has flags of its own."""
+    """`baton bench` has no settings: each benchmark has flags of its own."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -78,7 +78,8 @@ class FlightRecorder:
         there are no more.
 
         Each call examines `PAGE` events. It leaves out events that ended before `since_us` or began
-        after `until_us` (if that is not 0), and with a `request_id` the events of other requests.
+        after `until_us` (unless 0). With a `request_id` it also leaves out the events of other
+        requests.
         """
         first = self._num_recorded - len(self._ring)
         skipped = max(0, after - first)
