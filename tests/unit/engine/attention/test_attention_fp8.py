@@ -78,7 +78,7 @@ def as_fp8(x: torch.Tensor) -> torch.Tensor:
     return x.float().clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
+@settings(max_examples=times(15, 60), deadline=None, derandomize=True)
 @given(
     shape=shapes,
     texts=st.lists(
