@@ -8,21 +8,9 @@ random weights say little about the tokens before them, and would hide errors.
 
 from __future__ import annotations
 
-from itertools import islice
-
 import torch
-from demo_corpus import load_topics
-from train_demo_model import (
-    Settings,
-    adam_w,
-    batches,
-    muon,
-    parse_args,
-    shared_config,
-    train,
-    train_tokenizer,
-    write,
-)
+from small_model_training import train_for_tests
+from train_demo_model import Settings, adam_w, muon, parse_args, shared_config
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 STEPS = 1500
@@ -31,23 +19,13 @@ TOKENS_PER_STEP = 512
 
 
 def main() -> None:
-    """Train the model, write it with its tokenizer, and report its loss on fresh batches."""
+    """Train the model, write it, and report its loss."""
     settings = parse_args("Train the hybrid of Baton's tests.", STEPS, can_scale=True)
-    torch.set_num_threads(settings.threads)
-    torch.manual_seed(settings.seed)
-    topics = load_topics()
-    tokenizer = train_tokenizer(topics, settings.seed)
-    model = Qwen3_5ForCausalLM(model_config(tokenizer, settings.scale))
-    data = batches(tokenizer, topics, settings.seed, ROW_LENGTHS, TOKENS_PER_STEP)
-    optimizers = _optimizers(model, settings)
-    loss = train(model, data, settings, optimizers, in_bf16=False)
-    write(model, tokenizer, settings.out)
-    print(f"{model.num_parameters():,} weights, training loss {loss:.3f}")
-    with torch.inference_mode():
-        model.eval().float()
-        fresh = islice(batches(tokenizer, topics, settings.seed + 1000, ROW_LENGTHS), 10)
-        losses = [model(input_ids=ids, labels=ids).loss.item() for ids in fresh]
-    print(f"loss of the written weights on fresh batches: {sum(losses) / len(losses):.3f}")
+
+    def make(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5ForCausalLM:
+        return Qwen3_5ForCausalLM(model_config(tokenizer, settings.scale))
+
+    train_for_tests(settings, make, _optimizers, ROW_LENGTHS, TOKENS_PER_STEP, in_bf16=False)
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast, scale: int = 1) -> Qwen3_5TextConfig:

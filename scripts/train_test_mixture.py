@@ -9,20 +9,9 @@ spread evenly and would hide errors.
 
 from __future__ import annotations
 
-from itertools import islice
-
 import torch
-from demo_corpus import load_topics
-from train_demo_model import (
-    adam_w,
-    batches,
-    muon,
-    parse_args,
-    shared_config,
-    train,
-    train_tokenizer,
-    write,
-)
+from small_model_training import train_for_tests
+from train_demo_model import Settings, adam_w, muon, parse_args, shared_config
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 STEPS = 1500
@@ -32,22 +21,13 @@ EXPERTS_RATE = 0.4  # of the learning rate: AdamW takes larger steps than Muon
 
 
 def main() -> None:
-    """Train the model, write it with its tokenizer, and report its loss on fresh batches."""
+    """Train the model, write it, and report its loss."""
     settings = parse_args("Train the mixture of experts of Baton's tests.", STEPS, can_scale=True)
-    torch.set_num_threads(settings.threads)
-    torch.manual_seed(settings.seed)
-    topics = load_topics()
-    tokenizer = train_tokenizer(topics, settings.seed)
-    model = Qwen3MoeForCausalLM(model_config(tokenizer, settings.scale))
-    data = batches(tokenizer, topics, settings.seed, ROW_LENGTHS, TOKENS_PER_STEP)
-    loss = train(model, data, settings, _optimizers(model, settings.learning_rate))
-    write(model, tokenizer, settings.out)
-    print(f"{model.num_parameters():,} weights, training loss {loss:.3f}")
-    with torch.inference_mode():
-        model.eval().float()
-        fresh = islice(batches(tokenizer, topics, settings.seed + 1000, ROW_LENGTHS), 10)
-        losses = [model(input_ids=ids, labels=ids).loss.item() for ids in fresh]
-    print(f"loss of the written weights on fresh batches: {sum(losses) / len(losses):.3f}")
+
+    def make(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
+        return Qwen3MoeForCausalLM(model_config(tokenizer, settings.scale))
+
+    train_for_tests(settings, make, _optimizers, ROW_LENGTHS, TOKENS_PER_STEP)
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast, scale: int = 1) -> Qwen3MoeConfig:
@@ -65,9 +45,10 @@ def model_config(tokenizer: PreTrainedTokenizerFast, scale: int = 1) -> Qwen3Moe
 
 
 def _optimizers(
-    model: Qwen3MoeForCausalLM, learning_rate: float
+    model: Qwen3MoeForCausalLM, settings: Settings
 ) -> tuple[torch.optim.Optimizer, ...]:
     """Muon for the matrices of attention, AdamW for experts, routers, embeddings and norms."""
+    rate = settings.learning_rate
     matrices: list[torch.nn.Parameter] = []
     experts: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
@@ -79,9 +60,9 @@ def _optimizers(
         else:
             others.append(weights)
     return (
-        muon(matrices, learning_rate),
-        adam_w(others, learning_rate),
-        adam_w(experts, EXPERTS_RATE * learning_rate),
+        muon(matrices, rate),
+        adam_w(others, rate),
+        adam_w(experts, EXPERTS_RATE * rate),
     )
 
 
