@@ -15,6 +15,7 @@ from simulator.devices.cards import CARDS, card_named, read_card
 from simulator.devices.model_shape import model_shape, shape_of
 from simulator.devices.roofline import Precision, Roofline
 from simulator.devices.step_times import ChunkWork, chunk_work
+from tests.paths import HYBRID
 from tests.sequences import greedy, sequence_of
 
 DEEPSEEK_V3 = {
@@ -38,6 +39,12 @@ def test_latent_attention_and_experts() -> None:
     shape = shape_of(JsonKeys(DEEPSEEK_V3, "config.json"), "v3")
     assert shape.num_params / 1e9 == pytest.approx(671, rel=0.01)
     assert shape.kv_values == 576
+
+
+def test_a_layer_with_states_attends_to_no_tokens() -> None:
+    shape = model_shape(str(HYBRID))
+    assert shape.num_layers == 3
+    assert (shape.windows, shape.kv_layers, shape.full_layers) == ((), 1, 1)
 
 
 def test_a_config_file_and_its_folder(tmp_path: Path) -> None:
