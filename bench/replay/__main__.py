@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from bench.replay.player import Manner, Played, Player
+from bench.replay.smaller_traces import shrunk
 from bench.replay.vocabulary import Target, learn_vocabulary
 from protocol.errors import BatonError
 from simulator.report.summary import Spread
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     args = _arguments(argv)
     try:
         options = TraceOptions(args.seed, args.speed, args.limit, args.span_s)
-        trace = read_trace(args.trace, options).shrunk(args.shrink)
+        trace = shrunk(read_trace(args.trace, options), args.shrink)
         played = _replay(args, trace)
     except BatonError as error:
         print(f"bench.replay: {error}", file=sys.stderr)

@@ -10,8 +10,6 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from protocol.errors import ConfigError
-
 _ID_BITS = 44
 
 Runs = tuple[tuple[int, int], ...]
@@ -95,14 +93,6 @@ class Trace:
         sessions = [replace(each, start_s=each.start_s / factor) for each in self.sessions]
         return Trace(self.name, sessions)
 
-    def shrunk(self, divisor: int) -> Trace:
-        """The same traffic with that much shorter prompts and outputs. Raises ConfigError if it
-        does not divide the recorded blocks."""
-        size = self.block_tokens
-        if divisor < 1 or (size is not None and size % divisor):
-            raise ConfigError(f"--shrink {divisor}: it must divide the trace's blocks of {size}")
-        return Trace(self.name, [_shrunk(each, divisor) for each in self.sessions])
-
     @property
     def num_turns(self) -> int:
         """Requests of all sessions."""
@@ -116,24 +106,6 @@ class Trace:
                 if turn.blocks is not None:
                     return turn.blocks.block_tokens
         return None
-
-
-def _shrunk(session: Session, divisor: int) -> Session:
-    turns = []
-    for turn in session.turns:
-        blocks = turn.blocks
-        if blocks is not None:
-            blocks = replace(blocks, block_tokens=blocks.block_tokens // divisor)
-        turns.append(
-            replace(
-                turn,
-                num_prompt=-(-turn.num_prompt // divisor),
-                num_output=-(-turn.num_output // divisor),
-                blocks=blocks,
-                starts=tuple(_shrunk(each, divisor) for each in turn.starts),
-            )
-        )
-    return replace(session, turns=tuple(turns))
 
 
 def _num_turns(session: Session) -> int:

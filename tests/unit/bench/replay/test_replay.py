@@ -11,6 +11,7 @@ import pytest
 
 from bench.replay.player import Manner, Player
 from bench.replay.prompts import Conversation, continues
+from bench.replay.smaller_traces import shrunk
 from bench.replay.vocabulary import Target, Vocabulary
 from simulator.traces.sessions import BlockRuns, Session, Trace, Turn
 
@@ -154,7 +155,7 @@ async def test_a_server_that_hangs_does_not_hold_the_replay(
 
 
 def test_a_shrunk_trace_has_the_same_shape() -> None:
-    (session,) = talking().shrunk(4).sessions
+    (session,) = shrunk(talking(), 4).sessions
     assert [turn.num_prompt for turn in session.turns] == [4, 8]
     assert session.turns[0].blocks == BlockRuns(0, 2, ((0, 3),))
     assert session.turns[0].starts[0].turns[0].num_prompt == 2
