@@ -18,11 +18,6 @@ class HandoffKey(NamedTuple):
     attempt: int
     part: int = 0
 
-    @property
-    def of_attempt(self) -> HandoffKey:
-        """The key of the same attempt's handoff."""
-        return HandoffKey(self.request_id, self.attempt)
-
 
 class IllegalMove(Exception):
     """A bug of ours: a state machine was asked for a move that its state does not allow."""

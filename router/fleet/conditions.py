@@ -37,10 +37,6 @@ class State(StrEnum):
     LOST = "lost"
 
 
-UNUSABLE = (State.STALLED, State.SILENT, State.NOT_CONNECTED, State.REFUSED, State.LOST)
-"""States that are faults. A worker that starts or drains is not at fault."""
-
-
 class Cause(StrEnum):
     """Why a worker is unusable, as a label of metrics."""
 
@@ -68,11 +64,6 @@ class Condition:
 
     def __str__(self) -> str:
         return f"{self.state}: {self.reason}" if self.reason else str(self.state)
-
-    @property
-    def is_unusable(self) -> bool:
-        """Whether the fleet lacks this worker because of a fault."""
-        return self.state in UNUSABLE and not self.is_replaced
 
     def as_json(self) -> dict[str, Any]:
         """The condition as `/fleet` shows it."""

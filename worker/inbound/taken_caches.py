@@ -244,7 +244,7 @@ class TakenCaches:
             )
             return first, [most, *(0 for _ in rules)]
         is_here = self._pools.match(offer.prefix).num_blocks == end
-        if is_here or end - tail + self._end_blocks > room:
+        if is_here or end - tail > room:
             return first, [0, *(0 for _ in rules)]
         return tail, [end - tail, *(min(rule.cover, end - tail) for rule in rules)]
 

@@ -157,10 +157,6 @@ _BY_TYPE = Discriminator(
     custom_error_message="its type must be 'text', 'json_object', 'json_schema', 'regex', "
     "'grammar' or 'structural_tag'",
 )
-FormatFields = (
-    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat
-    | StructuralTagFormat
-)  # fmt: skip
 _Formats = (
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JsonObjectFormat, Tag("<json_object>")]

@@ -249,14 +249,9 @@ def test_a_grant_does_not_fit_a_fetch_nor_a_fetch_a_handoff() -> None:
     source = made_source()
     source.fetch(FETCH, now=0)
     source.found(FETCH, [[5, 6, 7, 8]], None, now=0)
-    handoff = replace_part(KEY)
+    handoff = HandoffKey(KEY.request_id, KEY.attempt)
     grant = KvGrant(request_id="r", attempt=1, agent=C, first_block=0, block_ids=[1], ttl_ms=3000)
     assert source.grant(grant, now=0) == [Close(handoff, C, "the handoff is not known")]
     assert source.is_open(KEY)
     source.open(HandoffKey("r", 2), 4, now=0, grant_deadline=9)
     assert source.num_open == 2
-
-
-def replace_part(key: HandoffKey) -> HandoffKey:
-    assert key.of_attempt == HandoffKey(key.request_id, key.attempt)
-    return key.of_attempt

@@ -399,12 +399,13 @@ async def test_a_lost_worker_is_missed_until_one_of_its_role_comes(harness: Harn
     await harness.join("d1", "d2", "p1")
     await harness.kill("d1")
     lost = harness.fleet.conditions()["d1"]
-    assert (lost.state, lost.cause, lost.is_unusable) == (State.LOST, Cause.LOST, True)
+    assert (lost.state, lost.cause, lost.is_replaced) == (State.LOST, Cause.LOST, False)
     assert lost.since_us > 0
     await harness.join("p2")
-    assert harness.fleet.conditions()["d1"].is_unusable, "another role's worker is no substitute"
+    lost = harness.fleet.conditions()["d1"]
+    assert not lost.is_replaced, "another role's worker is no substitute"
     await harness.join("d3")
-    assert not harness.fleet.conditions()["d1"].is_unusable
+    assert harness.fleet.conditions()["d1"].is_replaced
     await harness.kill("d2")
     conditions = harness.fleet.conditions()
     assert [conditions[each].is_replaced for each in ("d1", "d2")] == [True, False]
@@ -417,7 +418,7 @@ async def test_a_worker_that_comes_back_takes_no_other_s_place(harness: Harness)
     await harness.join("d1", incarnation="another")
     conditions = harness.fleet.conditions()
     assert conditions["d1"].state is State.USABLE
-    assert conditions["d2"].is_unusable
+    assert not conditions["d2"].is_replaced
 
 
 async def test_a_full_worker_is_usable(harness: Harness) -> None:
