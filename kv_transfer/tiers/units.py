@@ -34,24 +34,31 @@ part."""
 
 class Units:
     """The units of blocks with these sizes in bytes, by group. Two blocks of a group begin
-    `strides` bytes apart; the default is their size."""
+    `strides` bytes apart; the default is their size. With the `pool_bytes` of the memory, the
+    number of a unit tells its group, too; without them, it is the unit's place in the memory."""
 
-    def __init__(self, block_bytes: Sequence[int], strides: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        block_bytes: Sequence[int],
+        strides: Sequence[int] | None = None,
+        pool_bytes: int = 0,
+    ) -> None:
         strides = strides or block_bytes
         self.block_bytes = tuple(block_bytes)
         self.unit_bytes = math.gcd(*strides)
         self.per_block = tuple(-(-size // self.unit_bytes) for size in block_bytes)
         self._strides = tuple(stride // self.unit_bytes for stride in strides)
+        self._units_of_group = pool_bytes // self.unit_bytes
 
     @classmethod
-    def of(cls, layout: KvLayout) -> Units:
+    def of(cls, layout: KvLayout, pool_bytes: int = 0) -> Units:
         """The units of blocks of this layout, which is that of one rank or of a whole worker."""
         sizes = [layout.of_group(group).block_bytes for group in range(len(layout.groups))]
         strides = [
             size if group.state_numbers is None else layout.page_bytes
             for group, size in zip(layout.groups, sizes, strict=True)
         ]
-        return cls(sizes, strides)
+        return cls(sizes, strides, pool_bytes)
 
     def names(self, group: int, digest: bytes) -> list[bytes]:
         """The names of a block's units."""
@@ -61,8 +68,14 @@ class Units:
 
     def of_block(self, group: int, block: int) -> range:
         """The units of a block of the pool."""
-        first = block * self._strides[group]
+        first = group * self._units_of_group + block * self._strides[group]
         return range(first, first + self.per_block[group])
+
+    def place(self, unit: int) -> tuple[int, int, int]:
+        """The group and block of a unit whose number tells its group, and its part of the block."""
+        group, number = divmod(unit, self._units_of_group)
+        block, part = divmod(number, self._strides[group])
+        return group, block, part
 
     def cold(self, group: int, block: ColdBlock) -> list[ColdUnit]:
         """The units of an unpinned cached block."""

@@ -169,7 +169,7 @@ def test_workers_of_any_ranks_hand_states_over(
 def test_evicted_prompts_come_back_from_tiers_with_their_states(
     folder: Path, expected: Expected, tmp_path: Path
 ) -> None:
-    """Also after a restart, from disk."""
+    """Also from disk, after restarts, where the model is split in other ways."""
     prompts = [expected.after((number,), 150) for number in range(8)]
     environment = {
         "BATON_HOST_TIER_BYTES": str(320 << 10),  # for most of the prompts
@@ -177,8 +177,11 @@ def test_evicted_prompts_come_back_from_tiers_with_their_states(
         "BATON_DISK_TIER_BYTES": str(64 << 20),
     }
     settings = {"prefill": 0, "decode": 1, "num_blocks": 60, "cluster_secret": "kept for a restart"}
-    for counter in ("disk_tier_stored_bytes", "disk_tier_loaded_bytes"):
-        with running_fleet(environment, model=str(folder), dtype="float32", **settings) as fleet:
+    stored, loaded = "disk_tier_stored_bytes", "disk_tier_loaded_bytes"
+    for counter, size, stages in ((stored, 1, 1), (loaded, 2, 1), (loaded, 1, 2)):
+        ranks = {"decode_tensor_parallel": size, "decode_pipeline_parallel": stages}
+        settings |= {"model": str(folder), "dtype": "float32"} | ranks
+        with running_fleet(environment, **settings) as fleet:
 
             def has_counted(counter: str = counter, fleet: Fleet = fleet) -> bool:
                 run(fleet, prompts)

@@ -46,12 +46,9 @@ def register_pool(
 ) -> PeerDescriptor:
     """Let transfers use the pool. Returns the descriptor with which peers reach it."""
     pool = loaded.pool
-    device, layout = str(pool.device), None if pool.layout.is_unsharded else pool.layout
-    views = tuple((each.block_bytes, each.num_blocks) for each in pool.groups)
-    block_bytes, num_blocks = views[0]
-    views = views if len(views) > 1 else ()
-    others = tuple(_part(each) for each in pool.others)
-    memory = PoolMemory(pool.base_address, block_bytes, num_blocks, device, others, views)
+    layout = None if pool.layout.is_unsharded else pool.layout
+    memory = pool_memory(pool)
+    num_blocks = memory.num_blocks
     descriptor = transfers.register(memory)
     secret, agent = settings.cluster_secret.encode(), transfers.agent
     return PeerDescriptor(
@@ -63,6 +60,15 @@ def register_pool(
         layout=layout,
         wants_digests=settings.kv_checksum,
     )
+
+
+def pool_memory(pool: KvPool) -> PoolMemory:
+    """Where the blocks of all ranks and groups lie."""
+    views = tuple((each.block_bytes, each.num_blocks) for each in pool.groups)
+    block_bytes, num_blocks = views[0]
+    views = views if len(views) > 1 else ()
+    others, device = tuple(_part(each) for each in pool.others), str(pool.device)
+    return PoolMemory(pool.base_address, block_bytes, num_blocks, device, others, views)
 
 
 def _part(pool: KvPool) -> PoolPart:

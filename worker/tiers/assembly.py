@@ -23,9 +23,10 @@ from kv_transfer.tiers.io_thread import IoThread
 from kv_transfer.tiers.kv_tiers import KvTiers
 from kv_transfer.tiers.rank_copies import RankCopies
 from kv_transfer.tiers.units import Units
-from kv_transfer.transports.interface import PoolMemory, PoolPart
+from kv_transfer.transports.interface import PoolMemory
 from protocol.errors import ConfigError
 from worker.settings import WorkerSettings
+from worker.startup.transfers import pool_memory
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +41,10 @@ def open_tiers(
     if settings.num_nodes > 1:
         log.warning("host_tier_bytes has no effect: ranks on several hosts have no tiers")
         return None
-    if pool.layout.grouping and not pool.layout.is_unsharded:
-        log.warning(
-            "host_tier_bytes has no effect: layers in groups have no tiers on workers with several "
-            "ranks, or with peers of another tensor_parallel"
-        )
-        return None
     if pool.device.type == "cuda" and len(pool.layout.ranks) > 1:
         log.warning("host_tier_bytes has no effect: ranks on cards have no tiers")
         return None
-    units = Units.of(pool.layout.unsharded)
+    units = _units(pool)
     copies = _copies(pool, units, settings.host_tier_bytes)
     thread = IoThread("kv-host-tier", wake, lambda: bind_thread(pool.device))
     host = HostTier(copies, thread, units.unit_bytes, settings.tier_max_age_s)
@@ -60,6 +55,14 @@ def open_tiers(
     room = copies.num_slots * units.unit_bytes // pool.layout.worker_block_bytes
     log.info("%d KV blocks of all layers fit into host memory below the pool", room)
     return KvTiers(loaded.engine.scheduler.pools, units, host, disk)
+
+
+def _units(pool: KvPool) -> Units:
+    """The units of the whole cache's blocks. Ranks hold each group's in another way."""
+    whole = pool.layout.unsharded
+    if pool.layout.is_unsharded or pool.device.type == "cuda":
+        return Units.of(whole)
+    return Units.of(whole, pool.groups[0].num_blocks * whole.block_stride(0))
 
 
 def _copies(pool: KvPool, units: Units, num_bytes: int) -> BlockCopies:
@@ -77,11 +80,7 @@ def _copies(pool: KvPool, units: Units, num_bytes: int) -> BlockCopies:
     if pool.device.type == "cuda":
         return PinnedCopies(pool, units.unit_bytes, num_slots)
     if not pool.layout.is_unsharded:
-        others = (PoolPart(each.base_address, each.block_bytes, "cpu") for each in pool.others)
-        memory = PoolMemory(
-            pool.base_address, pool.block_bytes, pool.num_blocks, "cpu", tuple(others)
-        )
-        return RankCopies(memory, pool.layout, num_slots)
+        return RankCopies(pool_memory(pool), pool.layout, units, num_slots)
     num_units = pool.num_bytes // units.unit_bytes
     memory = PoolMemory(pool.base_address, units.unit_bytes, num_units, "cpu")
     return HostCopies(memory, num_slots)

@@ -9,11 +9,16 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
+import torch
 
+from engine.kv_pool import KvPool
 from kv_transfer.tiers.rank_copies import RankCopies
+from kv_transfer.tiers.units import Units
 from kv_transfer.transports.interface import PoolMemory, PoolPart
-from protocol.layout import KvLayout
+from protocol.layout import KvGroup, KvLayout
+from scheduling.pool_sizes import blocks_with
 from tests.layouts import part_of
+from worker.startup.transfers import pool_memory
 
 NUM_BLOCKS = 5
 RANKS = [(1, 1, 0), (2, 1, 0), (4, 1, 1), (8, 1, 0), (1, 2, 3), (2, 3, 0)]
@@ -46,7 +51,8 @@ class Worker:
         ]
         first, *others = places
         pool = PoolMemory(first.address, first.block_bytes, NUM_BLOCKS, "cpu", tuple(others))
-        self.copies = RankCopies(pool, self.layout, NUM_BLOCKS)
+        units = Units.of(LAYOUT, NUM_BLOCKS * LAYOUT.block_bytes)
+        self.copies = RankCopies(pool, self.layout, units, NUM_BLOCKS)
 
     def fill(self, blocks: np.ndarray) -> None:
         """Let the pools hold `blocks` of the whole cache."""
@@ -94,3 +100,73 @@ def test_blocks_move_within_the_pools(ranks: tuple[int, int, int]) -> None:
     worker.fill(blocks)
     worker.copies.move([0, 3], [2, 1])
     assert worker.holds(range(NUM_BLOCKS), blocks[[0, 3, 0, 3, 4]])
+
+
+WINDOWED = msgspec.structs.replace(
+    LAYOUT, num_layers=5, grouping=(KvGroup((0, 3)), KvGroup((1, 2, 4), 5))
+)
+HYBRID = msgspec.structs.replace(
+    WINDOWED,
+    dtype="float32",
+    grouping=(KvGroup((0, 3)), KvGroup((1, 2, 4), 2, state_numbers=1000, state_parts=4)),
+)
+PAGES = 8
+
+
+class Pools:
+    """The pools of a worker with layers in groups, and slots below them."""
+
+    def __init__(self, whole: KvLayout, ranks: tuple[int, int, int]) -> None:
+        size, stages, peer_stages = ranks
+        layout = msgspec.structs.replace(whole, peer_stages=peer_stages)
+        layout = layout.shard(0, size, stages - 1, stages)
+        first, *others = layout.ranks
+        num_blocks = blocks_with(layout, PAGES * layout.blocks_per_page(0))
+        self.pool = KvPool(first, num_blocks, others=[KvPool(each, num_blocks) for each in others])
+        pool_bytes = self.pool.groups[0].num_blocks * whole.block_stride(0)
+        self._units = Units.of(whole, pool_bytes)
+        self.copies = RankCopies(pool_memory(self.pool), layout, self._units, 64)
+
+    def units(self, *blocks: tuple[int, int]) -> list[int]:
+        return [unit for group, block in blocks for unit in self._units.of_block(group, block)]
+
+    def digests(self, *blocks: tuple[int, int]) -> list[bytes]:
+        return [self.pool.groups[group].digest(block) for group, block in blocks]
+
+
+@pytest.mark.parametrize("whole", [HYBRID, WINDOWED], ids=["states", "windows"])
+@pytest.mark.parametrize("ranks", [(2, 1, 0), (1, 2, 0), (4, 2, 0), (2, 5, 0), (1, 2, 3)], ids=str)
+def test_blocks_of_all_groups_leave_some_ranks_and_come_back_to_others(
+    whole: KvLayout, ranks: tuple[int, int, int]
+) -> None:
+    """In units, of which a block may have several; then they move within the pools."""
+    former, later = Pools(whole, (1, 1, 0)), Pools(whole, ranks)
+    former.pool.tensor.view(torch.uint8).random_(0, 100)
+    in_page = whole.blocks_per_page(1)
+    kept, moved = [(0, 1), (1, 2 * in_page), (0, 0)], (1, 3 * in_page)
+    digests = former.digests(*kept)
+    slots = list(range(len(former.units(*kept))))
+    former.copies.save(former.units(*kept), slots)
+    for slot in slots:
+        later.copies.slot(slot)[:] = former.copies.slot(slot)
+    later.copies.load(slots, later.units(*kept))
+    assert later.digests(*kept) == digests
+    later.copies.save(later.units(*kept), slots[::-1])
+    for slot in slots:
+        assert later.copies.slot(slots[-1 - slot]) == former.copies.slot(slot)
+    later.copies.move(later.units(kept[1]), later.units(moved))
+    assert later.digests(moved) == digests[1:2]
+
+
+def test_a_part_of_a_block_leaves_the_rest_as_it_was() -> None:
+    """As when a later unit of the block was spoilt in its slot."""
+    worker = Pools(HYBRID, (2, 2, 0))
+    first, *rest = worker.units((1, 2))
+    worker.copies.slot(0)[:] = bytes([7]) * len(worker.copies.slot(0))
+    for unit in rest:
+        worker.copies.slot(1)[:] = bytes([3]) * len(worker.copies.slot(1))
+        worker.copies.load([1], [unit])
+    worker.copies.load([0], [first])
+    worker.copies.save([first, rest[0]], [2, 3])
+    assert worker.copies.slot(2) == worker.copies.slot(0)
+    assert worker.copies.slot(3) == worker.copies.slot(1)

@@ -53,30 +53,39 @@ def opened(layout: KvLayout, stack: ExitStack, folder: Path | None = None) -> Kv
 
 
 @pytest.mark.parametrize(
-    ("layout", "has_tiers"),
+    "layout",
     [
-        (LAYOUT, True),
-        (LAYOUT.shard(0, 2, 1, 2), True),
-        (for_peers(LAYOUT), True),
-        (WINDOWED, True),
-        (WINDOWED.shard(0, 1, 2, 3), False),
-        (for_peers(WINDOWED), False),
+        LAYOUT,
+        LAYOUT.shard(0, 2, 1, 2),
+        for_peers(LAYOUT),
+        WINDOWED,
+        WINDOWED.shard(0, 1, 2, 3),
+        for_peers(WINDOWED),
     ],
 )
-def test_layers_in_groups_have_tiers_on_one_rank_only(
-    layout: KvLayout, has_tiers: bool, caplog: pytest.LogCaptureFixture
+def test_workers_of_any_ranks_and_groups_have_tiers(
+    layout: KvLayout, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ExitStack() as stack:
-        assert (opened(layout, stack) is not None) is has_tiers
-    assert ("layers in groups have no tiers" in caplog.text) is not has_tiers
+        assert opened(layout, stack) is not None
+    assert "no effect" not in caplog.text
 
 
-@pytest.mark.parametrize("later", [LAYOUT, LAYOUT.shard(0, 4), for_peers(LAYOUT)])
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (LAYOUT.shard(0, 2, 1, 2), LAYOUT),
+        (LAYOUT.shard(0, 2, 1, 2), LAYOUT.shard(0, 4)),
+        (LAYOUT.shard(0, 2, 1, 2), for_peers(LAYOUT)),
+        (WINDOWED.shard(0, 1, 1, 2), WINDOWED),
+        (WINDOWED, WINDOWED.shard(0, 1, 2, 3)),
+    ],
+)
 def test_blocks_on_disk_are_of_use_to_any_ranks(
-    later: KvLayout, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    first: KvLayout, later: KvLayout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other_model = msgspec.structs.replace(LAYOUT, model_fingerprint="n")
-    for layout, erases in ((LAYOUT.shard(0, 2, 1, 2), False), (later, False), (other_model, True)):
+    other_model = msgspec.structs.replace(first.unsharded, model_fingerprint="n")
+    for layout, erases in ((first, False), (later, False), (other_model, True)):
         with ExitStack() as stack:
             assert opened(layout, stack, tmp_path) is not None
         assert ("they are erased" in caplog.text) is erases
