@@ -132,8 +132,9 @@ class SimulatedRouter:
         self._send(request, decision)
 
     def _check_targets(self, request: Request, decision: Decision) -> None:
-        left = self._urgent.left_for(request.share, request.priority)
-        asker = Asker(self._targets, request.share, request.priority, left)
+        share, priority = request.share, request.priority
+        left = self._urgent.left_for(share, priority)
+        asker = Asker(self._targets, share, priority, left, self._view.others_share)
         found = shed(asker, decision.placement, decision.loads, self._waiting.values())
         if found is not None:
             raise TargetUnreachable("", math.ceil(found.late_ms / 1000))

@@ -130,7 +130,8 @@ class Launcher:
         """Raises Overloaded if a first attempt would be late."""
         request, placement, loads = generation.request, decision.placement, decision.loads
         check_deadline(generation, placement, loads, running, now)
-        check_targets(generation, placement, loads, running, self._urgent)
+        others_share = self._fleet.view().others_share
+        check_targets(generation, placement, loads, running, self._urgent, others_share)
         computing = placement.prefill or placement.decode
         self._urgent.note(request.share, request.priority, computing.recompute_tokens)
 

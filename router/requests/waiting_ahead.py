@@ -62,15 +62,17 @@ def check_targets(
     loads: Iterable[WorkerLoad],
     running: Iterable[Generation],
     urgent: UrgentWork,
+    others_share: float,
 ) -> None:
     """Raises TargetUnreachable if the request is predicted to miss its own targets because of the
-    load."""
+    load. Other routers send `others_share` of the fleet's requests."""
     request = generation.request
     ttft_ms, tpot_ms = request.ttft_target_ms, request.tpot_target_ms
     if ttft_ms is None and tpot_ms is None:
         return
     left = urgent.left_for(request.share, request.priority)
-    asker = Asker(Targets(ttft_ms, tpot_ms), request.share, request.priority, left)
+    targets = Targets(ttft_ms, tpot_ms)
+    asker = Asker(targets, request.share, request.priority, left, others_share)
     found = shed(asker, placement, loads, _prompts(running))
     if found is None:
         return

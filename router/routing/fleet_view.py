@@ -88,6 +88,12 @@ class FleetView:
         """The speed of a typical worker."""
         return self._averages()[0]
 
+    @property
+    def others_share(self) -> float:
+        """The part of the requests that workers have lately received which other routers sent, as
+        the last decision saw it."""
+        return self._others / (1.0 + self._others)
+
     def _averages(self) -> tuple[WorkerSpeed | None, float]:
         """The speed of a typical worker, and how many requests others send for each of ours: once
         for about one report of each worker."""

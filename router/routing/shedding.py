@@ -23,7 +23,9 @@ costs hardly any throughput under overload."""
 MARGIN_STEP = 0.05
 """Each step of priority above 0 narrows the margin by this, and each one below 0 widens it, within
 `LEAST_MARGIN` and `MOST_MARGIN`."""
-LEAST_MARGIN, MOST_MARGIN = 0.05, 0.4
+LEAST_MARGIN, MOST_MARGIN = 0.05, 0.5
+OTHERS_MARGIN = 0.2
+"""The margin is wider by this times the part of the fleet's requests that other routers send."""
 LEAST_WAIT = 0.1
 """A request that would be late even without a queue may wait for this part of its target."""
 TRUST = 0.1
@@ -42,17 +44,19 @@ class WaitingPrompt(NamedTuple):
 
 class Asker(NamedTuple):
     """The request's share and priority, and its targets. `left` is the part of its time
-    that more urgent requests to come leave it, see `UrgentWork.left_for`."""
+    that more urgent requests to come leave it, see `UrgentWork.left_for`. `others_share`: the part
+    of the fleet's requests that other routers send."""
 
     targets: Targets
     share: str = ""
     priority: int = 0
     left: float = 1.0
+    others_share: float = 0.0
 
     @property
     def spared(self) -> float:
         """The part of a target that predictions may use up."""
-        margin = MARGIN - MARGIN_STEP * self.priority
+        margin = MARGIN - MARGIN_STEP * self.priority + OTHERS_MARGIN * self.others_share
         return 1.0 - min(MOST_MARGIN, max(LEAST_MARGIN, margin))
 
 

@@ -50,6 +50,13 @@ def test_a_request_counts_for_those_that_others_have_sent_meanwhile() -> None:
     assert fullest > 512 + other > 2 * 512
 
 
+@pytest.mark.parametrize(("theirs", "share"), [(0, 0.0), (50, 0.5), (150, 0.75)])
+def test_a_view_tells_the_part_of_requests_that_others_send(theirs: int, share: float) -> None:
+    view = fleet(ours=50, theirs=theirs)
+    decide(view, query(), 0.0, random.Random(0))
+    assert view.others_share == pytest.approx(share, abs=0.01)
+
+
 def test_the_share_follows_the_traffic() -> None:
     arrivals, received, others = Arrivals(), {"ours": 0, "theirs": 0}, []
     for ours, theirs in [(1, 0)] * 100 + [(1, 1)] * 300 + [(1, 0)] * 300:
