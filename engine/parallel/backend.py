@@ -21,7 +21,7 @@ from engine.layers.ops import LayerOps
 from engine.layers.summed import SummedEmbedding, SummedExperts, SummedLinear
 from engine.models.parts import ModelParts
 from engine.models.runnable import RunnableModel
-from engine.parallel.captured import CapturedShard, LeadingGraphs
+from engine.parallel.captured import LeadingGraphs, TogetherShard
 from engine.parallel.hidden_states import StatesLink
 from engine.parallel.leader import LeadingAttention, LeadingModel
 from engine.parallel.ranks import Ranks
@@ -114,7 +114,7 @@ class RankBackend:
         ranks = self._ranks
         if not self._may_capture(sizes) or not ranks.least(self._own.captures(sizes)):
             return None
-        own = self._own.graphs(CapturedShard(model, ranks), pool, sizes)
+        own = self._own.graphs(TogetherShard(model, ranks), pool, sizes)
         assert own is not None
         return LeadingGraphs(own, ranks, self.device) if ranks.leads else own
 
@@ -122,8 +122,8 @@ class RankBackend:
         """See Backend; the same on every rank. Connects the ranks first."""
         ranks = self._ranks
         ranks.join()
-        passing = PassingModel(model, ranks) if ranks.after is not None else model
-        return ranks.least(self._own.num_blocks(passing, layout, self._shared(sizes)))
+        together = TogetherShard(model, ranks)
+        return ranks.least(self._own.num_blocks(together, layout, self._shared(sizes)))
 
     def _may_capture(self, sizes: Sizes) -> bool:
         """Whether steps may be captured: sums through memory of a host cannot be."""
@@ -154,31 +154,4 @@ class ReceivedStates:
         shape = (len(token_ids), self._hidden_size)
         states = torch.empty(shape, dtype=self._dtype, device=token_ids.device)
         self._link.receive(states)
-        return states
-
-
-class PassingModel:
-    """A shard of a stage whose hidden states go to the next one, for passes that nobody announces:
-    those that measure memory, on all ranks at once."""
-
-    def __init__(self, model: RunnableModel, ranks: Ranks) -> None:
-        self.config = model.config
-        self.device = model.device
-        self.dtype = model.dtype
-        self._model = model
-        self._ranks = ranks
-        self.logits = model.logits
-        self.whole_step = model.whole_step
-
-    def hidden(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: AttentionBackend,
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See RunnableModel."""
-        states = self._model.hidden(token_ids, positions, attention, rows)
-        assert self._ranks.after is not None
-        self._ranks.after.send(states)
         return states

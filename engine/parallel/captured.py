@@ -19,8 +19,9 @@ from engine.parallel.vocabulary import gather_parts
 from engine.sampling.chosen_tokens import LateTokens
 
 
-class CapturedShard:
-    """A rank's shard of a model, as its graphs capture it: with all that a pass exchanges."""
+class TogetherShard:
+    """A rank's shard of a model for passes that all ranks run at once, unannounced, with all that
+    they exchange: those that measure memory, and those that graphs capture."""
 
     def __init__(self, model: RunnableModel, ranks: Ranks) -> None:
         self.config = model.config
@@ -38,19 +39,26 @@ class CapturedShard:
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See RunnableModel; `token_ids` become the leader's."""
-        self._ranks.sums.share(token_ids)
-        return self._model.hidden(token_ids, positions, attention, rows)
+        if self._ranks.shares_tokens:
+            self._ranks.sums.share(token_ids)
+        states = self._model.hidden(token_ids, positions, attention, rows)
+        if self._ranks.after is not None:
+            self._ranks.after.send(states)
+        return states
 
     @torch.inference_mode()
     def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See RunnableModel; only the leader gets them. All ranks have the same `x`."""
-        ranks = self._ranks
-        whole = out if ranks.leads else None
-        gather_parts(self._model, x, ranks.sums, ranks.shard.size, whole)
-        return x if out is None else out
+        """See RunnableModel; all ranks of a stage have the same `x`. Ranks but the leader get
+        numbers without meaning."""
+        ranks, shape = self._ranks, (len(x), self.config.vocab_size)
+        whole = x.new_zeros(shape, dtype=torch.float32) if out is None else out
+        if ranks.shard.is_last_stage:
+            own = whole if ranks.leads else None
+            gather_parts(self._model, x, ranks.sums, ranks.shard.size, own)
+        return whole
 
     def whole_step(self, attention: AttentionBackend) -> WholeStep | None:
-        """See RunnableModel; graphs need none."""
+        """See RunnableModel; these passes are none."""
         return None
 
 

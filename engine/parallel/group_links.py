@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from engine.checkpoint.shard import Shard
-from engine.parallel.process_groups import GLOO, RankGroups, lost_ranks
+from engine.parallel.process_groups import RankGroups, lost_ranks
 
 
 class GroupLink:
@@ -22,7 +22,7 @@ class GroupLink:
     def __init__(self, groups: RankGroups, stage: int) -> None:
         own = groups.shard
         self._other = Shard(own.rank, own.size, stage, own.num_stages).number
-        self._is_staged = groups.device.type == "cuda" and groups.backend == GLOO
+        self._groups = groups
         self._sent: tuple[dist.Work, torch.Tensor] | None = None
 
     def send(self, x: torch.Tensor) -> None:
@@ -32,7 +32,7 @@ class GroupLink:
         with lost_ranks():
             if self._sent is not None:
                 self._sent[0].wait()
-            x = x.cpu() if self._is_staged else x
+            x = x.to("cpu", copy=True) if self._groups.is_staged else x
             work = dist.isend(x, dst=self._other)
             self._sent = None if work is None else (work, x)  # which stays alive until it has left
 
@@ -40,7 +40,7 @@ class GroupLink:
         """Receive hidden states of this shape and type into `x`. Raises RankLost."""
         assert x.is_contiguous()
         with lost_ranks():
-            received = torch.empty_like(x, device="cpu") if self._is_staged else x
+            received = torch.empty_like(x, device="cpu") if self._groups.is_staged else x
             dist.recv(received, src=self._other)
-            if self._is_staged:
+            if self._groups.is_staged:
                 x.copy_(received)

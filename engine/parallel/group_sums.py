@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from engine.parallel.process_groups import GLOO, RankGroups, lost_ranks
+from engine.parallel.process_groups import RankGroups, lost_ranks
 
 
 class GroupSums:
@@ -25,7 +25,6 @@ class GroupSums:
     def __init__(self, groups: RankGroups) -> None:
         self.rank = groups.shard.rank
         self._groups = groups
-        self._is_staged = groups.device.type == "cuda" and groups.backend == GLOO
 
     def add_up(self, part: torch.Tensor) -> None:
         """See Sums."""
@@ -63,11 +62,11 @@ class GroupSums:
 
     @contextmanager
     def _on_host(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
-        """`x` where the group can reach it: gloo reaches no card. Raises RankLost."""
+        """`x` where the groups can reach it. Raises RankLost."""
         with lost_ranks():
-            if not self._is_staged:
+            if not self._groups.is_staged:
                 yield x
                 return
-            copy = x.cpu()
+            copy = x.to("cpu", copy=True)
             yield copy
             x.copy_(copy)

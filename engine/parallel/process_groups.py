@@ -80,6 +80,11 @@ class RankGroups:
         return self.backend == NCCL
 
     @property
+    def is_staged(self) -> bool:
+        """Whether tensors go through host memory: gloo reaches no card."""
+        return self.backend == GLOO and self.device.type == "cuda"
+
+    @property
     def is_open(self) -> bool:
         """Whether `open` has succeeded and `close` was not called."""
         return bool(self._stages)

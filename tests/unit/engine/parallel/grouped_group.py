@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,23 +25,48 @@ Work = Callable[[Ranks], Any]
 
 
 class CapturableGroups(RankGroups):
-    """Groups of CPUs in which steps are captured, as on cards."""
+    """Groups of CPUs in which steps are captured, as between cards."""
 
     is_captured = True
 
 
-def work_of_ranks(work: Work, size: int, num_stages: int = 1) -> list[Any]:
+class StagedGroups(RankGroups):
+    """Groups of CPUs whose tensors are copied first, as those of ranks that share a card."""
+
+    is_staged = True
+
+
+def work_of_ranks(
+    work: Work,
+    size: int,
+    num_stages: int = 1,
+    kind: type[RankGroups] = CapturableGroups,
+) -> list[Any]:
     """The answers of `num_stages` stages of `size` ranks, by their numbers. Each runs in a forked
     process, which has one process group in its life."""
-    num_ranks = size * num_stages
-    file = os.memfd_create("meeting")
-    pairs = [socket.socketpair() for _ in range(1, num_ranks)]
+    with ExitStack() as stack:
+        file = os.memfd_create("meeting")
+        stack.callback(os.close, file)
+        pairs = [socket.socketpair() for _ in range(1, size * num_stages)]
+        for end in (end for pair in pairs for end in pair):
+            stack.callback(end.close)
+        return _answers(work, Shard.numbered(0, size, num_stages), kind, pairs, file)
+
+
+def _answers(
+    work: Work,
+    first: Shard,
+    kind: type[RankGroups],
+    pairs: list[tuple[socket.socket, socket.socket]],
+    file: int,
+) -> list[Any]:
+    num_ranks, size, num_stages = first.num_ranks, first.size, first.num_stages
     pipes, processes = [], []
     for number in range(num_ranks):
         shard = Shard.numbered(number, size, num_stages)
         links = [pairs[number - 1][1]] if number else [ours for ours, _ in pairs]
         ours, theirs = fork_context().Pipe(duplex=False)
-        arguments = (theirs, work, shard, links, f"/proc/{os.getpid()}/fd/{file}")
+        arguments = (theirs, work, kind, shard, links, f"/proc/{os.getpid()}/fd/{file}")
         process = fork_context().Process(target=_live, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -54,17 +79,20 @@ def work_of_ranks(work: Work, size: int, num_stages: int = 1) -> list[Any]:
             answers.append(pipe.recv())
     for process in processes:
         process.join(DEADLINE_S)
-    for end in (end for pair in pairs for end in pair):
-        end.close()
-    os.close(file)
+    assert len(answers) == num_ranks, "a rank has ended without an answer"
     return answers
 
 
 def _live(
-    result: Connection, work: Work, shard: Shard, links: Sequence[socket.socket], place: str
+    result: Connection,
+    work: Work,
+    kind: type[RankGroups],
+    shard: Shard,
+    links: Sequence[socket.socket],
+    place: str,
 ) -> None:
     torch.set_num_threads(1)
     file = os.open(place, os.O_RDWR)
-    groups = CapturableGroups(shard, CPU, file, DEADLINE_S, sharing=shard.num_ranks)
+    groups = kind(shard, CPU, file, DEADLINE_S, sharing=shard.num_ranks)
     result.send(work(grouped_ranks(groups, links)))
     groups.close()
