@@ -7,6 +7,7 @@ groups that compute, so that the cores always have something to compute.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 
 from xdist.scheduler import LoadScopeScheduling
@@ -17,8 +18,11 @@ COMPUTING = ("tests/chart/", "tests/fuzz/", "tests/images/", "tests/unit/")
 """Folders of tests that hardly wait; the others wait for processes."""
 WAITING = ("tests/unit/cli/", "tests/unit/gateway/http/", "tests/unit/worker/ranks/")
 """Folders within these whose tests wait as well."""
-WAITS_END = 0.8
-"""The part of the run in which groups that wait begin: at its end no process waits alone."""
+LONG = ("tests/chart/", "tests/unit/engine/")
+"""Folders whose files compute for long."""
+WAITS_END, LONG_END = 0.8, 0.9
+"""The part of the run in which groups that wait begin, and long ones: at the end of the run no
+process works alone."""
 
 
 class Groups(LoadScopeScheduling):
@@ -39,9 +43,20 @@ def group_of(nodeid: str) -> str:
 def order_of(nodeids: Iterable[str]) -> dict[str, float]:
     """When each group begins, by name: 0 for the first one, below 1 for the last one."""
     waiting: list[str] = []
-    computing: list[str] = []
-    for group in dict.fromkeys(group_of(each) for each in nodeids):
-        computes = group.startswith(COMPUTING) and not group.startswith(WAITING)
-        (computing if computes else waiting).append(group)
-    waits = {group: WAITS_END * i / len(waiting) for i, group in enumerate(waiting)}
-    return waits | {group: i / len(computing) for i, group in enumerate(computing)}
+    long: list[str] = []
+    short: list[str] = []
+    for group in sorted({group_of(each) for each in nodeids}, key=_mixed):
+        if not group.startswith(COMPUTING) or group.startswith(WAITING):
+            waiting.append(group)
+        else:
+            (long if group.startswith(LONG) else short).append(group)
+    return _spread(waiting, WAITS_END) | _spread(long, LONG_END) | _spread(short, 1.0)
+
+
+def _mixed(group: str) -> int:
+    """An order that no folder follows: groups of one folder take about as long as one another."""
+    return zlib.crc32(group.encode())
+
+
+def _spread(groups: list[str], end: float) -> dict[str, float]:
+    return {group: end * i / len(groups) for i, group in enumerate(groups)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.scopes import WAITS_END, group_of, order_of
+import pytest
+
+from tests.scopes import LONG_END, WAITS_END, group_of, order_of
 
 FAULTS = [f"tests/faults/test_{name}.py::test_it[nixl]" for name in "abcd"]
 UNITS = [f"tests/unit/router/test_{name}.py::test_it" for name in "abcdefgh"]
@@ -14,15 +16,24 @@ def test_a_group_is_a_file_a_class_or_a_folder_that_shares() -> None:
     assert group_of("tests/browser/test_a.py::test_b") == group_of("tests/browser/test_c.py::test")
 
 
-def test_groups_that_wait_alternate_with_groups_that_compute_and_none_of_them_is_last() -> None:
+def test_groups_that_wait_begin_all_through_the_run_but_not_at_its_end() -> None:
     begins = order_of([*FAULTS, *UNITS])
-    order = "".join(
-        "w" if "faults" in each else "c" for each in sorted(begins, key=begins.__getitem__)
-    )
-    assert order == "wccwccwcwccc"
-    assert max(begins[group_of(each)] for each in FAULTS) < WAITS_END
+    assert sorted(begins[group_of(each)] for each in FAULTS) == pytest.approx([0, 0.2, 0.4, 0.6])
+    assert sorted(begins[group_of(each)] for each in UNITS)[-2:] == [0.75, 0.875]
 
 
-def test_unit_tests_that_wait_are_among_those() -> None:
-    begins = order_of([*UNITS, "tests/unit/cli/test_fleet.py::test_it"])
-    assert begins["tests/unit/cli/test_fleet.py"] == 0
+@pytest.mark.parametrize(
+    ("path", "end"), [("cli/test_fleet.py", WAITS_END), ("engine/test_engine.py", LONG_END)]
+)
+def test_unit_tests_that_wait_or_compute_for_long_are_not_last(path: str, end: float) -> None:
+    folder, _, name = path.partition("/")
+    files = [f"tests/unit/{folder}/{number}_{name}::test_it" for number in range(100)]
+    begins = order_of([*UNITS, *files])
+    assert max(begins[group_of(each)] for each in files) == pytest.approx(0.99 * end)
+
+
+def test_files_of_a_folder_are_mixed_with_others_always_in_the_same_way() -> None:
+    begins = order_of(reversed(UNITS))
+    order = sorted(begins, key=begins.__getitem__)
+    assert begins == order_of(UNITS)
+    assert order != sorted(order)
