@@ -64,9 +64,9 @@ def main(argv: Sequence[str]) -> int:
     except RankLost as error:
         log.info("ends: %s", error)
         return 1
-    except RuntimeError as error:  # of a card: its memory, its kernels, its graphs
-        log.debug("the rank has failed", exc_info=True)
-        print(f"rank {orders.shard.number}: {one_line(error)}", file=sys.stderr)
+    except torch.OutOfMemoryError as error:
+        advice = "use more ranks, a smaller memory_fraction or a card that nobody else uses"
+        print(f"rank {orders.shard.number}: {one_line(error)}: {advice}", file=sys.stderr)
         return 1
     return 0
 

@@ -11,8 +11,12 @@ import torch
 
 from checkpoint.json_keys import JsonKeys
 from engine.attention.flashinfer_attention import FlashInferUnavailable
+from engine.backend import Sizes
 from engine.checkpoint.config import parse_model_config
+from engine.gpu.backend import CardBackend
 from engine.gpu.flashinfer_backend import FlashInferBackend, FlashInferLibrary
+from engine.gpu.memory import CardMemory
+from protocol.layout import KvLayout
 from tests.unit.engine.attention import fake_flashinfer
 
 KEYS = {
@@ -145,3 +149,24 @@ def test_kernels_for_another_card_are_replaced_or_told() -> None:
     assert backend(Builds(foreign=("fa3",))).choice.prefill == "fa2"
     with pytest.raises(FlashInferUnavailable, match="no kernel image"):
         backend(Builds(foreign=("fa2", "fa3")))
+
+
+@pytest.mark.parametrize(("sharing", "fraction"), [(1, 0.8), (2, 0.4)])
+def test_ranks_that_share_a_card_share_its_memory(
+    monkeypatch: pytest.MonkeyPatch, sharing: int, fraction: float
+) -> None:
+    asked: list[float] = []
+
+    def fitting(layout: KvLayout, memory: CardMemory, part: float) -> int:
+        asked.append(part)
+        return 7
+
+    card = "engine.gpu.backend"
+    monkeypatch.setattr(f"{card}.profile", lambda *arguments: CardMemory(1, 1, 0, 0, 0))
+    monkeypatch.setattr(f"{card}.blocks_for_card", fitting)
+    config = parse_model_config(JsonKeys(KEYS, "test"))
+    own = CardBackend(config, torch.device("cpu"), torch.bfloat16)
+    layout = config.kv_layout("m", 16, "bfloat16")
+    sizes = Sizes(4, 64, 128, memory_fraction=0.8, sharing=sharing)
+    assert own.num_blocks(None, layout, sizes) == 7
+    assert asked == [fraction]

@@ -6,15 +6,23 @@ Each test runs in a forked process, and its hand is forked as well.
 from __future__ import annotations
 
 import signal
+import socket
+from contextlib import redirect_stderr
+from io import StringIO
 
 import pytest
+import torch
 
 from bench.tools.listeners import listeners_of
+from engine.checkpoint.shard import Shard
 from engine.loader import load_engine
 from engine.parallel.process_groups import RankGroups
+from engine.parallel.shared_memory import RankSizes
 from engine.parallel.sums import RankLost
 from tests.forked_tests import with_forked_hands
 from tests.unit.worker.ranks.test_hands import CONFIG, DEADLINE_S, Group, generate
+from worker.ranks import hand
+from worker.ranks.link import Orders, Place
 
 CPUS = ("cpu", "cpu")
 
@@ -82,6 +90,36 @@ def test_a_step_that_hangs_on_a_card_is_told() -> None:
         assert group.was_told.wait(DEADLINE_S)
         assert group.told == ["a step of all ranks has not ended within 1 s"]
         assert loaded.pool.num_blocks == CONFIG.num_blocks
+
+
+@with_forked_hands(0)
+def test_a_rank_whose_card_is_full_says_so_by_one_line() -> None:
+    orders = Orders(
+        Shard(1, 2),
+        RankSizes(2, 1, 0),
+        CONFIG,
+        1,
+        Place(0, 0),
+        1.0,
+        "info",
+        "text",
+        "w",
+        devices=CPUS,
+    )
+    ours, theirs = socket.socketpair()
+
+    def work(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()) as said:
+        patch.setattr(hand, "_end_with", lambda head: None)
+        patch.setattr(hand, "receive", lambda link: (orders, (-1, theirs.detach())))
+        patch.setattr(hand, "_work_on_card", work)
+        assert hand.main([str(ours.detach()), "1"]) == 1
+    (line,) = said.getvalue().splitlines()
+    assert line.startswith(
+        "rank 1: CUDA out of memory. Tried to allocate 2.00 GiB.: use more ranks"
+    )
 
 
 class NeverPassed:

@@ -9,6 +9,7 @@ from typing import cast
 
 import msgspec
 import pytest
+import torch
 
 from engine.kv_pool import KvPool
 from engine.loader import LoadedEngine
@@ -89,3 +90,17 @@ def test_blocks_on_disk_are_of_use_to_any_ranks(
         with ExitStack() as stack:
             assert opened(layout, stack, tmp_path) is not None
         assert ("they are erased" in caplog.text) is erases
+
+
+def test_ranks_on_cards_have_no_tiers_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    settings = WorkerSettings(
+        model="m",
+        redis_url="redis://127.0.0.1:1",
+        cluster_secret="a secret of sixteen",
+        host_tier_bytes=1 << 16,
+    )
+    pool = SimpleNamespace(layout=LAYOUT.shard(0, 2), device=torch.device("cuda", 0))
+    loaded = cast(LoadedEngine, SimpleNamespace(pool=pool))
+    with ExitStack() as stack:
+        assert open_tiers(settings, loaded, lambda: None, stack) is None
+    assert "host_tier_bytes has no effect: ranks on cards have no tiers" in caplog.text
