@@ -27,6 +27,7 @@ DOCUMENT = ROOT / "docs/kubernetes-values.md"
 
 CHART_SETS = frozenset(
     [
+        *("nnodes", "node_rank", "master_addr", "master_port", "join_s"),
         *("model", "served_model_name", "cluster", "host", "log_level", "log_format"),
         *("port", "port_file", "tls_cert_file", "tls_key_file", "api_key_file", "admin_key_file"),
         *(

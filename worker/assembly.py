@@ -112,7 +112,7 @@ def run_worker(
         if settings.cores:  # before threads start, so that they are pinned, too
             keep_to_cores(cores_in(settings.cores))
         _share_card(settings)
-        settings = checked(placed(settings, os.environ))
+        settings = checked(placed(settings, role, os.environ))
         # nothing needs closing yet, so a signal may end a download at once
         times.enter("fetch")
         folder = fetched(settings)

@@ -86,6 +86,8 @@ def pod_templates(found: list[Object]) -> Iterator[tuple[str, Object]]:
             yield name, each
         elif each["kind"] in ("Deployment", "StatefulSet", "DaemonSet", "Job"):
             yield name, each["spec"]["template"]
+        elif each["kind"] == "LeaderWorkerSet":
+            yield name, each["spec"]["leaderWorkerTemplate"]["workerTemplate"]
 
 
 def is_secrets_job(pod: Object) -> bool:

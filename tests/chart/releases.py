@@ -344,4 +344,13 @@ RELEASES = [
             ],
         ),
     ),
+    Release(
+        "nodes",
+        {
+            "workers": {"tensorParallel": 2, "nodesPerWorker": 2, "maxSurge": "25%"},
+            "pools": {"decode": {"role": "decode", "replicas": 2}},
+            "kv": {"path": "tcp"},
+            "networkPolicy": {"egress": {"enabled": True}},
+        },
+    ),
 ]

@@ -32,6 +32,11 @@ FIELDS = {
     "status.podIP": "10.1.2.3",
     "metadata.labels['pod-template-hash']": "6d4cf56db6",
 }
+_AS_IN_DEPLOYMENTS = {
+    "metadata.labels['leaderworkerset.sigs.k8s.io/template-revision-hash']": (
+        "metadata.labels['pod-template-hash']"
+    )
+}
 HUB_NAMES = "".join(
     (Path(huggingface_hub.__file__).parent / each).read_text()
     for each in ("constants.py", "utils/_auth.py")
@@ -47,7 +52,8 @@ def environment(container: Object) -> dict[str, str]:
         if "secretKeyRef" in source:
             found[each["name"]] = SECRETS[each["name"]]
         elif "fieldRef" in source:
-            found[each["name"]] = FIELDS[source["fieldRef"]["fieldPath"]]
+            path = source["fieldRef"]["fieldPath"]
+            found[each["name"]] = FIELDS[_AS_IN_DEPLOYMENTS.get(path, path)]
         elif "resourceFieldRef" in source:
             assert source["resourceFieldRef"]["containerName"] == container["name"]
             found[each["name"]] = "2"

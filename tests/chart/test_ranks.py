@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.chart.chart import Object, objects, pod_templates
+from tests.chart.chart import Object, objects, of_kind, pod_templates
 from tests.chart.releases import GPU, gpu
 
 SPLIT = ("--tensor-parallel", "--pipeline-parallel", "--peer-", "--kv-order", "--kv-windows")
@@ -81,3 +81,56 @@ def test_a_worker_of_several_ranks_asks_for_as_many_cards() -> None:
     devices = claim["spec"]["spec"]["devices"]
     assert [each["exactly"]["count"] for each in devices["requests"]] == [4, 1]
     assert "constraints" not in devices, "no root of PCIe has all four"
+
+
+SPAN = {
+    "workers": {"tensorParallel": 2, "pipelineParallel": 2, "nodesPerWorker": 2, "replicas": 2},
+    "pools": {"decode": {"role": "decode"}, "small": {"role": "decode", "nodesPerWorker": 1}},
+}
+
+
+def test_a_worker_that_spans_nodes_is_a_group_of_a_leader_worker_set() -> None:
+    found = objects(SPAN)
+    assert set(of_kind(found, "Deployment")) == {"router", "small"}
+    (group,) = of_kind(found, "LeaderWorkerSet").values()
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert (group["spec"]["replicas"], template["size"]) == (2, 2)
+    assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
+    container = workers(SPAN)["decode"]
+    flags = dict(flag.split("=", 1) for flag in container["args"] if "=" in flag)
+    assert (flags["--tensor-parallel"], flags["--pipeline-parallel"]) == ("2", "2")
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert flags["--master-port"] == str(ports["ranks"])
+    assert container["resources"]["requests"]["cpu"] == "2", "of the worker's four ranks"
+    revisions = [each for each in container["env"] if each["name"] == "BATON_DEPLOYMENT_REVISION"]
+    assert "leaderworkerset" in revisions[0]["valueFrom"]["fieldRef"]["fieldPath"]
+    alone = workers(SPAN)["small"]
+    assert not [each for each in alone["args"] if each.startswith("--master")]
+    assert "ranks" not in [each["name"] for each in alone["ports"]]
+
+
+def test_ranks_of_one_worker_reach_each_other_and_nobody_else_does() -> None:
+    """Also those of a worker that is started while another one is replaced."""
+    egress = {"networkPolicy": {"egress": {"enabled": True}}}
+    for values, kinds in ((SPAN, ["Ingress"]), (SPAN | egress, ["Ingress", "Egress"])):
+        policies = of_kind(objects(values), "NetworkPolicy")
+        own = {name: each["spec"] for name, each in policies.items() if "-ranks-" in name}
+        assert set(own) == {f"decode-ranks-{number}" for number in range(3)}
+        for number in range(3):
+            spec = own[f"decode-ranks-{number}"]
+            group = spec["podSelector"]
+            assert group["matchLabels"] == {
+                "leaderworkerset.sigs.k8s.io/name": "demo-baton-decode",
+                "leaderworkerset.sigs.k8s.io/group-index": str(number),
+            }
+            assert spec["policyTypes"] == kinds
+            assert spec["ingress"] == [{"from": [{"podSelector": group}]}]
+            assert spec.get("egress", []) == [{"to": [{"podSelector": group}]}] * (len(kinds) - 1)
+
+
+def test_without_other_policies_the_ranks_keep_the_ports_of_the_worker_open() -> None:
+    values = SPAN | {"networkPolicy": {"enabled": False}}
+    policies = of_kind(objects(values), "NetworkPolicy")
+    first, _ = policies["decode-ranks-0"]["spec"]["ingress"]
+    assert "from" not in first
+    assert {each["port"] for each in first["ports"]} == {7400, 7401, 9400, 9401}

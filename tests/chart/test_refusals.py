@@ -9,10 +9,16 @@ import pytest
 import yaml
 
 from tests.chart.chart import CHART_FOLDER, RefusedError, render
-from tests.chart.releases import GPU, MODEL, POOLS, gpu
+from tests.chart.releases import GPU, METRIC, MODEL, POOLS, gpu
 from tests.effort import some
 
 Values = dict[str, Any]
+
+
+def spanning(**pool: Any) -> Values:
+    """A release with only a pool of decode workers."""
+    return {"pools": {"decode": {"role": "decode", **pool}}}
+
 
 BY_SCHEMA: list[tuple[Values, str]] = [
     ({"kv": {"path": "ib"}}, "at '/kv/path': value must be one of '', 'rdma', 'tcp'"),
@@ -138,6 +144,32 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
     (
         gpu(pools=POOLS | {"decode": {"role": "decode", "tensorParallel": 2}}),
         "pools.decode.tensorParallel: workers of several cards exchange no KV blocks yet",
+    ),
+    (
+        {"workers": {"tensorParallel": 2, "nodesPerWorker": 2}},
+        "pools.prefill.nodesPerWorker: workers of several nodes exchange no KV blocks yet",
+    ),
+    (
+        spanning(tensorParallel=3, nodesPerWorker=2),
+        "pools.decode.nodesPerWorker: 2 must divide the 3 ranks",
+    ),
+    (
+        spanning(tensorParallel=3, pipelineParallel=2, nodesPerWorker=3),
+        "pools.decode.nodesPerWorker: 2 ranks in each pod are neither whole stages",
+    ),
+    (
+        spanning(tensorParallel=2, nodesPerWorker=2, tiers={"host": "1Gi"}),
+        "pools.decode.tiers: workers of several nodes have no tiers",
+    ),
+    (
+        spanning(
+            tensorParallel=2, nodesPerWorker=2, autoscaling={"type": "hpa", "metrics": [METRIC]}
+        ),
+        "pools.decode.autoscaling: a pool of workers that span several nodes has a fixed size",
+    ),
+    (
+        gpu(pools={"decode": {"role": "decode", "tensorParallel": 2, "nodesPerWorker": 2}}),
+        "pools.decode.nodesPerWorker: ranks on cards lie on one node",
     ),
     (
         {"inferencePool": {"enabled": True}},

@@ -22,6 +22,7 @@ from tests.chart.releases import MODEL, RELEASES, Release, gpu
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 LONG_RUNNING = ("Deployment", "StatefulSet", "DaemonSet")
+BUDGETED = ("Deployment", "StatefulSet", "LeaderWorkerSet")
 
 
 @pytest.fixture(params=RELEASES, ids=lambda each: each.name)
@@ -114,16 +115,17 @@ def test_who_talks_to_the_api_server_may_do_just_that_and_none_reads_service_lin
 def test_every_workload_has_a_budget_that_lets_nodes_drain(found: list[Object]) -> None:
     budgets = list(of_kind(found, "PodDisruptionBudget").values())
     covered = 0
-    for kind in ("Deployment", "StatefulSet"):
-        for name, workload in of_kind(found, kind).items():
-            labels = workload["spec"]["template"]["metadata"]["labels"]
-            chosen = [
-                each
-                for each in budgets
-                if each["spec"]["selector"]["matchLabels"].items() <= labels.items()
-            ]
-            assert [each["spec"]["maxUnavailable"] for each in chosen] == [1], name
-            covered += 1
+    for name, pod in pod_templates(found):
+        if name.partition("/")[0] not in BUDGETED:
+            continue
+        labels = pod["metadata"]["labels"]
+        chosen = [
+            each
+            for each in budgets
+            if each["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        ]
+        assert [each["spec"]["maxUnavailable"] for each in chosen] == [1], name
+        covered += 1
     assert covered == len(budgets)
 
 
@@ -150,7 +152,7 @@ def test_policies_name_every_reachable_port(release: Release, found: list[Object
         for each in of_kind(found, "NetworkPolicy").values()
         if each["spec"]["policyTypes"] == ["Ingress"]
     ]
-    closed = {"probes"}  # a node reaches its own pods
+    closed = {"probes", "ranks"}  # a node reaches its own pods; ranks: test_ranks
     if not release.values.get("networkPolicy", {}).get("metrics"):
         closed.add("metrics")
     reached: set[str] = set()

@@ -103,7 +103,10 @@ class NodeLink:
             )
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the socket; queued messages have `linger_ms` to leave."""
+        """Close the socket; queued messages have `linger_ms` to leave. A second call does
+        nothing."""
+        if self.socket.closed:
+            return
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=linger_ms)

@@ -59,6 +59,11 @@ class _Node:
     links: list[socket.socket]
     ends: dict[int, socket.socket] = field(default_factory=dict)
 
+    def close(self) -> None:
+        """Close the head's ends."""
+        for link in self.links:
+            link.close()
+
 
 class OtherNodes:
     """The nodes but the head's own. `reason` says why the worker cannot go on, "" while it can.
@@ -123,6 +128,8 @@ class OtherNodes:
             self._wakeup.wake()
             self._thread.join()
             self._wakeup.close()
+            for node in self._nodes.values():
+                node.close()
 
     @property
     def _expected(self) -> Sequence[tuple[int, range]]:
@@ -188,6 +195,7 @@ class OtherNodes:
         former = self._nodes.pop(hello.node, None)
         if former is not None:
             self._drop_links(former)
+            former.close()
         node = _Node(identity, f"node {hello.node} ({hello.address})", time.monotonic(), 0, [])
         for rank in self._ranks[hello.node - 1]:
             link, end = socket.socketpair()
@@ -264,6 +272,7 @@ class OtherNodes:
             with self._changed:
                 del self._nodes[number]
             self._drop_links(node)
+            node.close()
             return
         self.reason = self.reason or reason
         self._drop_links(node)

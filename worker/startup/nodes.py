@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -16,7 +17,7 @@ from engine.engine_config import EngineConfig
 from engine.parallel.sums import RankLost
 from process.lifecycle import StopSignal
 from process.sockets.encrypted_sockets import Network
-from process.sockets.host_names import is_loopback, is_wildcard, unbracketed
+from process.sockets.host_names import is_address, is_loopback, is_wildcard, unbracketed
 from process.sockets.options import tcp_endpoint
 from process.sockets.outer_address import outer_address
 from process.version import baton_version
@@ -35,11 +36,12 @@ _LWS = {
     "master_addr": "LWS_LEADER_ADDRESS",
 }
 """What a LeaderWorkerSet of Kubernetes tells its pods."""
+_LOOK_UP_S = 1.0
 _OWN = ("folder", "kernels_dir", "num_blocks", "memory_fraction", "open_tensors", "grammars")
 """Fields of the engine's configuration that each host has for itself, or only the head needs."""
 
 
-def placed(settings: S, environ: Mapping[str, str]) -> S:
+def placed(settings: S, role: Role, environ: Mapping[str, str]) -> S:
     """The settings, completed by what a LeaderWorkerSet says. Raises ConfigError if hosts and ranks
     do not fit together."""
     found = {
@@ -56,11 +58,11 @@ def placed(settings: S, environ: Mapping[str, str]) -> S:
         node_rank=int(found.get("node_rank", settings.node_rank or 0)),
         master_addr=found.get("master_addr", settings.master_addr),
     )
-    _check(done)
+    _check(done, role)
     return done
 
 
-def _check(settings: WorkerSettings) -> None:
+def _check(settings: WorkerSettings, role: Role) -> None:
     nodes, number, tp_size = settings.num_nodes, settings.node_rank, settings.tensor_parallel
     if number is not None and number >= nodes:
         raise ConfigError(
@@ -83,6 +85,11 @@ def _check(settings: WorkerSettings) -> None:
         raise ConfigError(f"nnodes {nodes} needs master_addr, the address of the host of node 0")
     if is_wildcard(settings.master_addr):
         raise ConfigError(f"master_addr {settings.master_addr} is no address of a host")
+    if role is Role.PREFILL:
+        raise ConfigError(
+            f"nnodes {nodes}: KV blocks do not leave a worker of several hosts yet; set it to 1, "
+            "or serve with decode workers alone"
+        )
     if settings.transport == "shm":
         raise ConfigError(f"nnodes {nodes}: transport shm stays on one host; leave it out")
     if settings.kv_checksum:
@@ -121,17 +128,21 @@ def ranks_of(settings: WorkerSettings, node: int) -> range:
 def own_address(settings: WorkerSettings) -> str:
     """The address of this host to which ranks of other hosts connect. Raises ConfigError."""
     assert settings.master_addr is not None
-    if settings.is_head or is_loopback(settings.master_addr):
-        return _resolved(settings.master_addr)
-    if not (is_wildcard(settings.host) or is_loopback(settings.host)):
-        return settings.host
+    if is_loopback(settings.master_addr) or (settings.is_head and is_address(settings.master_addr)):
+        return _resolved(settings.master_addr, 0.0)
+    for own in (settings.host, settings.advertise_address):
+        if own is not None and is_address(own) and not (is_wildcard(own) or is_loopback(own)):
+            return own
     return outer_address(settings.master_addr, is_ipv4_only=":" not in settings.host)
 
 
 def head_endpoint(settings: WorkerSettings) -> str:
-    """Where the head listens for its nodes. Raises ConfigError."""
+    """Where the head listens for its nodes, which wait until they find its name. Raises
+    ConfigError."""
     assert settings.master_addr is not None
-    return tcp_endpoint(_resolved(settings.master_addr), settings.master_port)
+    if settings.is_head:
+        return tcp_endpoint(own_address(settings), settings.master_port)
+    return tcp_endpoint(_resolved(settings.master_addr, settings.join_s), settings.master_port)
 
 
 def open_nodes(
@@ -169,10 +180,15 @@ def lost_node(nodes: OtherNodes | None, error: RankLost) -> RankLost:
     return RankLost(nodes.reason) if nodes is not None and nodes.reason else error
 
 
-def _resolved(name: str) -> str:
-    """The first address of a host name. Raises ConfigError."""
-    try:
-        found = socket.getaddrinfo(unbracketed(name), None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(f"master_addr {name} is not known here: {error}") from error
-    return str(found[0][4][0])
+def _resolved(name: str, limit_s: float) -> str:
+    """The first address of a host name, which name servers may know only after a while. Raises
+    ConfigError."""
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            found = socket.getaddrinfo(unbracketed(name), None, type=socket.SOCK_STREAM)
+            return str(found[0][4][0])
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise ConfigError(f"master_addr {name} is not known here: {error}") from error
+        time.sleep(_LOOK_UP_S)

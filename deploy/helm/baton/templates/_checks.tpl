@@ -118,6 +118,28 @@
 {{- $value := ternary "tensorParallel" "pipelineParallel" (gt ($pool.tensorParallel | int) 1) -}}
 {{- $wrong = append $wrong (printf "pools.%s.%s: workers of several cards exchange no KV blocks yet; set it to 1, or leave prefill pools out" $name $value) -}}
 {{- end -}}
+{{- $nodes := $pool.nodesPerWorker | int -}}
+{{- if gt $nodes 1 -}}
+{{- $ranks := include "baton.numRanks" (dict "pool" $pool) | int -}}
+{{- $local := div $ranks $nodes | int -}}
+{{- $tp := $pool.tensorParallel | int -}}
+{{- if mod $ranks $nodes -}}
+{{- $wrong = append $wrong (printf "pools.%s.nodesPerWorker: %d must divide the %d ranks of a worker (tensorParallel times pipelineParallel)" $name $nodes $ranks) -}}
+{{- else if and (mod $local $tp) (mod $tp $local) -}}
+{{- $wrong = append $wrong (printf "pools.%s.nodesPerWorker: %d ranks in each pod are neither whole stages of tensorParallel %d nor a whole part of one" $name $local $tp) -}}
+{{- end -}}
+{{- if ne $pool.device "cpu" -}}
+{{- $wrong = append $wrong (printf "pools.%s.nodesPerWorker: ranks on cards lie on one node; set it to 1" $name) -}}
+{{- else if include "baton.hasPrefill" $ -}}
+{{- $wrong = append $wrong (printf "pools.%s.nodesPerWorker: workers of several nodes exchange no KV blocks yet; set it to 1, or leave prefill pools out" $name) -}}
+{{- end -}}
+{{- if $pool.autoscaling.type -}}
+{{- $wrong = append $wrong (printf "pools.%s.autoscaling: a pool of workers that span several nodes has a fixed size; set replicas" $name) -}}
+{{- end -}}
+{{- if $tiers.host -}}
+{{- $wrong = append $wrong (printf "pools.%s.tiers: workers of several nodes have no tiers" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $tiers.disk.size (not $tiers.host) -}}
 {{- $wrong = append $wrong (printf "pools.%s.tiers.host: blocks reach the disk through host memory; say how much, as 4Gi" $name) -}}
 {{- end -}}

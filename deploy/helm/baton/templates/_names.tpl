@@ -41,7 +41,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{/* The ports: http, control, events, metrics, probes, store (without TLS), store-tls. */}}
 {{- define "baton.port" -}}
-{{- get (dict "http" 8000 "control" 7400 "events" 7401 "metrics" 9400 "probes" 9401 "store" 6379 "store-tls" 6380) . -}}
+{{- get (dict "http" 8000 "control" 7400 "events" 7401 "metrics" 9400 "probes" 9401 "ranks" 29500 "store" 6379 "store-tls" 6380) . -}}
 {{- end -}}
 
 {{/* The image of a device: dict "root" $ "device" "cuda" "image" overrides. */}}

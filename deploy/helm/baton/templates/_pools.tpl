@@ -28,6 +28,22 @@
 {{- mul (.pool.tensorParallel | int) (.pool.pipelineParallel | int) -}}
 {{- end -}}
 
+{{/* Those of them in each of its pods: dict "pool". */}}
+{{- define "baton.podRanks" -}}
+{{- div (include "baton.numRanks" . | int) (.pool.nodesPerWorker | int) -}}
+{{- end -}}
+
+{{/* Workers of a pool at most, while they are replaced: dict "pool". */}}
+{{- define "baton.mostReplicas" -}}
+{{- $replicas := .pool.replicas | int -}}
+{{- $surge := include "baton.text" .pool.maxSurge -}}
+{{- if hasSuffix "%" $surge -}}
+{{- add $replicas (divf (mul $replicas (trimSuffix "%" $surge | int)) 100 | ceil | int) -}}
+{{- else -}}
+{{- add $replicas ($surge | int) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Whether some worker has several: all then keep blocks in an order that can be split. */}}
 {{- define "baton.hasRanks" -}}
 {{- $has := "" -}}
@@ -107,9 +123,9 @@ an upgrade changes nothing; at least its minimum. dict "root" $ "name" its name 
 
 {{/* Resources of a worker: those of the pool, or from device and model, and the devices. */}}
 {{- define "baton.workerResources" -}}
-{{- $size := .root.Values.model.sizeGi | float64 -}}
+{{- $size := divf .root.Values.model.sizeGi (.pool.nodesPerWorker | float64) -}}
 {{- $cpu := eq .pool.device "cpu" -}}
-{{- $ranks := include "baton.numRanks" . | int -}}
+{{- $ranks := include "baton.podRanks" . | int -}}
 {{- $host := divf (include "baton.bytes" .pool.tiers.host | int64) 1048576 -}}
 {{- $memory := printf "%dMi" (addf $host (mul 1024 (sub $ranks 1)) (ternary (addf 2048 (mulf 2048 $size)) (addf 4096 (mulf 1280 $size)) $cpu) | ceil | int) -}}
 {{- $default := dict "requests" (dict "cpu" (ternary (toString $ranks) "4" $cpu) "memory" $memory) "limits" (dict "memory" $memory) -}}

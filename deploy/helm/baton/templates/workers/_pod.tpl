@@ -61,6 +61,10 @@ resourceClaims:
 {{- if gt (.pool.pipelineParallel | int) 1 }}
 - {{ printf "--pipeline-parallel=%d" (.pool.pipelineParallel | int) | quote }}
 {{- end }}
+{{- if gt (.pool.nodesPerWorker | int) 1 }}
+- {{ printf "--master-port=%s" (include "baton.port" "ranks") | quote }}
+- {{ printf "--join-s=%s" (include "baton.startupSeconds" .) | quote }}
+{{- end }}
 {{- with include "baton.peerFlags" . }}
 {{ . }}
 {{- end }}
@@ -101,7 +105,8 @@ resourceClaims:
 - name: BATON_ADVERTISE_ADDRESS
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: BATON_DEPLOYMENT_REVISION
-  valueFrom: {fieldRef: {fieldPath: "metadata.labels['pod-template-hash']"}}
+  {{- $label := ternary "leaderworkerset.sigs.k8s.io/template-revision-hash" "pod-template-hash" (gt (.pool.nodesPerWorker | int) 1) }}
+  valueFrom: {fieldRef: {fieldPath: {{ printf "metadata.labels['%s']" $label | quote }}}}
 {{- if include "baton.writesEvents" . }}
 - name: BATON_POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -146,6 +151,9 @@ containers:
       - {name: events, containerPort: {{ include "baton.port" "events" }}, protocol: TCP}
       - {name: metrics, containerPort: {{ include "baton.port" "metrics" }}, protocol: TCP}
       - {name: probes, containerPort: {{ include "baton.port" "probes" }}, protocol: TCP}
+      {{- if gt ($pool.nodesPerWorker | int) 1 }}
+      - {name: ranks, containerPort: {{ include "baton.port" "ranks" }}, protocol: TCP}
+      {{- end }}
     startupProbe:
       httpGet: {path: /startup, port: probes}
       periodSeconds: 5
