@@ -38,6 +38,8 @@ from worker.ranks.head import Hands
 from worker.ranks.processes import HandSettings
 
 LEAST, MOST_US = 0.8, 50.0
+SILENCE_S = 30.0
+"""How long a step waits for a rank."""
 WORKS = [Work("decode", batch, CONTEXT) for batch in BATCH_SIZES]
 WORKS.append(Work("prefill", 1, max(PREFILL_LENGTHS)))
 
@@ -112,7 +114,7 @@ def hands(config: EngineConfig, num_ranks: int, threads: int) -> Iterator[Hands]
         print(f"bench.ranks: {reason}", file=sys.stderr)
 
     settings = HandSettings(config, num_ranks, threads, "warning", "text", "bench")
-    group = Hands(settings, lost)
+    group = Hands(settings, lost, SILENCE_S)
     try:
         yield group
     finally:

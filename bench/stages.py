@@ -40,6 +40,8 @@ from worker.ranks.processes import HandSettings
 BLOCK, CHUNK, LONGEST = 16, 256, 2048
 LENGTHS = (64, 128, 256, 512, 1024, LONGEST)
 MOST_TTFT = 1.3
+SILENCE_S = 30.0
+"""How long a step waits for a rank."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,8 @@ def staged_engine(folder: Path, num_stages: int) -> Iterator[LoadedEngine]:
         kv_order=PAIRS,
     )
     threads = max(1, len(usable_cores()) // num_stages)
-    hands = Hands(HandSettings(config, 1, threads, "warning", "text", "bench", num_stages), lost)
+    settings = HandSettings(config, 1, threads, "warning", "text", "bench", num_stages)
+    hands = Hands(settings, lost, SILENCE_S)
 
     def allocate(num_bytes: int) -> memoryview | None:
         return hands.allocate(num_bytes, lambda size: None)

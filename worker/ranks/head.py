@@ -24,8 +24,6 @@ from worker.ranks.host_ranks import HostRanks
 from worker.ranks.other_nodes import OtherNodes
 from worker.ranks.processes import HandProcesses, HandSettings
 
-SILENCE_S = 30.0
-"""How long a step waits for a rank by default; workers have their own value."""
 LOADING_S = 900.0
 """The time by which a rank may load its weights later than the head."""
 
@@ -38,7 +36,7 @@ class Hands:
         self,
         settings: HandSettings,
         lost: Callable[[str], None],
-        silence_s: float = SILENCE_S,
+        silence_s: float,
         loading_s: float = LOADING_S,
         nodes: OtherNodes | None = None,
     ) -> None:
