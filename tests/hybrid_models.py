@@ -27,6 +27,14 @@ _EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 40,
 }
 _MROPE = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+_NEMOTRON: dict[str, Any] = {
+    "head_dim": 16,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 10,
+    "n_groups": 2,
+    "ssm_state_size": 8,
+    "conv_kernel": 4,
+}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3NextForCausalLM", _DELTA | _EXPERTS),
     "qwen3-next some dense": (
@@ -43,7 +51,8 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5 moe": ("Qwen3_5MoeForCausalLM", _DELTA | _EXPERTS),
     "nemotron-h": (
         "NemotronHForCausalLM",
-        {
+        _NEMOTRON
+        | {
             "layers_block_type": [
                 "linear_attention",
                 "mlp",
@@ -51,13 +60,29 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
                 "full_attention",
                 "mlp",
                 "linear_attention",
+            ]
+        },
+    ),
+    "nemotron-h moe": (
+        "NemotronHForCausalLM",
+        _NEMOTRON
+        | {
+            "layers_block_type": [
+                "linear_attention",
+                "moe",
+                "linear_attention",
+                "full_attention",
+                "moe",
+                "linear_attention",
+                "mlp",
             ],
-            "head_dim": 16,
-            "mamba_num_heads": 6,
-            "mamba_head_dim": 10,
-            "n_groups": 2,
-            "ssm_state_size": 8,
-            "conv_kernel": 4,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "routed_scaling_factor": 2.5,
         },
     ),
 }

@@ -49,6 +49,7 @@ class ExpertsConfig:
     router_name: str = "gate"  # in the checkpoint
     has_biases: bool = False  # of the router's logits and of each expert's products
     are_paired: bool = False  # in the checkpoint: see `engine.checkpoint.paired_experts`
+    are_gated: bool = True  # else each computes `down(relu(up(x)) ** 2)`
 
     def sharded(self, tp_size: int) -> ExpertsConfig:
         """One of `tp_size` ranks' share of every expert. Raises ConfigError."""
@@ -69,9 +70,14 @@ def parse_experts(
     mixed = _mixed_layers(keys, num_layers)
     if not any(mixed):
         return None, mixed
+    return parse_mixture(keys, kind, sum(mixed)), mixed
+
+
+def parse_mixture(keys: JsonKeys, kind: ExpertKeys, num_mixtures: int) -> ExpertsConfig:
+    """The experts of each of so many layers. Raises ModelLoadError."""
     count_key = next((key for key in kind.count if key in keys), kind.count[0])
     count = keys.integer(count_key, minimum=2, maximum=MAX_EXPERTS)
-    if count * sum(mixed) > _MAX_IN_ALL_LAYERS:
+    if count * num_mixtures > _MAX_IN_ALL_LAYERS:
         raise keys.wrong(count_key, f"at most {_MAX_IN_ALL_LAYERS} for all layers together")
     per_token = keys.integer("num_experts_per_tok", maximum=MAX_PER_TOKEN)
     if per_token > count:
@@ -88,10 +94,11 @@ def parse_experts(
         router_name="gate" if is_gguf else kind.router_name,
         are_paired=kind.are_paired and not is_gguf,
         has_biases=kind.has_biases,
+        are_gated=kind.are_gated,
     )
     if kind.routes_in_groups:
         experts = _in_groups(keys, kind, experts)
-    return _with_shared(keys, kind, experts), mixed
+    return _with_shared(keys, kind, experts)
 
 
 def _mixed_layers(keys: JsonKeys, num_layers: int) -> tuple[bool, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from checkpoint.json_keys import JsonKeys
 from engine.checkpoint.delta_config import DeltaConfig, parse_delta
-from engine.checkpoint.experts_config import ExpertsConfig, parse_experts
+from engine.checkpoint.experts_config import ExpertsConfig, parse_experts, parse_mixture
 from engine.checkpoint.mamba_config import MambaConfig, parse_mamba
 from engine.checkpoint.mixer_blocks import parse_blocks
 from engine.models.architectures import Architecture, LayerKinds
@@ -51,13 +51,22 @@ def _of_blocks(keys: JsonKeys, kind: Architecture) -> Layers:
     state_kinds = kind.state_kinds
     assert state_kinds is not None
     kinds = []
-    for keeps, has_feed_forward in zip(blocks.keeps_state, blocks.has_feed_forward, strict=True):
+    halves = zip(blocks.keeps_state, blocks.has_feed_forward, blocks.is_mixture, strict=True)
+    for keeps, has_feed_forward, is_mixture in halves:
         each = state_kinds if keeps else kind.layer_kinds
-        if not has_feed_forward:
+        if is_mixture:
+            each = replace(each, feed_forward="experts")
+        elif not has_feed_forward:
             each = replace(each, feed_forward="none", post_norm_name="")
         kinds.append(each)
+    experts = None
+    if any(blocks.is_mixture):
+        assert kind.experts is not None
+        if keys.raw("moe_latent_size", None) is not None:
+            raise keys.wrong("moe_latent_size", "absent (experts of latents are not supported)")
+        experts = parse_mixture(keys, kind.experts, sum(blocks.is_mixture))
     mamba = parse_mamba(keys)
-    return Layers(tuple(kinds), blocks.keeps_state, blocks.numbers, mamba=mamba)
+    return Layers(tuple(kinds), blocks.keeps_state, blocks.numbers, experts, mamba=mamba)
 
 
 def _states(

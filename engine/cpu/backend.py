@@ -99,7 +99,7 @@ class CpuBackend:
     def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
         """See LayerFactory; torch computes experts whose activation the kernels do not have."""
         kernels, gate = self._kernels, GATES.get(self._config.hidden_act)
-        if kernels is None or gate is None:
+        if kernels is None or gate is None or not config.are_gated:
             return TorchExperts(config, weights, self.linear)
         if not can_pack_experts(kernels, weights):
             return TorchExperts(config, weights, self.linear)

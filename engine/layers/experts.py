@@ -26,7 +26,8 @@ _ALIGNMENT = 8
 @dataclass
 class ExpertWeights:
     """The weights of one layer of experts, or of a rank's share of each expert. Rows of each of
-    `gate_up` [2 * inner, hidden] are gate's, then up's; each of `down` is [hidden, inner]. The
+    `gate_up` [2 * inner, hidden] are gate's, then up's, or without gates [inner, hidden] up's; each
+    of `down` is [hidden, inner]. The
     shared expert's weights are there if the layer has one. Either all matrices have biases or none
     has. All but the matrices and their biases are fp32."""
 
@@ -121,7 +122,7 @@ class TorchExperts:
         gate_up = grouped_mm(x[order // per_token], self._gate_up.transpose(1, 2), offs=ends)
         if self._gate_up_bias is not None:
             gate_up = gate_up + self._gate_up_bias[experts]
-        y = grouped_mm(ops.gate(gate_up), self._down.transpose(1, 2), offs=ends)
+        y = grouped_mm(self._activated(gate_up, ops), self._down.transpose(1, 2), offs=ends)
         if self._down_bias is not None:
             y = y + self._down_bias[experts]
         y = y[order.argsort()].unflatten(0, (-1, per_token))  # [N, per_token, hidden]
@@ -130,10 +131,13 @@ class TorchExperts:
     def _of_shared(
         self, x: torch.Tensor, ops: LayerOps, gate_up: LinearLayer, down: LinearLayer
     ) -> torch.Tensor:
-        y = down(ops.gate(gate_up(x)))
+        y = down(self._activated(gate_up(x), ops))
         if self._shared_gate is None:
             return y
         return y * linear(x.float(), self._shared_gate).sigmoid().to(y.dtype)
+
+    def _activated(self, gate_up: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+        return ops.gate(gate_up) if self._config.are_gated else gate_up.relu().square()
 
 
 def _rows(biases: list[torch.Tensor]) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.checkpoint.experts_config import ExpertsConfig
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
 from engine.checkpoint.model_config import ModelConfig
 from engine.layers.experts import ExpertWeights, LayerFactory
@@ -41,7 +42,7 @@ class ExpertsFeedForward:
     @staticmethod
     def tensors(config: ModelConfig) -> list[LayerTensor]:
         """See Kind. Each expert's matrices are weights of their own; rows of a `gate_up` are
-        gate's, then up's."""
+        gate's, then up's, or up's alone."""
         experts, hidden = config.experts, config.hidden_size
         assert experts is not None
         router = experts.router_name
@@ -55,12 +56,12 @@ class ExpertsFeedForward:
             found.append(LayerTensor("choice_bias", bias, is_wide=True))
         for number in range(experts.count):
             names = (_gate_up(number), _down(number))
-            found += _gated(names, f"experts.{number}", hidden, experts.inner)
+            found += _products(experts, names, f"experts.{number}", hidden, experts.inner)
             if experts.has_biases:
                 found += _biases(names, f"experts.{number}", hidden, experts.inner)
         if experts.shared_inner:
             names, shared = ("shared_gate_up", "shared_down"), experts.shared_name
-            found += _gated(names, shared, hidden, experts.shared_inner)
+            found += _products(experts, names, shared, hidden, experts.shared_inner)
             if experts.gates_shared:
                 rows = [Rows(f"{shared}_gate.weight", 1)]
                 found.append(LayerTensor("shared_gate", rows, hidden, is_wide=True))
@@ -86,9 +87,12 @@ def _down(expert: int) -> str:
     return f"down.{expert}"
 
 
-def _gated(names: tuple[str, str], prefix: str, hidden: int, inner: int) -> list[LayerTensor]:
-    """The two weights of a gated feed-forward layer."""
-    gate_up = [Rows(f"{prefix}.{part}_proj.weight", inner) for part in ("gate", "up")]
+def _products(
+    experts: ExpertsConfig, names: tuple[str, str], prefix: str, hidden: int, inner: int
+) -> list[LayerTensor]:
+    """The two weights of one expert."""
+    parts = ("gate", "up") if experts.are_gated else ("up",)
+    gate_up = [Rows(f"{prefix}.{part}_proj.weight", inner) for part in parts]
     down = [Rows(f"{prefix}.down_proj.weight", hidden)]
     return [
         LayerTensor(names[0], gate_up, hidden, Split.OUTPUTS),

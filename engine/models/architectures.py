@@ -42,6 +42,7 @@ class ExpertKeys:
     shared_name: str = ""  # of the shared expert's tensors; "" if there is none
     shared_inner: str = ""  # "": n_shared_experts times an expert's
     gates_shared: bool = False
+    are_gated: bool = True  # else up, the square of ReLU, down
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,15 @@ _NEMOTRON_H = Architecture(
     has_mixer_blocks=True,
     layer_kinds=LayerKinds("unrotated", "squared_relu", "norm", "mixer", "norm", "mixer"),
     state_kinds=LayerKinds("mamba2", "squared_relu", "norm", "mixer", "norm", "mixer"),
-    defaults={"layer_norm_epsilon": 1e-5},
+    experts=ExpertKeys(
+        count=("n_routed_experts",),
+        routes_in_groups=True,
+        normalizes=None,
+        shared_name="shared_experts",
+        shared_inner="moe_shared_expert_intermediate_size",
+        are_gated=False,
+    ),
+    defaults={"layer_norm_epsilon": 1e-5, "norm_topk_prob": True},
 )
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,

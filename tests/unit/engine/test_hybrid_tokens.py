@@ -36,7 +36,7 @@ class Hybrid(Served):
         return loaded
 
 
-@pytest.fixture(params=some(["qwen3-next", "qwen3.5", "nemotron-h"], 1))
+@pytest.fixture(params=some(["qwen3-next", "qwen3.5", "nemotron-h", "nemotron-h moe"], 1))
 def model(make_tiny: Any, request: pytest.FixtureRequest) -> Hybrid:
     architecture, options = HYBRIDS[request.param]
     return Hybrid(make_tiny(architecture, eos_token_id=None, **options))

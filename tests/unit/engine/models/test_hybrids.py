@@ -232,6 +232,9 @@ def test_published_files_of_nemotron_h_say_blocks_by_signs(make_tiny, paged_mode
     torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
 
 
+EXPERTS = ["mamba", "moe", "attention"]
+
+
 def test_steps_of_nemotron_h_are_clamped(make_tiny, paged_model, text):
     """With limits that leave one step, it is as if the weights gave that step to every token."""
     tiny, tokens = make(make_tiny, "nemotron-h"), text(20)
@@ -254,10 +257,13 @@ def test_steps_of_nemotron_h_are_clamped(make_tiny, paged_model, text):
     ("changes", "message"),
     [
         (
-            {"hybrid_override_pattern": "M-E*"},
-            r"'hybrid_override_pattern' must be made of M, \*, -",
+            {"hybrid_override_pattern": "M-X*"},
+            r"'hybrid_override_pattern' must be made of M, \*, -, E",
         ),
-        ({"layers_block_type": ["mamba", "moe", "attention"]}, "'layers_block_type' must be made"),
+        ({"layers_block_type": ["mamba", "rwkv", "attention"]}, "'layers_block_type' must be made"),
+        ({"layers_block_type": ["moe", "mamba", "attention"]}, "must be such that each moe"),
+        ({"layers_block_type": EXPERTS, "moe_latent_size": 16}, "'moe_latent_size' must be absent"),
+        ({"layers_block_type": EXPERTS, "num_experts_per_tok": 9}, "'num_experts_per_tok' must"),
         ({"layers_block_type": ["mlp", "mamba", "attention"]}, "must be such that each mlp"),
         ({"layers_block_type": ["mamba", "mlp", "mlp", "attention"]}, "must be such that each mlp"),
         ({"layers_block_type": ["mamba"]}, "of both at least one"),
