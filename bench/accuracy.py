@@ -5,11 +5,13 @@
     python -m bench.accuracy --model FILE.gguf --formats Q8_0,Q4_0  # also with such weights
     python -m bench.accuracy --model FOLDER --weights auto,fp8      # on a card
     python -m bench.accuracy --model FOLDER --kv-dtype auto,fp8     # of keys and values, on a CPU
+    python -m bench.accuracy --model FILE.gguf --activations auto,int8  # of inputs, on a CPU
 
 Reads a text in windows, predicting each token from those before it in its window, and compares
-every combination of weights and KV with the first one. With fp8 weights all combinations run on a
-card, which has no int8 and int4. Without `--text` the text is the docstrings of Python's own
-modules, which the bundled model has not seen. The figures depend on model and text: measure yours.
+every combination of weights, KV and activations with the first one. With fp8 weights all
+combinations run on a card, which has no int8 and int4. Without `--text` the text is the docstrings
+of Python's own modules, which the bundled model has not seen. The figures depend on model and text:
+measure yours.
 `--peers llama.cpp` adds the perplexity of llama.cpp, which gets the same tokens in the same windows
 and reads the same GGUF file. `--formats` also measures files with the model's weights in these
 formats, which are made from the values in the given file.
@@ -59,6 +61,7 @@ WINDOW = 512
 BLOCK_SIZE = 16
 BITS = {"auto": 12, "exact16": 16, "exact12": 12, "int8": 8, "int4": 4, "fp8": 8}
 KV_DTYPES = {"auto": "bfloat16", "fp8": FP8}
+ACTIVATIONS = ("auto", "int8")
 MODULES = (
     "argparse",
     "asyncio",
@@ -106,24 +109,28 @@ class Sums:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of weights and of KV, named as in the workers' settings."""
+    """A kind of weights, of KV and of activations, named as in the workers' settings."""
 
     weights: str = "auto"
     kv_dtype: str = "auto"
+    activations: str = "auto"
     format: str = ""  # format of a file that was made for this kind
 
     @property
     def label(self) -> str:
         """The name in the table."""
-        weights = self.format or self.weights
-        return weights if self.kv_dtype == "auto" else f"{weights}, KV {self.kv_dtype}"
+        parts = [self.format or self.weights]
+        parts += [] if self.kv_dtype == "auto" else [f"KV {self.kv_dtype}"]
+        parts += [] if self.activations == "auto" else [f"activations {self.activations}"]
+        return ", ".join(parts)
 
 
 class Reader:
     """One checkpoint of one kind on one device, reading windows of a text."""
 
     def __init__(self, folder: Path, kind: Kind, device: torch.device) -> None:
-        """Raises ModelLoadError, and BatonError if the kernels are unavailable on this CPU."""
+        """Raises ModelLoadError, and BatonError if the kernels are unavailable on this CPU, or do
+        not multiply integers of 8 bits."""
         config, bits = load_model_config(folder), BITS[kind.weights]
         is_auto = kind.weights == "auto" and device.type == "cpu"
         keeps_blocks = is_auto and has_blocks(folder, config)
@@ -133,11 +140,16 @@ class Reader:
             else load_weights(folder, config, device, torch.bfloat16, None)
         )
         layout = config.kv_layout("accuracy", BLOCK_SIZE, KV_DTYPES[kind.kv_dtype])
-        backend: Backend = (
-            CpuBackend(config, "bfloat16", _kernels(), weight_bits=bits)
-            if device.type == "cpu"
-            else CardBackend(config, device, torch.bfloat16, weight_bits=bits)
-        )
+        backend: Backend
+        if device.type == "cpu":
+            kernels, int8_inputs = _kernels(), kind.activations == "int8"
+            if int8_inputs and not kernels.baton_has_int8():
+                raise BatonError("this CPU's kernels have no activations in int8")
+            backend = CpuBackend(
+                config, "bfloat16", kernels, weight_bits=bits, int8_inputs=int8_inputs
+            )
+        else:
+            backend = CardBackend(config, device, torch.bfloat16, weight_bits=bits)
         layout = msgspec.structs.replace(layout, order=backend.orders(layout)[0])
         self._device = device
         pool = KvPool(layout, WINDOW // BLOCK_SIZE, device, None)
@@ -166,6 +178,8 @@ def pick_device(kinds: list[Kind]) -> torch.device:
         raise BatonError("weights fp8 needs a CUDA card, and torch sees none")
     if any(kind.kv_dtype == "fp8" for kind in kinds):
         raise BatonError("KV in fp8 is measured on a CPU, where there are no weights in fp8")
+    if any(kind.activations == "int8" for kind in kinds):
+        raise BatonError("activations in int8 are for a CPU, where there are no weights in fp8")
     if not weights <= {"auto", "fp8"}:
         raise BatonError("a card has no weights but auto and fp8: measure int8 and int4 apart")
     return torch.device("cuda:0")
@@ -290,6 +304,7 @@ def main() -> int:
     )
     parser.add_argument("--weights", default="auto,int8,int4", help=", ".join(BITS))
     parser.add_argument("--kv-dtype", default="auto", help=", ".join(KV_DTYPES))
+    parser.add_argument("--activations", default="auto", help=", ".join(ACTIVATIONS))
     parser.add_argument("--formats", default="", help=", ".join(FORMATS))
     parser.add_argument(
         "--text", type=Path, help="a file; none: Python's own documentation strings"
@@ -299,15 +314,22 @@ def main() -> int:
     parser.add_argument("--peer-python", action="append", default=[], help="NAME=PYTHON")
     options = parser.parse_args()
     chosen = []
-    for flag, known in (("weights", BITS), ("kv_dtype", KV_DTYPES)):
+    for flag, known in (
+        ("weights", BITS),
+        ("kv_dtype", KV_DTYPES),
+        ("activations", ACTIVATIONS),
+    ):
         chosen.append(getattr(options, flag).split(","))
         unknown = set(chosen[-1]).difference(known)
         if unknown:
             name = "--" + flag.replace("_", "-")
             parser.error(f"{name}: {unknown.pop()!r} is not one of {', '.join(known)}")
-    kinds = [Kind(weights, kv_dtype) for weights, kv_dtype in itertools.product(*chosen)]
+    kinds = [Kind(*each) for each in itertools.product(*chosen)]
     formats = [each for each in options.formats.split(",") if each]
-    kinds += [Kind(format=each) for each in formats]
+    kinds += [
+        Kind(activations=activations, format=each)
+        for each, activations in itertools.product(formats, chosen[-1])
+    ]
     try:
         text = held_text() if options.text is None else options.text.read_text()
         pythons = interpreters(options.peer_python)

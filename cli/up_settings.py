@@ -92,6 +92,7 @@ class UpSettings:
     )
     dtype: str = setting_of(WorkerSettings, "dtype")
     weights: str = setting_of(WorkerSettings, "weights")
+    activations: str = setting_of(WorkerSettings, "activations")
     kv_dtype: str = setting_of(WorkerSettings, "kv_dtype")
     kv_order: str = setting_of(WorkerSettings, "kv_order")
     kv_windows: str = setting_of(WorkerSettings, "kv_windows")

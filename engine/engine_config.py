@@ -31,6 +31,9 @@ class EngineConfig:
     `int8`, `int4`: rounded to integers at load. `auto` also leaves quantized weights of a GGUF file
     as they are; the others dequantize them first. `fp8`: weights and inputs of matrix products in
     e4m3, on a card. `auto`: exact12 where it is available, else exact16."""
+    activations: str = "auto"
+    """What products multiply weights by. `auto`: inputs in `dtype`; `int8`: inputs rounded to
+    integers where weights are integers, too, on a CPU that multiplies them fast, else as `auto`."""
     kv_dtype: str = "auto"
     """The KV pool's dtype. `auto`: `dtype`; `fp8`: e4m3, where kernels compute attention."""
     kv_order: str = "auto"

@@ -35,6 +35,13 @@ class EngineSettings(NodeSettings):
         "(bfloat16 on a CPU); fp8: e4m3, and so the inputs of products (bfloat16 on a card)",
         choices=("auto", "exact16", "exact12", "int8", "int4", "fp8"),
     )
+    activations: str = setting(
+        "auto",
+        help="what products multiply weights by; auto: inputs as dtype says; int8: integers with "
+        "a scale for each 32 inputs, by weights of 8 and fewer bits, on a CPU with AVX-512 VNNI "
+        "(others keep to auto); one value for all workers that hand over to each other",
+        choices=("auto", "int8"),
+    )
     weights_from: str = setting(
         CHECKPOINT,
         help="whose weights to load; peer: those of a worker that serves the same model, over the "

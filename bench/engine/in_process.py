@@ -33,6 +33,7 @@ class EngineKind(NamedTuple):
 
     attention: str = "auto"
     weights: str = "auto"
+    activations: str = "auto"
     kv_dtype: str = "auto"
     kv_order: str = "auto"
     block_size: str = "16"
@@ -160,6 +161,7 @@ def engine_config(
         max(work.num_tokens(block_size, steps) for work in works) // block_size + 1,
         attention=kind.attention,
         weights=kind.weights,
+        activations=kind.activations,
         kv_dtype=kind.kv_dtype,
         kv_order=kind.kv_order,
     )

@@ -54,11 +54,11 @@ class CpuBackend:
 
     With `weight_bits` 12 the kernels store the same values in fewer bits. With 8 or 4 the weights
     of all products are rounded to integers, those of the logits to 8 bits in either case. Without
-    kernels, weights are in `dtype`.
+    kernels, weights are in `dtype`. With `int8_inputs` the kernels multiply integers by inputs that
+    are rounded to 8 bits.
     """
 
     shard = WHOLE
-    numerics = ""
 
     def __init__(  # noqa: PLR0913 - all but three are keywords
         self,
@@ -67,6 +67,7 @@ class CpuBackend:
         kernels: ctypes.CDLL | None = None,
         *,
         weight_bits: int = 16,
+        int8_inputs: bool = False,
         kv_dtype: str | None = None,
         keeps_blocks: bool = False,
         device: torch.device = _CPU,
@@ -75,9 +76,11 @@ class CpuBackend:
         self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
         self.weight_bits = weight_bits
         self.rounds_weights = weight_bits not in _EXACT_BITS
+        self.numerics = "int8_activations" if int8_inputs else ""
         self.keeps_blocks = keeps_blocks
         self._config = config
         self._kernels = kernels
+        self._int8_inputs = int8_inputs
         self._memory = HugePages()
         self._experts_memory: ExpertsMemory | None = None
 
@@ -90,7 +93,7 @@ class CpuBackend:
 
     def linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """See Backend."""
-        return cpu_linear(weight, bias, self._kernels, self.weight_bits, self._memory)
+        return self._linear(weight, bias, self.weight_bits)
 
     def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """See Backend."""
@@ -107,14 +110,18 @@ class CpuBackend:
             self._experts_memory = ExpertsMemory(config, self._config.hidden_size)
 
         def pack(matrix: torch.Tensor | BlockMatrix, bias: torch.Tensor | None) -> NativeLinear:
-            return NativeLinear(matrix, bias, kernels, self.weight_bits, self._memory)
+            bits, int8_inputs = self.weight_bits, self._int8_inputs
+            return NativeLinear(matrix, bias, kernels, bits, self._memory, int8_inputs)
 
         return NativeExperts(config, weights, pack, self._experts_memory, kernels, gate)
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
         """See Backend."""
         bits = max(self.weight_bits, _LEAST_LOGITS_BITS)
-        return cpu_linear(weight, None, self._kernels, bits, self._memory)
+        return self._linear(weight, None, bits)
+
+    def _linear(self, weight: Matrix, bias: torch.Tensor | None, bits: int) -> LinearLayer:
+        return cpu_linear(weight, bias, self._kernels, bits, self._memory, self._int8_inputs)
 
     def embedding(self, weight: torch.Tensor | BlockMatrix) -> TorchEmbedding | BlockEmbedding:
         """See Backend."""
@@ -208,6 +215,7 @@ def cpu_backend(
         dtype,
         kernels,
         weight_bits=_weight_bits(settings.weights, device, multiplies),
+        int8_inputs=settings.activations == "int8" and _has_int8(kernels, multiplies),
         kv_dtype=dtype if settings.kv_dtype == "auto" else FP8,
         keeps_blocks=multiplies and settings.weights == "auto",
         device=device,
@@ -234,6 +242,23 @@ def _kernels(
             raise ConfigError(f"attention is 'kernel', but {error}") from error
         logger.warning("torch computes attention, slower than our own kernels would: %s", error)
         return None
+
+
+def _has_int8(kernels: ctypes.CDLL | None, multiplies: bool) -> bool:
+    """Whether products with inputs of 8 bits are fast here; if not, the log says so. `multiplies`:
+    whether our kernels compute products. Raises ConfigError if they do not."""
+    if kernels is None or not multiplies:
+        raise ConfigError(
+            "activations int8 needs dtype bfloat16 and our own kernels, on a CPU with AVX-512 "
+            "VNNI; use auto"
+        )
+    if kernels.baton_has_int8():
+        return True
+    logger.warning(
+        "activations stay bfloat16: products of 8-bit integers need a CPU with AVX-512 VNNI and "
+        "without AMX, whose tiles multiply bfloat16 faster"
+    )
+    return False
 
 
 def _weight_bits(weights: str, device: torch.device, multiplies: bool) -> int:

@@ -204,6 +204,9 @@ def _packed(
         matrix = matrices.pop()
         bias = biases[len(layers)] if biases else None
         layers.append(pack(as_tensor(matrix) if isinstance(matrix, MatrixStack) else matrix, bias))
+    all_int8 = all(layer.weight.has_int8_inputs for layer in layers)
+    for layer in layers:  # one product over all of them, whose inputs are converted once
+        layer.weight.has_int8_inputs = all_int8
     return layers
 
 

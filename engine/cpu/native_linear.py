@@ -37,6 +37,7 @@ class Weight(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("panels", "scales", "bias")),
         *((name, ctypes.c_void_p) for name in ("lowest", "begins", "plain", "parts")),
         *((name, ctypes.c_int32) for name in ("inputs", "outputs", "bits", "num_parts")),
+        ("has_int8_inputs", ctypes.c_int32),
     )
 
 
@@ -73,6 +74,9 @@ class NativeLinear:
     Uses 16 instead of 8 or 4 if the inputs are not whole groups, and instead of 12 if the exponents
     are too far apart. Drop your reference to free the original. The copy is in `memory`, which a
     model's layers share.
+
+    With `int8_inputs` the inputs are rounded to integers of 8 bits if the weights are integers and
+    the CPU multiplies such fast (see native/int8_linear.h).
     """
 
     def __init__(
@@ -82,10 +86,10 @@ class NativeLinear:
         kernels: ctypes.CDLL,
         bits: int = 16,
         memory: HugePages | None = None,
+        int8_inputs: bool = False,
     ) -> None:
         assert can_pack(kernels, weight)
         memory = memory or HugePages()
-        outputs, inputs = weight.shape
         self._multiply = kernels.baton_linear
         self._bias = None if bias is None else bias.contiguous()
         self._scales: torch.Tensor | None = None
@@ -94,14 +98,20 @@ class NativeLinear:
         if isinstance(weight, BlockMatrix):
             self._blocks = BlockPanels(weight, kernels, memory)
             parts = self._blocks.parts
-            self.weight = Weight(
-                bias=None if self._bias is None else self._bias.data_ptr(),
-                parts=ctypes.addressof(parts),
-                inputs=inputs,
-                outputs=outputs,
-                num_parts=len(parts),
-            )
-            return
+            self.weight = Weight(parts=ctypes.addressof(parts), num_parts=len(parts))
+        else:
+            self.weight = self._packed(weight, bits, kernels, memory)
+        self.weight.outputs, self.weight.inputs = weight.shape
+        self.weight.bias = None if self._bias is None else self._bias.data_ptr()
+        if int8_inputs:
+            takes_int8 = kernels.baton_takes_int8(ctypes.byref(self.weight))
+            self.weight.has_int8_inputs = takes_int8
+
+    def _packed(
+        self, weight: torch.Tensor, bits: int, kernels: ctypes.CDLL, memory: HugePages
+    ) -> Weight:
+        """Pack `weight` [outputs, inputs] and return where its parts are."""
+        outputs, inputs = weight.shape
         if bits < 12 and inputs % GROUP_INPUTS == 0:
             self._panels, self._scales = _quantized_panels(weight, bits, memory)
         else:
@@ -111,18 +121,18 @@ class NativeLinear:
             num_bytes = -(-outputs // PANEL_OUTPUTS) * (inputs // 2) * _WORD_BYTES[bits]
             num_bytes += 0 if self._narrow is None else self._narrow.more_bytes
             self._panels = memory.empty((num_bytes // 2,), torch.int16)
-        self.weight = Weight(
+        packed = Weight(
             panels=self._panels.data_ptr(),
             scales=None if self._scales is None else self._scales.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
             inputs=inputs,
             outputs=outputs,
             bits=bits,
         )
         if self._narrow is not None:
-            self._narrow.pack(weight, self.weight, kernels)
+            self._narrow.pack(weight, packed, kernels)
         elif bits == 16:
             _pack(weight, self._panels, kernels)
+        return packed
 
     @property
     def count(self) -> int:

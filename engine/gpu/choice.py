@@ -27,6 +27,8 @@ def card_backend(
 ) -> CardBackend:
     """The backend of the model of `config`, in `dtype`. Kernels are built and run once, before
     weights take memory. Raises ConfigError for settings that the card does not support."""
+    if settings.activations != "auto":
+        raise ConfigError("activations int8 is for our own kernels, on a CPU; on a card use auto")
     if settings.batch_invariant:
         _check_invariant(settings)
     kv_dtype = kv_torch_dtype(_kv_dtype(settings, device, dtype))

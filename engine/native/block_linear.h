@@ -17,7 +17,7 @@ class InputSums {
  public:
   // Within a parallel region, by all of its threads.
   explicit InputSums(const LinearCall& call) : stride_(call.weight.inputs / kSumInputs) {
-    if (call.weight.bits != 0) return;
+    if (call.weight.bits != 0 || call.weight.has_int8_inputs) return;
     if (call.rows <= kRowsByThread) {
       float* own = reserve(call.rows);
       for (int64_t row = 0; row < call.rows; ++row) add_up(call, row, own);
@@ -68,12 +68,12 @@ struct GroupScales {
   alignas(64) float sums[kPanelOutputs];
 
   template <class Format>
-  BATON_INLINE void read(Format, const char* panel, int group) {
+  BATON_INLINE void read(Format, const char* panel, int group, float base = Format::kBase) {
     const char* span = Format::span_at(panel, group);
     const char* at = Format::group_at(panel, group);
     for (int j = 0; j < kPanelColumns; ++j) {
       Vec scale, of_sums;
-      Format::scales_of(span, at, j, scale, of_sums);
+      Format::scales_of(span, at, j, base, scale, of_sums);
       store(scales + j * kLanes, scale);
       store(sums + j * kLanes, of_sums);
     }

@@ -70,13 +70,17 @@ struct CodeWords {
   BATON_INLINE void read(int w, Vec* to) const {
     const Bits low = _mm512_load_si512(at + w * 64);
     Bits high{};
-    if constexpr (kBits > 4)
-      high = moved_right(_mm512_load_si512(upper + w / kWordsPerUpper * 64),
-                         w % kWordsPerUpper * (16 / kWordsPerUpper));
+    if constexpr (kBits > 4) high = upper_of(w);
     to[0] = number<0>(low, high);
     to[1] = number<1>(low, high);
     to[2] = number<2>(low, high);
     to[3] = number<3>(low, high);
+  }
+
+  // The upper bits of word w, from the lowest of each 16 bits on: first those of the first 16 outputs.
+  BATON_INLINE Bits upper_of(int w) const {
+    return moved_right(_mm512_load_si512(upper + w / kWordsPerUpper * 64),
+                       w % kWordsPerUpper * (16 / kWordsPerUpper));
   }
 
  private:
@@ -131,13 +135,14 @@ struct BlockFormat {
       return CodeWords<kShape.bits>{group + kScaleBytes, group + kScaleBytes + kLowBytes};
   }
 
-  // For 16 outputs: the factors for the products of a group and for the sums of x.
-  BATON_INLINE static void scales_of(const char* span, const char* group, int j, Vec& scale,
-                                     Vec& sums) {
+  // For 16 outputs: the factors for the products of a group and for the sums of x, if `base` was
+  // added to each code.
+  BATON_INLINE static void scales_of(const char* span, const char* group, int j, float base,
+                                     Vec& scale, Vec& sums) {
     if constexpr (kShape.is_scaled) {
       scale = load((const float*)span + 16 * j);
       if constexpr (kIsInteger)
-        sums = scale * (splat(-(float)kBase) - halves_at(span + 256 + 32 * j));
+        sums = scale * (splat(-base) - halves_at(span + 256 + 32 * j));
       else
         sums = splat(0.0f);
       return;
@@ -146,7 +151,7 @@ struct BlockFormat {
       scale = halves_at(span + 32 * j) * bytes_at<kKind == kQ6_K>(group + 16 * j);
     else
       scale = halves_at(group + 32 * j);
-    sums = scale * splat(-(float)(kBase + kShape.zero));
+    sums = scale * splat(-(base + (float)kShape.zero));
     if constexpr (kShape.has_minimum && kShape.is_super)
       sums = sums - halves_at(span + 128 + 32 * j) * bytes_at<false>(group + 64 + 16 * j);
     else if constexpr (kShape.has_minimum)

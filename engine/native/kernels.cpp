@@ -6,6 +6,7 @@
 #include "block_linear.h"
 #include "elementwise.h"
 #include "experts.h"
+#include "int8_linear.h"
 #include "largest.h"
 #include "linear.h"
 #include "plan.h"
@@ -135,6 +136,24 @@ BATON_EXPORT void baton_block_rows(const FileRows* rows, const int64_t* ids, int
   const int threads = count < 8 ? 1 : omp_get_max_threads();
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t i = 0; i < count; ++i) row_values(*rows, ids[i], to + i * rows->inputs);
+}
+
+// Whether this build and CPU multiply integers by inputs of 8 bits.
+BATON_EXPORT int baton_has_int8() {
+#if defined(BATON_INT8)
+  return has_int8();
+#else
+  return 0;
+#endif
+}
+
+// Whether they do so with these weights.
+BATON_EXPORT int baton_takes_int8(const LinearWeight* weight) {
+#if defined(BATON_INT8)
+  return takes_int8(*weight);
+#else
+  return weight == nullptr;
+#endif
 }
 
 BATON_EXPORT void baton_linear(const LinearCall* call) {

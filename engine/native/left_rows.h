@@ -12,6 +12,7 @@ class LeftRows {
  public:
   // Within a parallel region, by all of its threads.
   explicit LeftRows(const LinearCall& call) : stride_(call.weight.inputs / PairWord::kPerWord) {
+    if (call.weight.has_int8_inputs) return;
 #if defined(__AVX512BF16__)
     at_ = (const PairType*)call.x;  // as they lie
 #else

@@ -39,6 +39,7 @@ struct LinearWeight {
   int32_t outputs;
   int32_t bits;           // of a weight: 16, 12, 8 or 4; 0: quantized blocks
   int32_t num_parts;
+  int32_t has_int8_inputs;  // whether x is rounded to integers of 8 bits (int8_linear.h)
 };
 
 // The number of plain words before `first` in a panel of 12 bits.

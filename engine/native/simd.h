@@ -16,6 +16,9 @@
 #if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__FMA__)
 #include <immintrin.h>
 #define BATON_PAIRS  // there are PairWords (words.h), and what stands on them
+#if !defined(__AMX_BF16__)
+#define BATON_INT8  // there are products of integers, for CPUs with VNNI
+#endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "avx2.h"
 #define BATON_HALVES  // of vectors

@@ -6,9 +6,9 @@
 
 #pragma once
 
-#include <utility>
-
 #include "block_linear.h"
+#include "for_each.h"
+#include "int8_linear.h"
 #include "left_rows.h"
 #include "normal_numbers.h"
 #include "page_turns.h"
@@ -23,20 +23,6 @@ constexpr int kWordsPerPiece = (16 << 10) / kUnpackedBytes;      // a third of a
 constexpr int kWordsPerBlock = (512 << 10) / kUnpackedBytes;     // half of a usual second cache
 // The groups of rows that share what the first one unpacks: words of 12 bits, or of two parts.
 constexpr int kGroupsToUnpack = PairWord::kPasses == 1 ? 5 : 2;
-
-// Calls action(i, j) for every i < Rows and j < Columns, both constants. With plain loops, GCC
-// keeps the array of accumulators in memory instead of registers, and stores all of it at every
-// prefetch.
-template <int Columns, class Action, int... At>
-BATON_INLINE inline void for_each_of(std::integer_sequence<int, At...>, const Action& action) {
-  (action(std::integral_constant<int, At / Columns>{},
-          std::integral_constant<int, At % Columns>{}), ...);
-}
-
-template <int Rows, int Columns, class Action>
-BATON_INLINE inline void for_each(const Action& action) {
-  for_each_of<Columns>(std::make_integer_sequence<int, Rows * Columns>{}, action);
-}
 
 // Prefetches kLines lines with each word; the lines of the next word are `step` bytes further on.
 template <int kLines>
@@ -496,12 +482,23 @@ class VectorWorker {
  public:
   static constexpr int kRowsTogether = kMaxRows;
 
-  explicit VectorWorker(const LinearCall& call) : left_(call), input_sums_(call) {}
+  explicit VectorWorker(const LinearCall& call)
+      : left_(call), input_sums_(call)
+#if defined(BATON_INT8)
+      , int8_inputs_(call)
+#endif
+  {}
 
   static int64_t rows_per_block(const LinearCall&) { return 0; }
 
   void work(const LinearCall& call, const Item& item) {
     alignas(64) float sums[kRowsPerItem * kPanelOutputs];
+#if defined(BATON_INT8)
+    if (call.weight.has_int8_inputs) {
+      int8_rows(call, int8_inputs_, item, sums);
+      return finish_rows(call, sums, item.first_row, item.rows, item.panel);
+    }
+#endif
     switch (call.weight.bits) {
       case 0:
         block_rows(call, left_, input_sums_, item, sums);
@@ -523,6 +520,9 @@ class VectorWorker {
   NormalNumbers numbers_;
   LeftRows left_;
   InputSums input_sums_;
+#if defined(BATON_INT8)
+  Int8Inputs int8_inputs_;
+#endif
   Unpacked unpacked_;
 };
 

@@ -234,6 +234,7 @@ def engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
         max_context=settings.max_context,
         attention=settings.attention,
         weights=settings.weights,
+        activations=settings.activations,
         kv_dtype=settings.kv_dtype,
         kv_order=settings.kv_order,
         kv_windows=settings.kv_windows,

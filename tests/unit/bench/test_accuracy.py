@@ -55,6 +55,23 @@ def test_fewer_bits_move_the_odds_further():
     assert [kind.label for kind in kinds] == ["auto", "int8", "int4", "auto, KV fp8"]
 
 
+def test_activations_in_8_bits_move_the_odds_a_little():
+    try:
+        has_int8 = load_library().baton_has_int8()
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+    kinds = [Kind("int8"), Kind("int4"), Kind("int8", activations="int8")]
+    if not has_int8:
+        with pytest.raises(BatonError, match="no activations in int8"):
+            compare(FOLDER, kinds, held_text(), num_tokens=100)
+        return
+    sums = compare(FOLDER, kinds, held_text(), num_tokens=1500)
+    plain, four, rounded = (sums[kind] for kind in kinds)
+    assert 0 < rounded.divergence < four.divergence / 4
+    assert rounded.agreeing > 0.95 * plain.tokens
+    assert kinds[-1].label == "int8, activations int8"
+
+
 def test_fp8_is_measured_on_a_card_with_what_a_card_has(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device([Kind("auto"), Kind("int8"), Kind("auto", "fp8")]).type == "cpu"
@@ -66,6 +83,8 @@ def test_fp8_is_measured_on_a_card_with_what_a_card_has(monkeypatch):
         pick_device([Kind("auto"), Kind("fp8"), Kind("int8")])
     with pytest.raises(BatonError, match="KV in fp8 is measured on a CPU"):
         pick_device([Kind("fp8"), Kind("auto", "fp8")])
+    with pytest.raises(BatonError, match="activations in int8 are for a CPU"):
+        pick_device([Kind("fp8"), Kind("auto", activations="int8")])
 
 
 UNIFORM = """

@@ -21,6 +21,7 @@ IN_FINGERPRINTS = {
     "model": {"folder": "another"},
     "dtype": {"dtype": "float32"},
     "weights": {"weights": "int8"},
+    "activations": {"activations": "int8"},
     "kv_dtype": {"kv_dtype": "fp8"},
     "kv_order": {"kv_order": "tokens"},
     "block_size": {"scheduler": SchedulerConfig(block_size=32, chunk_min_tokens=32)},
@@ -106,7 +107,7 @@ def test_a_difference_is_refused_with_both_values(
     except ConfigError as error:
         pytest.skip(f"not on this CPU: {error}")
     if theirs == ours:
-        pytest.skip("this CPU has only one order of blocks")
+        pytest.skip("this CPU has one order of blocks only, or no fast integers")
     hello = Hello(
         sender="peer",
         role=Role.DECODE,

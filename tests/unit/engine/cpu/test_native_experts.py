@@ -76,11 +76,17 @@ def random_biases(config: ExpertsConfig, hidden: int) -> tuple[Any, ...]:
     return numbers(5, config.count), gate_up, [numbers(200 + e, hidden).bfloat16() for e in experts]
 
 
-def native(config: ExpertsConfig, weights: ExpertWeights, kernels, bits: int = 12) -> NativeExperts:
+def native(
+    config: ExpertsConfig,
+    weights: ExpertWeights,
+    kernels,
+    bits: int = 12,
+    int8_inputs: bool = False,
+) -> NativeExperts:
     hidden = weights.router.shape[1]
 
     def pack(matrix, bias):
-        return NativeLinear(matrix, bias, kernels, bits, HugePages())
+        return NativeLinear(matrix, bias, kernels, bits, HugePages(), int8_inputs)
 
     gate = GATES[CLAMPED_SWIGLU if config.has_biases else "silu"]
     return NativeExperts(config, weights, pack, ExpertsMemory(config, hidden), kernels, gate)
@@ -172,6 +178,35 @@ def test_blocks_of_different_kinds_are_multiplied_as_they_are(product_kernels, r
     x = numbers(7, rows, hidden).bfloat16()
     expected = TorchExperts(config, values, TorchLinear)(x.float(), OPS, None)
     torch.testing.assert_close(layer(x, OPS, None).float(), expected, rtol=2**-7, atol=2**-6)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_inputs_of_8_bits_are_close_and_the_same_in_any_batch(product_kernels, bits):
+    if not product_kernels.baton_has_int8():
+        pytest.skip("these kernels multiply no integers on this CPU")
+    config, hidden = CONFIGS["gated"], 64
+    x = numbers(7, 200, hidden).bfloat16()
+    weights = [random_weights(config, hidden) for _ in range(2)]
+    plain = native(config, weights[0], product_kernels, bits)(x, OPS, None).float()
+    layer = native(config, weights[1], product_kernels, bits, int8_inputs=True)
+    whole = layer(x, OPS, None)
+    assert 1e-3 < (whole.float() - plain).norm() / plain.norm() < 0.02
+    for begin, end in ((0, 1), (5, 7), (100, 200)):
+        assert torch.equal(layer(x[begin:end], OPS, None), whole[begin:end])
+
+
+def test_inputs_have_8_bits_for_all_experts_or_none(product_kernels):
+    config, hidden = CONFIGS["largest of groups"], 96
+
+    def mixed() -> ExpertWeights:
+        weights = random_weights(config, hidden)
+        for matrices in (weights.gate_up, weights.down):
+            matrices[::2] = [in_blocks(each, "Q8_0") for each in matrices[::2]]
+        return weights
+
+    x = numbers(7, 40, hidden).bfloat16()
+    layers = [native(config, mixed(), product_kernels, int8_inputs=each) for each in (True, False)]
+    assert torch.equal(layers[0](x, OPS, None), layers[1](x, OPS, None))
 
 
 @settings(max_examples=times(8, 60), deadline=None, derandomize=True)
