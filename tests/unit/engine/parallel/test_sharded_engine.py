@@ -140,6 +140,8 @@ def test_ranks_split_the_states_of_hybrids(
     """Also where a stage has no layer with keys and values."""
     (architecture, config), (size, num_stages) = HYBRIDS[kind], ranks
     experts = EXPERTS if "num_experts" in config else {}
+    if "n_routed_experts" in config:
+        experts = {"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48}
     tiny = make_tiny(architecture, **SIZES | config | experts)
     words = text(45)
     prompts = (tuple(words[:21]), tuple(words[21:40]), tuple(words[40:]))
