@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     if name not in found:
         close = difflib.get_close_matches(name, found, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(found)}"
-        raise ConfigError(f"{name!r} is no benchmark; {hint}")
+        raise ConfigError(f"{name!r} is not a benchmark; {hint}")
     sys.argv = [f"baton bench {name}", *rest]
     os.environ.update(baton_environment(os.environ))  # for the processes that it starts
     try:

@@ -96,7 +96,7 @@ def _examined(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no observation of this version: {error}") from error
+        raise ConfigError(f"{path} is not an observation of this version: {error}") from error
     examination = Doctor(unexplained_s=0.0).examine(seen).as_json(seen.window_s, seen.now_us)
     shown: dict[str, Any] = shown_json(examination)
     return shown | {

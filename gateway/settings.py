@@ -214,6 +214,6 @@ class GatewaySettings(SharedSettings):
 
     def __post_init__(self) -> None:
         if self.tls_key_file is not None and self.tls_cert_file is None:
-            raise ConfigError("tls_key_file is of no use without tls_cert_file")
+            raise ConfigError("tls_key_file needs tls_cert_file")
         if self.max_inflight_bytes < self.max_body_bytes:
             raise ConfigError("max_inflight_bytes must be at least max_body_bytes")

@@ -247,7 +247,7 @@ class TransferService:
         try:
             loop.close()
         except Exception:  # noqa: BLE001 - the top of the thread
-            _log.exception("the transport was not closed in order")
+            _log.exception("the transport was not closed cleanly")
         self._publish(events)
         self._end(reason)
 

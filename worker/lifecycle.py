@@ -74,7 +74,7 @@ class Lifecycle:
         elif self._drains_as_asked and self._stop.withdraw():
             self._drains_as_asked = self.is_draining = False
             self._announce(WorkerState.READY)
-            log.info("%s was asked to drain, and now to go on", self._worker_id)
+            log.info("%s was asked to drain, and is now asked to go on", self._worker_id)
         if self._stop.since is None:
             return False
         if not self.is_draining:

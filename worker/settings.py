@@ -162,7 +162,8 @@ class WorkerSettings(EngineSettings):
                 raise ConfigError(f"kv_ports {self.kv_ports}: give two ports, the lower one first")
         if self.advertise_address is not None and is_wildcard(self.advertise_address):
             raise ConfigError(
-                f"advertise_address {self.advertise_address} is no address that others can reach"
+                f"advertise_address {self.advertise_address} is not an address that others "
+                "can reach"
             )
 
 

@@ -85,7 +85,7 @@ class AnswerStream:
                     self.text += text
                     yield text
         except (OSError, http.client.HTTPException) as error:
-            raise ServiceError(shown(f"the answer broke off: {error}")) from error
+            raise ServiceError(shown(f"the answer was cut off: {error}")) from error
 
     @property
     def num_tokens(self) -> int | None:
@@ -164,7 +164,9 @@ def _events(response: Any) -> Iterator[dict[str, Any]]:
         try:
             event = json.loads(data)
         except ValueError as error:
-            raise ServiceError(shown(f"the router sent what is not JSON: {data[:100]}")) from error
+            raise ServiceError(
+                shown(f"the router sent text that is not JSON: {data[:100]}")
+            ) from error
         if "error" in event:
             raise ServiceError(shown(str(event["error"].get("message", event["error"]))))
         yield event

@@ -55,7 +55,7 @@ class Conversation:
         """Set the last answer aside, so that its question can be answered again. Raises ConfigError
         if there is none."""
         if not self.turns:
-            raise ConfigError("there is no answer to make again")
+            raise ConfigError("there is no answer to generate again")
         self._replaced = self.turns.pop()
 
     def save(self, name: str) -> Path:
@@ -78,5 +78,5 @@ def parse_command(line: str) -> tuple[str, str] | None:
     name, _, argument = line.partition(" ")
     known = [each.split()[0] for each in COMMANDS]
     if name not in known:
-        raise ConfigError(f"{name} is no command; there are {', '.join(known)}")
+        raise ConfigError(f"{name} is not a command; use one of {', '.join(known)}")
     return name, argument.strip()

@@ -72,7 +72,7 @@ def complete_secret(cluster: ApiServer, name: str) -> list[str]:
             return list(made)
         found = cluster.read_secret(name)  # another process was faster: its Secret counts
         if found is None:
-            raise ServiceError(f"Secret {name} exists and does not: try again")
+            raise ServiceError(f"Secret {name} was made and deleted meanwhile: try again")
     made = _make([part for part in PARTS if not found.get(part)])
     if made:
         cluster.patch_secret(name, made)

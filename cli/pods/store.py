@@ -48,7 +48,7 @@ def become_server(settings: StoreSettings, binary: Path, folder: Path) -> NoRetu
     """Replace this process with a server without TLS. Raises ConfigError."""
     for name in ("plain_idle_s", "tls_cert_file", "tls_key_file"):
         if getattr(settings, name) is not None:
-            raise ConfigError(f"{name} has a meaning only with tls_port")
+            raise ConfigError(f"{name} needs tls_port")
     if not is_loopback(settings.host):
         log.warning("nothing between hosts is encrypted: set tls_port, and plain_idle_s to 0")
     with configuration(settings, f"bind {_addresses(settings.host)}\nport {settings.port}") as file:

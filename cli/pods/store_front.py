@@ -147,7 +147,7 @@ class ServedCertificate:
             self._files = TlsFiles(settings.tls_cert_file, settings.tls_key_file)
             self._load_files(self._files)
         elif settings.tls_key_file is not None:
-            raise ConfigError("tls_key_file has a meaning only with tls_cert_file")
+            raise ConfigError("tls_key_file needs tls_cert_file")
 
     async def watch(self) -> None:
         """Read changed files again, and warn before the certificate expires; until cancelled."""

@@ -192,7 +192,7 @@ def _read(body: bytes, kind: type[B]) -> B:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body is not what this takes: {error}") from error
+        raise InvalidRequest(f"the body does not fit this endpoint: {error}") from error
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
 

@@ -69,14 +69,14 @@ class LiveSetting:
     def check(self, value: object) -> Number:
         """The value, if it may be set. Raises InvalidRequest."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise InvalidRequest(f"'{self.name}' is a number", "value")
+            raise InvalidRequest(f"'{self.name}' must be a number", "value")
         if not math.isfinite(value) or (self.is_whole and value != int(value)):
             kind = "whole number" if self.is_whole else "finite number"
-            raise InvalidRequest(f"'{self.name}' is a {kind}", "value")
+            raise InvalidRequest(f"'{self.name}' must be a {kind}", "value")
         if value < self.minimum or (self.maximum is not None and value > self.maximum):
             most = "" if self.maximum is None else f" and at most {exact(self.maximum)}"
             raise InvalidRequest(
-                f"'{self.name}' is at least {exact(self.minimum)}{most} {self.unit}", "value"
+                f"'{self.name}' must be at least {exact(self.minimum)}{most} {self.unit}", "value"
             )
         return int(value) if self.is_whole else float(value)
 
@@ -92,7 +92,7 @@ class LiveSettings:
         found = next((s for (sc, n), s in self._settings.items() if (sc, n) == (scope, name)), None)
         if found is None:
             names = ", ".join(f"{name} ({scope})" for scope, name in self._settings)
-            raise InvalidRequest(f"no live setting has this name and scope; there are {names}")
+            raise InvalidRequest(f"no live setting has this name and scope; use one of {names}")
         return found
 
     def as_json(self) -> list[dict[str, Any]]:

@@ -64,9 +64,9 @@ class SamplePrompts:
         """Start the request; returns its id. Raises InvalidRequest for a prompt that is empty or
         too long, or for a worker that takes no requests."""
         if not 0 < len(test.prompt) <= MAX_CHARS:
-            raise InvalidRequest(f"'prompt' has 1 to {MAX_CHARS} characters", "prompt")
+            raise InvalidRequest(f"'prompt' must have 1 to {MAX_CHARS} characters", "prompt")
         if not 0 < test.max_tokens <= MAX_TOKENS:
-            raise InvalidRequest(f"'max_tokens' is 1 to {MAX_TOKENS}", "max_tokens")
+            raise InvalidRequest(f"'max_tokens' must be 1 to {MAX_TOKENS}", "max_tokens")
         self._check_worker("prefill", Role.PREFILL, test.prefill)
         self._check_worker("decode", Role.DECODE, test.decode)
         request = GenerationRequest(

@@ -90,7 +90,7 @@ def flight_router(flight: FlightReport) -> APIRouter:
 def _no_process(name: str, flight: FlightReport) -> HttpError:
     return HttpError(
         status=404,
-        message=f"there is no process {name}; there are {', '.join(flight.names())}",
+        message=f"there is no process {name}; use one of {', '.join(flight.names())}",
         kind=RequestError.kind,
         param="process",
         code="process_not_found",

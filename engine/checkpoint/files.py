@@ -85,7 +85,9 @@ def weight_files(folder: Path) -> list[Path]:
         raise keys.wrong("weight_map", "an object that maps tensor names to file names")
     for name in sorted(set(names)):
         if _SHARD_NAME.fullmatch(name) is None:
-            raise ModelLoadError(f"{index} names {name!r}, which is no safetensors file beside it")
+            raise ModelLoadError(
+                f"{index} names {name!r}, which is not a safetensors file beside it"
+            )
         if not is_there(folder / name):
             raise ModelLoadError(f"{index} names {name!r}, which is not in {folder}")
     return [folder / name for name in sorted(set(names))]
@@ -152,7 +154,9 @@ def _with_experts(file: Path, stored: Mapping[str, TensorEntry]) -> dict[str, Te
         names, shape = one_by_one(stored_name, entry.shape)
         size = entry.num_bytes // len(names)
         if size * len(names) != entry.num_bytes or len(entries) + len(names) > _MAX_ENTRIES:
-            raise ModelLoadError(f"{file}: tensor {stored_name!r} holds no equal, bounded parts")
+            raise ModelLoadError(
+                f"{file}: tensor {stored_name!r} cannot be split into one equal part per expert"
+            )
         for place, name in enumerate(names):
             if name in entries:
                 raise ModelLoadError(f"{file}: tensor {name!r} is there twice")

@@ -134,7 +134,7 @@ class _ExchangedStore(dist.Store):
                 self._values |= msgspec.msgpack.decode(each, type=dict[str, bytes])
         missing = [key for key in keys if key not in self._values]
         if missing:
-            raise RuntimeError(f"no rank has said {', '.join(missing)}")
+            raise RuntimeError(f"no rank has reported {', '.join(missing)}")
 
 
 def _bytes_of(x: torch.Tensor) -> torch.Tensor:

@@ -159,7 +159,7 @@ class GrammarFollower:
         self._note(matcher, seconds)
         if seconds > self._limits.step_s:
             self._distrusted_until = time.monotonic() + _DISTRUST_S
-            log.warning("a grammar that was quick held up a step for %.0f ms", seconds * 1e3)
+            log.warning("a grammar that had been quick delayed a step by %.0f ms", seconds * 1e3)
 
     def _compute_many(self, matchers: list[GrammarMatcher]) -> None:
         """Compute deferred masks in all of llguidance's threads."""

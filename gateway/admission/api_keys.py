@@ -219,7 +219,7 @@ def parse_line(line: str, has_terms: bool = True) -> StoredKey:
         name, _, value = each.partition("=")
         read = _FIELDS.get(name)
         if read is None:
-            raise ValueError(f"a field is none of {', '.join(_FIELDS)}")
+            raise ValueError(f"a field must be one of {', '.join(_FIELDS)}")
         if name in given:
             raise ValueError(f"{name} is given twice")
         if name != "name" and not has_terms:

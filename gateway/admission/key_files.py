@@ -88,7 +88,7 @@ class KeyFiles:
             keys = read_keys(file.path, file.has_terms)
         except ConfigError as error:
             self._refused.inc()
-            log.error("the keys stay as they were: %s", error)
+            log.error("the former keys stay in use: %s", error)
             return
         file.ring.replace([*file.plain, *keys])
         _warn_of_searches(file.path, file.ring)

@@ -39,6 +39,6 @@ def identify(
     now_s, digest = time.time(), record.request_digest
     identity = resumed_identity(last_id, context.ids_key, digest, now_s, numbers_events)
     if identity.request_id[:-_NUM_DIGITS] != record.request_id[:-_NUM_DIGITS]:
-        raise InvalidRequest(f"'{HEADER}' is of another endpoint", HEADER)
+        raise InvalidRequest(f"'{HEADER}' belongs to a stream of another endpoint", HEADER)
     record.request_id = identity.request_id
     return replace(identity, terms=terms)

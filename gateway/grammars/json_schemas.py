@@ -72,7 +72,7 @@ class SchemaReader:
             raise InvalidRequest(f"'{self._param}' nests too deeply", self._param) from error
         if not is_finite:
             raise InvalidRequest(
-                f"'{self._param}': no finite value follows this schema, which requires itself",
+                f"'{self._param}': this schema requires itself, so no finite value satisfies it",
                 self._param,
             )
         return adapted

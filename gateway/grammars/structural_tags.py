@@ -61,13 +61,13 @@ def _tags_of(wanted: dict[str, Any], param: str) -> tuple[list[_Tag], list[str]]
     if not isinstance(named, list) or not isinstance(triggers, list):
         raise InvalidRequest(f"'{param}' needs a list of tags and one of triggers", param)
     if not all(isinstance(each, str) for each in triggers):
-        raise InvalidRequest(f"'{param}.triggers' must be texts", param)
+        raise InvalidRequest(f"'{param}.triggers' must be strings", param)
     return [_tag_of(each, param, is_new) for each in named], triggers
 
 
 def _tag_of(tag: Any, param: str, is_new: bool) -> _Tag:
     if not isinstance(tag, dict):
-        raise InvalidRequest(f"'{param}': a tag is an object", param)
+        raise InvalidRequest(f"'{param}': a tag must be an object", param)
     begin, end, schema = tag.get("begin"), tag.get("end"), tag.get("schema")
     content = tag.get("content")
     if is_new and isinstance(content, dict) and content.get("type") == "json_schema":
@@ -77,5 +77,5 @@ def _tag_of(tag: Any, param: str, is_new: bool) -> _Tag:
         or not isinstance(end, str)
         or not isinstance(schema, dict | bool)
     ):
-        raise InvalidRequest(f"'{param}': a tag has 'begin', 'end' and a JSON schema", param)
+        raise InvalidRequest(f"'{param}': a tag must have 'begin', 'end' and a JSON schema", param)
     return begin, schema, end

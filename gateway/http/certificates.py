@@ -54,7 +54,9 @@ class CertificateReloader:
             self._context.load_cert_chain(cert, key)
         except OSError as error:  # includes ssl.SSLError
             self._failed = stamp
-            log.warning("the certificate stays as it was, %s cannot be used: %s", cert, error)
+            log.warning(
+                "the former certificate stays in use, because %s cannot be used: %s", cert, error
+            )
             return
         self._loaded = stamp
         log.info("new connections get the certificate that %s has now", cert)

@@ -293,7 +293,7 @@ def _check_work(
     if name == "sum" and not isinstance(
         kwargs.get("start", args[1] if args[1:] else 0), int | float
     ):
-        raise BudgetExceeded("the chat template adds up what is no number")
+        raise BudgetExceeded("the chat template adds values that are not numbers")
     if name == "join":
         given = args[0] if args else kwargs.get("d", "")
         if is_method:

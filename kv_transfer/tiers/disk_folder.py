@@ -67,7 +67,7 @@ def _try_lock(folder: Path) -> int | None:
     held = _try_open_folder(folder)
     if held is None:
         log.warning(
-            "%s is no folder of the user that this worker runs as: it is left alone", folder
+            "%s does not belong to the user that this worker runs as: it is left alone", folder
         )
         return None
     try:

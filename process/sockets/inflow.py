@@ -147,8 +147,8 @@ class Inflow:
         self.num_ended += 1
         if self.num_ended.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...: bounded logs
             log.warning(
-                "ended a connection with %s:%d, which sent %d bytes that are no whole message or "
-                "could not be read in time (%d so far)",
+                "ended a connection with %s:%d, which sent %d bytes that were not a whole message "
+                "or could not be read in time (%d so far)",
                 *connection.name, num_bytes, self.num_ended,
             )  # fmt: skip
 

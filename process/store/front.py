@@ -124,7 +124,7 @@ class StoreFront:
         try:
             answers, orders = await asyncio.open_unix_connection(self._valkey)
         except OSError as error:
-            log.warning("Valkey takes no connection: %s", error)
+            log.warning("Valkey accepts no connection: %s", error)
             writer.close()
             return
         orders.write(first)

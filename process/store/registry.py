@@ -259,7 +259,7 @@ def client_from_url(factory: Any, redis_url: str, timeout_s: float) -> Any:
     except (ValueError, TypeError):
         where = f"redis_url {shown_address(redis_url)}"
         raise ConfigError(
-            f"{where}: its scheme, or a parameter after the ?, is none that redis-py knows"
+            f"{where}: redis-py does not know its scheme or a parameter after the ?"
         ) from None
     if is_async:
         resolve_apart(client, NameResolver(), tls)

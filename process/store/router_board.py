@@ -169,7 +169,7 @@ class RouterBoard:
                 raise
         for each in members:
             if not _ROUTER_ID.fullmatch(each):
-                self._ignored.note(ROUTER, repr(each), each, "it is no router's id")
+                self._ignored.note(ROUTER, repr(each), each, "it is not a router's id")
         others = [each.decode() for each in members if _ROUTER_ID.fullmatch(each)]
         return [each for each in others if each != self.router_id]
 

@@ -69,7 +69,7 @@ class StoreTls:
         if not (self.names_authorities or self.ssl_certfile or self.ssl_keyfile):
             return
         if self.ssl_keyfile and not self.ssl_certfile:
-            raise ConfigError(f"redis_url {where}: a key file without redis_cert_file")
+            raise ConfigError(f"redis_url {where}: redis_key_file needs redis_cert_file")
         try:
             self.context()
         except (OSError, ValueError) as error:
@@ -107,7 +107,7 @@ class StoreTls:
         if self.password:
             return (
                 "its certificate does not come from the password in redis_url: it has another "
-                "password, or is no `baton store` with --tls-port"
+                "password, or is not a `baton store` with --tls-port"
             )
         if self.names_authorities:
             named = self.ssl_ca_certs or self.ssl_ca_path or "ssl_ca_data"
@@ -166,7 +166,7 @@ def split_tls(redis_url: str) -> tuple[str, StoreTls | None]:
     }
     if parts.scheme != "rediss":
         if ours:
-            raise ConfigError(f"{where}: only rediss:// has TLS, so {min(ours)} has no meaning")
+            raise ConfigError(f"{where}: {min(ours)} needs TLS: use rediss://")
         return redis_url, None
     rest = urlencode([(name, value) for name, value in query if name not in ours])
     password = None
@@ -174,14 +174,14 @@ def split_tls(redis_url: str) -> tuple[str, StoreTls | None]:
         password = unquote(parts.password or "")
         if trust != _PASSWORD or not password or ours:
             raise ConfigError(
-                f"{where}: trust=password stands alone, with a password before the @ that a "
-                "`baton store` has, too"
+                f"{where}: trust=password needs the store's password before the @, and allows no "
+                "other parameter of TLS"
             )
     known = StoreTls.__dataclass_fields__.keys()
     if unknown := ours.keys() - known:
-        raise ConfigError(f"{where}: {min(unknown)} is no parameter of TLS that Baton knows")
+        raise ConfigError(f"{where}: {min(unknown)} is not a TLS parameter that Baton knows")
     if ours.get("ssl_cert_reqs", "required") not in ("required", "none"):
-        raise ConfigError(f"{where}: ssl_cert_reqs is required or none")
+        raise ConfigError(f"{where}: ssl_cert_reqs must be required or none")
     values: dict[str, Any] = dict(ours)
     if "ssl_check_hostname" in ours:
         values["ssl_check_hostname"] = ours["ssl_check_hostname"].lower() not in _NO

@@ -280,7 +280,7 @@ class WorkerLease:
     def _note_away(self, error: Exception) -> None:
         self._view.interrupted()
         if self._is_reachable is not False:
-            log.warning("cannot reach %s, trying on: %s", self._where, error)
+            log.warning("cannot reach %s, still trying: %s", self._where, error)
         self._is_reachable = False
 
     def _leave(self) -> None:
@@ -289,4 +289,4 @@ class WorkerLease:
         try:
             self._client.eval(*self._registry.leave(self._info))
         except (RedisError, OSError) as error:
-            log.warning("could not leave the fleet, the lease will end: %s", error)
+            log.warning("could not leave the fleet; the lease will expire: %s", error)

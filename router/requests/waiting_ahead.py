@@ -80,11 +80,12 @@ def check_targets(
     if found.is_first_token:
         reason = f"its first token would come after about {found.predicted_ms / 1000:.1f} s"
         raise TargetUnreachable(
-            f"{reason}, and is to come within {target_s:.1f} s; try again in {retry_s} s", retry_s
+            f"{reason}, later than its target of {target_s:.1f} s; try again in {retry_s} s",
+            retry_s,
         )
     raise TargetUnreachable(
-        f"its tokens would take about {found.predicted_ms:.0f} ms each beside others, and are to "
-        f"take {found.target_ms:.0f} ms; try again in {retry_s} s",
+        f"its tokens would take about {found.predicted_ms:.0f} ms each beside others, more than "
+        f"their target of {found.target_ms:.0f} ms; try again in {retry_s} s",
         retry_s,
     )
 

@@ -397,8 +397,8 @@ def _with_room(
     roomy = [each for each in fitting if _has_room(num_blocks, each, matches)]
     if not roomy:
         raise Overloaded(
-            f"the prompt needs {count(num_blocks, 'KV block')}, and no decode worker has so "
-            "many beside those that workers which do not answer may still write to",
+            f"the prompt needs {count(num_blocks, 'KV block')}, and no decode worker has as "
+            "many besides the blocks that silent workers may still write to",
             RETRY_STUCK_S,
         )
     return roomy

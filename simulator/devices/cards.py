@@ -63,7 +63,7 @@ def card_named(name: str) -> Card:
         if card.name.lower() == name.lower():
             return card
     raise ConfigError(
-        f"--gpu {name}: there are {', '.join(CARDS)}, or a file with measured numbers"
+        f"--gpu {name}: use one of {', '.join(CARDS)}, or a file with measured numbers"
     )
 
 
@@ -77,7 +77,8 @@ def read_card(path: Path) -> tuple[Card, StepTimes | None]:
     unknown = sorted(keys.values.keys() - known - {"like", "steps"})
     if unknown:
         raise ConfigError(
-            f"{path}: {unknown[0]!r} is no property of a card; there are {', '.join(sorted(known))}"
+            f"{path}: {unknown[0]!r} is not a property of a card; use one of "
+            f"{', '.join(sorted(known))}"
         )
     changes = {
         name: keys.text(name) if name == "name" else keys.number(name)

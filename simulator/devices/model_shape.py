@@ -131,7 +131,7 @@ def model_shape(name: str) -> ModelShape:
         path /= "config.json"
     if not path.is_file():
         raise ConfigError(
-            f"--model {name}: no file, no folder with a config.json, and none of {', '.join(KNOWN)}"
+            f"--model {name}: not a file, a folder with a config.json, or one of {', '.join(KNOWN)}"
         )
     return shape_of(JsonKeys(read_json_object(path), str(path)), path.resolve().parent.name)
 

@@ -48,6 +48,6 @@ def policy_names(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in groups and name not in POLICIES:
             known = ", ".join(POLICIES)
-            raise ConfigError(f"--policies {name}: there are {known}, or {ALL}, or {ABLATION}")
+            raise ConfigError(f"--policies {name}: use one of {known}, or {ALL}, or {ABLATION}")
         found.update(dict.fromkeys(groups.get(name, [name])))
     return list(found)

@@ -35,7 +35,7 @@ def read_trace(name: str, options: TraceOptions) -> Trace:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--trace {name}: {getattr(error, 'strerror', None) or error}") from error
     if not found:
-        raise ConfigError(f"--trace {name}: it has no request")
+        raise ConfigError(f"--trace {name}: the file has no requests")
     found = found[: options.limit]
     title = name if generated.is_generated(name) else Path(name).stem
     return Trace(title, found).faster(options.speed)
@@ -62,7 +62,7 @@ def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[
     if first is not None and FORMAT in first:
         return recorded.sessions(chain([first], lines))
     raise ConfigError(
-        f"--trace {name}: no known format; it must be CSV with the columns "
+        f"--trace {name}: unknown format; it must be CSV with the columns "
         f"{','.join(azure.COLUMNS)}, or JSON lines with 'hash_ids' (Mooncake), 'requests' "
         f"(sessions of agents) or {FORMAT!r} first (recorded by a router)"
     )

@@ -106,7 +106,7 @@ def _object(raw: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: no valid JSON: {error}") from error
+        raise ConfigError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: it must hold a JSON object")
     return value

@@ -468,7 +468,7 @@ def test_a_cache_that_cannot_move_is_offered_to_nobody_with_one_line(
     engine.layout = msgspec.structs.replace(engine.layout, grouping=(KvGroup((0,), 9),))
     caplog.set_level(logging.INFO, "worker.inbound.leaving_cache")
     run_until_ended(fleet, drain(fleet, "d2", "d3"))
-    line = "the cached blocks are offered to nobody: all layers keep windows"
+    line = "no worker is offered the cached blocks: all layers keep windows"
     assert caplog.messages == [line]
 
 

@@ -92,7 +92,7 @@ class LeavingCache:
         reason = why_nothing_moves(self._host.engine.layout)
         self._can_offer = reason is None
         if reason and (is_busy or self._blocks.num_cached > 0):
-            log.info("the cached blocks are offered to nobody: %s", reason)
+            log.info("no worker is offered the cached blocks: %s", reason)
 
     def _find_takers(self, now: float, is_busy: bool) -> None:
         """Offer the cache to workers that have not been offered it, and forget those that have left

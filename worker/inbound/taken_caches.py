@@ -190,7 +190,7 @@ class TakenCaches:
         self._cache(offer, offer.granted[0][:num_leading])
         self._inbound.fenced.keep(key, offer.granted)
         offer.granted = []
-        log.info("no more is taken from %s: %s", offer.peer.worker_id, reason)
+        log.info("no more blocks are taken from %s: %s", offer.peer.worker_id, reason)
         self._finish(offer)
 
     # -- steps ------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def _end_in_silence(link: socket.socket, limit_s: float) -> None:
         with contextlib.suppress(OSError):
             while link.recv(_BEATS):
                 pass
-        log.warning("ends: nothing was heard of the head for %g s", limit_s)
+        log.warning("ends: the head has sent nothing for %g s", limit_s)
         logging.shutdown()
         os._exit(1)
 

@@ -57,13 +57,13 @@ class BlockMover:
         try:
             self.transport.add_peer(agent, descriptor, num_blocks)
         except TransferError as error:
-            raise ServiceError(f"no way to a peer's blocks: {error}") from error
+            raise ServiceError(f"cannot connect to a peer's blocks: {error}") from error
         while agent not in self._connected:
             self.turn()
             if time.monotonic() > deadline:
-                raise ServiceError(f"no way to a peer's blocks within {timeout_s:g} s")
+                raise ServiceError(f"cannot connect to a peer's blocks within {timeout_s:g} s")
         if (reason := self._connected[agent]) is not None:
-            raise ServiceError(f"no way to a peer's blocks: {reason}")
+            raise ServiceError(f"cannot connect to a peer's blocks: {reason}")
 
     def write(self, index: int, peer: int, agent: str, timeout_s: float) -> float:
         """Write to a peer that is connected; GiB per second. Raises ServiceError."""

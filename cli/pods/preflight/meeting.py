@@ -58,7 +58,8 @@ class Meeting:
         raw = self._wait(f"{self._prefix}:{index}", deadline, turn)
         if raw is None:
             raise ServiceError(
-                f"process {index} has not come: is its pod scheduled, and does it reach the store?"
+                f"process {index} has not registered: is its pod scheduled, and can it reach "
+                "the store?"
             )
         try:
             entry = msgspec.msgpack.decode(raw, type=Entry)

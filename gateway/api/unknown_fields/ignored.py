@@ -80,7 +80,8 @@ def _check_kind(found: _Found, usual: tuple[str, ...]) -> None:
     meant = meant_field(found.kind, usual)
     if meant is not None:
         raise InvalidRequest(
-            f"'{found.path}': '{found.kind}' is no known type; did you mean '{meant}'?", found.path
+            f"'{found.path}': '{found.kind}' is not a known type; did you mean '{meant}'?",
+            found.path,
         )
 
 

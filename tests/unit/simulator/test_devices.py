@@ -125,7 +125,7 @@ def test_a_model_that_does_not_fit_is_an_error() -> None:
 
 def test_cards_are_found_in_any_case() -> None:
     assert card_named("h200") is CARDS["H200"]
-    with pytest.raises(ConfigError, match="there are H100, H200"):
+    with pytest.raises(ConfigError, match="use one of H100, H200"):
         card_named("B300")
 
 

@@ -114,5 +114,5 @@ def test_names() -> None:
     assert policy_names(["all"]) == list(RULES)
     assert policy_names(["ablation"]) == ["baton", *PARTS]
     assert policy_names(["lmetric", "baton", "lmetric"]) == ["lmetric", "baton"]
-    with pytest.raises(ConfigError, match="there are baton, random"):
+    with pytest.raises(ConfigError, match="use one of baton, random"):
         policy_names(["bato"])

@@ -75,10 +75,10 @@ def test_the_page_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
     [
         ([], "name a fleet"),
         (["--prefill", "1"], "--prefill needs --decode"),
-        (["--decode", "1", "--gpu", "abacus"], "there are H100"),
+        (["--decode", "1", "--gpu", "abacus"], "use one of H100"),
         (["--decode", "1", "--block-size", "48"], "must be a multiple"),
         (["--decode", "1", "--model", "Llama-3-70B", "--tp", "1"], "raise --tp"),
-        (["--decode", "1", "--policies", "bato"], "there are baton, random"),
+        (["--decode", "1", "--policies", "bato"], "use one of baton, random"),
         (["--decode", "1", "--html", "/nowhere/x.html"], "--html /nowhere/x.html: No such file"),
     ],
 )

@@ -142,11 +142,11 @@ def test_a_limit_takes_the_first_ones(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "no request"),
-        ("hello\n", "no known format"),
-        ("{}\n", "no known format"),
-        ("[1]\n", "no known format"),
+        ("hello\n", "unknown format"),
+        ("{}\n", "unknown format"),
+        ("[1]\n", "unknown format"),
         (lines(MOONCAKE) + "[1]\n", "line 2: it must hold a JSON object"),
-        (lines(MOONCAKE) + "{\n", "line 2: no valid JSON"),
+        (lines(MOONCAKE) + "{\n", "line 2: not valid JSON"),
         (lines({**MOONCAKE, "input_length": -3}), "line 1: 'input_length' must be a whole number"),
         (lines({**MOONCAKE, "input_length": True}), "'input_length' must be a whole number"),
         (lines({**MOONCAKE, "output_length": 1e9}), "'output_length' must be a whole number"),
@@ -206,5 +206,5 @@ def test_a_trace_that_cannot_be_read(name: str, words: str) -> None:
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(b"\xff\xfe\x00" * 100)
-    with pytest.raises(ConfigError, match="no known format"):
+    with pytest.raises(ConfigError, match="unknown format"):
         read_trace(str(path), TraceOptions())

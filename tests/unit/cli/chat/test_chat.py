@@ -173,7 +173,7 @@ def test_a_conversation_through_a_terminal(server, tmp_path):
         say(screen, f"/save {file}")
         screen.wait_for("saved.json")
         say(screen, "/nonsense")
-        screen.wait_for("is no command")
+        screen.wait_for("is not a command")
         say(screen, "/system Be long.")
         screen.wait_for("the system prompt is set")
         say(screen, "/reset")
@@ -255,7 +255,7 @@ def test_an_answer_on_a_console_cannot_steer_it(server):
 def test_commands_are_told_from_messages():
     assert parse_command("What is /etc?") is None
     assert parse_command("/system  Be brief. ") == ("/system", "Be brief.")
-    with pytest.raises(ConfigError, match="/nope is no command"):
+    with pytest.raises(ConfigError, match="/nope is not a command"):
         parse_command("/nope")
 
 

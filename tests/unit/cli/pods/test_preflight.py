@@ -71,7 +71,7 @@ def test_a_process_that_does_not_come_is_named(valkey: EmbeddedValkey) -> None:
     turns: list[None] = []
     with meeting(valkey, "b") as ours:
         while len(turns) < 2:  # the transport must make progress meanwhile
-            with pytest.raises(ServiceError, match="process 1 has not come: is its pod scheduled"):
+            with pytest.raises(ServiceError, match="process 1 has not registered: is its pod"):
                 ours.wait_for(1, time.monotonic() + 0.2, lambda: turns.append(None))
         assert not ours.wait_for_leave(1, time.monotonic() + 0.2, lambda: None)
         ours.leave(1)

@@ -70,12 +70,12 @@ def test_the_server_needs_the_password_and_keeps_its_data(tmp_path: Path) -> Non
         (
             {"BATON_STORE_PASSWORD": PASSWORD},
             ["--plain-idle-s=5"],
-            "plain_idle_s has a meaning only with tls_port",
+            "plain_idle_s needs tls_port",
         ),
         (
             {"BATON_STORE_PASSWORD": PASSWORD},
             ["--tls-port=6380", "--tls-key-file=/k.pem"],
-            "tls_key_file has a meaning only with tls_cert_file",
+            "tls_key_file needs tls_cert_file",
         ),
         (
             {"BATON_STORE_PASSWORD": PASSWORD},

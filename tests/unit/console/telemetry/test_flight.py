@@ -180,7 +180,7 @@ async def test_the_http_answers(harness: Harness, client: httpx.AsyncClient) -> 
     }  # fmt: skip
     unknown = await client.get("/flight?process=d2")
     assert unknown.status_code == 404
-    assert unknown.json()["error"]["message"] == "there is no process d2; there are router, d1"
+    assert unknown.json()["error"]["message"] == "there is no process d2; use one of router, d1"
     for query in ("since_us=-1", "until_us=soon", "worker=d1", f"since_us={'9' * 30}"):
         refused = await client.get(f"/flight?{query}")
         assert refused.status_code == 400

@@ -82,8 +82,8 @@ def test_a_line_says_what_its_key_allows(fields: str, terms: KeyTerms) -> None:
         ("tiers=never", "tiers is on or off"),
         ("inflight=-1", "inflight must be at least 1"),
         ("priority=1 priority=2", "priority is given twice"),
-        ("weight=3", "a field is none of name, priority, max_priority, inflight, cache"),
-        ("secret", "a field is none of"),
+        ("weight=3", "a field must be one of name, priority, max_priority, inflight, cache"),
+        ("secret", "a field must be one of"),
         ("priority=-1", "more urgent than max_priority"),
     ],
 )

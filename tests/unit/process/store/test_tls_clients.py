@@ -359,15 +359,15 @@ async def test_a_port_without_tls_and_one_with_it_are_told_apart(
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("redis://:p@h?trust=password", "only rediss:// has TLS, so trust has no meaning"),
+        ("redis://:p@h?trust=password", "trust needs TLS: use rediss://"),
         ("redis://:p@h?ssl_ca_certs=/x", "only rediss:// has TLS, so ssl_ca_certs"),
-        ("rediss://h?trust=password", "trust=password stands alone, with a password"),
-        ("rediss://:p@h?trust=anybody", "trust=password stands alone"),
-        ("rediss://:p@h?trust=password&ssl_ca_certs=/x", "trust=password stands alone"),
+        ("rediss://h?trust=password", "trust=password needs the store's password"),
+        ("rediss://:p@h?trust=anybody", "trust=password needs"),
+        ("rediss://:p@h?trust=password&ssl_ca_certs=/x", "trust=password needs"),
         ("rediss://:p@h?ssl_ca_certs=/no/such.pem", "cannot use /no/such.pem"),
-        ("rediss://:p@h?ssl_keyfile=/no/such.pem", "a key file without redis_cert_file"),
-        ("rediss://:p@h?ssl_validate_ocsp=1", "ssl_validate_ocsp is no parameter of TLS"),
-        ("rediss://:p@h?ssl_cert_reqs=some", "ssl_cert_reqs is required or none"),
+        ("rediss://:p@h?ssl_keyfile=/no/such.pem", "redis_key_file needs redis_cert_file"),
+        ("rediss://:p@h?ssl_validate_ocsp=1", "ssl_validate_ocsp is not a TLS parameter"),
+        ("rediss://:p@h?ssl_cert_reqs=some", "ssl_cert_reqs must be required or none"),
     ],
 )
 def test_what_tls_cannot_be_made_of_is_one_line(url: str, says: str) -> None:
