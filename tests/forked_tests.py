@@ -5,6 +5,7 @@ A hand can be forked only by a process with one thread, which a pytest process i
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import importlib
 import traceback
@@ -18,7 +19,8 @@ from tests.forked import fork_context
 from tests.forked_hands import ForkedHands
 from worker.ranks import processes
 
-WAIT_S = 10.0
+WAIT_S, MOST_S = 10.0, 150.0
+"""How long a test's process may take to end, and how long the test itself may take."""
 
 
 def with_forked_hands(number: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -37,7 +39,7 @@ def with_forked_hands(number: int) -> Callable[[Callable[..., None]], Callable[.
                 try:
                     failure = ours.recv()
                 except EOFError:
-                    failure = "the test's process has ended early"
+                    failure = f"the test's process has ended early, or hung for {MOST_S:g} s"
             process.join(WAIT_S)
             if failure:
                 pytest.fail(failure, pytrace=False)
@@ -52,6 +54,7 @@ def _run(
     result: Connection, number: int, module: str, name: str, parameters: dict[str, Any]
 ) -> None:
     processes.start_hand = ForkedHands(number).start  # type: ignore[assignment]
+    faulthandler.dump_traceback_later(MOST_S, exit=True)  # its thread comes after the forks
     test = getattr(importlib.import_module(module), name).__wrapped__
     try:
         test(**parameters)
