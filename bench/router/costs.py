@@ -4,6 +4,7 @@
     python -m bench.router --soak
     python -m bench.router --decision
     python -m bench.router --recording
+    python -m bench.router --calls
 
 Runs mock workers that speak the fleet's protocol and compute nothing, a real `baton router`, and a
 client that only counts. Contestants take turns, and figures are medians of the repeats, so that
@@ -23,7 +24,7 @@ import random
 import statistics
 import sys
 import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from bench.router.calls import CountedFleet
 from bench.router.decision import decision_costs
 from bench.router.dynamo_peer import HOW_TO_GET, DynamoPeer
 from bench.router.mock_fleet import RouterFleet, RouterFleetConfig, Usage
@@ -197,6 +199,19 @@ def recording_loads(fleet: SwitchedFleet) -> list[Load]:
     ]
 
 
+def calls(fleet: CountedFleet) -> Table:
+    """The functions that one-token requests call, by file."""
+    short = [_request(fleet, each, max_tokens=1) for each in _prompts(SHORT_WORDS, 500)]
+    counted = fleet.calls(lambda: _run(fleet.targets[0], short, 1, _WARM_UP), _WARM_UP)
+    by_file: Counter[str] = Counter()
+    for place, num in counted.items():
+        by_file[place.rpartition(":")[0]] += num
+    table = Table("file", "calls", title=f"{counted.total()} calls per one-token request")
+    for file, num in by_file.most_common():
+        table.add_row(file, str(num))
+    return table
+
+
 # -- soak ---------------------------------------------------------------------------------------
 
 
@@ -293,6 +308,10 @@ def main(argv: list[str]) -> int:
         console.print(table)
         keep_table(arguments.record, "router recording", table)
         return 0
+    if arguments.calls:
+        with CountedFleet(config(Role.DECODE)) as counted:
+            console.print(calls(counted))
+        return 0
     if arguments.soak:
         with RouterFleet(config(Role.DECODE, Role.DECODE, num_routers=2)) as routers:
             return 0 if soak(routers, console) else 1
@@ -325,5 +344,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--soak", action="store_true")
     parser.add_argument("--decision", action="store_true")
     parser.add_argument("--recording", action="store_true")
+    parser.add_argument("--calls", action="store_true")
     add_record_option(parser)
     return parser

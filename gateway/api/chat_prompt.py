@@ -122,7 +122,7 @@ async def encode_conversation(
     PromptTooLong for one that is far too long, before all of it is encoded.
     """
     parts, token_ids = await _encode(context, conversation, add_special_tokens, limited_param)
-    if not any(message.role == "assistant" for message in conversation.messages):
+    if "assistant" not in [message.role for message in conversation.messages]:
         return PromptText("".join(parts), scope), token_ids
     return await restore(context, scope, parts, token_ids)
 
