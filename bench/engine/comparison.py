@@ -142,6 +142,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--weights", default="auto", help="auto, exact16, exact12, int8, int4, or several"
     )
+    parser.add_argument("--activations", default="auto", help="auto, int8, or several")
     parser.add_argument("--kv-dtype", default="auto", help="auto, fp8, or several")
     parser.add_argument("--kv-order", default="auto", help="auto, pairs, tokens, or several")
     parser.add_argument("--block-size", default="16", help="tokens of a block, or several sizes")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.engine.comparison import _wanted
+from bench.engine.comparison import _parse, _wanted
 from bench.engine.served import decode_rate, num_tokens
 from bench.engine.server_process import baton_command, vllm_command
 from bench.engine.workloads import SWEEP, WORKS, EngineNeeds, Work, longest
@@ -95,11 +95,12 @@ def test_vllm_gets_cores_and_memory_for_the_same_work(tmp_path: Path) -> None:
     assert command.environment["VLLM_CPU_KVCACHE_SPACE"] == "2", "1000 tokens of 2 MiB, in GiB"
 
 
-def test_what_servers_are_not_measured_with_is_refused() -> None:
+def test_what_servers_are_not_measured_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench.engine"])
+    default = vars(_parse())
+
     def options(**given: object) -> argparse.Namespace:
-        default = {"sweep": False, "device": "cpu", "block_size": "16"}
-        default |= dict.fromkeys(("attention", "weights", "kv_dtype", "kv_order"), "auto")
-        return argparse.Namespace(**default | {"served": True, "peers": None} | given)
+        return argparse.Namespace(**default | {"served": True} | given)
 
     assert _wanted(options()) == "vllm"
     assert _wanted(options(peers="")) == ""
@@ -108,6 +109,7 @@ def test_what_servers_are_not_measured_with_is_refused() -> None:
         {"peers": "transformers"},
         {"sweep": True},
         {"weights": "int8"},
+        {"activations": "int8"},
         {"kv_order": "pairs"},
         {"block_size": "64"},
     ):
