@@ -38,9 +38,14 @@ class StepWatch:
         self._steps.append((self._clock(), fence))
 
     def has_lost(self) -> bool:
-        """Look at the steps under way, and report one that takes too long; whether there is one."""
-        while self._steps and self._steps[0][1].is_done():
-            self._steps.popleft()
+        """Look at the steps under way. Report one that takes too long, or a card that has failed;
+        whether there is either."""
+        try:
+            while self._steps and self._steps[0][1].is_done():
+                self._steps.popleft()
+        except RuntimeError as error:
+            self._lost(f"a card has failed: {error}")
+            return True
         if not self._steps or self._clock() - self._steps[0][0] < self._limit_s:
             return False
         self._lost(f"a step of all ranks has not ended within {self._limit_s:g} s")

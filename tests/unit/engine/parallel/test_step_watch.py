@@ -48,6 +48,19 @@ def test_a_step_that_takes_too_long_is_told_once_it_does() -> None:
     assert told == ["a step of all ranks has not ended within 30 s"]
 
 
+class Failing(Open):
+    def is_done(self) -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_card_that_has_failed_is_told() -> None:
+    told: list[str] = []
+    watch = StepWatch(30.0, told.append, Clock())
+    watch.note(Failing())
+    assert watch.has_lost()
+    assert told == ["a card has failed: CUDA error: an illegal memory access was encountered"]
+
+
 def test_a_thread_looks_until_it_has_told() -> None:
     was_told = threading.Event()
     watch = StepWatch(0.05, lambda reason: was_told.set())
