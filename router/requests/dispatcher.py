@@ -170,12 +170,12 @@ class Dispatcher:
                 await self._actions.catch_up(generation)
                 continue
             match generation.state:
+                case states.Placing():
+                    await self._place(generation)
                 case Attempt() | states.Complete():
                     await generation.sleep()
                 case states.Over() as over:
                     return over
-                case states.Placing():
-                    await self._place(generation)
                 case Searching() as search:
                     await self._search(generation, search)
                 case states.Failed():

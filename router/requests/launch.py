@@ -260,12 +260,15 @@ def legs(
         "is_resumable": request.is_resumable,
         "trace_id": trace_id or "",
     }
-    cached = generation.cached_tokens if generation.stream.token_ids else 0
-    output: dict[str, Any] = {"cached_tokens": cached, "retention": request.retention, **common}
-    if attempt.prefill is None:
-        return [(attempt.decode, Generate(holders=attempt.holders, **output))]
-    generate = Generate(prefill=peer_of(attempt.prefill), **output)
-    if attempt.placement.mode is Mode.HANDOVER:
+    source = attempt.prefill
+    generate = Generate(
+        prefill=None if source is None else peer_of(source),
+        holders=attempt.holders if source is None else [],
+        cached_tokens=generation.cached_tokens if generation.stream.token_ids else 0,
+        retention=request.retention,
+        **common,
+    )
+    if source is None or attempt.placement.mode is Mode.HANDOVER:
         return [(attempt.decode, generate)]
     prefill = Prefill(target=attempt.decode.worker_id, holders=attempt.holders, **common)
-    return [(attempt.decode, generate), (attempt.prefill, prefill)]
+    return [(attempt.decode, generate), (source, prefill)]

@@ -52,10 +52,10 @@ class Costs:
         self._num_tokens = query.num_tokens
         self._matches = matches
         self._pairs = pairs
-        self._num_blocks = blocks_of(query)
-        self._room_blocks = self._num_blocks + pairs.room_in_windows(self._num_blocks)
+        self.num_blocks = blocks_of(query)
+        self._room_blocks = self.num_blocks + pairs.room_in_windows(self.num_blocks)
         self._more_tokens = max(1, query.output_tokens - 1)
-        self._in_windows = pairs.in_windows(self._num_blocks)
+        self._in_windows = pairs.in_windows(self.num_blocks)
         self._most_blocks = (query.num_tokens - 1) // query.block_size
         """The last token is always computed, because its logits are needed."""
         self._decoding: dict[str, _Decoding] = {}

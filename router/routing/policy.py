@@ -325,7 +325,7 @@ def _prefill_candidates(
     matches: Mapping[str, PrefixMatch],
 ) -> tuple[Candidate, ...]:
     """The prefill workers that may compute the prompt; the output runs elsewhere."""
-    num_blocks = blocks_of(query)
+    num_blocks = costs.num_blocks
     return tuple(
         [
             costs.prefill(each)
