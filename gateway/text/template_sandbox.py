@@ -26,12 +26,8 @@ from gateway.text.rendering_budget import CURRENT, BudgetExceeded
 MAX_WIDTH = 100_000
 _MAX_BITS = 4096
 _MACRO_STEPS = 10
-_EACH, _SIZED, _LITERAL, _DEEP = (
-    "each one",
-    "sized one",
-    "literal one",
-    "deep one",
-)  # no names for templates to write
+_EACH, _SIZED, _LITERAL, _DEEP, _SHOWN = "1 each", "1 sized", "1 literal", "1 deep", "1 shown"
+"""Names that no template can write."""
 _COUNTED_AT_ONCE = (list, tuple, dict)  # isinstance() is faster with a tuple than with a union
 _SIZED_TYPES = (str, list, tuple)
 _CONTAINERS: tuple[type, ...] = (
@@ -64,6 +60,7 @@ _COSTLY = frozenset(("list", "title", "urlencode", "striptags", "wordcount", "so
 """Filters that take a text apart: each character costs as much as `_SCALAR_CHARS`."""
 _METHODS = frozenset(dir(dict))
 _PLAIN = (nodes.Const, nodes.TemplateData)
+_VALUES = (nodes.Name, nodes.Getattr, nodes.Getitem, nodes.CondExpr)
 _NOT_VALUES = (Context, nodes.EvalContext, jinja2.Environment)
 _WIDTH = re.compile(r"\*|\d{5,}")
 
@@ -82,6 +79,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         self.filters[_SIZED] = _sized
         self.filters[_LITERAL] = _literal
         self.filters[_DEEP] = _deep
+        self.filters[_SHOWN] = _shown
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Add a filter whose arguments and results count."""
@@ -93,9 +91,9 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
             weight = nodes.Const(_num_chars(loop))
             loop.iter = nodes.Filter(loop.iter, _EACH, [weight], [], None, None, lineno=loop.lineno)
         for joined in template.find_all(nodes.Concat):
-            joined.nodes = [_deep_node(_sized_node(each)) for each in joined.nodes]
+            joined.nodes = [_shown_node(each) for each in joined.nodes]
         for output in template.find_all(nodes.Output):
-            output.nodes = [_deep_node(_sized_node(each)) for each in output.nodes]
+            output.nodes = [_shown_node(each) for each in output.nodes]
         for added in template.find_all(nodes.Add):
             added.left, added.right = _sized_node(added.left), _sized_node(added.right)
         for compared in template.find_all(nodes.Compare):
@@ -204,6 +202,14 @@ def _deep(context: Context, value: Any) -> Any:
 
 
 @jinja2.pass_context
+def _shown(context: Context, value: Any) -> Any:
+    if type(value) is str:  # nearly every value
+        CURRENT.get().write(len(value))
+        return value
+    return _deep(context, _sized(context, value))
+
+
+@jinja2.pass_context
 def _literal(context: Context, nothing: str, num_chars: int) -> str:
     CURRENT.get().write(num_chars)
     return nothing
@@ -211,9 +217,15 @@ def _literal(context: Context, nothing: str, num_chars: int) -> str:
 
 def _sized_node(node: nodes.Expr) -> nodes.Expr:
     """The node with its value's size counted, unless its parts or their results count anyway."""
-    if not isinstance(node, nodes.Name | nodes.Getattr | nodes.Getitem | nodes.CondExpr):
-        return node
-    return nodes.Filter(node, _SIZED, [], [], None, None, lineno=node.lineno)
+    is_value = isinstance(node, _VALUES)
+    return nodes.Filter(node, _SIZED, [], [], None, None, lineno=node.lineno) if is_value else node
+
+
+def _shown_node(node: nodes.Expr) -> nodes.Expr:
+    """The node of a value that becomes text, counted as by `_sized_node` and `_deep_node`."""
+    if not isinstance(node, _VALUES):
+        return _deep_node(node)
+    return nodes.Filter(node, _SHOWN, [], [], None, None, lineno=node.lineno)
 
 
 def _written(num_chars: int, lineno: int) -> nodes.Output:
