@@ -39,7 +39,7 @@ SPAN = (
     "--peer-silence-s=2",
 )
 FAULTS = {
-    "killed": "rank {rank} has ended by signal 9",
+    "killed": r"rank \d has ended by signal 9",
     "stopped": "rank {rank} on node 1 has not answered for 6 s",
     "cut off": rf"node 1 \({ADDRESSES[1]}\) has said nothing for 2 s",
     "node killed": rf"node 1 \({ADDRESSES[1]}\) has closed the connection",

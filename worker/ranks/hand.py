@@ -10,7 +10,6 @@ to the worker's group are PID's to answer.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import os
@@ -117,10 +116,15 @@ def _end_in_silence(link: socket.socket, limit_s: float) -> None:
 
     def listen() -> None:
         link.settimeout(limit_s)
-        with contextlib.suppress(OSError):
+        why = "its node is gone"
+        try:
             while link.recv(_BEATS):
                 pass
-        log.warning("ends: the head has sent nothing for %g s", limit_s)
+        except TimeoutError:
+            why = f"the head has sent nothing for {limit_s:g} s"
+        except OSError as error:
+            why = f"its node is gone: {error}"
+        log.warning("ends: %s", why)
         logging.shutdown()
         os._exit(1)
 
