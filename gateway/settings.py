@@ -39,8 +39,8 @@ class GatewaySettings(SharedSettings):
     )
     control_tokens_in_text: str = setting(
         ESCAPE,
-        help="what becomes of control tokens, as <|im_end|>, in the text of messages; escape: they "
-        "are read as text; allow: they control the model, also in a text that a user wrote",
+        help="how control tokens, such as <|im_end|>, in the text of messages are read; escape: "
+        "as text; allow: as control tokens, even in text that a user wrote",
         choices=CONTROL_TOKENS,
     )
     unknown_fields: str = setting(
@@ -56,23 +56,24 @@ class GatewaySettings(SharedSettings):
     )
     responses_store_bytes: int = setting(
         128 * 1024 * 1024,
-        help="memory of the store that kept responses may take; beyond it, the oldest ones of the "
-        "key that keeps most make room",
+        help="memory of the store that kept responses may take; beyond it, the oldest responses "
+        "of the key that keeps the most are dropped",
         unit="bytes",
         minimum=16 * 1024 * 1024,
     )
 
     remember_answers: str = setting(
         IN_STORE,
-        help="where the token ids of answers are remembered that the tokenizer would encode "
-        "otherwise, so that the cached blocks of an answer serve the conversation's next turn: in "
-        "each router's memory, or also in Redis or Valkey, encrypted, for all routers",
+        help="where to remember the token ids of answers that the tokenizer would encode "
+        "differently, so that the cached blocks of an answer serve the conversation's next "
+        "turn; router: in each router's memory; store: also in Redis or Valkey, encrypted, "
+        "for all routers",
         choices=REMEMBER_ANSWERS,
     )
     remember_answers_bytes: int = setting(
         16 * 1024 * 1024,
-        help="memory that remembered answers may take, in each router, and once more in the store; "
-        "beyond it, the oldest ones of the tenant that has most make room",
+        help="memory that remembered answers may take in each router, and once more in the "
+        "store; beyond it, the oldest answers of the tenant with the most are dropped",
         unit="bytes",
         minimum=64 * 1024,
     )
@@ -93,8 +94,8 @@ class GatewaySettings(SharedSettings):
     shared_prefixes_file: str | None = setting(
         None,
         help="file with beginnings of prompts whose cached blocks all clients share, whatever "
-        "their keys: a line each, as JSON, with prompt, or messages and tools, as /tokenize takes "
-        "them",
+        "their keys; each line is a JSON object with prompt, or with messages and tools, "
+        "like a body of /tokenize",
     )
     admin_keys: tuple[str, ...] = setting(
         (),
@@ -133,20 +134,20 @@ class GatewaySettings(SharedSettings):
 
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        help="names under which clients reach the router, besides IP addresses and localhost, "
-        "without port; *.NAME: every name that ends so; requests for another host are refused; "
-        "none: only checked without API keys; *: any",
+        help="names without port under which clients reach the router, besides IP addresses and "
+        "localhost; requests for other names are refused; *.NAME: every name with this "
+        "ending; *: any name; none: names are checked only if there are no API keys",
         pattern=r"\*|\[[0-9A-Fa-f:.]+\]|(?:\*\.)?[A-Za-z0-9._\-]+",
     )
     root_path: str = setting(
         "",
-        help="path under which a proxy shows the router, as /llm, and which it removes from "
-        "requests; the router puts it before the paths that it names in its answers",
+        help="path under which a proxy shows the router, such as /llm, and which the proxy "
+        "removes from requests; the router puts it before the paths in its answers",
         pattern=r"(?:/[A-Za-z0-9._~\-]+)*",
     )
     cors_origins: tuple[str, ...] = setting(
         (),
-        help="origins of web pages that may use the router, as https://chat.example; *: any",
+        help="origins of web pages that may use the router, such as https://chat.example; *: any",
         pattern=r"\*|[a-z][a-z0-9+.\-]*://[^\s/,]+",
     )
 
@@ -177,8 +178,8 @@ class GatewaySettings(SharedSettings):
     )
     min_body_rate: int = setting(
         1024,
-        help="what a client must send of a body in a second, on average over 30 s (or "
-        "receive_timeout_s, if less); slower ones are answered 408",
+        help="what a client must send of a body per second, on average over 30 s (or over "
+        "receive_timeout_s, if that is less); slower clients are answered 408",
         unit="bytes",
         minimum=1,
     )
@@ -190,8 +191,8 @@ class GatewaySettings(SharedSettings):
     )
     idle_timeout_s: float = setting(
         75.0,
-        help="how long a connection may stay open between two requests; longer than load balancers "
-        "in front keep theirs",
+        help="how long a connection may stay open between two requests; must be longer than load "
+        "balancers in front keep theirs open",
         unit="s",
         minimum=0.01,
     )

@@ -12,17 +12,18 @@ BatonError
 │   ├── UnusableConstraint 400, the request's grammar or masks end its output; `code` says why
 │   ├── ModelNotFound      404
 │   ├── ResponseNotFound   404, no response of this id is kept for this key
-│   ├── PreviousNotFound 400, the response that a request continues is not kept │   ├──
-TooManyRequests    429, the key has as many requests in flight as it may │   └── PromptTooLong
-400 with the numbers (`context_length_exceeded`) └── ServiceError           Baton's fault: becomes a
-5xx
+│   ├── PreviousNotFound   400, the response that a request continues is not kept
+│   ├── ItemNotFound       404, an item that a request refers to is not kept
+│   ├── TooManyRequests    429, the key has as many requests in flight as it may
+│   └── PromptTooLong      400 with the numbers (`context_length_exceeded`)
+└── ServiceError           Baton's fault: becomes a 5xx
     ├── Overloaded         503 with Retry-After
     │   ├── DeadlineUnreachable 503, the request would wait for longer than its time
     │   ├── TargetUnreachable  503, the load would make it miss its targets
     │   └── StoreTrouble       503, the request needs the store of responses
-    │       ├── StoreAway      which cannot be reached
-    │       ├── StoreFull      which has no room
-    │       └── StoreRefused   which answers with an error
+    │       ├── StoreAway      the store cannot be reached
+    │       ├── StoreFull      the store has no room
+    │       └── StoreRefused   the store answers with an error
     └── GenerationFailed   500, the attempts are used up
         └── DeadlineExceeded 504, the request's time is over
 """

@@ -31,7 +31,7 @@ class RoutingSettings(SharedSettings):
     placement: str = setting(
         BY_CACHE,
         help="how workers are chosen; cache: by load and by the blocks of the prompt that they "
-        "hold; load: by load alone, as in front of workers that fetch each other's blocks",
+        "hold; load: by load alone, for workers that fetch each other's blocks",
         choices=PLACEMENTS,
     )
     max_inflight: int = setting(
@@ -66,14 +66,15 @@ class RoutingSettings(SharedSettings):
     )
     resume_wait_s: float = setting(
         2.0,
-        help="how long decode workers are asked for a stream that its client resumes, before it is "
-        "generated again",
+        help="how long the router asks decode workers for a stream that its client resumes, "
+        "before it generates the stream again",
         unit="s",
         minimum=0,
     )
     first_token_wait_s: float = setting(
         2.0,
-        help="how long a decode worker's tokens wait for the prefill worker's first one",
+        help="how long a decode worker's tokens wait for the first token, which comes from the "
+        "prefill worker",
         unit="s",
         minimum=0.01,
     )
@@ -85,7 +86,10 @@ class RoutingSettings(SharedSettings):
     )
 
     expected_cache_s: float = setting(
-        10.0, help="how long a routed prompt counts as soon to be cached", unit="s", minimum=0
+        10.0,
+        help="how long the blocks of a routed prompt are expected to appear in the worker's cache",
+        unit="s",
+        minimum=0,
     )
     ping_interval_s: float = setting(
         1.0, help="time between two pings of a worker", unit="s", minimum=0.05

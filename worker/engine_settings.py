@@ -31,48 +31,53 @@ class EngineSettings(NodeSettings):
     weights: str = setting(
         "auto",
         help="exact16: as dtype says; exact12: the same bfloat16 numbers in 12 bits, on a CPU; "
-        "auto: exact12 where it can be had, else exact16; int8, int4: rounded to integers at load "
-        "(bfloat16 on a CPU); fp8: e4m3, and so the inputs of products (bfloat16 on a card)",
+        "auto: exact12 if possible, otherwise exact16; int8, int4: rounded to integers at "
+        "load (bfloat16 on a CPU); fp8: weights and inputs of products in e4m3 (bfloat16 on "
+        "a card)",
         choices=("auto", "exact16", "exact12", "int8", "int4", "fp8"),
     )
     activations: str = setting(
         "auto",
-        help="what products multiply weights by; auto: inputs as dtype says; int8: integers with "
-        "a scale for each 32 inputs, by weights of 8 and fewer bits, on a CPU with AVX-512 VNNI "
-        "(others keep to auto); one value for all workers that hand over to each other",
+        help="inputs by which products multiply weights; auto: as dtype says; int8: integers "
+        "with a scale for each 32 inputs, for weights of 8 bits or fewer on a CPU with "
+        "AVX-512 VNNI (other CPUs compute as with auto); the same for all workers that hand "
+        "over to each other",
         choices=("auto", "int8"),
     )
     weights_from: str = setting(
         CHECKPOINT,
-        help="whose weights to load; peer: those of a worker that serves the same model, over the "
-        "transport and verified by digest, and where none can send them, the checkpoint's; of a "
-        "hub id, only the checkpoint's weights need fetching then",
+        help="where weights come from; peer: from a worker that serves the same model, over the "
+        "transport and verified by digest, or from the checkpoint if no worker can send "
+        "them; with a hub id, the checkpoint's weights are fetched only in that case",
         choices=(CHECKPOINT, PEER),
     )
     kv_dtype: str = setting(
         "auto",
-        help="what KV blocks hold; auto: as dtype says; fp8: e4m3, half of bfloat16 (our kernels "
-        "on a CPU, FlashInfer on a card); one value for all workers that hand over to each other",
+        help="numbers in KV blocks; auto: as dtype says; fp8: e4m3, half the size of bfloat16 "
+        "(our kernels on a CPU, FlashInfer on a card); the same for all workers that hand "
+        "over to each other",
         choices=("auto", "fp8"),
     )
     kv_order: str = setting(
         "auto",
-        help="how KV blocks hold it; auto: as our kernels read it fastest; tokens: token by token, "
-        "for workers on CPUs with and without bf16 products that hand over to each other; pairs: "
-        "for bf16 products, no bits apart, where that can be, else tokens",
+        help="order of the numbers in KV blocks; auto: the order that our kernels read fastest; "
+        "tokens: token by token, for workers on CPUs with and without bf16 products that "
+        "hand over to each other; pairs: for bf16 products, each number in one piece, if "
+        "possible, otherwise tokens",
         choices=("auto", "tokens", "pairs"),
     )
     kv_windows: str = setting(
         ALL_TOKENS,
-        help="what layers with a window keep in the pool; all: every token, as other layers do; "
-        "window: what later tokens still see, on cpu; auto: window there, if other layers of the "
-        "model keep all tokens; one value for all workers that hand over to each other",
+        help="what layers with a window keep in the pool; all: every token, like other layers; "
+        "window: only what later tokens still see, on cpu; auto: window on cpu if other "
+        "layers of the model keep all tokens, otherwise all; the same for all workers that "
+        "hand over to each other",
         choices=("auto", ALL_TOKENS, WINDOW),
     )
     device: str = setting(
         "auto",
-        help="device to run on: auto, cpu, cuda or cuda:N; auto: cuda where there is one; of "
-        "several ranks, rank 0 has this card, and each other one the next",
+        help="device to run on: auto, cpu, cuda or cuda:N; auto: cuda if there is a card; with "
+        "several ranks, rank 0 has this card, and each further rank the next card",
         pattern=r"auto|cpu|cuda(:\d+)?",
     )
     tensor_parallel: int = setting(
@@ -93,45 +98,48 @@ class EngineSettings(NodeSettings):
     )
     card_sums: str = setting(
         "auto",
-        help="how ranks of a stage add up on cards; symmetric: small sums through memory that all "
-        "these cards map, else by nccl; auto: what measures faster at start, for each size",
+        help="how ranks of a stage add up on cards; symmetric: small sums through memory that "
+        "all these cards map, others by nccl; auto: for each size, the one that is faster "
+        "when measured at start",
         choices=("auto", "nccl", "symmetric"),
     )
     peer_tensor_parallel: int | None = setting(
         None,
-        help="tensor_parallel of the workers that this one exchanges KV with; none: as its own; "
-        "if it differs, tell both sides: each pair of ranks then shares one piece of a KV block",
+        help="tensor_parallel of the workers that this one exchanges KV with; none: the same as "
+        "its own; if it differs, set this on both sides, so that each pair of ranks shares "
+        "one piece of a KV block",
         unit="ranks",
         minimum=1,
         maximum=MAX_RANKS,
     )
     peer_pipeline_parallel: int | None = setting(
         None,
-        help="pipeline_parallel of those workers; none: as its own",
+        help="pipeline_parallel of those workers; none: the same as its own",
         unit="stages",
         minimum=1,
         maximum=MAX_RANKS,
     )
     torch_threads: int | None = setting(
         None,
-        help="CPU threads of torch, shared out to the ranks; none: one for each of `cores`, if "
-        "any, else torch's own choice",
+        help="CPU threads of torch, divided among the ranks; none: one for each of `cores`, or "
+        "torch's own choice without `cores`",
         unit="threads",
         minimum=1,
     )
     cores: tuple[str, ...] = setting(
-        (), help="CPU cores to keep to, as 0-3,8; none named: any", pattern=CORES_PATTERN
+        (), help="CPU cores to use, such as 0-3,8; none named: any", pattern=CORES_PATTERN
     )
     attention: str = setting(
         "auto",
-        help="kernel: our own C++ kernels on a CPU, FlashInfer on a card, built at first use; "
-        "torch; auto: kernel where it can be",
+        help="what computes attention; kernel: our own C++ kernels on a CPU, FlashInfer on a "
+        "card, built at first use; torch: torch's operations; auto: kernel if possible, "
+        "otherwise torch",
         choices=("auto", "torch", "kernel"),
     )
     kernels_dir: str | None = setting(
         None,
-        help="folder in which `baton build-kernels` has built C++ kernels; none, or if it lacks "
-        "those for this CPU: they are built at first use, into the user's cache",
+        help="folder in which `baton build-kernels` has built C++ kernels; without it, or if it "
+        "lacks kernels for this CPU, they are built at first use, into the user's cache",
     )
     cuda_graphs: bool = setting(
         True, help="capture decode steps as CUDA graphs at start, unless attention is torch's"
@@ -139,15 +147,15 @@ class EngineSettings(NodeSettings):
     batch_invariant: bool = setting(
         False,
         help="compute each sequence's tokens and KV with the same bits whatever else is in its "
-        "steps; on cuda by slower kernels (attention auto; not with weights fp8), and the same for "
-        "all workers that hand over to each other; on cpu our own kernels do so anyway, and "
-        "others are refused",
+        "steps; on cuda this needs slower kernels (attention auto, not weights fp8), and "
+        "the same setting on all workers that hand over to each other; on cpu our own "
+        "kernels always do so, and other kernels are refused",
     )
     one_step_ahead: str = setting(
         "auto",
-        help="launch each step before the tokens of the one before are read, so that the device "
-        "does not wait for its host; auto: on cuda, and on prefill workers of several stages, "
-        "which launch as many steps as stages",
+        help="launch each step before the tokens of the previous step are read, so that the "
+        "device does not wait for its host; auto: on cuda, and on prefill workers of "
+        "several stages, which launch as many steps as they have stages",
         choices=("auto", "on", "off"),
     )
 
@@ -160,9 +168,10 @@ class EngineSettings(NodeSettings):
     )
     memory_fraction: float | None = setting(
         None,
-        help="on cpu, part of the available memory that the KV pool may take; on cuda, part of the "
-        "card that this process may hold in all (two workers on one card: 0.45 each); the pool "
-        "takes no more than a full batch at full context needs; none: 0.3 on cpu, 0.85 on cuda",
+        help="on cpu, the part of the available memory that the KV pool may take; on cuda, the "
+        "part of the card that this process may hold in all (0.45 each for two workers on "
+        "one card); the pool never takes more than a full batch at full context needs; "
+        "none: 0.3 on cpu, 0.85 on cuda",
         minimum=0.01,
         maximum=0.95,
     )
@@ -187,14 +196,14 @@ class EngineSettings(NodeSettings):
     )
     tier_max_age_s: float = setting(
         3600.0,
-        help="KV blocks in host memory and on disk are erased when they were not used for so long",
+        help="time after which unused KV blocks in host memory and on disk are erased",
         unit="s",
         minimum=1.0,
     )
     sm_fraction: float | None = setting(
         None,
-        help="part of the card's multiprocessors that this process may use, by CUDA's MPS, whose "
-        "daemon must run; none: all of them",
+        help="part of the card's multiprocessors that this process may use, through CUDA's MPS, "
+        "whose daemon must run; none: all of them",
         minimum=0.01,
         maximum=1.0,
     )
@@ -233,7 +242,8 @@ class EngineSettings(NodeSettings):
     )
     itl_target_ms: float = setting(
         50.0,
-        help="inter-token latency that chunks beside running decodes keep to",
+        help="inter-token latency of running decodes that prompt chunks in the same step must "
+        "keep to",
         unit="ms",
         minimum=0.1,
     )

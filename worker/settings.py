@@ -31,8 +31,8 @@ class WorkerSettings(EngineSettings):
 
     transport: str = setting(
         "auto",
-        help="how KV blocks move; auto: shm (shared memory) on a CPU where host is a loopback "
-        "address and kv_interface names nothing, else nixl where it can be imported",
+        help="how KV blocks move; auto: shm (shared memory) on a CPU if host is a loopback "
+        "address and kv_interface is empty, otherwise nixl if it can be imported",
         choices=(AUTO, *TRANSPORTS),
     )
     grant_ttl_ms: int = setting(
@@ -55,32 +55,33 @@ class WorkerSettings(EngineSettings):
     )
     deployment_revision: str = setting(
         "",
-        help="name of the deployment that this worker belongs to, as a pod template's hash: "
-        "workers that refuse each other's KV blocks name both",
+        help="name of the deployment that this worker belongs to, for example a pod template's "
+        "hash; the error of workers that refuse each other's KV blocks names both",
         pattern=r"[\w.:/+-]*",
     )
     kv_checksum: bool = setting(
         False,
-        help="a decode worker wants a digest of every KV block and compares it; prefill workers "
-        "send what is wanted",
+        help="on a decode worker, compare a digest of every KV block that arrives; prefill "
+        "workers send digests to those that ask for them",
     )
 
     kv_interface: tuple[str, ...] = setting(
         (),
         help="network interfaces or RDMA ports on which NIXL may listen for KV blocks of other "
-        "hosts (eth0, mlx5_0:1); needed where --host is not a loopback address",
+        "hosts (eth0, mlx5_0:1); needed if --host is not a loopback address",
         pattern=r"[\w.:-]+",
     )
     allow_kv_over_tcp: bool = setting(
         False,
         help="let KV blocks of other hosts move over TCP on --kv-interface: anyone who reaches "
-        "UCX's port there owns this process, so only trusted machines may",
+        "UCX's port there can write into this process, so only trusted machines may reach "
+        "it",
     )
 
     kv_ports: str | None = setting(
         None,
-        help="TCP ports that UCX may listen on for KV blocks, as 41000-41099, for network policies "
-        "(UCX_TCP_PORT_RANGE); none: any free one",
+        help="TCP ports that UCX may listen on for KV blocks, such as 41000-41099, so that "
+        "network policies can name them (UCX_TCP_PORT_RANGE); none: any free port",
         pattern=r"[0-9]{1,5}-[0-9]{1,5}",
     )
 
@@ -91,8 +92,9 @@ class WorkerSettings(EngineSettings):
     )
     advertise_address: str | None = setting(
         None,
-        help="address that routers and other workers reach this worker by; none: that of host, or "
-        "where host is 0.0.0.0 or [::], this host's (or pod's) own address on the way to the store",
+        help="address at which routers and other workers reach this worker; none: the address in "
+        "host, or, if that is 0.0.0.0 or [::], the address from which this host (or pod) "
+        "reaches the store",
         pattern=r"\S+",
     )
     control_port: int = setting(
@@ -103,21 +105,23 @@ class WorkerSettings(EngineSettings):
     )
     metrics_port: int | None = setting(
         None,
-        help="port of Prometheus /metrics and of the probes /live (the step loop turns), /ready "
-        "(registered), /startup (loaded); open from the start; none: off, 0: any free",
+        help="port for Prometheus /metrics and the probes /live (the step loop turns), /ready "
+        "(registered) and /startup (loaded); open from the start; none: no such port; 0: "
+        "any free port",
         minimum=0,
         maximum=65535,
     )
     probe_port: int | None = setting(
         None,
-        help="port of its own for the probes /live, /ready and /startup, on host; metrics_port has "
+        help="port for the probes /live, /ready and /startup alone, on host; metrics_port serves "
         "them, too; none: no such port",
         minimum=0,
         maximum=65535,
     )
     metrics_host: str | None = setting(
         None,
-        help="address to serve metrics and probes on, to all who can reach it; none: that of host",
+        help="address to serve metrics and probes on, for everyone who can reach it; none: the "
+        "address in host",
         pattern=r"\S+",
     )
     worker_id: str | None = setting(
@@ -132,15 +136,16 @@ class WorkerSettings(EngineSettings):
 
     peer_silence_s: float = setting(
         10.0,
-        help="silence after which a connected peer counts as lost, and a prefill worker is not "
-        "waited for; longer than its longest step",
+        help="silence after which a connected peer counts as lost, and after which no prefill "
+        "worker is waited for; must be longer than the longest step",
         unit="s",
         minimum=2.0,
     )
     stall_alarm_s: float = setting(
         60.0,
-        help="requests wait and nothing is computed, granted or released for this long: the worker "
-        "logs what holds its blocks and gets no new requests until something happens",
+        help="if requests wait and nothing is computed, granted or released for this long, the "
+        "worker logs what holds its blocks, and gets no new requests until something "
+        "happens",
         unit="s",
         minimum=1,
     )
@@ -148,7 +153,7 @@ class WorkerSettings(EngineSettings):
         100, help="least time between two published load reports", unit="ms", minimum=1
     )
     stats_idle_ms: int = setting(
-        1000, help="time after which load is reported though nothing changed", unit="ms", minimum=1
+        1000, help="time after which load is reported even if nothing changed", unit="ms", minimum=1
     )
     drain_grace_s: float = setting(
         30.0, help="how long a stopping worker lets its requests finish", unit="s", minimum=0

@@ -1,9 +1,9 @@
 """The benchmark's checkpoints: real shapes, random weights, made once and kept.
 
 M1 is Llama-shaped with some 100M parameters, M2 is shaped like Qwen3-0.6B. M3 is M2 changed so that
-a wrong KV gives wrong tokens: with tied embeddings random weights repeat the last token, and they
-attend to all tokens nearly alike, whatever the KV holds. M3's embeddings are not tied, and its
-norms of q and k make attention sparse. M4 is a mixture of experts like Qwen3-MoE, with 1.6 billion
+a wrong KV gives wrong tokens. With tied embeddings, random weights repeat the last token and attend
+to all tokens nearly alike, whatever the KV holds; so M3's embeddings are not tied, and its norms of
+q and k make attention sparse. M4 is a mixture of experts like Qwen3-MoE, with 1.6 billion
 weights, of which each token uses half a billion. Weights are seeded, so every machine measures the
 same numbers. Knows no engines.
 """

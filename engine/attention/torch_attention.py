@@ -257,7 +257,7 @@ class TorchAttention:
     def _slot_rows(
         self, segments: Sequence[Segment], tables: list[np.ndarray], strides: _Strides
     ) -> np.ndarray:
-        """Where to store the batch's tokens in a layer that begins where a block does. Returns
+        """Where to store the batch's tokens, for a layer at the beginning of a block. Returns
         [2, N * num_kv_heads] rows of `_rows`."""
         blocks, offsets = [], []
         for segment, table in zip(segments, tables, strict=True):
@@ -270,8 +270,8 @@ class TorchAttention:
         return rows.reshape(2, -1)
 
     def _head_block_rows(self, blocks: np.ndarray, strides: _Strides) -> np.ndarray:
-        """Rows of `_head_blocks` for `blocks` [B, n], ordered by k/v, sequence, head, in a layer
-        that begins where a block does."""
+        """Rows of `_head_blocks` for `blocks` [B, n], ordered by k/v, sequence, head, for a layer
+        at the beginning of a block."""
         plane_stride, head_stride = strides
         heads = np.arange(self._num_kv_heads) * head_stride
         parts = np.arange(2).reshape(2, 1, 1, 1) * plane_stride + heads.reshape(1, 1, -1, 1)

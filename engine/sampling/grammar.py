@@ -49,7 +49,7 @@ class _Compiled:
 
 class Grammars:
     """The grammars of one worker, until `close`. If grammars are not available, `unavailable` says
-    why. `wake` is called in another thread when a matcher is ready, or when a mask has come that a
+    why. `wake` is called in another thread when a matcher is ready, or when a mask is ready that a
     step did not wait for."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Grammars:
         end_ids: Sequence[int],
         limits: GrammarLimits = DEFAULT_LIMITS,
     ) -> None:
-        """`vocab_size` is the model's; `end_ids` end a text, and may come once it is complete."""
+        """`vocab_size` is the model's. `end_ids` end a text once it is complete."""
         self.wake: Callable[[], None] = lambda: None
         self.unavailable = ""
         self._limits = limits

@@ -19,8 +19,8 @@ TRANSPORTS = {
 
 
 class TransportClass(Protocol):
-    """Interface of a transport's class, as the table uses it. With `heals_by_new_ends`, a peer that
-    was added again may be reached only by another agent."""
+    """Interface of a transport's class, as the table uses it. `heals_by_new_ends`: a transport that
+    has lost a peer may reach that peer again only if it opens a new agent."""
 
     heals_by_new_ends: bool
 

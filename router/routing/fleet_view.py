@@ -1,8 +1,8 @@
 """The fleet as a value: workers' loads, the load reserved on them, the blocks that they cache.
 
 Pure: no clock, no sockets, no tasks. Connections or a simulator feed it. `decision.decide` reads
-it; `decision.apply` reserves there the load of what was decided. Views that were fed the same give
-the same decisions.
+it; `decision.apply` reserves the load of the decided placement in it. Views with equal input give
+equal decisions.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class FleetView:
 
     def loads(self, workers: Sequence[WorkerView]) -> list[WorkerLoad]:
         """The loads of these workers of one role. A worker whose speed is not trusted counts as
-        typical. Requests that were just sent count, and those that other routers have probably
-        sent."""
+        typical. Loads include requests that were just sent, and those that other routers have
+        probably sent."""
         if not workers:
             return []
         typical, others = self._averages()
@@ -90,13 +90,13 @@ class FleetView:
 
     @property
     def others_share(self) -> float:
-        """The part of the requests that workers have lately received which other routers sent, as
-        the last decision saw it."""
+        """The share of the workers' recent requests that other routers sent, as of the last
+        decision."""
         return self._others / (1.0 + self._others)
 
     def _averages(self) -> tuple[WorkerSpeed | None, float]:
-        """The speed of a typical worker, and how many requests others send for each of ours: once
-        for about one report of each worker."""
+        """The speed of a typical worker, and how many requests others send for each of ours. They
+        are computed again after as many reports as there are workers."""
         if self._num_unaveraged >= len(self._workers):
             everybody = self._workers.values()
             self._typical = typical_speed([each.speed for each in everybody])

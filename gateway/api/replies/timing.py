@@ -1,10 +1,10 @@
 """Where one answer's time went, for a client that sends `x-baton-timing: 1`.
 
 A short form of the trace that operators see. A decode worker sends its trace with its last token, a
-prefill worker with the first token, which all tokens of the decode worker may overtake. The answer
-waits for no trace. A value is null in three cases: the phase did not happen, its worker's trace has
-not arrived yet, or the router found a stop string and ended the generation before the worker
-finished.
+prefill worker with the first token; that message may arrive after all tokens of the decode worker.
+The answer waits for no trace. A value is null in three cases: the phase did not happen, its
+worker's trace has not arrived yet, or the router found a stop string and ended the generation
+before the worker finished.
 """
 
 from __future__ import annotations
