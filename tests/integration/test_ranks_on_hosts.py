@@ -43,6 +43,7 @@ FAULTS = {
     "stopped": "rank {rank} on node 1 has not answered for 6 s",
     "cut off": rf"node 1 \({ADDRESSES[1]}\) has said nothing for 2 s",
     "node killed": rf"node 1 \({ADDRESSES[1]}\) has closed the connection",
+    "node told to stop": "stopped with the worker",
     "head killed": "the head at .* has closed the connection",
 }
 EVERYDAY = [((2, 1), "killed"), ((1, 2), "cut off")]
@@ -134,6 +135,8 @@ def break_down(fleet: BenchFleet, model: str, other: str, fault: str) -> tuple[s
                     complete(fleet, model, PROMPTS[0])
             case "node killed":
                 nodes[1].kill()
+            case "node told to stop":
+                nodes[1].terminate()
             case "head killed":
                 nodes[0].kill()
         deadline = time.monotonic() + END_S
