@@ -108,7 +108,7 @@ def test_what_a_router_saw_is_saved_and_examined_elsewhere(
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "cannot be read"), ("{}", "no observation of this version")]
+    ("content", "reason"), [(None, "cannot be read"), ("{}", "not an observation of this version")]
 )
 def test_a_file_that_is_no_observation(tmp_path: Path, content: str | None, reason: str) -> None:
     path = tmp_path / "seen.json"

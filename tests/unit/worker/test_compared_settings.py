@@ -49,6 +49,8 @@ MAY_DIFFER = {
     "torch_threads",
     # a descriptor names the ranks, whose layers and heads are copied to their places
     "peer_pipeline_parallel", "peer_tensor_parallel", "pipeline_parallel", "tensor_parallel",
+    # where ranks run and how they add up: as good as one rank within rounding
+    "card_sums", "join_s", "master_addr", "master_port", "nnodes", "node_rank",
     # a peer's weights have the fingerprint of its checkpoint
     "weights_from",
     # what a worker keeps of its own blocks: files carry the layout's fingerprint
