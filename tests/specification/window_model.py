@@ -5,9 +5,10 @@ and an explicit-state check of it.
 
 The code follows the rules `DESIGN` (`scheduling/group_rule.py`, `sequence_blocks.py`); change the
 model first. Prompts consist of blocks, and a step computes one: it reads the blocks in the window
-before it. A step may be launched while the one before is under way. A prompt may begin behind
-blocks of another that it finds in the cache. What a prompt keeps at its end stays until its decode
-worker (D) has granted room, which D gives to a prompt once it has begun; D has room for one.
+before it. A step may be launched while the previous one is under way. A prompt may begin behind
+blocks of another prompt that it finds in the cache. At its end, a prompt keeps its blocks until its
+decode worker (D) has granted room. D grants room only to a prompt that has begun, and has room for
+one prompt.
 
 Verdicts: "safe", no step reads a block that was given back; "alive", from every state all prompts
 can end. All orders of admission, steps and grants are tried, in all pools that hold one prompt.
@@ -25,11 +26,11 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class Rules:
-    """The design, and what is wrong on purpose."""
+    """The design, and rules that are wrong on purpose."""
 
-    holds_quota: bool = True  # wrong without: a prompt begins with a block, and takes more later
-    waits_for_landing: bool = True  # wrong without: the edge follows what is launched
-    pays_for_shared: bool = True  # wrong without: a shared block is only there once
+    holds_quota: bool = True  # False is wrong: a prompt begins with one block, and takes more later
+    waits_for_landing: bool = True  # False is wrong: blocks are given back at launch
+    pays_for_shared: bool = True  # False is wrong: a shared block is counted once
 
 
 DESIGN = Rules()
@@ -58,7 +59,7 @@ State = tuple[Run, ...]
 
 @dataclass(frozen=True)
 class Worker:
-    """A pool of so many blocks, a window of so many blocks before a step's own, and the prompts."""
+    """A pool of `pool` blocks, a window of `window` blocks before a step's own, and the prompts."""
 
     pool: int
     window: int
@@ -79,7 +80,7 @@ class Worker:
         return self.pool - used
 
     def successors(self, state: State) -> Iterator[State]:
-        """All that can happen next."""
+        """Every possible next state."""
         for index, (prompt, run) in enumerate(zip(self.prompts, state, strict=True)):
             for after in (
                 self._begin(state, prompt, run),

@@ -30,7 +30,7 @@
 {{- range $path, $given := $volumes -}}
 {{- range $given -}}
 {{- if has .name (list "tmp" "cache" "model" "tls" "shm" "hugepages" "tiers" "data" "store-tls" "store-ca" "store-client") -}}
-{{- $wrong = append $wrong (printf "%s: the chart has a volume %s itself; take another name" $path .name) -}}
+{{- $wrong = append $wrong (printf "%s: the chart has its own volume %s; take another name" $path .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -67,7 +67,7 @@
 {{- $wrong = append $wrong "model.revision: only a model of the hub (model.id) has revisions" -}}
 {{- end -}}
 {{- if and $cache.prefetch (or (not $model.id) (not (has $cache.type (list "hostPath" "pvc")))) -}}
-{{- $wrong = append $wrong "model.cache.prefetch: there is something to fetch only with model.id, and a place for it only with model.cache.type hostPath or pvc" -}}
+{{- $wrong = append $wrong "model.cache.prefetch: it needs model.id, and model.cache.type hostPath or pvc" -}}
 {{- end -}}
 {{- if and $model.image.reference (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- $wrong = append $wrong (printf "model.image: image volumes need Kubernetes 1.31 or later, and this is %s; use model.pvc or model.hostPath" .Capabilities.KubeVersion.Version) -}}
@@ -84,7 +84,7 @@
 {{- end -}}
 {{- if eq $path "rdma" -}}
 {{- if not .Values.kv.interfaces -}}
-{{- $wrong = append $wrong "kv.interfaces: name the RDMA ports for KV blocks, as [mlx5_0:1]; `ibv_devices` on a node lists them" -}}
+{{- $wrong = append $wrong "kv.interfaces: name the RDMA ports for KV blocks, for example [mlx5_0:1]; `ibv_devices` on a node lists them" -}}
 {{- end -}}
 {{- range $name, $pool := include "baton.pools" . | fromYaml -}}
 {{- if not (or $pool.rdma.resource (eq (include "baton.hasClaim" (dict "pool" $pool)) "true")) -}}
@@ -111,7 +111,7 @@
 {{- $wrong = append $wrong (printf "pools.%s.autoscaling.triggers: name the triggers that KEDA follows" $name) -}}
 {{- end -}}
 {{- if and $pool.hugepages.size (not $pool.hugepages.amount) -}}
-{{- $wrong = append $wrong (printf "pools.%s.hugepages.amount: say how much memory, as 1Gi" $name) -}}
+{{- $wrong = append $wrong (printf "pools.%s.hugepages.amount: say how much memory, for example 1Gi" $name) -}}
 {{- end -}}
 {{- $tiers := $pool.tiers -}}
 {{- if and (gt (include "baton.numRanks" (dict "pool" $pool) | int) 1) (ne $pool.device "cpu") (include "baton.hasPrefill" $) -}}
@@ -126,7 +126,7 @@
 {{- if mod $ranks $nodes -}}
 {{- $wrong = append $wrong (printf "pools.%s.nodesPerWorker: %d must divide the %d ranks of a worker (tensorParallel times pipelineParallel)" $name $nodes $ranks) -}}
 {{- else if and (mod $local $tp) (mod $tp $local) -}}
-{{- $wrong = append $wrong (printf "pools.%s.nodesPerWorker: %d ranks in each pod are neither whole stages of tensorParallel %d nor a whole part of one" $name $local $tp) -}}
+{{- $wrong = append $wrong (printf "pools.%s.nodesPerWorker: %d ranks in each pod are neither whole stages of tensorParallel %d nor an equal part of one stage" $name $local $tp) -}}
 {{- end -}}
 {{- if ne $pool.device "cpu" -}}
 {{- $wrong = append $wrong (printf "pools.%s.nodesPerWorker: ranks on cards lie on one node; set it to 1" $name) -}}
@@ -141,7 +141,7 @@
 {{- end -}}
 {{- end -}}
 {{- if and $tiers.disk.size (not $tiers.host) -}}
-{{- $wrong = append $wrong (printf "pools.%s.tiers.host: blocks reach the disk through host memory; say how much, as 4Gi" $name) -}}
+{{- $wrong = append $wrong (printf "pools.%s.tiers.host: blocks reach the disk through host memory; say how much, for example 4Gi" $name) -}}
 {{- end -}}
 {{- if and $tiers.disk.size (eq $tiers.disk.type "pvc") (not $tiers.disk.claimName) -}}
 {{- $wrong = append $wrong (printf "pools.%s.tiers.disk.claimName: name the claim that holds the blocks" $name) -}}
@@ -172,19 +172,19 @@
 {{- define "baton.integrationChecks" -}}
 {{- $wrong := list -}}
 {{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPickerRef.name) -}}
-{{- $wrong = append $wrong "inferencePool.endpointPickerRef: name the Service of your endpoint picker, as {name: epp, port: {number: 9002}}; an InferencePool is not valid without one" -}}
+{{- $wrong = append $wrong "inferencePool.endpointPickerRef: name the Service of your endpoint picker, for example {name: epp, port: {number: 9002}}; an InferencePool is not valid without one" -}}
 {{- end -}}
 {{- with .Values.inferencePool -}}
 {{- if and .enabled .endpointPickerRef.name (has (default "Service" .endpointPickerRef.kind) (list "Service")) (not .endpointPickerRef.port) -}}
-{{- $wrong = append $wrong "inferencePool.endpointPickerRef.port: give the port of the picker's Service, as {number: 9002}" -}}
+{{- $wrong = append $wrong "inferencePool.endpointPickerRef.port: give the port of the picker's Service, for example {number: 9002}" -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
-{{- $wrong = append $wrong "httpRoute.parentRefs: name the Gateway, as [{name: gateway, namespace: gateways}]" -}}
+{{- $wrong = append $wrong "httpRoute.parentRefs: name the Gateway, for example [{name: gateway, namespace: gateways}]" -}}
 {{- end -}}
 {{- with .Values.ingress -}}
 {{- if and .enabled (ne .path "/") (not .controller) (not .annotations) -}}
-{{- $wrong = append $wrong (printf "ingress.path: the routers serve at /, so the controller must remove %s; set ingress.controller: nginx, or the annotations by which yours rewrites paths" .path) -}}
+{{- $wrong = append $wrong (printf "ingress.path: the routers serve at /, so the controller must remove %s; set ingress.controller: nginx, or the annotations with which your controller rewrites paths" .path) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $wrong -}}
