@@ -1,4 +1,4 @@
-"""A server of one checkpoint in its own processes, started by the command line that users have.
+"""A server of one checkpoint in its own processes, started with the command that users run.
 
 Owns the processes: `baton up` with its whole fleet, or a peer's server. All of them are stopped
 (SIGSTOP) except within `awake`, so that they take no time from other contestants. A server is ready

@@ -1,7 +1,7 @@
 """The keys of latent attention and of DeepSeek's experts, from the metadata of a `deepseek2` file.
 
-Files differ in how they hold the way from latents to heads: as one tensor, as checkpoints do, or as
-one for keys and one for values. If a file has both, the first is used.
+Files hold the matrix from latents to heads in one of two forms: as one tensor, like checkpoints, or
+as one tensor for keys and one for values. If a file has both, the first is used.
 """
 
 from __future__ import annotations

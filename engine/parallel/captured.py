@@ -1,7 +1,7 @@
-"""Decodes that all ranks of a stage have captured as graphs, sums included.
+"""Decodes that all ranks of a stage have captured as graphs, including their sums.
 
 Ranks capture the same passes in the same order, and replay the one that the leader announces. A
-captured pass begins with the leader's tokens, which may be known to its card only.
+captured pass begins with the leader's tokens, which only the leader's card may know.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from engine.sampling.chosen_tokens import LateTokens
 
 
 class TogetherShard:
-    """A rank's shard of a model for passes that all ranks run at once, unannounced, with all that
-    they exchange: those that measure memory, and those that graphs capture."""
+    """A rank's shard of a model for passes that all ranks run together without an announcement, and
+    with all their exchanges: passes that measure memory, and passes that graphs capture."""
 
     def __init__(self, model: RunnableModel, ranks: Ranks) -> None:
         self.config = model.config
@@ -48,8 +48,8 @@ class TogetherShard:
 
     @torch.inference_mode()
     def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See RunnableModel; all ranks of a stage have the same `x`. Ranks but the leader get
-        numbers without meaning."""
+        """See RunnableModel; all ranks of a stage have the same `x`. On all ranks except the
+        leader, the result has no meaning."""
         ranks, shape = self._ranks, (len(x), self.config.vocab_size)
         whole = x.new_zeros(shape, dtype=torch.float32) if out is None else out
         if ranks.shard.is_last_stage:
@@ -58,7 +58,7 @@ class TogetherShard:
         return whole
 
     def whole_step(self, attention: AttentionBackend) -> WholeStep | None:
-        """See RunnableModel; these passes are none."""
+        """See RunnableModel; these passes are not whole steps."""
         return None
 
 

@@ -1,6 +1,6 @@
 """Hidden states from a stage to the next by torch's process groups.
 
-Each rank sends to the rank of its own number in the next stage: after a stage's last sum, all of
+Each rank sends to the rank with the same number in the next stage: after a stage's last sum, all of
 its ranks have the same hidden states. On cards, sending and receiving are queued on the stream.
 """
 
@@ -14,8 +14,8 @@ from engine.parallel.process_groups import RankGroups, lost_ranks
 
 
 class GroupLink:
-    """One end of the link between this rank and the rank of its number in `stage`, the next stage
-    or the one before."""
+    """One end of the link between this rank and the rank with the same number in `stage`, the next
+    or the previous stage."""
 
     waited_ns = 0
 
@@ -26,8 +26,8 @@ class GroupLink:
         self._sent: tuple[dist.Work, torch.Tensor] | None = None
 
     def send(self, x: torch.Tensor) -> None:
-        """Send hidden states. They leave while this rank computes its next step; the step after
-        that waits for them. Raises RankLost."""
+        """Send hidden states. They are sent while this rank computes its next step; the step after
+        that waits until they are sent. Raises RankLost."""
         assert x.is_contiguous()
         with lost_ranks():
             if self._sent is not None:

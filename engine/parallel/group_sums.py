@@ -41,7 +41,7 @@ class GroupSums:
                 dist.broadcast(shared, group=self._groups.stage, group_src=0)
 
     def gather(self, part: torch.Tensor, bounds: Sequence[int], whole: torch.Tensor | None) -> None:
-        """See Sums; parts of one size are gathered, so narrower ones are padded."""
+        """See Sums. Parts are padded to one size before they are gathered."""
         if not len(part):
             return
         widths = [end - begin for begin, end in pairwise(bounds)]
@@ -58,7 +58,7 @@ class GroupSums:
         self.add_up(torch.zeros(1, device=self._groups.device))
 
     def check(self) -> None:
-        """See Sums; each method raises by itself."""
+        """See Sums. Does nothing: the other methods raise."""
 
     @contextmanager
     def _on_host(self, x: torch.Tensor) -> Iterator[torch.Tensor]:

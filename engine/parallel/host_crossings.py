@@ -1,7 +1,7 @@
 """Sums and hidden states of stages whose ranks lie on several hosts.
 
-On each host the ranks of a stage meet as they do on a single one. Between hosts only the first of
-them sends and receives, then passes on what it got.
+On each host the ranks of a stage meet as on a single host. Between hosts, only the first rank of
+each host sends and receives; it then shares the result with the other ranks of its host.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tensors between ranks on several hosts, by gloo, whose sockets are bound to one address.
 
-The addresses of these sockets travel over the links of the ranks, which are authenticated and
-encrypted where they leave a host. gloo's own connections are neither: whoever reaches such a socket
-can disturb the sums. So nothing but the worker's own hosts may reach the interface.
+The addresses of these sockets travel over the ranks' links, which are authenticated and encrypted
+between hosts. gloo's own connections are neither: anyone who reaches such a socket can disturb the
+sums. So only the worker's own hosts may reach the interface.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class HostMesh:
 
 
 class _ExchangedStore(dist.Store):
-    """Where gloo puts the addresses of this rank, and finds those of the others: all that ranks
-    have put here is exchanged when the first other's is wanted."""
+    """The store in which gloo puts this rank's addresses, and finds those of other ranks. Ranks
+    exchange everything that they have put here when gloo first asks for another rank's address."""
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__()

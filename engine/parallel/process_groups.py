@@ -1,9 +1,9 @@
 """Torch's process groups of a worker's ranks: of all ranks, and of each stage.
 
 NCCL connects ranks that have a card each, gloo ranks on CPUs and ranks that share a card, which
-NCCL refuses. Ranks meet in a file that only they have open, so no port is ours. NCCL and gloo open
-ports of their own, without keys or encryption: they are bound to the loopback interface unless the
-environment names another one. A process is in the groups of one worker at a time.
+NCCL refuses. Ranks meet in a file that only they have open, so meeting needs no port. NCCL and gloo
+open ports of their own, without keys or encryption: they are bound to the loopback interface unless
+the environment names another one. A process is in the groups of one worker at a time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def bind_to_loopback(environment: MutableMapping[str, str]) -> None:
 
 
 class RankGroups:
-    """The process groups as the rank with `shard`, whose tensors are on `device`, sees them."""
+    """The process groups, from the view of the rank with `shard`, whose tensors are on `device`."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class RankGroups:
 
     def _measure(self) -> None:
         """Choose how to add up tensors of each size; all ranks choose the same. Raises RankLost,
-        and ConfigError where symmetric memory is wanted and cannot be had."""
+        and ConfigError if symmetric memory is wanted but not available."""
         reason = why_not_reached(self.device)
         if self._most([float(bool(reason))])[0]:
             reason = reason or "another rank's card cannot map the memory of all cards"

@@ -1,7 +1,7 @@
-"""Notices that a step on several cards does not end: a rank hangs, or its card does.
+"""Notices that a step on several cards does not end because a rank or its card hangs.
 
-The host of a card waits for nothing, so no call of its own fails then. A thread looks at the oldest
-step that is under way.
+The host of a card does not wait for the card, so none of its calls fails in that case. A thread
+looks at the oldest step that is under way.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Sums of small tensors through memory that every card of a stage maps: torch's symmetric memory.
 
 NCCL's latency dominates the sums of a decode step. Here each card reads the others' parts itself,
-in one kernel: all parts whole (`one_shot`), or a slice of each and then the others' sums
-(`two_shot`). What is fastest depends on cards and links, so it is measured once, when ranks meet,
-and all ranks take the slowest rank's times. Graphs may capture these sums.
+in one kernel: either all parts completely (`one_shot`), or first a slice of each part and then the
+sums of the other slices (`two_shot`). The fastest way depends on cards and links. So the ways are
+measured once, when ranks meet, and all ranks use the slowest rank's times. Graphs may capture these
+sums.
 """
 
 from __future__ import annotations

@@ -219,11 +219,11 @@ class ShmTransport:
         return 0
 
     def renew(self, failed: str) -> bool:
-        """False: peers that lose a connection open another one."""
+        """Return False: a peer that has lost its connection opens another one itself."""
         return False
 
     def retire(self, agent: str) -> None:
-        """Do nothing: there is one end."""
+        """Do nothing: the transport never changes its agent."""
 
     def close(self) -> None:
         """Close everything. The pool's mapping lives until its last view is dropped."""

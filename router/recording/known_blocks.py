@@ -1,7 +1,7 @@
-"""Digests of prompts' blocks; each is written only once while it is remembered. A block's hash
-stands for all tokens up to its end. So of leading blocks that were written before, only the last
-one's digest is written, followed by the digests of new blocks. Digests are keyed: without the key
-nobody can test a guess of the text. Pure.
+"""Digests of prompts' blocks. A block's digest is written only once while it is remembered. A
+block's hash covers all tokens up to its end. So if a prompt begins with blocks that were written
+before, only the digest of the last of these is written, then the digests of new blocks. Digests are
+keyed: without the key nobody can test a guess of the text. Pure.
 """
 
 from __future__ import annotations

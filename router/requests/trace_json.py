@@ -115,7 +115,7 @@ def row_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
 
 
 def timing_lookup(traces: TraceStore) -> TimingLookup:
-    """The timing of a generation for API clients, from its trace so far."""
+    """A function that returns the timing of a generation so far, for API clients."""
 
     def timing_of(request_id: str) -> GenerationTiming | None:
         trace = traces.get(request_id)

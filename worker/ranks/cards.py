@@ -1,4 +1,4 @@
-"""What the ranks of a worker's cards share: the file where their process groups meet, no memory.
+"""The ranks of a worker's cards share a file where their process groups meet, and no memory.
 
 Each rank has its own pool, on its own card. A step that hangs on a card raises in no process: a
 watch of the head notices it.
@@ -26,8 +26,8 @@ each rank compiles kernels by itself."""
 
 
 class CardRanks:
-    """The head's side. `devices` are those of all ranks, by their numbers; where two are equal,
-    ranks share a device, which only tests do. `wanted`: how cards add up. `lost` is called from
+    """The head's side. `devices` are the devices of all ranks, by their numbers. Ranks with equal
+    devices share one, which only tests do. `wanted`: how cards add up. `lost` is called from
     another thread when a step takes longer than `silence_s`."""
 
     def __init__(
@@ -57,7 +57,7 @@ class CardRanks:
         """Do nothing: ranks that wait on their cards end with their processes."""
 
     def close(self) -> None:
-        """Leave the groups, which the hands have left, and release the file."""
+        """Leave the groups after the hands have left them, and release the file."""
         self._watch.close()
         if self._groups is not None:
             self._groups.close()
@@ -65,7 +65,7 @@ class CardRanks:
 
 
 def groups_of(shard: Shard, devices: Sequence[str], file: int, wanted: str) -> RankGroups:
-    """The groups as the rank with `shard` sees them, before they are open; see CardRanks."""
+    """The groups, not open yet, from the view of the rank with `shard`; see CardRanks."""
     sharing = max(devices.count(each) for each in devices)
     device = torch.device(devices[shard.number])
     return RankGroups(shard, device, file, FIRST_PASSES_S, sharing, wanted)

@@ -1,8 +1,8 @@
 """One node of a worker whose ranks span several hosts, beside the head's.
 
-Starts the hands of its host, gives them the memory for their KV pools, and passes on what they and
-the head tell each other. It ends with the worker: when the head says so, is gone or falls silent,
-or when a hand ends, of which it tells the head. Its hands end with it.
+Starts the hands of its host, gives them the memory for their KV pools, and passes on messages
+between them and the head. It ends with the worker: when the head says so, is gone or falls silent,
+or when a hand ends. In the last case it tells the head. Its hands end with it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_UNREAD = 64 * 1024 * 1024
 
 @dataclass
 class _Hand:
-    """A hand, and what of its steps does not fit into its socket yet."""
+    """A hand, and the steps that do not fit into its socket yet."""
 
     number: int
     link: socket.socket
@@ -134,7 +134,8 @@ class Node:
                     _tell_of_head(hand)
 
     def _serve(self, hand: _Hand, ready: Mapping[object, int]) -> str:
-        """Pass on what a hand and the head say; returns why the worker cannot go on, or ""."""
+        """Pass on messages between a hand and the head. Returns why the worker cannot go on, or
+        ""."""
         if hand.has_ended:
             return ""
         try:
@@ -152,7 +153,8 @@ class Node:
         return f"rank {hand.number} takes no more steps" if is_full else ""
 
     def _answer(self, hand: _Hand) -> None:
-        """Give all hands their memory when the first one wants it, and note who has loaded."""
+        """Give all hands their memory when the first one asks for it, and note which hands have
+        loaded."""
         message, _ = receive(hand.link)
         if isinstance(message, Wanted) and self._memory is None:
             self._memory = SharedMemory(message.num_bytes)

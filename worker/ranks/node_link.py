@@ -21,7 +21,7 @@ _MOST_HANDSHAKES = 5
 
 
 class HeadLost(RuntimeError):
-    """The head is gone, or says nothing any more."""
+    """The head is gone or silent."""
 
 
 class NodeLink:
@@ -89,8 +89,8 @@ class NodeLink:
                 raise HeadLost(f"the head at {self._name} is of no use: {error}") from error
 
     def check(self) -> None:
-        """Look whether the connection still stands. Raises HeadLost once it was accepted, and
-        ConfigError if it cannot come about."""
+        """Check that the connection still stands. Raises HeadLost if an accepted connection is
+        lost, and ConfigError if no connection can be made."""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())["event"]
             if self._is_accepted:

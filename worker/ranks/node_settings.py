@@ -12,7 +12,7 @@ MAX_NODES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings(SharedSettings):
-    """The settings by which the hosts of one worker find each other. Their names are torchrun's."""
+    """The settings with which the hosts of one worker find each other. The names are torchrun's."""
 
     nnodes: int | None = setting(
         None,

@@ -1,10 +1,9 @@
 """The other nodes of a worker whose ranks span several hosts, from the head's side.
 
-A thread owns the socket. It admits nodes that agree with the head on what has to be equal, passes
-on what the head and distant ranks tell each other, and answers the nodes' beats. A node that ends
-or falls silent takes the worker with it: the links of its ranks close, and `reason` says why. The
-socket never blocks; what a node does not read waits in a bounded queue, and a queue that is full
-counts as the node's loss.
+A thread owns the socket. It admits nodes whose terms equal the head's, passes on messages between
+the head and distant ranks, and answers the nodes' beats. If a node ends or falls silent, the worker
+ends: the links of the node's ranks close, and `reason` says why. The socket never blocks. Messages
+that a node does not read wait in a bounded queue; a node whose queue is full counts as lost.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _SAY_EVERY_S = 10.0
 
 @dataclass
 class _Node:
-    """A node that was accepted. `ends` are our ends of the links of its ranks, by rank."""
+    """An accepted node. `ends` are the head's ends of its ranks' links, by rank."""
 
     identity: bytes
     name: str
@@ -66,7 +65,7 @@ class _Node:
 
 
 class OtherNodes:
-    """The nodes but the head's own. `reason` says why the worker cannot go on, "" while it can.
+    """All nodes except the head's own. `reason` says why the worker cannot go on; "" while it can.
     `note_times` takes the times of the ranks on a node, from the number of the first on."""
 
     def __init__(
@@ -101,8 +100,8 @@ class OtherNodes:
         self._thread.start()
 
     def wait_for_all(self, limit_s: float) -> list[int]:
-        """Wait until all nodes have joined, and let nobody join any more; returns the nodes that
-        have not joined in time."""
+        """Wait until all nodes have joined, then admit no more. Returns the nodes that have not
+        joined in time."""
         end, say_at = time.monotonic() + limit_s, time.monotonic() + _SAY_EVERY_S
         with self._changed:
             while missing := [node for node, _ in self._expected if node not in self._nodes]:
@@ -121,7 +120,7 @@ class OtherNodes:
         return [link for node, _ in self._expected for link in self._nodes[node].links]
 
     def close(self, reason: str = "") -> None:
-        """Let all nodes end; with a reason if that is a failure."""
+        """End all nodes, with a reason if that is a failure."""
         if not self._is_closing:
             self._is_closing = True
             self.reason = self.reason or reason
@@ -252,7 +251,7 @@ class OtherNodes:
                     break
 
     def _beat(self) -> None:
-        """Tell the nodes that we are there, and look which of them are not."""
+        """Send a beat to the nodes, and find those that are silent."""
         now = time.monotonic()
         if now < self._beat_at:
             return
@@ -265,7 +264,8 @@ class OtherNodes:
                 self._lose(number, f"{node.name} has closed the connection")
 
     def _lose(self, number: int, reason: str) -> None:
-        """Forget a node that may come back while others are still awaited, else end all."""
+        """Forget the node if others are still awaited, because it may come back; otherwise end
+        all."""
         node = self._nodes[number]
         if not self._is_complete:
             log.warning("%s", reason)

@@ -1,8 +1,8 @@
 """The hands of a worker on one host: their processes, the memory that they share, and their ends.
 
-Starts hands, hands out memory, and says how a hand has ended. Knows nothing of the steps that go
-over the links. Belongs to the thread that creates it, which has to outlive it, because the hands
-end when this thread ends.
+Starts hands, gives them memory, and reports how a hand has ended. Knows nothing of the steps that
+go over the links. Belongs to the thread that creates it. That thread has to outlive it, because the
+hands end with the thread.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class SharedByRanks(Protocol):
 
 
 class HandProcesses:
-    """Some of a worker's hands. `links` carry orders, `steps` what the head announces, both in the
-    order of the hands."""
+    """Some of a worker's hands. `links` carry orders, and `steps` the head's announcements, both in
+    the order of the hands."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class Cards(Protocol):
     """The cards that this process sees."""
 
     def count(self) -> int:
-        """How many there are."""
+        """The number of cards."""
 
     def total_bytes(self, index: int) -> int:
         """The memory of a card."""
@@ -51,8 +51,8 @@ def cards_of_ranks(first: int, num_ranks: int, cards: Cards) -> tuple[str, ...]:
 
 
 def check_share(folder: Path, devices: tuple[str, ...], cards: Cards) -> None:
-    """Raises ConfigError if a rank's part of the weights, as large as in the files, does not fit
-    its card: before anything is loaded."""
+    """Check, before anything is loaded, that a rank's part of the weights, with its size in the
+    files, fits its card. Raises ConfigError."""
     files = [each for each in folder.iterdir() if each.suffix in _WEIGHTS]
     share = sum(each.stat().st_size for each in files) // len(devices)
     for device in devices:

@@ -42,8 +42,8 @@ _OWN = ("folder", "kernels_dir", "num_blocks", "memory_fraction", "open_tensors"
 
 
 def placed(settings: S, role: Role, environ: Mapping[str, str]) -> S:
-    """The settings, completed by what a LeaderWorkerSet says. Raises ConfigError if hosts and ranks
-    do not fit together."""
+    """The settings, completed from a LeaderWorkerSet's environment. Raises ConfigError if hosts and
+    ranks do not fit together."""
     found = {
         name: environ[variable]
         for name, variable in _LWS.items()
@@ -102,7 +102,7 @@ def _check(settings: WorkerSettings, role: Role) -> None:
 def terms_of(
     settings: WorkerSettings, config: EngineConfig, folder: Path, role: Role
 ) -> dict[str, str]:
-    """What has to be equal on all hosts of a worker, by name."""
+    """The values that have to be equal on all hosts of a worker, by name."""
     terms = {
         "the version of Baton": f"{baton_version()} (protocol {PROTOCOL_VERSION})",
         "the role": role.value,
@@ -137,7 +137,7 @@ def own_address(settings: WorkerSettings) -> str:
 
 
 def head_endpoint(settings: WorkerSettings) -> str:
-    """Where the head listens for its nodes, which wait until they find its name. Raises
+    """The head's endpoint for its nodes. A node waits until the head's name resolves. Raises
     ConfigError."""
     assert settings.master_addr is not None
     if settings.is_head:

@@ -1,7 +1,7 @@
 """Which fields of a validated body are ignored, by name.
 
-Walks a body that is known to have some. Names go into the header `x-baton-ignored`, so they leave
-out places in lists: `messages[].id` is one name, however many messages have it.
+Walks only bodies that are known to have ignored fields. Names go into the header `x-baton-ignored`,
+so they leave out places in lists: `messages[].id` is one name, however many messages have it.
 """
 
 from __future__ import annotations
