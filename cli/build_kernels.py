@@ -25,8 +25,8 @@ class BuildKernelsSettings:
 
     instruction_sets: tuple[str, ...] = setting(
         (),
-        help="CPUs to build for, separated by commas, of amx_bf16, avx512_bf16, avx512, avx2 and "
-        "generic; none named: all that this compiler and architecture can do",
+        help="CPUs to build for, separated by commas: amx_bf16, avx512_bf16, avx512, avx2, "
+        "generic; none named: all that this compiler can build for",
         pattern="amx_bf16|avx512_bf16|avx512|avx2|generic",
     )
 

@@ -116,7 +116,8 @@ class DemoSettings:
     port: int = setting(0, help="port to serve HTTP on; 0: any free one", minimum=0, maximum=65535)
     transport: str = setting(
         AUTO,
-        help="how KV blocks move; auto: nixl, on loopback only, where it can be imported, else shm",
+        help="how KV blocks move; auto: nixl, on loopback only, if it can be imported, otherwise "
+        "shm",
         choices=(AUTO, *TRANSPORTS),
     )
 

@@ -100,12 +100,12 @@ class UpSettings:
     torch_threads: int | None = setting_of(
         WorkerSettings,
         "torch_threads",
-        help="CPU threads of each worker; none: the cores, shared evenly",
+        help="CPU threads of each worker; none: the cores, divided evenly",
     )
     pin: bool = setting(
         True,
-        help="keep each of several workers on a CPU to cores of its own, where there are enough "
-        "and the system can",
+        help="pin each of several workers on a CPU to its own cores, if there are enough and the "
+        "system allows it",
     )
     block_size: int = setting_of(WorkerSettings, "block_size")
     num_blocks: int | None = setting_of(
@@ -114,8 +114,8 @@ class UpSettings:
     memory_fraction: float | None = setting_of(
         WorkerSettings,
         "memory_fraction",
-        help="part of the available memory that each worker's KV pool may take, up to what a full "
-        "batch at full context needs; none: a share of it",
+        help="part of the available memory that each worker's KV pool may take, at most what a "
+        "full batch at full context needs; none: 0.3, divided among the workers",
     )
     max_context: int | None = setting_of(WorkerSettings, "max_context")
     max_batch_size: int | None = setting_of(
@@ -138,15 +138,18 @@ class UpSettings:
         600.0, help="how long the fleet may take until it serves", unit="s", minimum=1
     )
     stop_grace_s: float = setting(
-        20.0, help="how long router and workers may take to stop, each", unit="s", minimum=0.1
+        20.0,
+        help="how long the router, and then the workers, may each take to stop",
+        unit="s",
+        minimum=0.1,
     )
     log_dir: str | None = setting(
         None, help="folder for the processes' logs; none: a temporary one"
     )
     log_to: str = setting(
         "files",
-        help="files: each process's log goes to a file in log_dir; stdout: all logs, also those of "
-        "UCX and Valkey, go to standard output, one JSON object a line",
+        help="files: each process's log goes to a file in log_dir; stdout: all logs, including "
+        "those of UCX and Valkey, go to standard output, as one JSON object per line",
         choices=("files", TO_STDOUT),
     )
     log_level: str = setting_of(WorkerSettings, "log_level")

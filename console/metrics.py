@@ -70,8 +70,8 @@ class FleetCollector(Collector):
              _seconds(now.tpot_target_ms)),
             ("predicted_step_seconds", "Predicted decode step, over all decode workers",
              _seconds(now.predicted_step_ms)),
-            ("slow_pairs", "Pairs of workers whose KV took a worse way in the last minute than "
-             "both have, or moved slower than its way gives", now.slow_pairs),
+            ("slow_pairs", "Pairs of workers whose KV took a slower path in the last minute "
+             "than both have, or moved more slowly than its path allows", now.slow_pairs),
         ):  # fmt: skip
             gauge = GaugeMetricFamily(f"baton_fleet_{name}", text)
             if value is not None:

@@ -158,7 +158,7 @@ class SimulatedRouter:
     # -- what workers report ------------------------------------------------------------------
 
     def on_first_token(self, request: Request, time: float) -> None:
-        """Take the news that the request's first token is on its way since `time`."""
+        """Note that a worker sent the request's first token at `time`."""
         request.first_token = time + self._delays.message_s + self._delays.answer_s
         self._waiting.pop(request.number, None)
 

@@ -1,7 +1,7 @@
 """The router's cost of recording: its CPU time per request with recording, divided by that without.
 
-One router serves both, in turns of a few hundred requests that change places, so that neither the
-machine's drift nor the router's state tells them apart. The figure is the median of the turns'
+One router serves both, in alternating turns of a few hundred requests, so that neither the
+machine's drift nor the router's state favours one of them. The figure is the median of the turns'
 ratios, with its 95 % interval by bootstrap.
 """
 

@@ -29,8 +29,8 @@ class CheckSettings:
     router_url: str = setting_of(StatusSettings, "router_url")
     api_key: str | None = setting(
         None,
-        help="key of a client, if the router asks for one; of several, separated by commas, the "
-        "first is sent",
+        help="key of a client, if the router asks for one; if there are several, separated by "
+        "commas, the first is sent",
         secret=True,
         flag=False,
     )

@@ -16,25 +16,25 @@ class StoreSettings:
     """Settings of `baton store`."""
 
     host: str = setting("127.0.0.1", help="address to listen on", pattern=r"\S+")
-    port: int = setting(6379, help="port of clients that do not encrypt", minimum=1, maximum=65535)
+    port: int = setting(6379, help="port for clients that do not encrypt", minimum=1, maximum=65535)
     tls_port: int | None = setting(
         None,
-        help="port of clients that encrypt; none: there is none",
+        help="port for clients that encrypt; none: no such port",
         minimum=1,
         maximum=65535,
     )
     plain_idle_s: float | None = setting(
         None,
-        help="with tls_port: how long the other port stays open while no client uses it; 0: it is "
-        "never open; none: it stays open",
+        help="with tls_port: how long the port without TLS stays open while no client uses it; "
+        "0: it is never open; none: it always stays open",
         unit="s",
         minimum=0,
     )
     tls_cert_file: str | None = setting(
         None,
-        help="with tls_port: a certificate of your own with its chain, as a PEM file, read again "
-        "when it changes; none: one that comes from the password, which clients check by "
-        "?trust=password",
+        help="with tls_port: a certificate of your own with its chain, as a PEM file that is "
+        "read again when it changes; none: a certificate derived from the password, which "
+        "clients check with ?trust=password",
     )
     tls_key_file: str | None = setting(
         None, help="PEM file of that certificate's key, if it is another file"

@@ -1,4 +1,4 @@
-"""Copies of weights to a device, through two buffers of pinned memory where it is a card.
+"""Copies of weights to a device; to a card they go through two buffers of pinned memory.
 
 From the mapped pages of a file, a copy to a card waits for every page and runs at a fraction of the
 bus's speed. Through pinned memory, the card takes one buffer while the host fills the other.

@@ -1,4 +1,4 @@
-"""Flow control of one connection: what is read, and the code that waits to write."""
+"""Flow control of one connection: pausing reads, and holding up the code that writes."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class SharedSettings:
     )
     served_model_name: tuple[str, ...] = setting(
         (),
-        help="names under which the model is served, the first of which answers carry; without "
-        "any: the folder's name or the hub id",
+        help="names under which the model is served; answers carry the first; none: the folder's "
+        "name or the hub id",
         pattern=r"\S+",
     )
 
@@ -34,8 +34,8 @@ class SharedSettings:
     )
     redis_ca_file: str | None = setting(
         None,
-        help="PEM file of the authorities that vouch for a rediss:// store; none: those that this "
-        "host trusts",
+        help="PEM file of the authorities that signed the certificate of a rediss:// store; "
+        "none: those that this host trusts",
     )
     redis_cert_file: str | None = setting(
         None, help="PEM file of our certificate, with its chain, for a store that asks for one"
@@ -47,7 +47,7 @@ class SharedSettings:
         "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
     )
     cluster_secret: str = setting(
-        help="secret by which the fleet's processes know each other, the same in all of them",
+        help="secret by which the fleet's processes recognise each other; the same in all of them",
         pattern=r"(?s).{16,}",
         free_text=True,
         secret=True,

@@ -39,7 +39,7 @@ class Stage(StrEnum):
     PREFILL = "prefill"
     """The prompt's chunks."""
     BETWEEN_CHUNKS = "between_chunks"
-    """Between two chunks: steps of other prompts, or of none."""
+    """Between two chunks: steps of other prompts, or no step."""
     REPORT = "report"
     """The first token on its way from the worker to the router."""
     DELIVERY = "delivery"

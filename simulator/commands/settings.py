@@ -26,7 +26,8 @@ class SimulationSettings:
     )
     tp: int | None = setting(
         None,
-        help="GPUs of each worker; none: the fewest whose memory the weights fill at most by half",
+        help="GPUs of each worker; none: the smallest number with which the weights fill at most "
+        "half of the memory",
         unit="GPUs",
         minimum=1,
         maximum=64,
@@ -35,8 +36,9 @@ class SimulationSettings:
     kv_bits: float = setting(16, help="bits of a value in the KV cache", minimum=1, maximum=32)
     kv_windows: str = setting(
         "auto",
-        help="what layers with a window keep in the pool, as the workers' setting: all tokens, or "
-        "in groups of their own what later tokens see; auto: that, if other layers keep all tokens",
+        help="what layers with a window keep in the pool, like the workers' setting; all: every "
+        "token; window: only what later tokens see; auto: window if other layers keep all "
+        "tokens",
         choices=("auto", ALL_TOKENS, WINDOW),
     )
     ttft_ms: int = setting(
@@ -46,14 +48,17 @@ class SimulationSettings:
         50, help="target: time of each later token of a good request", unit="ms", minimum=1
     )
     name_targets: bool = setting(
-        True, help="requests name the targets, as clients and keys can; placement then heeds them"
+        True,
+        help="requests carry the targets, as clients' headers and keys do, and placement uses them",
     )
     refuse_late: bool = setting(
-        False, help="routers refuse requests that are predicted to miss the targets that they name"
+        False, help="routers refuse requests that are predicted to miss the targets that they carry"
     )
-    seed: int = setting(0, help="of everything random; equal seeds give equal results", minimum=0)
+    seed: int = setting(
+        0, help="seed of everything random; equal seeds give equal results", minimum=0
+    )
     speed: float = setting(
-        1.0, help="how many times faster than recorded requests come", minimum=1e-6
+        1.0, help="how many times faster than recorded the requests come", minimum=1e-6
     )
     limit: int | None = setting(
         None, help="use only this many requests (or sessions) of the trace", minimum=1
@@ -72,7 +77,11 @@ class SimulationSettings:
         2048, help="most prompt tokens in a step of a decode worker", unit="tokens", minimum=1
     )
     itl_target_ms: float = setting(
-        50.0, help="inter-token latency that chunks beside decodes keep to", unit="ms", minimum=0.1
+        50.0,
+        help="inter-token latency of running decodes that prompt chunks in the same step must "
+        "keep to",
+        unit="ms",
+        minimum=0.1,
     )
     num_blocks: int | None = setting(
         None,
@@ -110,8 +119,8 @@ class SimulateSettings(SimulationSettings):
     decode: int = setting(0, help="decode workers", unit="workers", minimum=0)
     colocated: int = setting(
         0,
-        help="workers that compute prompts and decode: a fleet of its own, beside the one that "
-        "prefill and decode workers make up",
+        help="workers that both compute prompts and decode; they are a separate fleet beside the "
+        "prefill and decode workers",
         unit="workers",
         minimum=0,
     )
@@ -143,7 +152,7 @@ class PlanSettings(SimulationSettings):
     )
     chunks: tuple[str, ...] = setting(
         ("512", "2048", "8192"),
-        help="most prompt tokens in a step of those who compute prompts: values to try",
+        help="most prompt tokens in a step of workers that compute prompts: the values to try",
         pattern=r"[1-9]\d{0,6}",
     )
     rounds: int = setting(
@@ -153,7 +162,8 @@ class PlanSettings(SimulationSettings):
         None, help="simulations at once; none: one for each core", unit="processes", minimum=1
     )
     resume: str | None = setting(
-        None, help="keep finished simulations in this file, and go on from those that are there"
+        None,
+        help="file that keeps finished simulations; a search continues from those that are in it",
     )
     json: bool = setting_of(SimulateSettings, "json")
 
@@ -169,8 +179,8 @@ class TuneSettings(SimulationSettings):
     )
     parts: int = setting(
         20,
-        help="parts of the trace, of which every other one chooses the settings, and the rest "
-        "says what they gain",
+        help="parts of the trace; every other part chooses the settings, and the remaining parts "
+        "measure their gain",
         minimum=10,
         maximum=1000,
     )

@@ -1,8 +1,9 @@
 """Floats of 4 bits (e2m1), two in a byte, lower bits first: MXFP4 and NVFP4.
 
-MXFP4 has a power of two for 32 inputs. NVFP4 has a scale in fp8 for 16 inputs, and one of the whole
-tensor: compressed-tensors' divides, ModelOpt's multiplies. Definitions: OCP's Microscaling Formats;
-https://github.com/vllm-project/compressed-tensors (`nvfp4`, `mxfp4`); gpt-oss's `torch/weights.py`.
+MXFP4 has one scale per 32 inputs, a power of two. NVFP4 has one scale in fp8 per 16 inputs, and one
+scale for the whole tensor, by which compressed-tensors divides and ModelOpt multiplies.
+Definitions: OCP's Microscaling Formats; https://github.com/vllm-project/compressed-tensors
+(`nvfp4`, `mxfp4`); gpt-oss's `torch/weights.py`.
 """
 
 from __future__ import annotations
