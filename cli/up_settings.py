@@ -115,7 +115,7 @@ class UpSettings:
         WorkerSettings,
         "memory_fraction",
         help="part of the available memory that each worker's KV pool may take, at most what a "
-        "full batch at full context needs; none: 0.3, divided among the workers",
+        "full batch at full context needs; none: on cpu 0.3, less for many workers; on cuda 0.85",
     )
     max_context: int | None = setting_of(WorkerSettings, "max_context")
     max_batch_size: int | None = setting_of(

@@ -137,7 +137,7 @@ def test_a_card_file_replaces_numbers(tmp_path: Path) -> None:
     assert (card.name, card.step_s, card.memory_share) == ("ours", 0.001, 0.7)
     assert card.flops == CARDS["H100"].flops
     path.write_text('{"like": "H100", "stepp_s": 0.001}')
-    with pytest.raises(ConfigError, match="'stepp_s' is no property"):
+    with pytest.raises(ConfigError, match="'stepp_s' is not a property"):
         read_card(path)
 
 

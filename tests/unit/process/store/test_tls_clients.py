@@ -360,7 +360,7 @@ async def test_a_port_without_tls_and_one_with_it_are_told_apart(
     ("url", "says"),
     [
         ("redis://:p@h?trust=password", "trust needs TLS: use rediss://"),
-        ("redis://:p@h?ssl_ca_certs=/x", "only rediss:// has TLS, so ssl_ca_certs"),
+        ("redis://:p@h?ssl_ca_certs=/x", "ssl_ca_certs needs TLS"),
         ("rediss://h?trust=password", "trust=password needs the store's password"),
         ("rediss://:p@h?trust=anybody", "trust=password needs"),
         ("rediss://:p@h?trust=password&ssl_ca_certs=/x", "trust=password needs"),
