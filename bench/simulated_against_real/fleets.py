@@ -76,8 +76,8 @@ def max_context(target: Target) -> int:
 
 @dataclass(frozen=True)
 class Timing:
-    """What the simulator has to know of the machine: the steps of a worker by itself, by what share
-    they take longer beside another one's, messages, and the latency of a transfer."""
+    """The machine's times for the simulator: steps of a worker alone (`times`), the share by which
+    a busy second worker lengthens them (`contention`), messages, and the latency of a transfer."""
 
     times: StepTimes
     delays: Delays

@@ -36,8 +36,7 @@ MAX_HELD_CHARS = 1024
 
 
 class CallParser(Protocol):
-    """Parses one message: text in, content and calls out, and reasoning where it stands between
-    them."""
+    """Parses one message: text in; content, calls, and any reasoning between them out."""
 
     certain_markers: ClassVar[tuple[str, ...]]
     """See ToolParser."""

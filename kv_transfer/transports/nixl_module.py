@@ -28,8 +28,8 @@ def load_nixl(device: str) -> ModuleType:
 
 
 def card_modules(cuda: str | None) -> Sequence[str]:
-    """The builds of NIXL for a card, in the order to try them, if the process has this version of
-    CUDA (None: unknown, counts as 13)."""
+    """The builds of NIXL for a card, in the order in which to try them. `cuda` is the CUDA version
+    of the process; None: not known, treated as 13."""
     is_old = cuda is not None and cuda.split(".")[0] == "12"
     return NIXL_MODULES if is_old else NIXL_MODULES[::-1]
 

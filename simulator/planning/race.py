@@ -2,7 +2,7 @@
 
 The load is a factor on the trace's speed. A candidate passes a round if enough requests are good.
 Only candidates that pass go on to higher loads, so most candidates are tried at few loads. Pure:
-the trials of a round are the caller's, who may run them at once.
+the caller makes the trials of a round, and may run them in parallel.
 """
 
 from __future__ import annotations

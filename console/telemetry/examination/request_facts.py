@@ -63,7 +63,7 @@ def _workers(attempt: AttemptTrace) -> tuple[str, ...]:
 
 
 def _expected(attempt: AttemptTrace | None, num_tokens: int) -> int:
-    """Prompt tokens that the placement expected there."""
+    """The prompt tokens that the placement expected in the worker's cache."""
     if attempt is None or attempt.placement.mode not in (Mode.LOCAL, Mode.REMOTE):
         return 0
     if attempt.prefill is None and attempt.decode is None:
