@@ -301,6 +301,17 @@ def product_kernels(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> cty
     return kernels_for(request.param)
 
 
+@pytest.fixture(
+    scope="session",
+    params=[each for each in instruction_sets_with_products() if each != "avx2"] or [None],
+)
+def int8_kernels(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> ctypes.CDLL:
+    """Our C++ kernels that multiply integers, of each kind that runs here; AVX2 has none."""
+    if request.param is None or not kernels_for(request.param).baton_has_int8():
+        pytest.skip("these kernels multiply no integers on this CPU")
+    return kernels_for(request.param)
+
+
 @pytest.fixture(scope="session", params=usable_instruction_sets())
 def instruction_set(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> str:
     """Each instruction set that this machine runs; `kernels` first skips the test if no kernels can

@@ -19,13 +19,6 @@ OUTPUTS, INPUTS, BLOCK = 150, 192, 32
 FLOATS = {MXFP4, "E2M1_16", "E2M1_32", "E4M3_64"}
 
 
-@pytest.fixture
-def int8_kernels(product_kernels):
-    if not product_kernels.baton_has_int8():
-        pytest.skip("these kernels multiply no integers on this CPU")
-    return product_kernels
-
-
 def of_blocks(kind: str) -> tuple[BlockMatrix, int, torch.Tensor]:
     rows = blocks.random_rows(kind, OUTPUTS, blocks.INPUTS)
     return blocks.matrix_of(rows, kind), 16, blocks.expected(rows, kind)

@@ -181,21 +181,19 @@ def test_blocks_of_different_kinds_are_multiplied_as_they_are(product_kernels, r
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_inputs_of_8_bits_are_close_and_the_same_in_any_batch(product_kernels, bits):
-    if not product_kernels.baton_has_int8():
-        pytest.skip("these kernels multiply no integers on this CPU")
+def test_inputs_of_8_bits_are_close_and_the_same_in_any_batch(int8_kernels, bits):
     config, hidden = CONFIGS["gated"], 64
     x = numbers(7, 200, hidden).bfloat16()
     weights = [random_weights(config, hidden) for _ in range(2)]
-    plain = native(config, weights[0], product_kernels, bits)(x, OPS, None).float()
-    layer = native(config, weights[1], product_kernels, bits, int8_inputs=True)
+    plain = native(config, weights[0], int8_kernels, bits)(x, OPS, None).float()
+    layer = native(config, weights[1], int8_kernels, bits, int8_inputs=True)
     whole = layer(x, OPS, None)
     assert 1e-3 < (whole.float() - plain).norm() / plain.norm() < 0.02
     for begin, end in ((0, 1), (5, 7), (100, 200)):
         assert torch.equal(layer(x[begin:end], OPS, None), whole[begin:end])
 
 
-def test_inputs_have_8_bits_for_all_experts_or_none(product_kernels):
+def test_inputs_have_8_bits_for_all_experts_or_none(int8_kernels):
     config, hidden = CONFIGS["largest of groups"], 96
 
     def mixed() -> ExpertWeights:
@@ -205,7 +203,7 @@ def test_inputs_have_8_bits_for_all_experts_or_none(product_kernels):
         return weights
 
     x = numbers(7, 40, hidden).bfloat16()
-    layers = [native(config, mixed(), product_kernels, int8_inputs=each) for each in (True, False)]
+    layers = [native(config, mixed(), int8_kernels, int8_inputs=each) for each in (True, False)]
     assert torch.equal(layers[0](x, OPS, None), layers[1](x, OPS, None))
 
 
