@@ -84,6 +84,7 @@ def vllm_command(
         f"--max-model-len={needs.max_context}",
         f"--max-num-seqs={needs.max_sequences}",
         f"--max-num-batched-tokens={needs.step_tokens}",
+        "--gpu-memory-utilization=0.3",  # of a CPU's memory, which other servers use, too
         *caching,
         f"--host={HOST}",
     )
