@@ -69,11 +69,12 @@ class HeadSlices:
 @dataclass(frozen=True)
 class Share:
     """The bytes of each block that rank `source` of one worker and rank `target` of another
-    share."""
+    share. `num_targets` is the number of the target's ranks, where shares do not name all."""
 
     source: int
     target: int
     slices: HeadSlices
+    num_targets: int = 0
 
     @property
     def is_whole(self) -> bool:

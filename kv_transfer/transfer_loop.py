@@ -204,6 +204,7 @@ class TransferLoop:
                 command.target_blocks,
                 command.notification,
                 command.group,
+                min(command.post_before, self.holds_until()),
             )
         except TransferError as error:
             self._emit(WriteFinished(command.key, str(error), posted_us, now_us()))

@@ -10,6 +10,7 @@ is over, so no fence is lifted earlier. Owns the ends.
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -141,6 +142,7 @@ class HealingTransport:
         target_blocks: Sequence[int],
         notification: bytes,
         group: int = 0,
+        post_before: float = math.inf,
     ) -> int:
         """See Transport."""
         end = self._end_of.get(agent)
@@ -148,7 +150,7 @@ class HealingTransport:
             raise TransferError(f"peer {agent} is not known")
         try:
             inner = end.transport.post_write(
-                agent, source_blocks, target_blocks, notification, group
+                agent, source_blocks, target_blocks, notification, group, post_before
             )
         except PoolMismatch:
             raise

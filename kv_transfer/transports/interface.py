@@ -7,6 +7,7 @@ know no handoffs: their caller decides who may write where, and when.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -182,9 +183,11 @@ class Transport(Protocol):
         target_blocks: Sequence[int],
         notification: bytes,
         group: int = 0,
+        post_before: float = math.inf,
     ) -> int:
         """Start copying own blocks of a group into the pool of a peer that is ready, pairwise;
-        `poll` reports the returned handle, which no other write of this end has.
+        `poll` reports the returned handle, which no other write of this end has. A transport that
+        posts later than in this call does so before `post_before`, of `time.monotonic`, or never.
 
         Raises PoolMismatch if the blocks lie outside of the pools: nothing was written. Raises
         TransferError otherwise: the write is over, and the peer should be removed and added again.
@@ -253,7 +256,8 @@ def fit_groups(
         raise PoolMismatch(
             f"peer {agent} has blocks of {len(found)} groups of layers, expected {len(groups)}"
         )
-    num_ranks = 1 + max(share.target for each in fitting for share in each)
+    named = [max(share.target + 1, share.num_targets) for each in fitting for share in each]
+    num_ranks = max(named, default=len(found[0].block_bytes))
     num_bytes = num_blocks * found[0].block_bytes[0]
     for shape, ours, each in zip(found, groups, fitting, strict=True):
         _check_own(ours.shape, each)

@@ -11,6 +11,7 @@ goes into native code that trusts it, so the caller of `add_peer` must authentic
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _PeerGroup:
-    blocks: Any  # prepared descriptor list of the peer's pool, as blocks of one group
+    blocks: Any  # prepared descriptor list of the peer's pool, as blocks of one group, if any
     num_blocks: int
     source: _Places  # the pieces that a write reads of each of our blocks
 
@@ -186,7 +187,8 @@ class NixlTransport:
                 self._release(write)
         try:
             for each in groups:
-                each.blocks.release()
+                if each.blocks is not None:
+                    each.blocks.release()
         except self._errors as error:
             _log.warning("NIXL keeps the block list of peer %s: %r", agent, error)
         self._forget_remote(agent)
@@ -198,6 +200,7 @@ class NixlTransport:
         target_blocks: Sequence[int],
         notification: bytes,
         group: int = 0,
+        post_before: float = math.inf,
     ) -> int:
         """Post one WRITE; with shared memory or CMA most of the copying happens in this call."""
         groups = self._peers.get(agent)
@@ -228,6 +231,13 @@ class NixlTransport:
         except self._errors as error:
             write.error = repr(error)
         return handle
+
+    def notify(self, agent: str, payload: bytes) -> None:
+        """Notify a peer that is ready. Raises TransferError."""
+        try:
+            self._nixl.send_notif(agent, payload)
+        except self._errors as error:
+            raise TransferError(f"NIXL cannot notify {agent}: {error!r}") from error
 
     def poll(self) -> list[TransportEvent]:
         """Drive UCX: complete own writes, which sends their notifications, and collect peers'."""
@@ -303,6 +313,8 @@ class NixlTransport:
         self, agent: str, group: int, own: PoolMemory, theirs: PoolMemory, shares: Sequence[Share]
     ) -> _PeerGroup:
         """The lists for writes of one group to a peer."""
+        if not shares:
+            return _PeerGroup(None, theirs.num_blocks, ())
         source = self._prepare_own(group, own, shares)
         target = tuple((share.target, share.slices.target) for share in shares)
         return _PeerGroup(self._prepare(agent, theirs, target), theirs.num_blocks, source)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import uuid
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kv_transfer.transports.distant_end import DistantEnd
 from kv_transfer.transports.healing import HealingTransport
 from kv_transfer.transports.interface import Transport
+from kv_transfer.transports.joined import JoinedTransport, NotifyingTransport
 from protocol.errors import ConfigError
 
 AUTO = "auto"
@@ -31,8 +34,10 @@ class TransportClass(Protocol):
         """Why the transport cannot serve a pool on a device on this machine; "" if it can."""
 
 
-def create_transport(name: str, device: str) -> Transport:
-    """A transport by name for a pool on a device.
+def create_transport(
+    name: str, device: str, open_others: Callable[[], Sequence[DistantEnd]] = tuple
+) -> Transport:
+    """A transport by name for a pool on a device. `open_others`: see JoinedTransport.
 
     Raises ConfigError that lists the transports and says why one cannot be used.
     """
@@ -43,7 +48,7 @@ def create_transport(name: str, device: str) -> Transport:
         raise ConfigError(f"transport {name!r} is unknown; available: {known}{note}")
     found = _load(name)
     if found.heals_by_new_ends:
-        return HealingTransport(lambda: found(new_agent_name(), device))
+        return HealingTransport(lambda: JoinedTransport(_notifying(found, device), open_others))
     return found(new_agent_name(), device)
 
 
@@ -64,6 +69,17 @@ def chosen_transport(name: str, device: str, is_one_host: bool) -> str:
 def new_agent_name() -> str:
     """A name that no other incarnation has or ever had."""
     return uuid.uuid4().hex
+
+
+def _notifying(found: TransportClass, device: str) -> NotifyingTransport:
+    transport = found(new_agent_name(), device)
+    assert isinstance(transport, NotifyingTransport)
+    return transport
+
+
+def open_end(name: str, device: str) -> Transport:
+    """One end of a transport by name, which does not heal: its owner opens another one."""
+    return _load(name)(new_agent_name(), device)
 
 
 def _load(name: str) -> TransportClass:

@@ -9,6 +9,7 @@ retries in order. Serves pools in host memory only.
 from __future__ import annotations
 
 import ctypes
+import math
 import selectors
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -186,6 +187,7 @@ class ShmTransport:
         target_blocks: Sequence[int],
         notification: bytes,
         group: int = 0,
+        post_before: float = math.inf,
     ) -> int:
         """Copy now, without holding the GIL, then queue the notification."""
         peer = self._peers.get(agent)

@@ -3,6 +3,7 @@ to do."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Sequence
 
@@ -75,6 +76,7 @@ class FakeTransport:
         target_blocks: Sequence[int],
         notification: bytes,
         group: int = 0,
+        post_before: float = math.inf,
     ) -> int:
         if agent not in self.peers:
             raise TransferError(f"peer {agent} is not known")

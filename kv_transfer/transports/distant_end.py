@@ -1,0 +1,175 @@
+"""Ends of a transport on another host, for the part of the pool that lies there.
+
+Messages go over a connection that somebody else owns. An end that is told to do something answers
+later: nothing here waits, except for an end to open and to break its connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import count
+from queue import Empty, SimpleQueue
+
+from kv_transfer.transports.end_messages import (
+    AddPeer,
+    CloseEnd,
+    Disconnect,
+    Disconnected,
+    EndOrder,
+    EndReport,
+    Opened,
+    OpenEnd,
+    OpenFailed,
+    PeerIsLost,
+    PeerIsReady,
+    RemovePeer,
+    Write,
+    WriteOver,
+    decode_report,
+    encode,
+)
+from kv_transfer.transports.interface import (
+    PeerLost,
+    PeerReady,
+    SharesByGroup,
+    TransportEvent,
+    WriteDone,
+)
+from protocol.errors import TransferError
+
+OPEN_S = 30.0
+DISCONNECT_S = 5.0
+
+
+class DistantHost:
+    """The ends on one other host. `send` passes on what an end there is told; any thread calls it.
+    Its owner calls `take` with what comes back, and keeps `beat` up to date: the nonce of the
+    host's newest beat, and when it came."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self.beat: tuple[int, float] = (0, 0.0)
+        self._send = send
+        self._numbers = count()
+        self._ends: dict[int, DistantEnd] = {}
+
+    def open_end(self, limit_s: float = OPEN_S) -> DistantEnd:
+        """Open an end. Raises TransferError."""
+        number = next(self._numbers)
+        end = self._ends[number] = DistantEnd(self, number)
+        self.tell(OpenEnd(number))
+        try:
+            end.wait_until_open(limit_s)
+        except TransferError:
+            self.forget(number)
+            self.tell(CloseEnd(number))
+            raise
+        return end
+
+    def tell(self, order: EndOrder) -> None:
+        """Pass on an order."""
+        self._send(encode(order))
+
+    def forget(self, number: int) -> None:
+        """Drop what an end reports from now on."""
+        self._ends.pop(number, None)
+
+    def take(self, data: bytes) -> None:
+        """Take a report. Raises ProtocolError."""
+        report = decode_report(data)
+        end = self._ends.get(report.end)
+        if end is not None:
+            end.take(report)
+
+
+class DistantEnd:
+    """One end. One thread calls its methods, except `take` and `disconnect`."""
+
+    def __init__(self, host: DistantHost, number: int) -> None:
+        self.agent = ""
+        self.num_ranks = 0
+        self._host = host
+        self._number = number
+        self._descriptor = b""
+        self._opened: SimpleQueue[Opened | OpenFailed] = SimpleQueue()
+        self._broken: SimpleQueue[int] = SimpleQueue()
+        self._events: SimpleQueue[TransportEvent] = SimpleQueue()
+        self._handles = count()
+
+    def wait_until_open(self, limit_s: float) -> None:
+        """Raises TransferError if the end cannot be opened in time."""
+        try:
+            report = self._opened.get(timeout=limit_s)
+        except Empty:
+            raise TransferError(f"another host opens no end within {limit_s:g} s") from None
+        if isinstance(report, OpenFailed):
+            raise TransferError(f"another host opens no end: {report.reason}")
+        self.agent, self._descriptor = report.agent, report.descriptor
+        self.num_ranks = report.num_ranks
+
+    def take(self, report: EndReport) -> None:
+        """Note what the end reports."""
+        match report:
+            case Opened() | OpenFailed():
+                self._opened.put(report)
+            case PeerIsReady(agent=agent):
+                self._events.put(PeerReady(agent))
+            case PeerIsLost(agent=agent, reason=reason):
+                self._events.put(PeerLost(agent, reason))
+            case WriteOver(handle=handle, error=error):
+                self._events.put(WriteDone(handle, error))
+            case Disconnected(number=number):
+                self._broken.put(number)
+
+    def descriptor(self) -> bytes:
+        """See Transport."""
+        return self._descriptor
+
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
+    ) -> None:
+        """See Transport; a peer that does not fit is lost later."""
+        self._host.tell(AddPeer(self._number, agent, descriptor, num_blocks, tuple(shares)))
+
+    def remove_peer(self, agent: str) -> None:
+        """See Transport."""
+        self._host.tell(RemovePeer(self._number, agent))
+
+    def post_write(
+        self,
+        agent: str,
+        source_blocks: Sequence[int],
+        target_blocks: Sequence[int],
+        group: int,
+        post_before: float,
+    ) -> int:
+        """Let the end write, without a notification; see Transport. Durations travel, because
+        clocks of hosts differ: the host sent its beat before we got it, so what the end counts from
+        there ends before `post_before`."""
+        handle = next(self._handles)
+        nonce, came_at = self._host.beat
+        within_s = post_before - came_at
+        blocks = list(source_blocks), list(target_blocks)
+        self._host.tell(Write(self._number, handle, agent, *blocks, group, nonce, within_s))
+        return handle
+
+    def poll(self) -> list[TransportEvent]:
+        """What the end has reported since the last call."""
+        events: list[TransportEvent] = []
+        while True:
+            try:
+                events.append(self._events.get_nowait())
+            except Empty:
+                return events
+
+    def disconnect(self, kept: Collection[str]) -> int:
+        """See Transport. Raises TransferError if the host does not answer in time."""
+        self._host.tell(Disconnect(self._number, sorted(kept)))
+        try:
+            return self._broken.get(timeout=DISCONNECT_S)
+        except Empty:
+            raise TransferError(f"another host has not answered for {DISCONNECT_S:g} s") from None
+
+    def close(self) -> None:
+        """Close the end."""
+        self._host.forget(self._number)
+        self._host.tell(CloseEnd(self._number))
