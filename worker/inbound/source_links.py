@@ -275,10 +275,13 @@ class SourcePeers:
 
     def neighbours_of_lapsed(self, incarnation: str) -> set[str] | None:
         """For a peer that `take_lost` reported and that may only be stopped, on another machine:
-        the addresses of the peers that answer. None for other peers, and after the first call."""
+        the addresses of the peers that answer, or none if it may have written from others' hosts.
+        None for other peers, and after the first call."""
         return self._neighbours.pop(incarnation, None)
 
     def _others_than(self, lost: _Link, now: float) -> set[str]:
+        if lost.control.accepted is not None and not lost.control.accepted.machine:
+            return set()
         answering = {
             link.control.address
             for link in self._links.values()

@@ -238,20 +238,24 @@ def test_silence_alone_is_not_death(pair: Pair) -> None:
     pair.peers.send("p-i", ABORT)  # dropped: its receiver hears that the peer is gone
 
 
-def test_peers_are_told_apart_by_address_though_they_are_known_by_name(pair: Pair) -> None:
-    """The connections of blocks have addresses only."""
+@pytest.mark.parametrize(("machine", "kept"), [("elsewhere", {"127.0.0.1"}), ("", set())])
+def test_peers_are_told_apart_by_address_though_they_are_known_by_name(
+    machine: str, kept: set[str]
+) -> None:
+    """The connections of blocks have addresses only. One that names no machine may have written
+    from any."""
     near = Pair()
     name = KvPeer(
         worker_id="q", incarnation="p-i", control=near.endpoint.replace("127.0.0.1", "localhost")
     )
-    far = Pair(host="127.0.0.2", incarnation="far")
+    far = Pair(host="127.0.0.2", incarnation="far", machine=machine)
     near.peers.connect(name)
     near.peers.connect(KvPeer(worker_id="f", incarnation="far", control=far.endpoint))
     near.exchange(lambda: far.serve() or near.peers.receive() or near.num_answered() == 2)
     near.alive = False
     near.silence("far")
     assert near.peers.take_lost(time.monotonic()) == ["far"]
-    assert near.peers.neighbours_of_lapsed("far") == {"127.0.0.1"}
+    assert near.peers.neighbours_of_lapsed("far") == kept
     near.close()
     far.close()
 
