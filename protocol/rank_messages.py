@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from protocol.field_bounds import Blob, Count, Dimension, Duration, Reason, Text
+from protocol.field_bounds import Blob, Count, Dimension, Reason, Text
 from protocol.message_base import Message
 
 Terms = Annotated[dict[Text, Text], Meta(max_length=256)]
@@ -42,20 +42,23 @@ class RankBytes(Message, frozen=True, kw_only=True):
     data: Blob
 
 
+class EndBytes(Message, frozen=True, kw_only=True):
+    """An order to an end of KV transfers on a node, or its report to the head, as the transports
+    encode it."""
+
+    data: Blob
+
+
 class NodeBeat(Message, frozen=True, kw_only=True):
     """A node to the head, again and again: I am there. `times` are those of its ranks so far, as
-    `RankTimes` has them."""
+    `RankTimes` has them. Until when a write may be posted counts from the beat with a nonce."""
 
     nonce: Count
     times: Annotated[list[Count], Meta(max_length=4096)]
 
 
 class HeadBeat(Message, frozen=True, kw_only=True):
-    """The head to a node, again and again: I am there. Until `lease_s` after the node sent the beat
-    with this nonce, its ranks may write to other workers."""
-
-    nonce: Count
-    lease_s: Duration
+    """The head to a node, again and again: I am there."""
 
 
 class NodeLeaves(Message, frozen=True, kw_only=True):
@@ -74,5 +77,5 @@ class WorkerEnds(Message, frozen=True, kw_only=True):
     reason: Reason = ""
 
 
-ToHead = NodeHello | RankBytes | NodeBeat | NodeLeaves | NodeEnds
-ToNode = NodeAccepted | NodeRefused | RankBytes | HeadBeat | WorkerEnds
+ToHead = NodeHello | RankBytes | EndBytes | NodeBeat | NodeLeaves | NodeEnds
+ToNode = NodeAccepted | NodeRefused | RankBytes | EndBytes | HeadBeat | WorkerEnds

@@ -26,6 +26,7 @@ from engine.loader import LoadedEngine
 from engine.parallel.sums import RankLost
 from kv_transfer.service import TransferService
 from kv_transfer.tiers.kv_tiers import KvTiers
+from kv_transfer.transports.distant_end import DistantHost
 from kv_transfer.transports.ucx_paths import machine_paths, usable_paths
 from process.allocator import spare_the_collector
 from process.clock import Clock
@@ -112,7 +113,7 @@ def run_worker(
         if settings.cores:  # before threads start, so that they are pinned, too
             keep_to_cores(cores_in(settings.cores))
         _share_card(settings)
-        settings = checked(placed(settings, role, os.environ))
+        settings = checked(placed(settings, os.environ))
         # nothing needs closing yet, so a signal may end a download at once
         times.enter("fetch")
         folder = fetched(settings)
@@ -231,12 +232,14 @@ def _prepare(start: _Start, wakeup: Wakeup, phases: StartPhases, stack: ExitStac
     trial = start_trial("worker.startup.checkpoint_trial", start.folder)
     stack.callback(trial.cancel)
     phases.enter("transport")
-    transfers = start_transfers(settings, wakeup, stack)
+    hosts: list[DistantHost] = []
+    transfers = start_transfers(settings, wakeup, hosts, stack)
     trial.finish()
     loading = ModelLoading(settings, start.role, start.folder, transfers, phases)
     loaded, folder = loading.load(stack), loading.folder
     loaded.grammars.wake = wakeup.wake
     stack.callback(loaded.grammars.close)
+    hosts += loading.other_hosts
     descriptor = register_pool(settings, loaded, transfers)
     paths = usable_paths(transfers.paths, loaded.pool.why_not_shareable())
     texts = texts_fingerprint(folder)
@@ -275,7 +278,7 @@ def _connect(
         find=lease.find,
         members=lease.members,
         look_again=lease.look_again,
-        machine=info.machine,
+        machine=machine_name(),
         stack=stack,
         add_check=probes.add_check,
     )
@@ -288,6 +291,13 @@ def _connect(
     return _Member(host, around, lease, info)
 
 
+def _machine(settings: WorkerSettings) -> str:
+    """The machine on which peers see our process end, and with it all that may write to them.
+    Ends on other hosts may write for some time after that, so then peers get none and wait for our
+    lease."""
+    return machine_name() if settings.num_nodes == 1 else ""
+
+
 def _hello_policy(settings: WorkerSettings, worker_id: str, local: _Local) -> HelloPolicy:
     layout = local.loaded.engine.layout
     return HelloPolicy(
@@ -295,7 +305,7 @@ def _hello_policy(settings: WorkerSettings, worker_id: str, local: _Local) -> He
         uuid.uuid4().hex,
         layout.model_fingerprint,
         layout.unsharded.fingerprint,
-        machine=machine_name(),
+        machine=_machine(settings),
         pid=os.getpid(),
         weight_version=commit_of(local.folder) or "",
         revision=settings.deployment_revision,
@@ -360,7 +370,7 @@ def _info(
         block_size=loaded.engine.layout.block_size,
         num_blocks=loaded.engine.scheduler.blocks.num_blocks,
         max_context=loaded.engine.limits.max_context,
-        machine=machine_name(),
+        machine=_machine(settings),
         texts_fingerprint=local.texts,
         transport_paths=local.paths,
         machine_paths=machine_paths(local.paths, str(loaded.pool.device)),

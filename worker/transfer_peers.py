@@ -52,6 +52,11 @@ class TransferPeers:
                 message.layout,
             )
             own = self._pool.layout
+            if message.wants_digests and len(own.ranks) > 1 + len(self._pool.others):
+                raise ProtocolError(
+                    "it compares digests of whole blocks (kv_checksum), and no host of this worker "
+                    "has whole blocks"
+                )
             theirs = own.unsharded if message.layout is None else message.layout
             shares = plan_shares(own, theirs)
         except (ConfigError, ProtocolError) as error:

@@ -149,10 +149,6 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
         "pools.decode.tensorParallel: workers of several cards exchange no KV blocks yet",
     ),
     (
-        {"workers": {"tensorParallel": 2, "nodesPerWorker": 2}},
-        "pools.prefill.nodesPerWorker: workers of several nodes exchange no KV blocks yet",
-    ),
-    (
         spanning(tensorParallel=3, nodesPerWorker=2),
         "pools.decode.nodesPerWorker: 2 must divide the 3 ranks",
     ),

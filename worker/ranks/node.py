@@ -1,8 +1,9 @@
 """One node of a worker whose ranks span several hosts, beside the head's.
 
 Starts the hands of its host, gives them the memory for their KV pools, and passes on messages
-between them and the head. It ends with the worker: when the head says so, is gone or falls silent,
-or when a hand ends. In the last case it tells the head. Its hands end with it.
+between them and the head. The head moves the blocks in this memory through ends of KV transfers
+here. A node ends with the worker: when the head says so, is gone or falls silent, or when a hand
+ends. In the last case it tells the head. Its hands end with it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import zmq
 
 from engine.parallel.sums import RankLost
-from kv_transfer.transports.memory_file import SharedMemory
+from kv_transfer.end_server import EndFailed, EndServer
+from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
+from kv_transfer.transports.memory_file import SharedMemory, address_of
 from process.lifecycle import StopSignal
 from process.wakeup import Wakeup
 from protocol.rank_messages import (
+    EndBytes,
     HeadBeat,
     NodeBeat,
     NodeEnds,
@@ -40,6 +44,7 @@ log = logging.getLogger(__name__)
 _PERIOD_MS = 250
 _READ_BYTES = 256 * 1024
 _LINGER_MS = 1000
+_KNOWN_BEATS = 1024
 _MOST_UNREAD = 64 * 1024 * 1024
 """Bytes of steps that a hand has not read; the head is at most a few steps ahead."""
 
@@ -80,6 +85,11 @@ class Node:
         self.is_draining = self.is_stalled = False
         self._memory: SharedMemory | None = None
         self._beat_at, self._nonce = 0.0, 0
+        self._sent_at: dict[int, float] = {}  # of the last beats, by nonce
+        self._open_transport: Callable[[], Transport] | None = None
+        self._pools: dict[int, OwnPool] = {}  # by rank
+        self._ends: EndServer | None = None
+        self._early_orders: list[bytes] = []  # that came before all hands had loaded
         self._poller = zmq.Poller()
         self._hands = [
             _Hand(number, hand, steps, bytearray())
@@ -93,8 +103,10 @@ class Node:
         """Whether all hands have loaded."""
         return all(each.has_loaded for each in self._hands)
 
-    def run(self) -> str:
-        """Returns when the worker ends: why, "" if it was told to. Raises HeadLost."""
+    def run(self, open_transport: Callable[[], Transport]) -> str:
+        """Returns when the worker ends: why, "" if it was told to. Raises HeadLost. Ends of KV
+        transfers use `open_transport`."""
+        self._open_transport = open_transport
         poller = self._poller
         poller.register(self._link.socket, zmq.POLLIN)
         poller.register(self._link.monitor, zmq.POLLIN)
@@ -111,15 +123,16 @@ class Node:
                     return message.reason
                 self._follow(message)
             self._link.check()
-            for hand in self._hands:
-                reason = self._serve(hand, ready)
+            for reason in (*(self._serve(hand, ready) for hand in self._hands), self._report()):
                 if reason:
                     self._link.send(NodeEnds(reason=reason))
                     return reason
             self._beat()
 
     def close(self) -> None:
-        """End the hands."""
+        """Close the ends, and end the hands."""
+        if self._ends is not None:
+            self._ends.close()
         self._processes.close()
         if self._memory is not None:
             self._memory.close()
@@ -129,6 +142,11 @@ class Node:
         match message:
             case RankBytes(rank=rank, data=data) if rank in self._numbers:
                 self._hands[rank - self._numbers.start].unsent += data
+            case EndBytes(data=data):
+                if self._ends is None:
+                    self._early_orders.append(data)
+                else:
+                    self._ends.take(data)
             case HeadBeat():
                 for hand in self._hands:
                     _tell_of_head(hand)
@@ -164,6 +182,30 @@ class Node:
             hand.link.setblocking(False)
             self._poller.unregister(hand.link)
             log.info("rank %d has loaded", hand.number)
+            self._pools[hand.number] = message
+            if self.is_registered:
+                self._serve_ends()
+
+    def _serve_ends(self) -> None:
+        """Carry out the orders to ends of KV transfers from now on."""
+        assert self._memory is not None
+        assert self._open_transport is not None
+        pools = [self._pools[number] for number in self._numbers]
+        pool = pool_on_node(pools, address_of(self._memory.view))
+        wake = self._wakeup.wake
+        self._ends = EndServer(self._open_transport, pool, self._sent_at.get, wake)
+        for data in self._early_orders:
+            self._ends.take(data)
+        self._early_orders.clear()
+
+    def _report(self) -> str:
+        """Tell the head what the ends report; returns why the worker cannot go on, or ""."""
+        try:
+            for data in [] if self._ends is None else self._ends.drain():
+                self._link.send(EndBytes(data=data))
+        except EndFailed as error:
+            return str(error)
+        return ""
 
     def _ended(self, hand: _Hand) -> str:
         """How a hand has ended; "" if the head told it to."""
@@ -184,8 +226,27 @@ class Node:
             self._link.send(NodeLeaves())
         if now >= self._beat_at:
             self._beat_at, self._nonce = now + BEAT_S, self._nonce + 1
+            self._sent_at[self._nonce] = now
+            self._sent_at.pop(self._nonce - _KNOWN_BEATS, None)
             times = self._shared.times_of(self._numbers)
             self._link.send(NodeBeat(nonce=self._nonce, times=times))
+
+
+def pool_on_node(pools: Sequence[OwnPool], address: int) -> PoolMemory:
+    """The pools of a node's ranks, in memory from `address` on."""
+    parts = [
+        PoolPart(
+            address + each.offset,
+            each.groups[0][0],
+            "cpu",
+            tuple(size for size, _ in each.groups) if len(each.groups) > 1 else (),
+        )
+        for each in pools
+    ]
+    first, groups = parts[0], pools[0].groups
+    views = groups if len(groups) > 1 else ()
+    others = tuple(parts[1:])
+    return PoolMemory(first.address, first.block_bytes, groups[0][1], "cpu", others, views)
 
 
 def _read(end: socket.socket) -> bytes | None:

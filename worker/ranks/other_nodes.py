@@ -14,9 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
 
 import zmq
 
+from kv_transfer.transports.distant_end import DistantHost
 from process.sockets.encrypted_sockets import Network
 from process.sockets.inflow import Inflow, next_frames
 from process.wakeup import Wakeup
@@ -24,6 +27,7 @@ from protocol import wire
 from protocol.errors import ProtocolError
 from protocol.message_base import Message
 from protocol.rank_messages import (
+    EndBytes,
     HeadBeat,
     NodeAccepted,
     NodeBeat,
@@ -54,7 +58,6 @@ class _Node:
     identity: bytes
     name: str
     heard_at: float
-    nonce: int
     links: list[socket.socket]
     ends: dict[int, socket.socket] = field(default_factory=dict)
 
@@ -66,7 +69,8 @@ class _Node:
 
 class OtherNodes:
     """All nodes except the head's own. `reason` says why the worker cannot go on; "" while it can.
-    `note_times` takes the times of the ranks on a node, from the number of the first on."""
+    `hosts` are the ends of KV transfers on each. `note_times` takes the times of the ranks on a
+    node, from the number of the first on."""
 
     def __init__(
         self,
@@ -82,7 +86,10 @@ class OtherNodes:
         from another thread when a node was told to stop. Raises ConfigError."""
         self.reason = ""
         self.note_times: Callable[[int, Sequence[int]], None] = lambda first, lines: None
-        self.holds_until: Callable[[], float] = time.monotonic
+        self.hosts = [
+            DistantHost(partial(self._order, number)) for number in range(1, len(ranks) + 1)
+        ]
+        self._orders: SimpleQueue[tuple[int, bytes]] = SimpleQueue()  # to ends, by node
         self._ranks = ranks
         self._terms = terms
         self._silence_s = silence_s
@@ -144,6 +151,7 @@ class OtherNodes:
             self._wakeup.clear()
             self._receive()
             self._pass_on()
+            self._pass_on_orders()
             self._beat()
         self._pass_on()
         for node in list(self._nodes.values()):
@@ -158,11 +166,9 @@ class OtherNodes:
             except zmq.Again:
                 break
             try:
-                message = wire.decode_to_head(wire.joined(parts))
+                self._take(identity, wire.decode_to_head(wire.joined(parts)))
             except ProtocolError as error:
                 log.debug("dropped a frame: %s", error)
-                continue
-            self._take(identity, message)
 
     def _take(self, identity: bytes, message: ToHead) -> None:
         if isinstance(message, NodeHello):
@@ -175,10 +181,12 @@ class OtherNodes:
         node.heard_at = time.monotonic()
         match message:
             case NodeBeat(nonce=nonce, times=times):
-                node.nonce = nonce
+                self.hosts[number - 1].beat = nonce, node.heard_at
                 self.note_times(self._ranks[number - 1].start, times)
             case RankBytes(rank=rank, data=data):
                 self._give(node, rank, data)
+            case EndBytes(data=data):
+                self.hosts[number - 1].take(data)
             case NodeLeaves():
                 log.info("%s was told to stop", node.name)
                 self._leaves()
@@ -195,7 +203,7 @@ class OtherNodes:
         if former is not None:
             self._drop_links(former)
             former.close()
-        node = _Node(identity, f"node {hello.node} ({hello.address})", time.monotonic(), 0, [])
+        node = _Node(identity, f"node {hello.node} ({hello.address})", time.monotonic(), [])
         for rank in self._ranks[hello.node - 1]:
             link, end = socket.socketpair()
             end.setblocking(False)
@@ -250,17 +258,30 @@ class OtherNodes:
                     self._lose(number, f"{node.name} is gone, or reads no more steps")
                     break
 
+    def _order(self, number: int, data: bytes) -> None:
+        """Queue an order to an end on a node; any thread calls this."""
+        self._orders.put((number, data))
+        self._wakeup.wake()
+
+    def _pass_on_orders(self) -> None:
+        """Pass on what the ends on other nodes are told. Those of a lost node end with the
+        worker."""
+        for _ in range(self._orders.qsize()):
+            number, data = self._orders.get()
+            node = self._nodes.get(number)
+            if node is not None and not self._send(node, EndBytes(data=data)):
+                self._lose(number, f"{node.name} is gone, or reads no more orders")
+
     def _beat(self) -> None:
         """Send a beat to the nodes, and find those that are silent."""
         now = time.monotonic()
         if now < self._beat_at:
             return
         self._beat_at = now + BEAT_S
-        lease_s = max(0.0, self.holds_until() - now)
         for number, node in list(self._nodes.items()):
             if node.heard_at < now - self._silence_s:
                 self._lose(number, f"{node.name} has said nothing for {self._silence_s:g} s")
-            elif not self._send(node, HeadBeat(nonce=node.nonce, lease_s=lease_s)):
+            elif not self._send(node, HeadBeat()):
                 self._lose(number, f"{node.name} has closed the connection")
 
     def _lose(self, number: int, reason: str) -> None:

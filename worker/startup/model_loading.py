@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from engine.loader import LoadedEngine, load_engine
 from engine.parallel.sums import RankLost
 from engine.sampling.grammar_matcher import GrammarLimits
 from kv_transfer.service import TransferService
+from kv_transfer.transports.distant_end import DistantHost
 from kv_transfer.transports.registry import create_transport
 from process.cores import cores_in, usable_cores
 from process.store.store_url import store_url
@@ -77,6 +79,11 @@ class ModelLoading:
         self._phases = phases
         self._hands: Hands | None = None
         self._nodes: OtherNodes | None = None
+
+    @property
+    def other_hosts(self) -> Sequence[DistantHost]:
+        """The hosts of ranks but the head's, once the model is loaded."""
+        return () if self._nodes is None else self._nodes.hosts
 
     def load(self, stack: ExitStack) -> LoadedEngine:
         """The engine, ready to run. Raises ModelLoadError, ConfigError, RankLost and Stopped."""

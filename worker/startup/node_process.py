@@ -24,6 +24,7 @@ from worker.settings import WorkerSettings
 from worker.startup.model_loading import engine_config, hand_settings, silence_s
 from worker.startup.nodes import head_endpoint, own_address, ranks_of, terms_of
 from worker.startup.start_phases import PhaseTimes, StartPhases
+from worker.startup.transfers import end_opener
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ def run_node(
     phases = StartPhases(stop, times)
     probes = WorkerProbes(phases, settings.peer_silence_s)
     serve_probes(settings, probes, stack)
+    opener = end_opener(settings)
     with stop.raised():
         phases.enter("nodes")
         link = _joined(settings, role, folder, stack)
@@ -47,7 +49,7 @@ def run_node(
         stack.callback(node.close)
         phases.enter("weights")
     probes.watch(node, node)
-    reason = node.run()
+    reason = node.run(opener)
     if reason:
         raise RankLost(reason)
     log.info("stopped with the worker")

@@ -41,7 +41,7 @@ _OWN = ("folder", "kernels_dir", "num_blocks", "memory_fraction", "open_tensors"
 """Fields of the engine's configuration that each host has for itself, or only the head needs."""
 
 
-def placed(settings: S, role: Role, environ: Mapping[str, str]) -> S:
+def placed(settings: S, environ: Mapping[str, str]) -> S:
     """The settings, completed from a LeaderWorkerSet's environment. Raises ConfigError if hosts and
     ranks do not fit together."""
     found = {
@@ -58,11 +58,11 @@ def placed(settings: S, role: Role, environ: Mapping[str, str]) -> S:
         node_rank=int(found.get("node_rank", settings.node_rank or 0)),
         master_addr=found.get("master_addr", settings.master_addr),
     )
-    _check(done, role)
+    _check(done)
     return done
 
 
-def _check(settings: WorkerSettings, role: Role) -> None:
+def _check(settings: WorkerSettings) -> None:
     nodes, number, tp_size = settings.num_nodes, settings.node_rank, settings.tensor_parallel
     if number is not None and number >= nodes:
         raise ConfigError(
@@ -85,11 +85,6 @@ def _check(settings: WorkerSettings, role: Role) -> None:
         raise ConfigError(f"nnodes {nodes} needs master_addr, the address of the host of node 0")
     if is_wildcard(settings.master_addr):
         raise ConfigError(f"master_addr {settings.master_addr} is no address of a host")
-    if role is Role.PREFILL:
-        raise ConfigError(
-            f"nnodes {nodes}: KV blocks do not leave a worker of several hosts yet; set it to 1, "
-            "or serve with decode workers alone"
-        )
     if settings.transport == "shm":
         raise ConfigError(f"nnodes {nodes}: transport shm stays on one host; leave it out")
     if settings.kv_checksum:

@@ -6,15 +6,18 @@ Knows nothing of peers and handoffs.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from engine.device import bind_thread, pick_device
 from engine.kv_pool import KvPool
 from engine.loader import LoadedEngine
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
+from kv_transfer.transports.distant_end import DistantEnd, DistantHost
 from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
-from kv_transfer.transports.registry import chosen_transport, create_transport
+from kv_transfer.transports.registry import chosen_transport, create_transport, open_end
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
 from process.sockets.host_names import is_loopback
 from process.wakeup import Wakeup
@@ -22,23 +25,34 @@ from protocol.handoff_messages import PeerDescriptor
 from worker.settings import WorkerSettings
 
 
-def start_transfers(settings: WorkerSettings, wakeup: Wakeup, stack: ExitStack) -> TransferService:
-    """The worker's transfers, which end with `stack`."""
+def start_transfers(
+    settings: WorkerSettings, wakeup: Wakeup, hosts: Sequence[DistantHost], stack: ExitStack
+) -> TransferService:
+    """The worker's transfers, which end with `stack`. Before `register_pool`, `hosts` gets the
+    other hosts on which ranks have parts of the pool."""
     device = pick_device(settings.device)
-    for name, value in UNSIGNALLED.items():  # UCX reads it when it is loaded
-        os.environ.setdefault(name, value)
     transport = _transport_name(settings, str(device))
+    _prepare_environment(settings, transport)
+
+    def open_others() -> list[DistantEnd]:
+        return [host.open_end() for host in hosts]
 
     def open_transport() -> Transport:
         bind_thread(device)
-        if transport == "nixl":
-            os.environ.update(_ucx_environment(settings))
-        return create_transport(transport, str(device))
+        return create_transport(transport, str(device), open_others)
 
     transfers = TransferService(open_transport, wakeup.wake)
     stack.callback(transfers.close)
     transfers.start()
     return transfers
+
+
+def end_opener(settings: WorkerSettings) -> Callable[[], Transport]:
+    """What opens ends of KV transfers on a host that is not the head's. Raises ConfigError."""
+    device = str(pick_device(settings.device))
+    transport = _transport_name(settings, device)
+    _prepare_environment(settings, transport)
+    return partial(open_end, transport, device)
 
 
 def register_pool(
@@ -85,6 +99,14 @@ def _transport_name(settings: WorkerSettings, device: str) -> str:
         is_loopback(settings.host) and not settings.kv_interface and settings.num_nodes == 1
     )
     return chosen_transport(settings.transport, device, is_one_host)
+
+
+def _prepare_environment(settings: WorkerSettings, transport: str) -> None:
+    """Set the variables that UCX reads when it is loaded, and when NIXL starts."""
+    for name, value in UNSIGNALLED.items():
+        os.environ.setdefault(name, value)
+    if transport == "nixl":
+        os.environ.update(_ucx_environment(settings))
 
 
 def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:

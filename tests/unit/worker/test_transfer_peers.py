@@ -170,3 +170,15 @@ def test_a_digest_covers_the_heads_of_all_ranks(
     assert [shared.digest(block) for block in (0, 1)] == [whole.digest(0), whole.digest(1)]
     parts[-1].layer(0)[1, 0, 0, 0, 0] += 1
     assert shared.digest(1) != whole.digest(1)
+
+
+@pytest.mark.parametrize("num_others", [0, 1])
+def test_digests_of_whole_blocks_need_all_ranks_here(
+    num_others: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = Own()
+    own.pool.others = [KvPool(WHOLE.shard(1, 2), 3)][:num_others]
+    assert own.peers.try_add(descriptor(None)), "which wants none"
+    assert own.peers.try_add(descriptor(None, wants_digests=True)) is bool(num_others)
+    assert ("no host of this worker has whole blocks" in caplog.text) is not bool(num_others)
+    assert own.counters[Count.DESCRIPTORS_REFUSED] == 1 - num_others

@@ -130,8 +130,6 @@
 {{- end -}}
 {{- if ne $pool.device "cpu" -}}
 {{- $wrong = append $wrong (printf "pools.%s.nodesPerWorker: ranks on cards lie on one node; set it to 1" $name) -}}
-{{- else if include "baton.hasPrefill" $ -}}
-{{- $wrong = append $wrong (printf "pools.%s.nodesPerWorker: workers of several nodes exchange no KV blocks yet; set it to 1, or leave prefill pools out" $name) -}}
 {{- end -}}
 {{- if $pool.autoscaling.type -}}
 {{- $wrong = append $wrong (printf "pools.%s.autoscaling: a pool of workers that span several nodes has a fixed size; set replicas" $name) -}}

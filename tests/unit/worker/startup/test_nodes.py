@@ -30,10 +30,10 @@ def settings(**given: Any) -> DecodeSettings:
 
 def test_a_leader_worker_set_gives_the_same_as_flags() -> None:
     flags = settings(nnodes=2, node_rank=1, master_addr="demo-0.demo.ai")
-    assert placed(settings(), Role.DECODE, LWS) == placed(flags, Role.DECODE, {}) == flags
-    other = placed(settings(nnodes=2, node_rank=0, master_addr=HEAD), Role.DECODE, LWS)
+    assert placed(settings(), LWS) == placed(flags, {}) == flags
+    other = placed(settings(nnodes=2, node_rank=0, master_addr=HEAD), LWS)
     assert (other.node_rank, other.master_addr) == (0, HEAD), "flags count"
-    alone = placed(settings(), Role.DECODE, {})
+    alone = placed(settings(), {})
     assert (alone.num_nodes, alone.is_head) == (1, True)
 
 
@@ -60,12 +60,7 @@ def test_what_does_not_fit_is_refused(
     given: dict[str, Any], environ: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        placed(settings(**given), Role.DECODE, environ)
-
-
-def test_a_prefill_worker_of_several_hosts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="KV blocks do not leave a worker of several hosts"):
-        placed(settings(nnodes=2, master_addr=HEAD), Role.PREFILL, {})
+        placed(settings(**given), environ)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +73,7 @@ def test_ranks_lie_on_hosts_in_their_order(
     given = settings(
         tensor_parallel=tp_size, pipeline_parallel=num_stages, nnodes=nodes, master_addr=HEAD
     )
-    found = placed(given, Role.DECODE, {})
+    found = placed(given, {})
     assert [list(ranks_of(found, node)) for node in range(nodes)] == ranks
 
 
