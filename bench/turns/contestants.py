@@ -19,6 +19,8 @@ FETCH = "kv_fetch"
 """The router's setting that lets workers fetch blocks from each other: `on` or `off`."""
 NO_FETCHING = "this version has no fetching"
 _NUM_PREFILL, _NUM_DECODE = 1, 2
+_VLLM_BLOCK = 32
+"""The smallest block of vLLM's attention on every CPU."""
 _FOR_EVER = "86400"
 _PLACEMENTS: dict[str, dict[str, str]] = {"affinity": {}, "load": {"placement": "load"}}
 """Ways to place requests, with the settings of each."""
@@ -55,8 +57,8 @@ def contestants(needs: EngineNeeds, vllm_python: str | None) -> Iterator[Contest
             yield Contestant(name, command, without=plain if fetches else "")
     if vllm_python is not None:
         caching = ("--enable-prefix-caching", "--enable-prompt-tokens-details")
-        command = vllm_command(needs, vllm_python, (*caching, f"--block-size={BLOCK_SIZE}"))
-        yield Contestant("vLLM", command)
+        command = vllm_command(needs, vllm_python, (*caching, f"--block-size={_VLLM_BLOCK}"))
+        yield Contestant("vLLM", command, block_size=_VLLM_BLOCK)
 
 
 def _baton(
