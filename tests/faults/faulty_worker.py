@@ -260,8 +260,7 @@ def spoil_writes(transport: type, points: FaultPoints) -> None:
         agent: str,
         source: Sequence[int],
         target: Sequence[int],
-        notification: bytes,
-        group: int = 0,
+        *rest: Any,
     ) -> int:
         if points.strikes("fail"):
             raise TransferError("the write failed")
@@ -272,7 +271,7 @@ def spoil_writes(transport: type, points: FaultPoints) -> None:
         if points.strikes("corrupt"):
             source = [block ^ 1 for block in source]  # the blocks next to the right ones
         points.reach("landing")
-        posted: int = post_write(self, agent, source, target, notification, group)
+        posted: int = post_write(self, agent, source, target, *rest)
         return posted
 
     owner.post_write, owner.poll, owner.remove_peer = spoilt, poll_all, give_up

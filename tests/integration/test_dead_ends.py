@@ -32,7 +32,8 @@ class MortalWorker(TransportWorker):
     @property
     def _nixl(self) -> Any:
         assert isinstance(self.transport, HealingTransport)
-        return self.transport._target.transport
+        (end,) = self.transport._target.transport._ends  # type: ignore[attr-defined]
+        return end
 
 
 @pytest.fixture
