@@ -69,6 +69,10 @@ def test_blocks_move_between_workers_of_several_hosts(
     assert found["received"] == found["sent"] >= NUM_WHOLE
     assert found["was_lost_on_the_way"]
     assert found["stuck"] == 0
+    if prefill != ONE:
+        assert "prefill-1 is gone: it is silent and its lease has ended" in found["log"], (
+            "its other host may have written until then"
+        )
 
 
 def main(argv: list[str]) -> int:
@@ -99,6 +103,7 @@ def main(argv: list[str]) -> int:
         answers = [complete(fleet, model, prompt) for prompt in PROMPTS]
         sent = count_of(url, "prefill-1", "blocks_sent", NUM_WHOLE)
         received = count_of(url, "decode-1", "blocks_received", sent)
+        log = (fleet._processes.folder / "decode-1.log").open()
         answer, was_lost_on_the_way = complete_while_a_rank_dies(fleet, url, model, sent)
         stuck = count_of(url, "decode-1", "blocks_stuck", 0)
     found = {
@@ -107,6 +112,7 @@ def main(argv: list[str]) -> int:
         "received": received,
         "was_lost_on_the_way": was_lost_on_the_way,
         "stuck": stuck,
+        "log": log.read(),
     }
     print(json.dumps(found))
     return 0

@@ -5,14 +5,24 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
+from kv_transfer.transports.end_messages import Opened, OpenEnd, encode
 from process.sockets.encrypted_sockets import Network
 from protocol.errors import ConfigError
-from protocol.rank_messages import NodeBeat, NodeEnds, NodeLeaves, RankBytes, WorkerEnds
+from protocol.rank_messages import (
+    EndBytes,
+    NodeBeat,
+    NodeEnds,
+    NodeLeaves,
+    RankBytes,
+    WorkerEnds,
+)
 from worker.ranks.node_link import HeadLost, NodeLink
 from worker.ranks.other_nodes import OtherNodes
 
@@ -98,6 +108,26 @@ def test_ranks_and_head_tell_each_other_bytes(head: Head) -> None:
         while WorkerEnds(reason="because") not in found:
             assert link.socket.poll(DEADLINE_S * 1e3)
             found += link.receive()
+
+
+def test_ends_and_head_tell_each_other_orders_and_reports(head: Head) -> None:
+    (host,) = head.nodes.hosts
+    with link_to(head) as link, ThreadPoolExecutor(1) as threads:
+        join(link)
+        assert head.nodes.wait_for_all(DEADLINE_S) == []
+        opened = threads.submit(host.open_end, DEADLINE_S)
+        found: list[object] = []
+        while EndBytes(data=encode(OpenEnd(0))) not in found:
+            assert link.socket.poll(DEADLINE_S * 1e3)
+            found += link.receive()
+        before = time.monotonic()
+        link.send(NodeBeat(nonce=5, times=[]))
+        link.send(EndBytes(data=b"of no use"))
+        link.send(EndBytes(data=encode(Opened(0, "far", b"where", 2))))
+        assert opened.result(DEADLINE_S).agent == "far"
+        nonce, came_at = host.beat
+        assert nonce == 5
+        assert before <= came_at <= time.monotonic()
 
 
 @pytest.mark.parametrize(

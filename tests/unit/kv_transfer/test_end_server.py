@@ -1,0 +1,133 @@
+"""Ends that serve another host's head: they do what they are told and report what comes of it, and
+an end that can do nothing any more ends its worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kv_transfer.end_server import EndFailed, EndServer
+from kv_transfer.transports.end_messages import (
+    AddPeer,
+    CloseEnd,
+    Disconnect,
+    Disconnected,
+    EndOrder,
+    EndReport,
+    Opened,
+    OpenEnd,
+    OpenFailed,
+    PeerIsLost,
+    PeerIsReady,
+    RemovePeer,
+    Write,
+    WriteOver,
+    decode_report,
+    encode,
+)
+from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
+from protocol.errors import ConfigError, ProtocolError
+from tests.unit.kv_transfer.fake_transport import FakeTransport
+
+DEADLINE_S = 20.0
+POOL = PoolMemory(4096, 64, 8, "cpu", (PoolPart(9999, 64, "cpu"),))
+
+
+class Rig:
+    """A server whose ends are fakes, and what it has reported."""
+
+    def __init__(self) -> None:
+        self.opened: list[FakeTransport] = []
+        self.may_open = True
+        self.woken = threading.Event()
+        self.server = EndServer(self._open, POOL, {1: 0.0, 2: 1e12}.get, self.woken.set)
+
+    def _open(self) -> Transport:
+        if not self.may_open:
+            raise ConfigError("no more")
+        self.opened.append(FakeTransport(f"end-{len(self.opened)}"))
+        return self.opened[-1]
+
+    def tell(self, order: EndOrder) -> None:
+        self.server.take(encode(order))
+
+    def next(self) -> list[EndReport]:
+        """The next reports; waits for them."""
+        while not (reports := self.server.drain()):
+            assert self.woken.wait(DEADLINE_S)
+            self.woken.clear()
+        return [decode_report(each) for each in reports]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.server.close()
+
+
+@pytest.fixture
+def end(rig: Rig) -> FakeTransport:
+    """The rig's end 3, which is open."""
+    rig.tell(OpenEnd(3))
+    assert rig.next() == [Opened(3, "end-0", b"fake descriptor", 2)]
+    return rig.opened[0]
+
+
+def write(end: int, handle: int, nonce: int) -> Write:
+    return Write(end, handle, "peer", [1], [2], 0, nonce, 5.0)
+
+
+def test_an_end_does_what_it_is_told(rig: Rig, end: FakeTransport) -> None:
+    assert end.pool == POOL
+    rig.tell(AddPeer(3, "peer", b"where", 8, ()))
+    assert rig.next() == [PeerIsReady(3, "peer")]
+    rig.tell(write(3, 7, 2))
+    rig.tell(RemovePeer(3, "peer"))
+    assert rig.next() == [WriteOver(3, 7, "the peer was removed")]
+    rig.tell(AddPeer(3, "bad one", b"where", 8, ()))
+    assert rig.next() == [PeerIsLost(3, "bad one", "a bad peer")]
+    rig.tell(Disconnect(3, ["10.0.0.1"]))
+    assert rig.next() == [Disconnected(3, 1)]
+    assert end.disconnected == [{"10.0.0.1"}]
+
+
+def test_a_write_is_posted_in_time_or_not_at_all(rig: Rig, end: FakeTransport) -> None:
+    rig.tell(AddPeer(3, "peer", b"where", 8, ()))
+    assert rig.next() == [PeerIsReady(3, "peer")]
+    rig.tell(write(3, 7, 1))
+    assert rig.next() == [WriteOver(3, 7, "our grant ended before it was posted")]
+    rig.tell(write(3, 8, 9))
+    assert rig.next() == [WriteOver(3, 8, "the order came too late")]
+    assert end.num_posted == 0
+
+
+def test_ends_come_and_go_alone(rig: Rig, end: FakeTransport) -> None:
+    rig.tell(OpenEnd(4))
+    assert rig.next() == [Opened(4, "end-1", b"fake descriptor", 2)]
+    rig.tell(CloseEnd(3))
+    assert (end.is_closed, rig.opened[1].is_closed) == (True, False)
+    rig.tell(AddPeer(3, "peer", b"where", 8, ()))
+    rig.tell(AddPeer(4, "peer", b"where", 8, ()))
+    assert rig.next() == [PeerIsReady(4, "peer")]
+    rig.server.close()
+    assert rig.opened[1].is_closed
+
+
+def test_an_end_that_does_not_open_says_why(rig: Rig) -> None:
+    rig.may_open = False
+    rig.tell(OpenEnd(3))
+    assert rig.next() == [OpenFailed(3, "no more")]
+
+
+def test_an_end_whose_thread_has_died_is_an_error(rig: Rig, end: FakeTransport) -> None:
+    end.poll_error = ZeroDivisionError("a bug")
+    with pytest.raises(EndFailed, match="a bug"):
+        rig.next()
+
+
+def test_what_is_no_order_is_refused(rig: Rig) -> None:
+    with pytest.raises(ProtocolError, match="a message about an end"):
+        rig.server.take(b"\xc1")
