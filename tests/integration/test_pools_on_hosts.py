@@ -3,12 +3,15 @@ rank of the target gets its heads of its layers before the target hears of the w
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from itertools import product
 
+import msgspec
 import numpy as np
 import pytest
 
+from engine.kv_pool import KvPool
 from kv_transfer.head_slices import plan_shares
 from kv_transfer.transports.interface import (
     Notification,
@@ -19,11 +22,13 @@ from kv_transfer.transports.interface import (
 )
 from kv_transfer.transports.memory_file import SharedMemory, address_of
 from protocol.errors import TransferError
-from protocol.layout import KvLayout
+from protocol.layout import KvGroup, KvLayout
+from scheduling.pool_sizes import blocks_with
 from tests.effort import some
 from tests.integration.pool_ends import poll_until
 from tests.integration.spread_ends import SpreadEnd
 from tests.layouts import part_of
+from worker.startup.transfers import pool_memory
 
 NUM_BLOCKS = 6
 LAYOUT = KvLayout(
@@ -202,3 +207,66 @@ def test_an_end_that_fails_on_another_host_is_lost(pair: Pair) -> None:
     poll_until(PeerLost, one, other)
     with pytest.raises(TransferError, match="is not known"):
         one.transport.post_write(other.transport.agent, [1], [2], b"late")
+
+
+WINDOWED = msgspec.structs.replace(
+    LAYOUT, num_layers=5, grouping=(KvGroup((0, 3)), KvGroup((1, 2, 4), 5))
+)
+PAGES = 4
+
+
+class Grouped(SpreadEnd):
+    """A worker's pool of layers in groups; of a stage without layers of a group, too."""
+
+    def __init__(self, tp_size: int, num_stages: int, num_hosts: int, seed: int) -> None:
+        super().__init__()
+        self.layout = WINDOWED.shard(0, tp_size, num_stages - 1, num_stages)
+        self.num_blocks = blocks_with(self.layout, PAGES * self.layout.blocks_per_page(0))
+        self.pools = [KvPool(each, self.num_blocks) for each in self.layout.ranks]
+        numbers = np.random.default_rng(seed)
+        for part in self.bytes():
+            part[:] = numbers.integers(0, 256, len(part), dtype=np.uint8)
+        size = len(self.pools) // num_hosts
+        hosts = [self.pools[i : i + size] for i in range(0, len(self.pools), size)]
+        for first, *others in hosts:
+            first.others = others
+        self.register([pool_memory(first) for first, *_ in hosts])
+
+    def bytes(self) -> list[np.ndarray]:
+        """Each rank's memory."""
+        return [
+            np.ctypeslib.as_array(
+                (ctypes.c_uint8 * (group.block_bytes * group.num_blocks)).from_address(
+                    each.base_address
+                )
+            )
+            for each in self.pools
+            for group in each.groups[:1]
+        ]
+
+
+@pytest.mark.parametrize(("source", "target"), [((2, 1), (1, 5)), ((1, 5), (2, 1))])
+def test_groups_of_layers_move_as_between_workers_of_one_end(
+    source: tuple[int, int], target: tuple[int, int]
+) -> None:
+    found = []
+    for is_spread in (False, True):
+        hosts = [size * stages if is_spread else 1 for size, stages in (source, target)]
+        one, other = Grouped(*source, hosts[0], 1), Grouped(*target, hosts[1], 2)
+        agent, descriptor = other.transport.agent, other.transport.descriptor()
+        num_blocks = other.pools[0].groups[0].num_blocks
+        shares = plan_shares(one.layout, other.layout)
+        one.transport.add_peer(agent, descriptor, num_blocks, shares)
+        poll_until(PeerReady, one, other)
+        for group in range(2):
+            other.events.clear()
+            one.transport.post_write(agent, [0, 2], [1, 3], b"landed", group)
+            poll_until(Notification, other, one)
+        found.append([each.copy() for each in other.bytes()])
+        one.close()
+        other.close()
+    apart, spread = found
+    assert all((a == b).all() for a, b in zip(apart, spread, strict=True))
+    untouched = Grouped(*target, 1, 2)
+    assert not all((a == b).all() for a, b in zip(spread, untouched.bytes(), strict=True))
+    untouched.close()
