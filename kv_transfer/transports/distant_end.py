@@ -170,6 +170,7 @@ class DistantEnd:
             raise TransferError(f"another host has not answered for {DISCONNECT_S:g} s") from None
 
     def close(self) -> None:
-        """Close the end."""
+        """Close the end. Whoever waits for its connections to break need not wait any longer."""
         self._host.forget(self._number)
+        self._broken.put(0)
         self._host.tell(CloseEnd(self._number))

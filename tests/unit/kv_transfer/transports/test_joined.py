@@ -332,6 +332,13 @@ def test_an_end_that_does_not_break_its_connections_is_an_error(
         worker.transport.disconnect(())
 
 
+def test_an_end_that_is_closed_meanwhile_has_no_connections(worker: Worker) -> None:
+    """Another thread breaks connections than closes ends."""
+    del worker.far.answers[Disconnect]
+    worker.transport.close()
+    assert worker.transport.disconnect(()) == 1, "the first end's"
+
+
 def test_an_end_that_cannot_open_fails_the_pool() -> None:
     far = Far()
     far.answers[OpenEnd] = lambda end: OpenFailed(end, "no UCX")
