@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.replay.player import Played
+from bench.simulated_against_real import machine
 from bench.simulated_against_real.calibration import (
     Profile,
     calibration_trace,
@@ -143,9 +145,14 @@ def test_a_starved_machine_is_not_judged() -> None:
     assert compared(1.0, 1.04, foreign=0.06).holds is None
 
 
-def test_our_own_work_is_no_foreign_load() -> None:
+def test_our_own_work_is_no_foreign_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 6 s that the machine was busy, and 1 s that was stolen, 4 s were ours."""
+    now = iter([0.0, 5.0])
+    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(machine, "os", SimpleNamespace(cpu_count=lambda: 2))
+    monkeypatch.setattr(machine, "_machine_s", lambda: (100.0, 7.0))
+    monkeypatch.setattr(machine, "_ours_s", lambda: {(1, 0.0): 50.0})
     watch = MachineWatch()
-    sum(range(300_000))
-    usage = watch.usage()
-    assert usage.ours >= 0
-    assert 0 <= usage.foreign <= 1.5
+    monkeypatch.setattr(machine, "_machine_s", lambda: (106.0, 8.0))
+    monkeypatch.setattr(machine, "_ours_s", lambda: {(1, 0.0): 53.0, (2, 9.0): 1.0})
+    assert watch.usage() == Usage(ours=0.4, foreign=0.2, stolen=0.1)
