@@ -82,6 +82,8 @@ def _read(stream: RawStream, name: str, number: int) -> tuple[TurnResult, str]:
     first_at, cached = 0.0, 0
     for at, event in stream.events():
         document = json.loads(event)
+        if "error" in document:
+            raise BatonError(f"{name}: the server said {document['error']}")
         prompt = document.get("prompt_token_ids") or prompt
         usage = document.get("usage")
         if usage:
