@@ -1,6 +1,7 @@
 """Processes of a benchmark by name: started, signalled, ended in order; each writes a log.
 
-Owns them and the folder of their logs, which `close` removes. Does not know what they do.
+Owns them and the folder of their logs, which `close` removes. If the benchmark is killed, a process
+of its own kills them (`left_processes.py`). Does not know what they do.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _END_S = 30.0
 _TAIL_CHARS = 800
+_WATCH = Path(__file__).with_name("left_processes.py")
 
 
 class Processes:
@@ -24,6 +27,7 @@ class Processes:
         """`purpose` becomes part of the folder's name."""
         self._folder = tempfile.TemporaryDirectory(prefix=f"baton-{purpose}-")
         self._lives: dict[str, subprocess.Popen[bytes]] = {}
+        self._watch: subprocess.Popen[bytes] | None = None
 
     @property
     def folder(self) -> Path:
@@ -46,6 +50,18 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._kill_if_left(self._lives[name].pid)
+
+    def _kill_if_left(self, pid: int) -> None:
+        """Have the process killed, with its descendants, if this one ends without `close`."""
+        if self._watch is None:
+            command = [sys.executable, "-I", str(_WATCH)]
+            self._watch = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        assert self._watch.stdin is not None
+        self._watch.stdin.write(b"%d\n" % pid)
+        self._watch.stdin.flush()
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal if the process runs."""
@@ -77,6 +93,9 @@ class Processes:
     def close(self) -> None:
         """End all running processes. May be called twice."""
         self.end(self._lives)
+        if self._watch is not None:
+            self._watch.communicate(timeout=_END_S)
+            self._watch = None
         self._folder.cleanup()
 
 
