@@ -90,7 +90,9 @@ def run(load: Load, running: Sequence[Running]) -> dict[str, Account]:
         for contestant, server in order:
             with server.awake():
                 words = _words_per_token(server)
-                results[contestant.name] += asyncio.run(_hold(group, server, words))
+                results[contestant.name] += asyncio.run(
+                    _hold(group, server, words, contestant.takes_seeds)
+                )
         order = [*order[1:], order[0]]
     return {
         each.name: account(results[each.name], load.cuts, each.block_size) for each, _ in running
@@ -98,10 +100,11 @@ def run(load: Load, running: Sequence[Running]) -> dict[str, Account]:
 
 
 async def _hold(
-    group: Sequence[Conversation], server: Server, words_per_token: float
+    group: Sequence[Conversation], server: Server, words_per_token: float, takes_seeds: bool
 ) -> list[TurnResult]:
-    talks = [Talk(server.port, server.model, words_per_token).hold(each) for each in group]
-    return [turn for turns in await asyncio.gather(*talks) for turn in turns]
+    talk = Talk(server.port, server.model, words_per_token, takes_seeds=takes_seeds)
+    results = await asyncio.gather(*(talk.hold(each) for each in group))
+    return [turn for turns in results for turn in turns]
 
 
 def _words_per_token(server: Server) -> float:

@@ -29,13 +29,15 @@ _PLACEMENTS: dict[str, dict[str, str]] = {"affinity": {}, "load": {"placement": 
 @dataclass(frozen=True)
 class Contestant:
     """A server to start. `missing` says why it cannot be, in which case there is no `command`.
-    `without` names the contestant that differs only by not fetching."""
+    `without` names the contestant that differs only by not fetching. On CPUs without bf16, vLLM
+    0.32 fails if a request has a seed, so it gets none."""
 
     name: str
     command: ServerCommand | None = None
     missing: str = ""
     block_size: int = BLOCK_SIZE
     without: str = ""
+    takes_seeds: bool = True
 
 
 def contestants(needs: EngineNeeds, vllm_python: str | None) -> Iterator[Contestant]:
@@ -58,7 +60,7 @@ def contestants(needs: EngineNeeds, vllm_python: str | None) -> Iterator[Contest
     if vllm_python is not None:
         caching = ("--enable-prefix-caching", "--enable-prompt-tokens-details")
         command = vllm_command(needs, vllm_python, (*caching, f"--block-size={_VLLM_BLOCK}"))
-        yield Contestant("vLLM", command, block_size=_VLLM_BLOCK)
+        yield Contestant("vLLM", command, block_size=_VLLM_BLOCK, takes_seeds=False)
 
 
 def _baton(

@@ -19,12 +19,16 @@ TEMPERATURE = 0.7
 
 
 class Talk:
-    """One conversation with one server."""
+    """One conversation with one server, which is sent a seed with each request if it
+    `takes_seeds`."""
 
-    def __init__(self, port: int, model: str, words_per_token: float) -> None:
+    def __init__(
+        self, port: int, model: str, words_per_token: float, *, takes_seeds: bool = True
+    ) -> None:
         self._port = port
         self._model = model
         self._words_per_token = words_per_token
+        self._takes_seeds = takes_seeds
 
     async def hold(self, conversation: Conversation) -> list[TurnResult]:
         """All turns, one after the other. Raises BatonError if the server refuses one."""
@@ -54,7 +58,7 @@ class Talk:
             "max_tokens": num_tokens,
             "min_tokens": num_tokens,
             "temperature": TEMPERATURE,
-            "seed": seed,
+            "seed": seed if self._takes_seeds else None,
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,

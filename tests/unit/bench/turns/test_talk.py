@@ -55,3 +55,12 @@ def test_a_refusal_ends_the_program(api: LiveApi) -> None:
     too_long = Conversation("c", (Turn(50, 8000),), seed=1)
     with pytest.raises(BatonError, match="context"):
         asyncio.run(Talk(api.port, MODEL, 0.2).hold(too_long))
+
+
+@pytest.mark.parametrize("takes_seeds", [True, False])
+def test_each_turn_has_its_seed_if_the_server_takes_one(api: LiveApi, takes_seeds: bool) -> None:
+    api.generator.requests.clear()
+    talk = Talk(api.port, MODEL, 0.2, takes_seeds=takes_seeds)
+    asyncio.run(talk.hold(Conversation("c", (Turn(50, 8), Turn(10, 8)), seed=5)))
+    seeds = [each.sampling.seed for each in api.generator.requests]
+    assert (seeds == [5, 6]) == takes_seeds
