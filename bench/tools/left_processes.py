@@ -1,9 +1,9 @@
 """Kills what a benchmark leaves behind if it is killed, also processes that are stopped.
 
 `python left_processes.py` reads pids from its standard input, one a line. The benchmark holds the
-other end of that pipe, so the input ends with the benchmark, however it ends. Then those of the
-processes that still run are killed, with all their descendants. They must not depend on anything
-that they would do themselves: a stopped process does nothing.
+other end of that pipe, so the input ends with the benchmark, however it ends. Then this program
+kills those of the processes that still run, with all their descendants. They do not have to watch
+their parent, which a stopped process could not do.
 """
 
 from __future__ import annotations

@@ -15,26 +15,21 @@ import pytest
 from bench.tools.processes import Processes
 
 WAIT_S = 30
-CHILD = "import time; time.sleep(600)"
-LEADER = f"""
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], start_new_session=True)
-print(child.pid, flush=True)
-child.wait()
-"""
+TREE = ("sh", "-c", "setsid sh -c 'sleep 600 & wait' & wait")
+"""A command with a child in a session of its own, which has a child."""
 BENCHMARK = f"""
-import signal, sys, time
+import signal, time
 import psutil
 from bench.tools.processes import Processes
 processes = Processes("test")
-processes.start("leader", [sys.executable, "-c", {LEADER!r}], {{}})
+processes.start("leader", {TREE!r}, {{}})
 leader = psutil.Process(processes.pids["leader"])
-while not (children := leader.children()):
+while len(children := leader.children(recursive=True)) < 2:
     time.sleep(0.01)
 for each in (leader, *children):
     each.send_signal(signal.SIGSTOP)
-print(leader.pid, children[0].pid, flush=True)
-time.sleep(600)
+print(leader.pid, *(each.pid for each in children), flush=True)
+signal.pause()
 """
 
 
@@ -49,6 +44,7 @@ def killed(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_stopped_processes_of_a_killed_benchmark_end_with_their_children(killed, number) -> None:
     started = [psutil.Process(int(pid)) for pid in killed.stdout.readline().split()]
+    assert len(started) == 3
     killed.send_signal(number)
     assert psutil.wait_procs(started, timeout=WAIT_S)[1] == []
 
@@ -57,7 +53,7 @@ def test_nothing_stays_behind_closed_processes() -> None:
     before = set(psutil.Process().children())
     processes = Processes("test")
     for name in ("one", "other"):
-        processes.start(name, [sys.executable, "-c", CHILD], {})
+        processes.start(name, ["sleep", "600"], {})
     started = set(psutil.Process().children()) - before
     assert {each.pid for each in started} > set(processes.pids.values())
     processes.close()
