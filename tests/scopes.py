@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 FOLDERS = ("tests/browser/",)
 """Folders whose files share a browser or a fleet."""
@@ -30,6 +31,17 @@ class Groups(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Leave a process that has ended. Another one runs the rest of its groups, but not the test
+        that ended it, which would end that one as well. Returns this test, if there is one."""
+        for tests in self.assigned_work[node].values():
+            for nodeid, is_over in tests.items():
+                if not is_over:
+                    tests[nodeid] = True
+                    super().remove_node(node)
+                    return nodeid
+        return super().remove_node(node)
 
 
 def group_of(nodeid: str) -> str:
