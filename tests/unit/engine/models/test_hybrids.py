@@ -18,7 +18,6 @@ from protocol.errors import ModelLoadError
 from tests.effort import some
 from tests.hybrid_models import HYBRIDS
 from tests.unit.engine.models.test_decoder import CLOSE, TABLE
-from tests.unit.engine.models.test_mixtures import assert_most_as_close
 
 
 def make(make_tiny, name: str, dtype: torch.dtype = torch.float32):
@@ -79,18 +78,25 @@ def test_states_within_a_chunk_are_stored_too(make_tiny, paged_model, text):
     torch.testing.assert_close(again, tiny.expected_logits(tokens)[32:], **CLOSE)
 
 
+ALL_EXPERTS = {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1}
+"""Each token gets all experts. With fewer, rounding may change the choice of two that score alike,
+and the states carry the difference to all later tokens."""
+
+
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_bf16_is_as_close_to_fp32_as_transformers_bf16_is(
     make_tiny, paged_model, text, kernels, name
 ):
-    tiny = make(make_tiny, name, torch.bfloat16)
+    architecture, options = HYBRIDS[name]
+    options = options | (ALL_EXPERTS if "num_experts_per_tok" in options else {})
+    tiny = make_tiny(architecture, torch.bfloat16, **options)
     tokens = text(40)
     theirs = tiny.expected_logits(tokens)
     tiny.reference.float()
     exact = tiny.expected_logits(tokens)
     for each in (None, kernels):
         logits = paged_model(tiny.folder, kernels=each).in_chunks(tokens, 8, TABLE)
-        assert_most_as_close(logits, theirs, exact)
+        assert (logits - exact).abs().mean() < 1.1 * (theirs - exact).abs().mean()
 
 
 def test_the_chunked_rule_equals_the_rule_token_by_token():
