@@ -48,7 +48,7 @@ from router.recording.recorder import Recorder
 from router.recording.trace_file import TraceFile
 from router.requests.dispatcher import Dispatcher
 from router.requests.trace_store import TraceStore
-from router.routing.cache_index import CacheIndex
+from router.routing.caches.cache_index import CacheIndex
 from router.routing.placement import Targets as Limits
 from router_process.settings import RouterSettings
 

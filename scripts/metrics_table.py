@@ -43,7 +43,7 @@ from router.fleet.listener import LinkCallbacks
 from router.fleet.worker import Link
 from router.metrics import FleetMetrics
 from router.requests.trace_store import TraceStore
-from router.routing.cache_index import CacheIndex
+from router.routing.caches.cache_index import CacheIndex
 from worker.counters import Count
 from worker.metrics import WorkerMetrics
 

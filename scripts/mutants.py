@@ -87,7 +87,9 @@ SUBJECTS = [
         ["tests/unit/scheduling/test_scheduler.py", "tests/unit/scheduling/test_block_manager.py"],
     ),
     Subject(
-        "placement", ["router/routing/policy.py"], ["tests/unit/router/routing/test_policy.py"]
+        "placement",
+        ["router/routing/policy.py", "router/routing/candidates.py"],
+        ["tests/unit/router/routing/test_policy.py"],
     ),
     Subject(
         "handoff",

@@ -17,7 +17,7 @@ from protocol.errors import Overloaded, PromptTooLong, TargetUnreachable
 from protocol.events import CacheEvents, WorkerStats
 from protocol.messages import CacheDump
 from protocol.registration import WorkerInfo, WorkerState
-from router.routing.cache_index import CacheIndex
+from router.routing.caches.cache_index import CacheIndex
 from router.routing.decision import Charge, Decision, Query, apply
 from router.routing.fleet_view import FleetView
 from router.routing.output_lengths import OutputLengths

@@ -17,7 +17,7 @@ from protocol.events import WorkerStats
 from protocol.hashing import block_hashes, chain_root
 from protocol.messages import CacheDump, Role
 from protocol.registration import WorkerInfo, WorkerState
-from router.routing.cache_index import CacheIndex
+from router.routing.caches.cache_index import CacheIndex
 from router.routing.decision import Query, apply, decide
 from router.routing.fleet_view import FleetView
 from router.routing.worker_view import Liveness, WorkerView

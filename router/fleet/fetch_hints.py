@@ -13,7 +13,7 @@ from protocol.messages import KvHolder, KvPeer
 from protocol.registration import WorkerState
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
-from router.routing.cache_index import PrefixMatch
+from router.routing.caches.cache_index import PrefixMatch
 
 MAX_HOLDERS = 2
 MAX_ATTEMPT = 2

@@ -33,7 +33,7 @@ from router.fleet.history import FleetHistory
 from router.fleet.listener import FleetListener, LinkCallbacks
 from router.fleet.worker import Link, Loss, Worker, describe
 from router.metrics import FleetMetrics
-from router.routing.cache_index import CacheIndex
+from router.routing.caches.cache_index import CacheIndex
 from router.routing.fleet_view import FleetView
 
 log = logging.getLogger(__name__)

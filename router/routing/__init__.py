@@ -1,4 +1,5 @@
 """Where a request runs, and why. Pure: takes a view of the fleet and returns a decision.
 
-Imports `protocol` alone; the clock and the random generator are arguments.
+Imports `protocol`, step models of `scheduling` and texts of `process`; the clock and the random
+generator are arguments.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from router.routing.cache_index import NO_MATCH, PrefixMatch
+from router.routing.caches.cache_index import NO_MATCH, PrefixMatch
 from router.routing.pairs import Pairs
 from router.routing.placement import Candidate, PlacementQuery, WorkerLoad
 from router.routing.prediction import US_PER_MS

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from protocol.messages import Role
-from router.routing.cache_index import PrefixMatch
+from router.routing.caches.cache_index import PrefixMatch
 from router.routing.costs import exposed_blocks
 from router.routing.fleet_view import FleetView
 from router.routing.pairs import Pair

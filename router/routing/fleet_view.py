@@ -12,7 +12,7 @@ from math import inf
 
 from protocol.events import WorkerStats
 from protocol.messages import Role
-from router.routing.cache_index import CacheIndex, PrefixMatch
+from router.routing.caches.cache_index import CacheIndex, PrefixMatch
 from router.routing.pace import typical_speed
 from router.routing.pairs import Pairs
 from router.routing.placement import WorkerLoad

@@ -14,9 +14,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from process.number_text import count
-from protocol.errors import Overloaded, PromptTooLong
-from router.routing.cache_index import NO_MATCH, PrefixMatch
+from router.routing.caches.cache_index import PrefixMatch
+from router.routing.candidates import decode_loads, local_candidates, prefill_candidates
 from router.routing.costs import Costs, blocks_of, exposed_blocks
 from router.routing.pairs import Pairs
 from router.routing.placement import (
@@ -32,13 +31,9 @@ from router.routing.placement import (
 from router.routing.prediction import US_PER_MS
 from router.routing.reasons import reason_of, rule_of
 
-SHORT_PROMPT_TOKENS = 32
-"""A prompt of at most this length may be local although no decode worker holds a part of it."""
 NEAR_TIE = 0.05
 TIE_TOKENS = 8
 """Costs are equal if they differ by at most the time to compute this many tokens."""
-RETRY_STUCK_S = 5
-"""The Retry-After, in seconds, if only stuck blocks keep a request from being placed."""
 AMPLE_SHARE = 0.5
 """A first token that is predicted within this part of its target is in time in any case."""
 PAIRED = 8
@@ -80,10 +75,10 @@ def place(
     PromptTooLong when no decode worker could ever hold the prompt and its output.
     """
     costs = Costs(query, matches, pairs)
-    prefillers = _prefill_candidates(query, prefill, costs, matches) if prefill else ()
-    decoders = _decode_loads(query, decode, matches)
+    prefillers = prefill_candidates(query, prefill, costs, matches) if prefill else ()
+    decoders = decode_loads(query, decode, matches)
     picker = _Picker(query, rng, decoders)
-    near = _local_candidates(query, decoders, costs, matches, bool(prefillers))
+    near = local_candidates(query, decoders, costs, matches, bool(prefillers))
     here, pair, spare, shown = picker.local(near), None, None, near
     if prefillers and not picker.is_certainly_local(here, prefillers):
         begins_ms = min([each.ttft_ms or 0.0 for each in prefillers])
@@ -127,7 +122,7 @@ def place_handover(
     pairs: Pairs = NO_PAIRS,
 ) -> Placement:
     """Choose the decode worker that continues from the KV of `source`; raises as `place` does."""
-    loads = _decode_loads(query, decode, matches)
+    loads = decode_loads(query, decode, matches)
     costs = Costs(query, matches, pairs)
     candidates = tuple([costs.remote(each, 0.0) for each in loads])
     picker = _Picker(query, rng, loads)
@@ -316,113 +311,3 @@ def _is_reported(
 def _alternative(choice: Choice) -> Alternative:
     prefill = None if choice.prefill is None else choice.prefill.worker_id
     return Alternative(prefill, choice.decode.worker_id, choice.cost_ms, choice.ttft_ms)
-
-
-def _prefill_candidates(
-    query: PlacementQuery,
-    prefill: Sequence[WorkerLoad],
-    costs: Costs,
-    matches: Mapping[str, PrefixMatch],
-) -> tuple[Candidate, ...]:
-    """The prefill workers that may compute the prompt; the output runs elsewhere."""
-    num_blocks = costs.num_blocks
-    return tuple(
-        [
-            costs.prefill(each)
-            for each in prefill
-            if query.num_tokens <= each.max_context
-            and num_blocks <= each.blocks_total
-            and _has_room(num_blocks, each, matches)
-            and each.worker_id not in query.exclude
-        ]
-    )
-
-
-def _local_candidates(
-    query: PlacementQuery,
-    decode: Sequence[WorkerLoad],
-    costs: Costs,
-    matches: Mapping[str, PrefixMatch],
-    has_prefill: bool,
-) -> tuple[Candidate, ...]:
-    """The decode workers that may compute the prompt itself."""
-    threshold = query.local_threshold_tokens
-    if not has_prefill:
-        able = decode
-    elif threshold is not None:
-        held = [matches.get(each.worker_id, NO_MATCH).held for each in decode]
-        if costs.missing(max(held)) > threshold:
-            return ()
-        able = [e for e, num in zip(decode, held, strict=True) if costs.missing(num) <= threshold]
-    elif query.by_load:
-        return ()
-    elif query.num_tokens <= SHORT_PROMPT_TOKENS:
-        able = decode
-    else:
-        able = [e for e in decode if matches.get(e.worker_id, NO_MATCH).num_own] if matches else []
-    return tuple([costs.local(each, not has_prefill) for each in able])
-
-
-def _decode_loads(
-    query: PlacementQuery, decode: Sequence[WorkerLoad], matches: Mapping[str, PrefixMatch]
-) -> list[WorkerLoad]:
-    """Decode workers that may run the request."""
-    if not decode:
-        raise Overloaded("no decode worker is ready")
-    num_blocks, max_tokens = blocks_of(query), query.max_tokens
-    roomy = [
-        each
-        for each in decode
-        if max_tokens <= each.max_context and num_blocks <= each.blocks_total - each.blocks_stuck
-    ]
-    if len(roomy) < len(decode):
-        roomy = _with_room(query, decode, matches)
-    if not query.exclude:
-        return roomy
-    return [each for each in roomy if each.worker_id not in query.exclude] or roomy
-
-
-def _with_room(
-    query: PlacementQuery, decode: Sequence[WorkerLoad], matches: Mapping[str, PrefixMatch]
-) -> list[WorkerLoad]:
-    """The decode workers that have room for the request. Raises as `place` does."""
-    num_blocks, max_tokens = blocks_of(query), query.max_tokens
-    fitting = [
-        each
-        for each in decode
-        if num_blocks <= each.blocks_total and max_tokens <= each.max_context
-    ]
-    if not fitting:
-        raise _too_long(query, decode)
-    roomy = [each for each in fitting if _has_room(num_blocks, each, matches)]
-    if not roomy:
-        raise Overloaded(
-            f"the prompt needs {count(num_blocks, 'KV block')}, and no decode worker has as "
-            "many besides the blocks that silent workers may still write to",
-            RETRY_STUCK_S,
-        )
-    return roomy
-
-
-def _too_long(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> PromptTooLong:
-    capacity = max(each.blocks_total for each in decode) * query.block_size
-    if query.num_tokens > capacity:
-        return PromptTooLong(
-            capacity,
-            query.num_tokens,
-            reason=f"The largest KV pool of this service holds {count(capacity, 'token')}.",
-        )
-    limit = max(min(each.max_context, each.blocks_total * query.block_size) for each in decode)
-    return PromptTooLong(
-        limit,
-        query.num_tokens,
-        query.max_tokens - query.num_tokens,
-        reason="No ready decode worker accepts that many tokens.",
-    )
-
-
-def _has_room(num_blocks: int, load: WorkerLoad, matches: Mapping[str, PrefixMatch]) -> bool:
-    """Whether a prompt of `num_blocks` may fit even if the worker's stuck blocks never return. Its
-    cached prefix may lie in these blocks; if it does not, the worker gives the request back."""
-    room = load.blocks_total - load.blocks_stuck
-    return num_blocks <= room or num_blocks - matches.get(load.worker_id, NO_MATCH).held <= room

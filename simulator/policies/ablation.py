@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from router.routing.cache_index import PrefixMatch
+from router.routing.caches.cache_index import PrefixMatch
 from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
 from router.routing.pace import GUESS, pace_of

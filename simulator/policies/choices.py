@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from protocol.messages import Role
-from router.routing.cache_index import NO_MATCH, PrefixMatch
+from router.routing.caches.cache_index import NO_MATCH, PrefixMatch
 from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
 from router.routing.placement import Candidate, Mode, Placement, PlacementQuery, WorkerLoad

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from process.sockets.control import Peer
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump, CacheDumpRequest, Role
-from router.routing.cache_index import CacheIndex
+from router.routing.caches.cache_index import CacheIndex
 from scheduling.block_manager import BlockManager
 from tests.effort import NIGHTLY, times
 from worker.cache_dumps import CacheDumps

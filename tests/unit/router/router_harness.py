@@ -35,7 +35,7 @@ from router.metrics import FleetMetrics
 from router.requests.dispatcher import Dispatcher
 from router.requests.interface import GenerationRequest, TokenDelta
 from router.requests.trace_store import TraceStore
-from router.routing.cache_index import CacheIndex
+from router.routing.caches.cache_index import CacheIndex
 from router_process.settings import RouterSettings
 from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 

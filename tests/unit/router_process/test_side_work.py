@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from protocol.messages import CacheDump
-from router.routing.block_lists import SLICE
+from router.routing.caches.block_lists import SLICE
 from router_process import side_work
 from router_process.side_work import keep_indexing
 from tests.unit.router.router_harness import Harness, until

@@ -17,7 +17,7 @@ from protocol.wire import MAX_FRAME_BYTES, encode
 from router.fleet.conditions import USABLE, Cause, State
 from router.fleet.election import WantedModel
 from router.fleet.worker import LONG_STEP_S
-from router.routing.cache_index import RETRY_S
+from router.routing.caches.cache_index import RETRY_S
 from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
 from worker.cache_dumps import PIECE_BLOCKS
 

@@ -21,7 +21,7 @@ from protocol.messages import (
 from protocol.traces import ChunkSpan, DecodeTrace
 from router.requests.interface import TokenDelta
 from router.requests.trace_json import timing_lookup, trace_json
-from router.routing.cache_index import PrefixMatch
+from router.routing.caches.cache_index import PrefixMatch
 from tests.unit.router.fake_worker import SECRET, prefill_trace
 from tests.unit.router.router_harness import (
     WHOLE,

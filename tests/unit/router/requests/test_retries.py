@@ -10,7 +10,7 @@ from protocol.hashing import block_hashes, chain_root, seed_of
 from protocol.message_base import Message
 from protocol.messages import Abort, FinishReason, Generate, Prefill
 from router.fleet.worker import Link
-from router.routing.policy import RETRY_STUCK_S
+from router.routing.candidates import RETRY_STUCK_S
 from tests.unit.router.fake_worker import SECRET, FakeWorker
 from tests.unit.router.router_harness import (
     TOLD,

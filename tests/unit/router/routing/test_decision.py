@@ -10,7 +10,7 @@ import pytest
 from protocol.events import WorkerStats
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
-from router.routing.cache_index import CacheIndex
+from router.routing.caches.cache_index import CacheIndex
 from router.routing.decision import Query, apply, decide
 from router.routing.fleet_view import FleetView
 from router.routing.pace import HALF_LIFE_US

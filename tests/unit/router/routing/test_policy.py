@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import Overloaded, PromptTooLong
-from router.routing.cache_index import PrefixMatch
+from router.routing.caches.cache_index import PrefixMatch
+from router.routing.candidates import RETRY_STUCK_S
 from router.routing.costs import HANDOFF_MS
 from router.routing.pace import pace_of
 from router.routing.pairs import Pairs
@@ -25,7 +26,7 @@ from router.routing.placement import (
     Targets,
     WorkerLoad,
 )
-from router.routing.policy import RETRY_STUCK_S, place
+from router.routing.policy import place
 from router.routing.prediction import WorkerSpeed
 from tests.effort import times
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from router.routing.cache_index import PrefixMatch
+from router.routing.caches.cache_index import PrefixMatch
 from router.routing.costs import LOAD_MS, Costs
 from router.routing.pace import pace_of
 from router.routing.pairs import Pairs

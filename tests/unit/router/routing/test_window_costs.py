@@ -10,7 +10,7 @@ from msgspec import structs
 
 from protocol.layout import KvLayout
 from protocol.registration import KeptWindow
-from router.routing.cache_index import PrefixMatch
+from router.routing.caches.cache_index import PrefixMatch
 from router.routing.costs import FETCH_MS, HANDOFF_MS, Costs
 from router.routing.pairs import Pairs
 from router.routing.placement import HeldElsewhere

@@ -10,7 +10,7 @@ import pytest
 
 from kv_transfer.tiers.units import Units
 from protocol.messages import Abort, CacheDump, TierName
-from router.routing.cache_index import CacheIndex
+from router.routing.caches.cache_index import CacheIndex
 from scheduling import fetch_rule
 from tests.effort import times
 from tests.layouts import windowed_layout

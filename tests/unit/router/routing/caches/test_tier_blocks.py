@@ -10,8 +10,8 @@ from protocol.errors import ProtocolError
 from protocol.events import CacheEvents, TierChange
 from protocol.hashing import end_of
 from protocol.messages import CacheDump, TierName
-from router.routing import block_lists, cache_index
-from router.routing.cache_index import CacheIndex, PrefixMatch
+from router.routing.caches import block_lists, cache_index
+from router.routing.caches.cache_index import CacheIndex, PrefixMatch
 
 CHAIN = [number.to_bytes(16, "little") for number in range(12)]
 HOST, DISK = TierName.HOST, TierName.DISK

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from router.routing.block_holders import BlockHolders
-from router.routing.worker_blocks import WorkerBlocks
+from router.routing.caches.block_holders import BlockHolders
+from router.routing.caches.worker_blocks import WorkerBlocks
 
 MAX_PENDING = 32_768
 """The most blocks that are expected on one worker; beyond that, the oldest prompts are

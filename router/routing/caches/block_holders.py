@@ -1,7 +1,7 @@
 """From a block's hash to the workers that hold it: one look-up for all workers of a fleet.
 
-Workers are bits of a mask. Knows nothing of events, dumps or time; `router.routing.cache_index`
-decides who holds what.
+Workers are bits of a mask. Knows nothing of events, dumps or time;
+`router.routing.caches.cache_index` decides which worker holds what.
 """
 
 from __future__ import annotations

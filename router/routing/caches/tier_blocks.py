@@ -1,7 +1,7 @@
 """Which KV blocks each worker has in its own tiers, host memory and disk.
 
 Pure. Only the worker itself reads them, so they make a placement cheaper there and nowhere else.
-Workers are bits of a mask, as in `router.routing.block_holders`.
+Workers are bits of a mask, as in `router.routing.caches.block_holders`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from protocol.events import TierChange
 from protocol.messages import TierName
-from router.routing.block_holders import BlockHolders, by_worker
+from router.routing.caches.block_holders import BlockHolders, by_worker
 
 
 class OwnTiers(NamedTuple):

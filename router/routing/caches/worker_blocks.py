@@ -1,6 +1,6 @@
 """What a router knows of the KV blocks of one worker.
 
-Plain data; `router.routing.cache_index` changes it.
+Plain data; `router.routing.caches.cache_index` changes it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.events import CacheEvents
-from router.routing.tier_blocks import Tiers
+from router.routing.caches.tier_blocks import Tiers
 
 RETRY_S, MAX_RETRY_S = 2.0, 60.0
 """A missing piece of a dump is requested again after this time. The time doubles with each request

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump, CacheDumpRequest
-from router.routing import block_lists
-from router.routing.block_holders import EXACT_BLOCKS, STRIDE
-from router.routing.cache_index import CacheIndex, PrefixMatch
+from router.routing.caches import block_lists
+from router.routing.caches.block_holders import EXACT_BLOCKS, STRIDE
+from router.routing.caches.cache_index import CacheIndex, PrefixMatch
 from tests.effort import times
 
 
@@ -197,7 +197,7 @@ def test_expectations_that_expired_leave_no_memory() -> None:
 def test_what_is_expected_is_bounded_and_goes_without_new_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.routing.expected_blocks.MAX_PENDING", 10)
+    monkeypatch.setattr("router.routing.caches.expected_blocks.MAX_PENDING", 10)
     index = synced(TruthfulWorker())
     for number in range(10):
         index.expect("w", [digest(4 * number + each) for each in range(4)], now=0.0)

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from protocol.messages import CacheDump, TierName
-from router.routing.block_holders import BlockHolders
-from router.routing.expected_blocks import ExpectedBlocks
-from router.routing.tier_blocks import TierBlocks
-from router.routing.worker_blocks import Listed, WorkerBlocks
+from router.routing.caches.block_holders import BlockHolders
+from router.routing.caches.expected_blocks import ExpectedBlocks
+from router.routing.caches.tier_blocks import TierBlocks
+from router.routing.caches.worker_blocks import Listed, WorkerBlocks
 
 SLICE = 2000
 """The number of blocks that enter or leave the index at once, which takes a millisecond or two."""

@@ -8,7 +8,7 @@ worker's blocks stay a hint until a dump has come. An event counts only if it co
 incarnation. The blocks of a newly routed prompt count as expected, not as held, so that a burst of
 equal prompts goes to the same worker as the first one. A worker whose layers keep windows also
 reports where cached prefixes can end: only its blocks up to the last such end count. Long lists are
-indexed, and forgotten, slice by slice (`router.routing.block_lists`).
+indexed, and forgotten, slice by slice (`router.routing.caches.block_lists`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
 from protocol.hashing import end_of
 from protocol.messages import CacheDump, CacheDumpRequest
-from router.routing.block_holders import BlockHolders, by_worker
-from router.routing.block_lists import BlockLists
-from router.routing.expected_blocks import ExpectedBlocks
-from router.routing.tier_blocks import TierBlocks
-from router.routing.worker_blocks import MAX_RETRY_S, RETRY_S, Listed, WorkerBlocks
+from router.routing.caches.block_holders import BlockHolders, by_worker
+from router.routing.caches.block_lists import BlockLists
+from router.routing.caches.expected_blocks import ExpectedBlocks
+from router.routing.caches.tier_blocks import TierBlocks
+from router.routing.caches.worker_blocks import MAX_RETRY_S, RETRY_S, Listed, WorkerBlocks
 
 MAX_BUFFERED_EVENTS = 4096
 MOST_IN_TIERS = 1 << 18

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protocol.events import CacheEvents
 from protocol.hashing import end_of, next_hash
 from protocol.messages import CacheDump
-from router.routing.cache_index import CacheIndex, PrefixMatch
+from router.routing.caches.cache_index import CacheIndex, PrefixMatch
 
 CHAIN = [next_hash(b"", [each]) for each in range(8)]
 
