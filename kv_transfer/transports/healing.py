@@ -14,6 +14,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from kv_transfer.transports.interface import (
     PeerLost,
@@ -22,6 +23,7 @@ from kv_transfer.transports.interface import (
     Transport,
     TransportEvent,
     WriteDone,
+    known,
 )
 from kv_transfer.transports.memory_file import SharedMemory
 from protocol.errors import ConfigError, PoolMismatch, TransferError
@@ -58,7 +60,8 @@ class HealingTransport:
         self._end_of: dict[str, _End] = {}  # by peer
         self._failed: OrderedDict[str, _End] = OrderedDict()  # by peer, the end that failed
         self._peer_of: dict[int, str] = {}  # by our handle of a write
-        self._next_handle = 0
+        self._handles = count()
+        self._is_expecting = False
 
     @property
     def name(self) -> str:
@@ -145,9 +148,7 @@ class HealingTransport:
         post_before: float = math.inf,
     ) -> int:
         """See Transport."""
-        end = self._end_of.get(agent)
-        if end is None:
-            raise TransferError(f"peer {agent} is not known")
+        end = known(self._end_of, agent)
         try:
             inner = end.transport.post_write(
                 agent, source_blocks, target_blocks, notification, group, post_before
@@ -157,8 +158,7 @@ class HealingTransport:
         except TransferError:
             self._note_failed(agent, end)
             raise
-        handle = self._next_handle
-        self._next_handle += 1
+        handle = next(self._handles)
         end.writes[inner] = handle
         self._peer_of[handle] = agent
         return handle

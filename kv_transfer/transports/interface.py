@@ -8,13 +8,15 @@ know no handoffs: their caller decides who may write where, and when.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kv_transfer.head_slices import Share, whole_shares
 from kv_transfer.transports.memory_file import SharedMemory
-from protocol.errors import PoolMismatch
+from protocol.errors import PoolMismatch, TransferError
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -292,6 +294,14 @@ def check_blocks(
     source: Sequence[int], target: Sequence[int], num_source: int, num_target: int
 ) -> None:
     """Raises PoolMismatch if the lists are empty or differ in length, or a block lies outside its
+def known(peers: Mapping[str, P], agent: str) -> P:
+    """The peer of this name. Raises TransferError."""
+    found = peers.get(agent)
+    if found is None:
+        raise TransferError(f"peer {agent} is not known")
+    return found
+
+
     pool."""
     if not source or len(source) != len(target):
         raise PoolMismatch(f"{len(source)} source blocks for {len(target)} target blocks")

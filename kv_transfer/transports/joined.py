@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Protocol, runtime_checkable
 
 from kv_transfer.head_slices import Share
@@ -25,6 +25,7 @@ from kv_transfer.transports.interface import (
     Transport,
     TransportEvent,
     WriteDone,
+    known,
 )
 from kv_transfer.transports.joined_descriptor import EndOfPool, encode_ends, ends_of
 from kv_transfer.transports.memory_file import SharedMemory
@@ -79,7 +80,7 @@ class JoinedTransport:
         self._peer_at: dict[_Way, str] = {}
         self._writes: dict[int, _Write] = {}
         self._parts: dict[tuple[int, int], int] = {}  # to the write
-        self._next_handle = 0
+        self._handles = count()
 
     def allocate(self, num_bytes: int) -> SharedMemory | None:
         """Memory of the first end, in which its part of the pool must live; None if any will do."""
@@ -144,9 +145,7 @@ class JoinedTransport:
         post_before: float = math.inf,
     ) -> int:
         """Post a part by each way of the group; see Transport."""
-        peer = self._peers.get(agent)
-        if peer is None:
-            raise TransferError(f"peer {agent} is not known")
+        peer = known(self._peers, agent)
         direct = [(FIRST, agent)]
         ways = peer.by_group[group] if peer.by_group else direct
         is_direct = ways == direct
@@ -167,8 +166,7 @@ class JoinedTransport:
                 end = self._others[index - 1]
                 inner = end.post_write(target, source_blocks, target_blocks, group, post_before)
             write.parts.add((index, inner))
-        handle = self._next_handle
-        self._next_handle += 1
+        handle = next(self._handles)
         self._writes[handle] = write
         for part in write.parts:
             self._parts[part] = handle

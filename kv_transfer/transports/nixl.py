@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from kv_transfer.transports.interface import (
     WriteDone,
     check_blocks,
     fit_groups,
+    known,
 )
 from kv_transfer.transports.memory_file import SharedMemory
 from kv_transfer.transports.nixl_descriptor import (
@@ -97,7 +99,7 @@ class NixlTransport:
         self._peers: dict[str, list[_PeerGroup]] = {}  # by group
         self._ready: list[str] = []  # ready peers that `poll` has not reported yet
         self._writes: dict[int, _Write] = {}
-        self._next_handle = 0
+        self._handles = count()
 
     @staticmethod
     def why_not(device: str) -> str:
@@ -203,9 +205,7 @@ class NixlTransport:
         post_before: float = math.inf,
     ) -> int:
         """Post one WRITE; with shared memory or CMA most of the copying happens in this call."""
-        groups = self._peers.get(agent)
-        if groups is None:
-            raise TransferError(f"peer {agent} is not known")
+        groups = known(self._peers, agent)
         peer = groups[group]
         num_own, count = self._registered().groups[group].num_blocks, _num_pieces(peer.source)
         check_blocks(source_blocks, target_blocks, num_own, peer.num_blocks)
@@ -221,8 +221,7 @@ class NixlTransport:
             )
         except self._errors as error:
             raise TransferError(f"NIXL cannot write to {agent}: {error!r}") from error
-        handle = self._next_handle
-        self._next_handle += 1
+        handle = next(self._handles)
         # From here on the request may read our memory, so `poll` must end it in any case.
         write = self._writes[handle] = _Write(agent, request)
         try:

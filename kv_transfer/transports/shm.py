@@ -14,6 +14,7 @@ import selectors
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import msgspec
 import numpy as np
@@ -31,6 +32,7 @@ from kv_transfer.transports.interface import (
     WriteDone,
     check_blocks,
     fit_groups,
+    known,
     runs,
 )
 from kv_transfer.transports.memory_client import MemoryClient
@@ -93,7 +95,7 @@ class ShmTransport:
         self._pool: PoolMemory | None = None
         self._peers: dict[str, _Peer] = {}
         self._events: list[TransportEvent] = []
-        self._next_handle = 0
+        self._handles = count()
         self._selector = selectors.DefaultSelector()
         try:
             self._server = MemoryServer(self._selector)
@@ -190,9 +192,7 @@ class ShmTransport:
         post_before: float = math.inf,
     ) -> int:
         """Copy now, without holding the GIL, then queue the notification."""
-        peer = self._peers.get(agent)
-        if peer is None:
-            raise TransferError(f"peer {agent} is not known")
+        peer = known(self._peers, agent)
         if not peer.client.is_open:
             raise TransferError(f"the memory of peer {agent} is not mapped: it is gone")
         if len(notification) > MAX_NOTIFICATION_BYTES:
@@ -200,8 +200,7 @@ class ShmTransport:
         pool = self._registered().groups[group]
         check_blocks(source_blocks, target_blocks, pool.num_blocks, peer.num_blocks[group])
         _copy(pool, source_blocks, peer, target_blocks, group)
-        handle = self._next_handle
-        self._next_handle += 1
+        handle = next(self._handles)
         peer.client.queue(notification)
         peer.unsent.append(handle)
         self._send(peer)
