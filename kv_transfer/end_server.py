@@ -27,6 +27,7 @@ from kv_transfer.transports.end_messages import (
     Disconnect,
     Disconnected,
     EndReport,
+    Expect,
     Opened,
     OpenEnd,
     OpenFailed,
@@ -64,7 +65,8 @@ class EndServer:
         self._sent_at = sent_at
         self._wake = wake
         self._ends: dict[int, TransferService] = {}
-        self._threads: dict[int, threading.Thread] = {}  # that open ends
+        self._openers: dict[int, threading.Thread] = {}  # of ends, by number
+        self._closers: list[threading.Thread] = []
         self._reports: SimpleQueue[EndReport] = SimpleQueue()
 
     def take(self, data: bytes) -> None:
@@ -85,6 +87,8 @@ class EndServer:
                 service.remove_peer(agent)
             case Write():
                 self._write(service, order)
+            case Expect(data=is_coming):
+                service.expect(is_coming)
             case Disconnect(end=number, kept=kept):
                 self._reports.put(Disconnected(number, service.disconnect(kept)))
 
@@ -103,9 +107,11 @@ class EndServer:
                 return reports
 
     def close(self) -> None:
-        """Close all ends."""
+        """Close all ends, and wait until they are closed."""
         for number in list(self._ends):
             self._close(number)
+        for each in self._closers:
+            each.join()
 
     def _open(self, number: int) -> None:
         """Open an end in a thread, because that takes longer than others may wait for this one."""
@@ -116,22 +122,29 @@ class EndServer:
             try:
                 service.start()
                 descriptor = service.register(self._pool)
-                service.expect(True)
                 report = Opened(number, service.agent, descriptor, len(self._pool.parts))
             except (ConfigError, TransferError) as error:
                 report = OpenFailed(number, str(error))
             self._reports.put(report)
             self._wake()
 
-        thread = self._threads[number] = threading.Thread(target=open_end, name="kv-end")
-        thread.start()
+        opener = self._openers[number] = threading.Thread(target=open_end, name="kv-end")
+        opener.start()
 
     def _close(self, number: int) -> None:
-        self._threads.pop(number).join()
-        try:
-            self._ends.pop(number).close()
-        except TransferError as error:
-            _log.warning("an end of KV transfers was not closed cleanly: %s", error)
+        """Close an end in a thread, too: it may still be opening."""
+        service, opener = self._ends.pop(number), self._openers.pop(number)
+
+        def close_end() -> None:
+            opener.join()
+            try:
+                service.close()
+            except TransferError as error:
+                _log.warning("an end of KV transfers was not closed cleanly: %s", error)
+
+        closer = threading.Thread(target=close_end, name="kv-end-closing")
+        closer.start()
+        self._closers = [*(each for each in self._closers if each.is_alive()), closer]
 
     def _write(self, service: TransferService, order: Write) -> None:
         sent_at = self._sent_at(order.nonce)

@@ -262,6 +262,7 @@ class TransferService:
             while command is not None and not closing:
                 if isinstance(command, _Expect):
                     expecting = command.data
+                    loop.transport.expect(expecting)
                 closing = isinstance(command, _Close)
                 _carry_out(command, loop, events)
                 command = self._next_command(0.0)

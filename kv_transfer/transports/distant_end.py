@@ -1,11 +1,12 @@
 """Ends of a transport on another host, for the part of the pool that lies there.
 
-Messages go over a connection that somebody else owns. An end that is told to do something answers
-later: nothing here waits, except for an end to open and to break its connections.
+Orders and reports travel over a connection that this module does not own. Only two calls wait for
+an answer: the one that opens ends, and the one that breaks an end's connections.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -17,6 +18,7 @@ from kv_transfer.transports.end_messages import (
     Disconnected,
     EndOrder,
     EndReport,
+    Expect,
     Opened,
     OpenEnd,
     OpenFailed,
@@ -52,17 +54,11 @@ class DistantHost:
         self._numbers = count()
         self._ends: dict[int, DistantEnd] = {}
 
-    def open_end(self, limit_s: float = OPEN_S) -> DistantEnd:
-        """Open an end. Raises TransferError."""
+    def begin_end(self) -> DistantEnd:
+        """Tell the host to open an end; see `open_ends`."""
         number = next(self._numbers)
         end = self._ends[number] = DistantEnd(self, number)
         self.tell(OpenEnd(number))
-        try:
-            end.wait_until_open(limit_s)
-        except TransferError:
-            self.forget(number)
-            self.tell(CloseEnd(number))
-            raise
         return end
 
     def tell(self, order: EndOrder) -> None:
@@ -95,14 +91,14 @@ class DistantEnd:
         self._events: SimpleQueue[TransportEvent] = SimpleQueue()
         self._handles = count()
 
-    def wait_until_open(self, limit_s: float) -> None:
-        """Raises TransferError if the end cannot be opened in time."""
+    def wait_until_open(self, deadline: float) -> None:
+        """Raises TransferError if the end is not open by then, a time of `time.monotonic`."""
         try:
-            report = self._opened.get(timeout=limit_s)
+            report = self._opened.get(timeout=max(0.0, deadline - time.monotonic()))
         except Empty:
-            raise TransferError(f"another host opens no end within {limit_s:g} s") from None
+            raise TransferError("another host has not opened an end in time") from None
         if isinstance(report, OpenFailed):
-            raise TransferError(f"another host opens no end: {report.reason}")
+            raise TransferError(f"another host cannot open an end: {report.reason}")
         self.agent, self._descriptor = report.agent, report.descriptor
         self.num_ranks = report.num_ranks
 
@@ -161,6 +157,10 @@ class DistantEnd:
             except Empty:
                 return events
 
+    def expect(self, data: bool) -> None:
+        """See Transport."""
+        self._host.tell(Expect(self._number, data))
+
     def disconnect(self, kept: Collection[str]) -> int:
         """See Transport. Raises TransferError if the host does not answer in time."""
         self._host.tell(Disconnect(self._number, sorted(kept)))
@@ -170,7 +170,22 @@ class DistantEnd:
             raise TransferError(f"another host has not answered for {DISCONNECT_S:g} s") from None
 
     def close(self) -> None:
-        """Close the end. Whoever waits for its connections to break need not wait any longer."""
+        """Close the end. A call of `disconnect` in another thread returns at once."""
         self._host.forget(self._number)
         self._broken.put(0)
         self._host.tell(CloseEnd(self._number))
+
+
+def open_ends(hosts: Sequence[DistantHost], limit_s: float = OPEN_S) -> list[DistantEnd]:
+    """Open an end on each host, all at the same time. Raises TransferError if one of them is not
+    open in time, and then closes all."""
+    deadline = time.monotonic() + limit_s
+    ends = [host.begin_end() for host in hosts]
+    try:
+        for end in ends:
+            end.wait_until_open(deadline)
+    except TransferError:
+        for end in ends:
+            end.close()
+        raise
+    return ends

@@ -19,7 +19,7 @@ class _Base(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class OpenEnd(_Base, frozen=True):
-    """Open an end of this number, which registers the host's part of the pool."""
+    """Open an end with this number, which registers the host's part of the pool."""
 
 
 class CloseEnd(_Base, frozen=True):
@@ -52,6 +52,12 @@ class Write(_Base, frozen=True):
     group: int
     nonce: int
     within_s: float
+
+
+class Expect(_Base, frozen=True):
+    """See Transport."""
+
+    data: bool
 
 
 class Disconnect(_Base, frozen=True):
@@ -96,12 +102,12 @@ class WriteOver(_Base, frozen=True):
 
 
 class Disconnected(_Base, frozen=True):
-    """So many connections are broken."""
+    """The end has broken this many connections."""
 
     number: int
 
 
-EndOrder = OpenEnd | CloseEnd | AddPeer | RemovePeer | Write | Disconnect
+EndOrder = OpenEnd | CloseEnd | AddPeer | RemovePeer | Write | Expect | Disconnect
 EndReport = Opened | OpenFailed | PeerIsReady | PeerIsLost | WriteOver | Disconnected
 
 _encoder = msgspec.msgpack.Encoder()

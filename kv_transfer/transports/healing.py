@@ -186,6 +186,12 @@ class HealingTransport:
             self._close_idle()
         return events
 
+    def expect(self, data: bool) -> None:
+        """See Transport."""
+        self._is_expecting = data
+        for end in self._ends:
+            end.transport.expect(data)
+
     def disconnect(self, kept: Collection[str]) -> int:
         """Break the connections of every end."""
         return sum(end.transport.disconnect(kept) for end in tuple(self._ends))
@@ -201,15 +207,25 @@ class HealingTransport:
         if newest is not failed or len(self._ends) >= MAX_ENDS:
             return newest
         try:
-            end = _End(self._open_end())
-            if self._pool is not None:
-                end.transport.register(self._pool)
+            end = _End(self._opened())
         except (ConfigError, TransferError) as error:
             _log.warning("a new end of KV transfers cannot be opened: %s", error)
             return newest
         _log.info("a new end of KV transfers, %s, replaces a failed one", end.transport.agent)
         self._ends.append(end)
         return end
+
+    def _opened(self) -> Transport:
+        """A new end, as far as the others are. Raises ConfigError and TransferError."""
+        transport = self._open_end()
+        try:
+            if self._pool is not None:
+                transport.register(self._pool)
+        except (ConfigError, TransferError):
+            transport.close()
+            raise
+        transport.expect(self._is_expecting)
+        return transport
 
     def _note_failed(self, agent: str, end: _End) -> None:
         self._failed[agent] = end

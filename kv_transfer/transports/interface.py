@@ -16,7 +16,7 @@ from kv_transfer.head_slices import Share, whole_shares
 from kv_transfer.transports.memory_file import SharedMemory
 from protocol.errors import PoolMismatch, TransferError
 
-P = TypeVar("P")
+_P = TypeVar("_P")
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,10 @@ class Transport(Protocol):
     def poll(self) -> list[TransportEvent]:
         """Make progress without blocking; return the events since the last call."""
 
+    def expect(self, data: bool) -> None:
+        """Note whether peers are about to write here. The caller polls more often while they are,
+        and so does each end that has a thread of its own."""
+
     def disconnect(self, kept: Collection[str]) -> int:
         """Break the connections over which peers on other machines may write here, except those
         with the addresses in `kept`: a stopped peer's unfinished writes then do not land when it
@@ -290,11 +294,7 @@ def _expected(
     return PoolShape(num_blocks, tuple(sizes.get(rank, 0) for rank in range(num_ranks)))
 
 
-def check_blocks(
-    source: Sequence[int], target: Sequence[int], num_source: int, num_target: int
-) -> None:
-    """Raises PoolMismatch if the lists are empty or differ in length, or a block lies outside its
-def known(peers: Mapping[str, P], agent: str) -> P:
+def known(peers: Mapping[str, _P], agent: str) -> _P:
     """The peer of this name. Raises TransferError."""
     found = peers.get(agent)
     if found is None:
@@ -302,6 +302,10 @@ def known(peers: Mapping[str, P], agent: str) -> P:
     return found
 
 
+def check_blocks(
+    source: Sequence[int], target: Sequence[int], num_source: int, num_target: int
+) -> None:
+    """Raises PoolMismatch if the lists are empty or differ in length, or a block lies outside its
     pool."""
     if not source or len(source) != len(target):
         raise PoolMismatch(f"{len(source)} source blocks for {len(target)} target blocks")

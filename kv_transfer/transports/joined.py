@@ -185,6 +185,11 @@ class JoinedTransport:
                 self._follow(index, event, events)
         return events
 
+    def expect(self, data: bool) -> None:
+        """See Transport; every end polls for itself."""
+        for each in self._ends:
+            each.expect(data)
+
     def disconnect(self, kept: Collection[str]) -> int:
         """Break the connections of every end."""
         return sum(each.disconnect(kept) for each in self._ends)

@@ -254,6 +254,9 @@ class NixlTransport:
             events += [Notification(agent, payload) for payload in payloads]
         return events
 
+    def expect(self, data: bool) -> None:
+        """Do nothing: writes of peers proceed when our owner polls."""
+
     def disconnect(self, kept: Collection[str]) -> int:
         """Shut down UCX's TCP connections. Over RDMA, posted writes land in time even if their
         process is stopped."""

@@ -215,6 +215,9 @@ class ShmTransport:
         events, self._events = self._events, []
         return [*events, *self._server.take_notifications()]
 
+    def expect(self, data: bool) -> None:
+        """Do nothing: peers write without us."""
+
     def disconnect(self, kept: Collection[str]) -> int:
         """Do nothing: no peer is on another machine."""
         return 0

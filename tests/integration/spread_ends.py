@@ -7,7 +7,7 @@ import time
 from threading import Event, Thread
 
 from kv_transfer.end_server import EndServer
-from kv_transfer.transports.distant_end import DistantEnd, DistantHost
+from kv_transfer.transports.distant_end import DistantEnd, DistantHost, open_ends
 from kv_transfer.transports.interface import PoolMemory
 from kv_transfer.transports.registry import create_transport, open_end
 from tests.integration.pool_ends import PoolEnd
@@ -75,21 +75,18 @@ class SpreadEnd(PoolEnd):
             each.close()
 
     def _open_others(self) -> list[DistantEnd]:
-        return [_opened(each) for each in self.far]
+        """The ends, which a thread of each host opens while another one waits for its report."""
+        is_open = Event()
 
+        def report() -> None:
+            while not is_open.wait(0.001):
+                for each in self.far:
+                    each.report()
 
-def _opened(far: FarHost) -> DistantEnd:
-    """An end, which a thread of the host opens while another one waits for its report."""
-    is_open = Event()
-
-    def report() -> None:
-        while not is_open.wait(0.001):
-            far.report()
-
-    thread = Thread(target=report)
-    thread.start()
-    try:
-        return far.host.open_end()
-    finally:
-        is_open.set()
-        thread.join()
+        thread = Thread(target=report)
+        thread.start()
+        try:
+            return open_ends([each.host for each in self.far])
+        finally:
+            is_open.set()
+            thread.join()

@@ -15,7 +15,7 @@ from engine.kv_pool import KvPool
 from engine.loader import LoadedEngine
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
-from kv_transfer.transports.distant_end import DistantEnd, DistantHost
+from kv_transfer.transports.distant_end import DistantHost, open_ends
 from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
 from kv_transfer.transports.registry import chosen_transport, create_transport, open_end
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
@@ -34,12 +34,9 @@ def start_transfers(
     transport = _transport_name(settings, str(device))
     _prepare_environment(settings, transport)
 
-    def open_others() -> list[DistantEnd]:
-        return [host.open_end() for host in hosts]
-
     def open_transport() -> Transport:
         bind_thread(device)
-        return create_transport(transport, str(device), open_others)
+        return create_transport(transport, str(device), partial(open_ends, hosts))
 
     transfers = TransferService(open_transport, wakeup.wake)
     stack.callback(transfers.close)

@@ -36,6 +36,7 @@ class FakeTransport:
         self.spares: list[str] = []  # names of ends that peers may get
         self.retired: list[str] = []
         self.disconnected: list[set[str]] = []
+        self.expected: list[bool] = []
         self.pool: PoolMemory | None = None
         self.num_posted = 0
         self.num_polls = 0
@@ -103,6 +104,9 @@ class FakeTransport:
     def disconnect(self, kept: Collection[str]) -> int:
         self.disconnected.append(set(kept))
         return 1
+
+    def expect(self, data: bool) -> None:
+        self.expected.append(data)
 
     def renew(self, failed: str) -> bool:
         if self.spares:

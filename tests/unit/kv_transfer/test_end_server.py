@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from kv_transfer.transports.end_messages import (
     Disconnected,
     EndOrder,
     EndReport,
+    Expect,
     Opened,
     OpenEnd,
     OpenFailed,
@@ -35,19 +37,39 @@ DEADLINE_S = 20.0
 POOL = PoolMemory(4096, 64, 8, "cpu", (PoolPart(9999, 64, "cpu"),))
 
 
+class End(FakeTransport):
+    """Says when it is closed."""
+
+    def __init__(self, agent: str) -> None:
+        super().__init__(agent)
+        self.closed = threading.Event()
+        self.groups: list[object] = []
+
+    def post_write(self, *arguments: Any) -> int:
+        self.groups.append(arguments[4])
+        return super().post_write(*arguments)
+
+    def close(self) -> None:
+        super().close()
+        self.closed.set()
+
+
 class Rig:
     """A server whose ends are fakes, and what it has reported."""
 
     def __init__(self) -> None:
-        self.opened: list[FakeTransport] = []
+        self.opened: list[End] = []
         self.may_open = True
+        self.opens_now = threading.Event()
+        self.opens_now.set()
         self.woken = threading.Event()
         self.server = EndServer(self._open, POOL, {1: 0.0, 2: 1e12}.get, self.woken.set)
 
     def _open(self) -> Transport:
+        assert self.opens_now.wait(DEADLINE_S)
         if not self.may_open:
             raise ConfigError("no more")
-        self.opened.append(FakeTransport(f"end-{len(self.opened)}"))
+        self.opened.append(End(f"end-{len(self.opened)}"))
         return self.opened[-1]
 
     def tell(self, order: EndOrder) -> None:
@@ -69,24 +91,25 @@ def rig() -> Iterator[Rig]:
 
 
 @pytest.fixture
-def end(rig: Rig) -> FakeTransport:
+def end(rig: Rig) -> End:
     """The rig's end 3, which is open."""
     rig.tell(OpenEnd(3))
     assert rig.next() == [Opened(3, "end-0", b"fake descriptor", 2)]
     return rig.opened[0]
 
 
-def write(end: int, handle: int, nonce: int) -> Write:
-    return Write(end, handle, "peer", [1], [2], 0, nonce, 5.0)
+def write(end: int, handle: int, nonce: int, group: int = 0) -> Write:
+    return Write(end, handle, "peer", [1], [2], group, nonce, 5.0)
 
 
-def test_an_end_does_what_it_is_told(rig: Rig, end: FakeTransport) -> None:
+def test_an_end_does_what_it_is_told(rig: Rig, end: End) -> None:
     assert end.pool == POOL
     rig.tell(AddPeer(3, "peer", b"where", 8, ()))
     assert rig.next() == [PeerIsReady(3, "peer")]
-    rig.tell(write(3, 7, 2))
+    rig.tell(write(3, 7, 2, group=1))
     rig.tell(RemovePeer(3, "peer"))
     assert rig.next() == [WriteOver(3, 7, "the peer was removed")]
+    assert end.groups == [1]
     rig.tell(AddPeer(3, "bad one", b"where", 8, ()))
     assert rig.next() == [PeerIsLost(3, "bad one", "a bad peer")]
     rig.tell(Disconnect(3, ["10.0.0.1"]))
@@ -94,7 +117,7 @@ def test_an_end_does_what_it_is_told(rig: Rig, end: FakeTransport) -> None:
     assert end.disconnected == [{"10.0.0.1"}]
 
 
-def test_a_write_is_posted_in_time_or_not_at_all(rig: Rig, end: FakeTransport) -> None:
+def test_a_write_is_posted_in_time_or_not_at_all(rig: Rig, end: End) -> None:
     rig.tell(AddPeer(3, "peer", b"where", 8, ()))
     assert rig.next() == [PeerIsReady(3, "peer")]
     rig.tell(write(3, 7, 1))
@@ -104,16 +127,35 @@ def test_a_write_is_posted_in_time_or_not_at_all(rig: Rig, end: FakeTransport) -
     assert end.num_posted == 0
 
 
-def test_ends_come_and_go_alone(rig: Rig, end: FakeTransport) -> None:
+def test_ends_come_and_go_alone(rig: Rig, end: End) -> None:
     rig.tell(OpenEnd(4))
     assert rig.next() == [Opened(4, "end-1", b"fake descriptor", 2)]
     rig.tell(CloseEnd(3))
-    assert (end.is_closed, rig.opened[1].is_closed) == (True, False)
+    assert end.closed.wait(DEADLINE_S)
+    assert not rig.opened[1].is_closed
     rig.tell(AddPeer(3, "peer", b"where", 8, ()))
     rig.tell(AddPeer(4, "peer", b"where", 8, ()))
     assert rig.next() == [PeerIsReady(4, "peer")]
     rig.server.close()
     assert rig.opened[1].is_closed
+
+
+def test_closing_an_end_that_still_opens_holds_up_nobody(rig: Rig) -> None:
+    rig.opens_now.clear()
+    rig.tell(OpenEnd(3))
+    rig.tell(CloseEnd(3))
+    assert rig.opened == []
+    rig.opens_now.set()
+    rig.server.close()
+    assert [each.is_closed for each in rig.opened] == [True]
+
+
+def test_an_end_polls_more_often_only_while_it_is_told_to_expect_data(rig: Rig, end: End) -> None:
+    assert end.expected == []
+    rig.tell(Expect(3, True))
+    rig.tell(Expect(3, False))
+    rig.server.close()
+    assert end.expected == [True, False]
 
 
 def test_an_end_that_does_not_open_says_why(rig: Rig) -> None:
@@ -122,7 +164,7 @@ def test_an_end_that_does_not_open_says_why(rig: Rig) -> None:
     assert rig.next() == [OpenFailed(3, "no more")]
 
 
-def test_an_end_whose_thread_has_died_is_an_error(rig: Rig, end: FakeTransport) -> None:
+def test_an_end_whose_thread_has_died_is_an_error(rig: Rig, end: End) -> None:
     end.poll_error = ZeroDivisionError("a bug")
     with pytest.raises(EndFailed, match="a bug"):
         rig.next()

@@ -181,3 +181,25 @@ def test_ends_have_a_limit(rig: Rig) -> None:
     assert rig.transport.disconnect({"10.0.0.1"}) == MAX_ENDS
     rig.transport.close()
     assert rig.open_ends == []
+
+
+def test_an_end_that_cannot_serve_the_pool_is_closed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: FakeTransport, pool: PoolMemory) -> None:
+        raise TransferError("no room")
+
+    rig.add("a")
+    rig.fail_write("a")
+    monkeypatch.setattr(FakeTransport, "register", fail)
+    assert rig.add("a") == "end-0"
+    assert rig.open_ends == ["end-0"]
+
+
+def test_a_new_end_learns_that_data_is_expected(rig: Rig) -> None:
+    rig.transport.expect(True)
+    rig.add("a")
+    rig.fail_write("a")
+    assert rig.add("a") == "end-1"
+    rig.transport.expect(False)
+    assert [each.expected for each in rig.ends] == [[True, False]] * 2

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from kv_transfer.head_slices import Share, plan_shares
-from kv_transfer.transports.distant_end import DistantHost
+from kv_transfer.transports.distant_end import DistantHost, open_ends
 from kv_transfer.transports.end_messages import (
     AddPeer,
     CloseEnd,
@@ -17,6 +17,7 @@ from kv_transfer.transports.end_messages import (
     Disconnected,
     EndOrder,
     EndReport,
+    Expect,
     Opened,
     OpenEnd,
     OpenFailed,
@@ -62,6 +63,7 @@ class First(FakeTransport):
         self.shares: dict[str, SharesByGroup] = {}
         self.notes: list[tuple[str, bytes]] = []
         self.posted: list[tuple[str, bytes]] = []
+        self.post_before: list[object] = []
 
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
@@ -72,6 +74,7 @@ class First(FakeTransport):
     def post_write(self, agent: str, *rest: object) -> int:  # type: ignore[override]
         handle = super().post_write(agent, *rest)  # type: ignore[arg-type]
         self.posted.append((agent, rest[2]))  # type: ignore[arg-type]
+        self.post_before += rest[4:]
         return handle
 
     def notify(self, agent: str, payload: bytes) -> None:
@@ -110,7 +113,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.first, self.far = First(), Far()
-        self.transport = JoinedTransport(self.first, lambda: [self.far.host.open_end()])
+        self.transport = JoinedTransport(self.first, lambda: open_ends([self.far.host]))
         self.transport.register(POOL)
 
     def add(self, theirs: KvLayout, descriptor: bytes = b"where", ours: KvLayout = TWO) -> None:
@@ -315,6 +318,7 @@ def test_an_order_says_how_long_after_a_beat_it_holds(worker: Worker) -> None:
     order = worker.far.last(Write)
     assert isinstance(order, Write)
     assert (order.nonce, order.within_s) == (7, 4.5)
+    assert worker.first.post_before == [104.5]
 
 
 def test_connections_break_at_every_end(worker: Worker) -> None:
@@ -342,13 +346,50 @@ def test_an_end_that_is_closed_meanwhile_has_no_connections(worker: Worker) -> N
 def test_an_end_that_cannot_open_fails_the_pool() -> None:
     far = Far()
     far.answers[OpenEnd] = lambda end: OpenFailed(end, "no UCX")
-    with pytest.raises(TransferError, match="another host opens no end: no UCX"):
-        JoinedTransport(First(), lambda: [far.host.open_end()]).register(POOL)
+    with pytest.raises(TransferError, match="another host cannot open an end: no UCX"):
+        JoinedTransport(First(), lambda: open_ends([far.host])).register(POOL)
     del far.answers[OpenEnd]
-    with pytest.raises(TransferError, match="opens no end within 0 s"):
-        far.host.open_end(0.0)
+    with pytest.raises(TransferError, match="has not opened an end in time"):
+        open_ends([far.host], 0.0)
     assert far.orders[-1] == CloseEnd(1)
     far.says(Opened(1, "late", b"", 1))
+
+
+def test_hosts_open_their_ends_at_the_same_time_and_all_or_none_stay_open() -> None:
+    one, other = Far(), Far()
+    open_it = one.answers.pop(OpenEnd)
+
+    def open_both(end: int) -> EndReport:
+        one.says(open_it(end))  # one host answers only when the other one is told
+        return Opened(end, "other", b"of other", 1)
+
+    other.answers[OpenEnd] = open_both
+    assert [end.agent for end in open_ends([one.host, other.host])] == ["far", "other"]
+    one.answers[OpenEnd] = open_it
+    other.answers[OpenEnd] = lambda end: OpenFailed(end, "no UCX")
+    with pytest.raises(TransferError, match="no UCX"):
+        open_ends([one.host, other.host])
+    assert (one.orders[-1], other.orders[-1]) == (CloseEnd(1), CloseEnd(1))
+
+
+def test_every_end_learns_when_data_is_expected(worker: Worker) -> None:
+    worker.transport.expect(True)
+    assert worker.far.last(Expect) == Expect(0, True)
+    assert worker.first.expected == [True]
+
+
+def test_a_second_way_of_our_end_that_fails_fails_the_write_that_has_begun() -> None:
+    first = First()
+    transport = JoinedTransport(first)
+    transport.register(POOL)
+    transport.add_peer("peer", spread("peer", "peer's"), 8, plan_shares(ONE, TWO))
+    assert transport.poll() == [PeerReady("peer")]
+    first.peers.remove("peer's")
+    handle = transport.post_write("peer", [1], [2], NOTE)
+    assert transport.poll() == [], "the first part may still be written"
+    first.finish(1)
+    assert transport.poll() == [WriteDone(handle, "peer peer's is not known")]
+    assert first.notes == []
 
 
 def test_all_ends_close(worker: Worker) -> None:

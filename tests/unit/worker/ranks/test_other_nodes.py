@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from kv_transfer.transports.distant_end import open_ends
 from kv_transfer.transports.end_messages import Opened, OpenEnd, encode
 from process.sockets.encrypted_sockets import Network
 from protocol.errors import ConfigError
@@ -115,7 +116,7 @@ def test_ends_and_head_tell_each_other_orders_and_reports(head: Head) -> None:
     with link_to(head) as link, ThreadPoolExecutor(1) as threads:
         join(link)
         assert head.nodes.wait_for_all(DEADLINE_S) == []
-        opened = threads.submit(host.open_end, DEADLINE_S)
+        opened = threads.submit(open_ends, [host], DEADLINE_S)
         found: list[object] = []
         while EndBytes(data=encode(OpenEnd(0))) not in found:
             assert link.socket.poll(DEADLINE_S * 1e3)
@@ -124,7 +125,7 @@ def test_ends_and_head_tell_each_other_orders_and_reports(head: Head) -> None:
         link.send(NodeBeat(nonce=5, times=[]))
         link.send(EndBytes(data=b"of no use"))
         link.send(EndBytes(data=encode(Opened(0, "far", b"where", 2))))
-        assert opened.result(DEADLINE_S).agent == "far"
+        assert [end.agent for end in opened.result(DEADLINE_S)] == ["far"]
         nonce, came_at = host.beat
         assert nonce == 5
         assert before <= came_at <= time.monotonic()
