@@ -102,6 +102,17 @@ def has_ranks(settings: UpSettings) -> bool:
     )
 
 
+def rank_settings(prefill: tuple[int, int], decode: tuple[int, int]) -> dict[str, int]:
+    """The settings of a fleet whose workers of each role have this many ranks of each layer, and
+    stages."""
+    return {
+        "prefill_tensor_parallel": prefill[0],
+        "prefill_pipeline_parallel": prefill[1],
+        "decode_tensor_parallel": decode[0],
+        "decode_pipeline_parallel": decode[1],
+    }
+
+
 @contextmanager
 def logs_on_failure(fleet: Fleet) -> Iterator[None]:
     """Prints how each process of a fleet fares, with the end of its log, when a test fails."""

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tests.integration.fleets import assert_as_expected, complete_all, counters, running_fleet
+from tests.integration.fleets import (
+    assert_as_expected,
+    complete_all,
+    counters,
+    rank_settings,
+    running_fleet,
+)
 from tests.integration.random_checkpoints import NUM_TOKENS, SIZES, Expected, random_checkpoint
 from tests.integration.reference import Reference
 
@@ -52,15 +58,12 @@ def test_tokens_are_those_of_one_rank(
     with running_fleet(
         {"BATON_KV_CHECKSUM": "on"},
         model=str(folder),
-        prefill_tensor_parallel=prefill[0],
-        prefill_pipeline_parallel=prefill[1],
-        decode_tensor_parallel=decode[0],
-        decode_pipeline_parallel=decode[1],
         transport=transport,
         dtype="float32",
         chunk_max_tokens=64,
         local_prefill_threshold_tokens=0,
         startup_timeout_s=240.0,  # each rank imports torch
+        **rank_settings(prefill, decode),
     ) as fleet:
         assert_as_expected(prompts, complete_all(fleet, prompts, NUM_TOKENS, at_once=4))
         assert counters(fleet, "decode-1")["handoffs"] == len(prompts)

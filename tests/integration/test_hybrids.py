@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from tests.integration.fleets import (
     complete,
     complete_all,
     counters,
+    rank_settings,
     running_fleet,
     trace_of,
     wait_for,
@@ -60,8 +61,9 @@ def expected(folder: Path) -> Expected:
     return Expected(folder)
 
 
-def fleet_of(folder: Path, **settings: object):
+def fleet_of(folder: Path, environment: Mapping[str, str] | None = None, **settings: object):
     return running_fleet(
+        environment,
         model=str(folder),
         local_prefill_threshold_tokens=0,
         chunk_max_tokens=32,
@@ -142,23 +144,8 @@ def test_workers_of_any_ranks_hand_states_over(
 ) -> None:
     """Every block and state is compared by digest. What is cached gives the same tokens."""
     prompts = [expected.after((), length) for length in LENGTHS]
-    settings = {
-        "prefill_tensor_parallel": prefill[0],
-        "prefill_pipeline_parallel": prefill[1],
-        "decode_tensor_parallel": decode[0],
-        "decode_pipeline_parallel": decode[1],
-    }
-    with running_fleet(
-        {"BATON_KV_CHECKSUM": "on"},
-        model=str(folder),
-        prefill=1,
-        decode=1,
-        transport=transport,
-        local_prefill_threshold_tokens=0,
-        chunk_max_tokens=32,
-        dtype="float32",
-        **settings,
-    ) as fleet:
+    ranks, environment = rank_settings(prefill, decode), {"BATON_KV_CHECKSUM": "on"}
+    with fleet_of(folder, environment, prefill=1, decode=1, transport=transport, **ranks) as fleet:
         for _ in range(2):
             run(fleet, prompts)
         assert counters(fleet, "decode-1")["handoffs"] == 2 * len(prompts)

@@ -15,6 +15,7 @@ from tests.integration.fleets import (
     complete,
     complete_all,
     counters,
+    rank_settings,
     running_fleet,
     trace_of,
 )
@@ -56,10 +57,6 @@ def test_apart_they_give_the_tokens_of_transformers(
 ) -> None:
     """However many ranks have a copy of each latent, it is sent once."""
     with running_fleet(
-        prefill_tensor_parallel=prefill[0],
-        prefill_pipeline_parallel=prefill[1],
-        decode_tensor_parallel=decode[0],
-        decode_pipeline_parallel=decode[1],
         model=str(folder),
         prefill=1,
         decode=1,
@@ -67,6 +64,7 @@ def test_apart_they_give_the_tokens_of_transformers(
         local_prefill_threshold_tokens=0,
         chunk_max_tokens=32,
         dtype="float32",
+        **rank_settings(prefill, decode),
     ) as fleet:
         assert_as_expected(expected, complete_all(fleet, expected, NUM_TOKENS, 2))
         blocks = sum(-(-length // BLOCK) for length in LENGTHS)

@@ -12,6 +12,7 @@ from tests.integration.fleets import (
     assert_as_expected,
     complete_all,
     counters,
+    rank_settings,
     running_fleet,
 )
 from tests.integration.reference import NUM_TOKENS, Reference
@@ -39,10 +40,7 @@ def test_tokens_are_those_of_one_rank(
     references: list[Reference], prefill: tuple[int, int], decode: tuple[int, int], transport: str
 ) -> None:
     settings = {
-        "prefill_tensor_parallel": prefill[0],
-        "prefill_pipeline_parallel": prefill[1],
-        "decode_tensor_parallel": decode[0],
-        "decode_pipeline_parallel": decode[1],
+        **rank_settings(prefill, decode),
         "transport": transport,
         "dtype": "float32",
         "chunk_max_tokens": 64,

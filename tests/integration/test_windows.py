@@ -31,6 +31,7 @@ from tests.integration.fleets import (
     assert_as_expected,
     complete_all,
     counters,
+    rank_settings,
     running_fleet,
     wait_for,
 )
@@ -164,12 +165,7 @@ def test_apart_they_give_the_tokens_of_transformers_on_any_ranks(
     transport: str,
 ) -> None:
     prompts = [expected.after((), length) for length in LENGTHS]
-    ranks = {
-        "prefill_tensor_parallel": prefill[0],
-        "prefill_pipeline_parallel": prefill[1],
-        "decode_tensor_parallel": decode[0],
-        "decode_pipeline_parallel": decode[1],
-    }
+    ranks = rank_settings(prefill, decode)
     environment = {"BATON_KV_CHECKSUM": "on"}
     with fleet_of(folder, environment, prefill=1, decode=1, transport=transport, **ranks) as fleet:
         run(fleet, prompts)

@@ -76,9 +76,10 @@ async def test_bytes_that_trickle_do_not_keep_a_body_alive(serve: Serve) -> None
     served = await serve(receive_timeout_s=SOON_S, min_body_rate=1000)
     client = await served.connect()
     await served.send(client, completion(user="x" * 2000)[:-1900])
-    while not served.cuts("body too slow"):
-        await served.send(client, b" ")
-        await asyncio.sleep(SOON_S / 30)
+    async with asyncio.timeout(WAIT_S):
+        while not served.cuts("body too slow"):
+            await served.send(client, b" ")
+            await asyncio.sleep(SOON_S / 30)
     assert (await served.read_all(client)).startswith(b"HTTP/1.1 408 ")
     client.close()
 
