@@ -99,6 +99,12 @@ class KvPool:
         """Address of block 0 in the device's memory."""
         return self.tensor.data_ptr()
 
+    @property
+    def has_ranks_on_cards(self) -> bool:
+        """Whether other ranks have parts of the blocks on cards, where this process cannot reach
+        them."""
+        return self.device.type == "cuda" and len(self.layout.ranks) > 1
+
     def digest(self, block: int) -> bytes:
         """The digest of a block's keys and values of all layers and heads, whatever ranks hold
         them. If the pool has several groups, call this on the pool of the block's group."""

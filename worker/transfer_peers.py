@@ -57,6 +57,12 @@ class TransferPeers:
                     "it compares digests of whole blocks (kv_checksum), and no host of this worker "
                     "has whole blocks"
                 )
+            if self._pool.has_ranks_on_cards or not message.descriptor:
+                who = "the peer" if not message.descriptor else "this worker"
+                raise ProtocolError(
+                    f"{who} has ranks on several cards, which exchange no KV blocks yet: set its "
+                    "tensor_parallel and pipeline_parallel to 1, or run no prefill workers"
+                )
             theirs = own.unsharded if message.layout is None else message.layout
             shares = plan_shares(own, theirs)
         except (ConfigError, ProtocolError) as error:

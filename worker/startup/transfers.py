@@ -55,12 +55,15 @@ def end_opener(settings: WorkerSettings) -> Callable[[], Transport]:
 def register_pool(
     settings: WorkerSettings, loaded: LoadedEngine, transfers: TransferService
 ) -> PeerDescriptor:
-    """Let transfers use the pool. Returns the descriptor with which peers reach it."""
+    """Let transfers use the pool. Returns the descriptor with which peers reach it; that of a
+    worker with ranks on cards is empty, because peers cannot."""
     pool = loaded.pool
     layout = None if pool.layout.is_unsharded else pool.layout
     memory = pool_memory(pool)
     num_blocks = memory.num_blocks
     descriptor = transfers.register(memory)
+    if pool.has_ranks_on_cards:
+        descriptor = b""
     secret, agent = settings.cluster_secret.encode(), transfers.agent
     return PeerDescriptor(
         transport=transfers.transport_name,

@@ -41,7 +41,7 @@ def open_tiers(
     if settings.num_nodes > 1:
         log.warning("host_tier_bytes has no effect: ranks on several hosts have no tiers")
         return None
-    if pool.device.type == "cuda" and len(pool.layout.ranks) > 1:
+    if pool.has_ranks_on_cards:
         log.warning("host_tier_bytes has no effect: ranks on cards have no tiers")
         return None
     units = _units(pool)

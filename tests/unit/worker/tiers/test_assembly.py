@@ -99,7 +99,8 @@ def test_ranks_on_cards_have_no_tiers_and_say_so(caplog: pytest.LogCaptureFixtur
         cluster_secret="a secret of sixteen",
         host_tier_bytes=1 << 16,
     )
-    pool = SimpleNamespace(layout=LAYOUT.shard(0, 2), device=torch.device("cuda", 0))
+    pool = KvPool(LAYOUT.shard(0, 2), 1)
+    pool.device = torch.device("cuda", 0)
     loaded = cast(LoadedEngine, SimpleNamespace(pool=pool))
     with ExitStack() as stack:
         assert open_tiers(settings, loaded, lambda: None, stack) is None
