@@ -64,7 +64,7 @@ def _lie_as(role: Role) -> Callable[[Insider], None]:
 
 
 def _large_messages(insider: Insider) -> None:
-    """Well-formed messages of several megabytes, about a request that nobody has sent."""
+    """Send valid messages of several megabytes about a request that does not exist."""
     sequence = SequenceTokens(request_id="nobody's", attempt=1, index=0, token_ids=[1] * 1000)
     frame = msgspec.msgpack.encode(StepTokens(sequences=[sequence] * 1000))
     honest = insider.worker(Role.DECODE)
@@ -73,8 +73,8 @@ def _large_messages(insider: Insider) -> None:
 
 
 def _endless_messages(insider: Insider) -> None:
-    """Messages whose last frame does not come, at every port of the workers, and from a worker to
-    the router, until they are cut off or 2 GB were sent."""
+    """Send messages without an end, to every port of the workers and from a worker to the router,
+    until each connection is cut or has carried 2 GB."""
     network = Network(insider.secret)
     try:
         for role in (Role.PREFILL, Role.DECODE):
@@ -98,7 +98,8 @@ def _endless_messages(insider: Insider) -> None:
 
 
 def _half_handshakes(insider: Insider) -> None:
-    """On the control and event ports of both roles, held until all are open."""
+    """Begin handshakes on the control and event ports of both roles, and hold them until all are
+    open."""
     with ExitStack() as stack:
         for role in (Role.PREFILL, Role.DECODE):
             info = insider.worker(role)
