@@ -157,6 +157,7 @@ async def test_a_server_that_hangs_does_not_hold_the_replay(
 def test_a_shrunk_trace_has_the_same_shape() -> None:
     (session,) = shrunk(talking(), 4).sessions
     assert [turn.num_prompt for turn in session.turns] == [4, 8]
+    assert [turn.num_output for turn in session.turns] == [1, 1]
     assert session.turns[0].blocks == BlockRuns(0, 2, ((0, 3),))
     assert session.turns[0].starts[0].turns[0].num_prompt == 2
 
