@@ -48,6 +48,19 @@ def test_a_step_that_takes_too_long_is_told_once_it_does() -> None:
     assert told == ["a step of all ranks has not ended within 30 s"]
 
 
+def test_a_later_step_gives_the_first_one_no_more_time() -> None:
+    told: list[str] = []
+    clock = Clock()
+    watch = StepWatch(30.0, told.append, clock)
+    watch.note(Open())
+    clock.now = 29.9
+    watch.note(Open())
+    assert not watch.has_lost()
+    clock.now = 30.0
+    assert watch.has_lost()
+    assert told == ["a step of all ranks has not ended within 30 s"]
+
+
 class Failing(Open):
     def is_done(self) -> bool:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

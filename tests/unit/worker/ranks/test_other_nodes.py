@@ -156,6 +156,19 @@ def test_a_node_that_does_not_fit_is_refused_and_may_try_again(
             join(another)
 
 
+def test_a_node_that_starts_again_before_all_have_joined_takes_its_place(head: Head) -> None:
+    with link_to(head) as link, link_to(head) as another:
+        join(link)
+        former = head.nodes.links()
+        join(another)
+        assert [each.fileno() for each in former] == [-1, -1]
+        assert head.nodes.wait_for_all(DEADLINE_S) == []
+        another.send(RankBytes(rank=1, data=b"up"))
+        first, _ = head.nodes.links()
+        first.settimeout(DEADLINE_S)
+        assert first.recv(10) == b"up"
+
+
 def test_a_node_with_another_secret_is_told_so(head: Head) -> None:
     with (
         link_to(head, "a secret of another cluster") as link,
@@ -189,10 +202,12 @@ def test_a_lost_node_closes_the_links_of_its_ranks(how: str) -> None:
         links = head.nodes.links()
         if how == "ends":
             link.send(NodeEnds(reason="rank 2 has ended by signal 9"))
+            link.send(NodeEnds(reason="what follows from that"))
         elif how == "closes":
             link.socket.disable_monitor()
             link.socket.close(linger=0)
         assert all(map(closes, links))
+        head.nodes.close()
         assert re.fullmatch(said[how], head.nodes.reason)
 
 
