@@ -19,15 +19,10 @@ from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
 from engine.checkpoint.formats.kv_scales import add_kv_scales, note_unused_scales
 from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.model_weights import Weights
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.stored_tensors import FileTensors, StoredTensors
-from engine.checkpoint.weights import (
-    Progress,
-    Weights,
-    has_blocks,
-    load_block_weights,
-    load_weights,
-)
+from engine.checkpoint.weights import Progress, has_blocks, load_block_weights, load_weights
 from engine.cpu.backend import cpu_backend
 from engine.device import pick_device, torch_dtype
 from engine.engine import Engine, EngineLimits

@@ -27,7 +27,7 @@ from bench.engine.limits import step_needs
 from engine.attention.base import AttentionBackend, Segment
 from engine.backend import Backend
 from engine.checkpoint.model_config import ModelConfig
-from engine.checkpoint.weights import empty_weights
+from engine.checkpoint.model_weights import empty_weights
 from engine.device import wait_for
 from engine.engine_config import EngineConfig
 from engine.gpu.graphs import DecodeGraphs

@@ -48,7 +48,7 @@ class ExpertsConfig:
     gates_shared: bool = False
     router_name: str = "gate"  # in the checkpoint
     has_biases: bool = False  # of the router's logits and of each expert's products
-    are_paired: bool = False  # in the checkpoint: see `engine.checkpoint.paired_experts`
+    are_paired: bool = False  # in the checkpoint: see `engine.checkpoint.formats.paired_experts`
     are_gated: bool = True  # else each computes `down(relu(up(x)) ** 2)`
 
     def sharded(self, tp_size: int) -> ExpertsConfig:

@@ -1,19 +1,18 @@
 """Loading a checkpoint's weights onto a device, tensor by tensor.
 
-Owns the places of tensors in a model's weights. The kinds of layers (`engine.layers.kinds`) say
-which tensors they have and which are packed into one weight. Names and shapes are checked from the
-files' headers before a weight is read. Files are memory-mapped and copied straight into place (to a
-card through two small buffers), so memory never holds a second copy of more than one tensor. On a
-CPU the embedding stays a mapping of its file where the dtype allows, so only the rows that are
-looked up take memory. Do not overwrite the file in place while the model runs; replace it instead.
-Another worker's tensors are loaded in the same way, one after the other.
+Names and shapes are checked from the files' headers before a weight is read. Files are
+memory-mapped and copied straight into place (to a card through two small buffers), so memory never
+holds a second copy of more than one tensor. On a CPU the embedding stays a mapping of its file
+where the dtype allows, so only the rows that are looked up take memory. Do not overwrite the file
+in place while the model runs; replace it instead. Another worker's tensors are loaded in the same
+way, one after the other.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,25 +21,32 @@ import torch
 from checkpoint.gguf.folder import SUFFIX
 from engine.checkpoint.device_copies import copies_to
 from engine.checkpoint.files import read_tensor_entries, weight_files
+from engine.checkpoint.formats.paired_experts import PairedExperts
 from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.gguf_names import llama_cpp_name
-from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Split
 from engine.checkpoint.model_config import ModelConfig
-from engine.checkpoint.paired_experts import PairedExperts
+from engine.checkpoint.model_weights import (
+    EMBED,
+    LM_HEAD,
+    Places,
+    Weights,
+    empty_weights,
+    halves,
+    places_in,
+    plain,
+    rows_of,
+)
 from engine.checkpoint.quantized_blocks import (
     QUANTIZED_TYPES,
     BlockMatrix,
     BlockRows,
-    Matrix,
     PanelRows,
     together,
 )
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
-from engine.checkpoint.tensor_places import Place, cut, heads_in_file, part_of, stored_part
+from engine.checkpoint.tensor_places import cut, heads_in_file, part_of, stored_part
 from engine.device import available_bytes, torch_dtype
-from engine.layers.kinds import ATTENTION, FEED_FORWARD
-from engine.models.architectures import LayerKinds
 from protocol.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -48,38 +54,14 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Called after each tensor with (bytes done, bytes in total), in sizes as stored."""
 
-_EMBED, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_FINAL_NORM = "model.norm.weight"
+Blocks = dict[str, list[PanelRows]]
+"""Quantized matrices by name, each in parts of whole rows."""
+
 _IGNORED = re.compile(
     r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.masked_bias$|^rope_freqs\.weight$"
     r"|\.(q|k|v|kv|prob)_scale$"  # see engine.checkpoint.formats.kv_scales
 )
 _LAYER = re.compile(r"model\.layers\.(\d{1,4})\.")
-
-
-@dataclass
-class LayerWeights:
-    """One layer: the weights of its kinds, and its norms, [hidden], fp32. The `_out_norm`s are the
-    norms of the results of attention and feed-forward; None if the layer has none."""
-
-    input_norm: torch.Tensor
-    attention: KindWeights
-    post_norm: torch.Tensor | None  # None: nothing follows the attention
-    feed_forward: KindWeights
-    attention_out_norm: torch.Tensor | None = None
-    feed_forward_out_norm: torch.Tensor | None = None
-
-
-@dataclass
-class Weights:
-    """All weights of a model, on one device. They have one dtype, except norms, which are fp32.
-    `lm_head` is `embed` if they are tied. Quantized weights may be blocks instead, which are a
-    mapping of their file."""
-
-    embed: torch.Tensor | BlockMatrix  # [vocab, H]
-    layers: list[LayerWeights]
-    final_norm: torch.Tensor  # [H]
-    lm_head: torch.Tensor | BlockMatrix  # [vocab, H]
 
 
 def load_weights(
@@ -136,7 +118,7 @@ def _load(
     tensors: StoredTensors, config: ModelConfig, target: _Target, progress: Progress | None
 ) -> Weights:
     device, dtype, shard = target.device, target.dtype, target.shard
-    expected = _places(config, empty_weights(config, torch.device("meta"), dtype))
+    expected = places_in(config, empty_weights(config, torch.device("meta"), dtype))
     if config.experts is not None and config.experts.are_paired:
         tensors = PairedExperts(tensors)
     if config.quantization is not None:
@@ -144,19 +126,19 @@ def _load(
     entries = tensors.entries
     _check(tensors, expected, 1 + max(map(max, config.stored_numbers)))
     part = config if shard is None else config.part_of(shard)
-    own = _places(part, empty_weights(part, torch.device("meta"), dtype))
+    own = places_in(part, empty_weights(part, torch.device("meta"), dtype))
     blocks = _kept_blocks(own, tensors, shard) if target.keeps_blocks else {}
     _check_memory(tensors.where, part, target, blocks)
     weights = empty_weights(part, device, dtype, blocks.keys())
-    places = _places(part, weights)
-    map_embed = device.type == "cpu" and PLAIN_DTYPES.get(entries[_EMBED].dtype) == dtype
+    places = places_in(part, weights)
+    map_embed = device.type == "cpu" and PLAIN_DTYPES.get(entries[EMBED].dtype) == dtype
     copies = copies_to(device)
     done, total = 0, sum(entries[name].num_bytes for name in places)
     for name in sorted(places, key=lambda name: (entries[name].file, entries[name].begin)):
         place = places[name]
-        if name == _EMBED and map_embed:
+        if name == EMBED and map_embed:
             weights.embed = part_of(tensors.read(name), place, shard)
-        elif name not in blocks or (name == _EMBED and not _is_looked_up(blocks)):
+        elif name not in blocks or (name == EMBED and not _is_looked_up(blocks)):
             copies.copy(place.tensor, stored_part(name, tensors, place, shard))
         done += entries[name].num_bytes
         if progress is not None:
@@ -168,10 +150,6 @@ def _load(
             place.tensor.add_(place.offset)
     _put_blocks(weights, part, blocks)
     return weights
-
-
-Blocks = dict[str, list[PanelRows]]
-"""Quantized matrices by name, each in parts of whole rows."""
 
 
 def has_blocks(folder: Path, config: ModelConfig) -> bool:
@@ -212,17 +190,17 @@ def _own_parts(
 
 def _put_blocks(weights: Weights, config: ModelConfig, blocks: Blocks) -> None:
     """Replace quantized matrices with their blocks."""
-    for name, tensors, kind in _halves(config, weights):
+    for name, tensors, kind in halves(config, weights):
         for each in tensors:
             matrix = kind.matrices.get(each.name)
             if matrix is None or not any(f"{name}.{rows.name}" in blocks for rows in each.rows):
                 continue
-            parts = zip(each.rows, _rows_of(each, _plain(matrix)), strict=True)
+            parts = zip(each.rows, rows_of(each, plain(matrix)), strict=True)
             found = (blocks.get(f"{name}.{rows.name}", [part]) for rows, part in parts)
             kind.matrices[each.name] = together([part for some in found for part in some])
     if _is_looked_up(blocks):
-        weights.embed = BlockMatrix(blocks[_EMBED])
-    logits = blocks.get(_EMBED if config.tie_word_embeddings else _LM_HEAD)
+        weights.embed = BlockMatrix(blocks[EMBED])
+    logits = blocks.get(EMBED if config.tie_word_embeddings else LM_HEAD)
     if logits is not None and config.gives_logits:
         weights.lm_head = BlockMatrix(logits)
     elif config.tie_word_embeddings:
@@ -231,7 +209,7 @@ def _put_blocks(weights: Weights, config: ModelConfig, blocks: Blocks) -> None:
 
 def _is_looked_up(blocks: Blocks) -> bool:
     """Whether an embedding can be read from its blocks; others are dequantized for it."""
-    return all(isinstance(rows, BlockRows) for rows in blocks.get(_EMBED, (None,)))
+    return all(isinstance(rows, BlockRows) for rows in blocks.get(EMBED, (None,)))
 
 
 def _check(tensors: StoredTensors, places: Places, num_layers: int) -> None:
@@ -255,7 +233,7 @@ def _check(tensors: StoredTensors, places: Places, num_layers: int) -> None:
     unused = sorted(
         name
         for name in found.keys() - places.keys()
-        if name != _LM_HEAD and not _IGNORED.search(name)  # lm_head: tied, so unused
+        if name != LM_HEAD and not _IGNORED.search(name)  # lm_head: tied, so unused
     )
     ahead = {name for name in unused if (_layer_of(name) or 0) >= num_layers}
     if ahead:
@@ -281,9 +259,9 @@ def _check_memory(where: str, config: ModelConfig, target: _Target, blocks: Bloc
     """Raises ModelLoadError if the weights cannot fit. Otherwise the system would kill this
     process. A small file may claim large tensors, since a sparse file takes no space on a disk."""
     device, dtype = target.device, target.dtype
-    places = _places(config, empty_weights(config, torch.device("meta"), dtype))
+    places = places_in(config, empty_weights(config, torch.device("meta"), dtype))
     kept = {name: sum(part.num_bytes for part in parts) for name, parts in blocks.items()}
-    sizes = {name: place.tensor.nbytes for name, place in places.items() if name != _EMBED}
+    sizes = {name: place.tensor.nbytes for name, place in places.items() if name != EMBED}
     needed = sum(kept.get(name, size) for name, size in sizes.items())
     available = available_bytes(device)
     if needed > available:
@@ -291,122 +269,3 @@ def _check_memory(where: str, config: ModelConfig, target: _Target, blocks: Bloc
             f"{where}: the weights take {needed / 1e9:.1f} GB as {str(dtype)[6:]}, and {device} "
             f"has {available / 1e9:.1f} GB available"
         )
-
-
-def empty_weights(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, kept: Collection[str] = ()
-) -> Weights:
-    """Weights of the model's shapes, not initialised. Weights whose tensors are `kept` elsewhere
-    take no memory."""
-
-    def empty(*shape: int, is_wide: bool = False, names: Sequence[str] = ()) -> torch.Tensor:
-        is_kept = bool(names) and all(name in kept for name in names)
-        place = torch.device("meta") if is_kept else device
-        return torch.empty(shape, dtype=torch.float32 if is_wide else dtype, device=place)
-
-    def half(name: str, tensors: Sequence[LayerTensor]) -> KindWeights:
-        weights = KindWeights()
-        for each in tensors:
-            is_matrix = each.inputs is not None and not each.is_wide
-            found = weights.matrices if is_matrix else weights.vectors
-            names = [f"{name}.{rows.name}" for rows in each.rows]
-            found[each.name] = empty(*each.shape, is_wide=each.is_wide, names=names)
-        return weights
-
-    hidden = config.hidden_size
-    layers = []
-    pairs = zip(config.layer_kinds, config.stored_numbers, strict=True)
-    for kinds, (number, feed_forward_number) in pairs:
-        tensors = ATTENTION[kinds.attention].tensors(config)
-        attention = half(f"model.layers.{number}.{kinds.attention_name}", tensors)
-        tensors = FEED_FORWARD[kinds.feed_forward].tensors(config)
-        name = f"model.layers.{feed_forward_number}.{kinds.feed_forward_name}"
-        norms = (
-            kinds.post_norm_name, kinds.attention_out_norm_name, kinds.feed_forward_out_norm_name,
-        )  # fmt: skip
-        post, *outs = (empty(hidden, is_wide=True) if each else None for each in norms)
-        input_norm = empty(hidden, is_wide=True)
-        layers.append(LayerWeights(input_norm, attention, post, half(name, tensors), *outs))
-    num_tokens = len(config.own_tokens)
-    embed = empty(num_tokens if _needs_embed(config) else 0, hidden)
-    lm_head = embed
-    if not config.tie_word_embeddings:
-        num_rows = num_tokens if config.gives_logits else 0
-        lm_head = empty(num_rows, hidden, names=[_LM_HEAD])
-    final_norm = empty(hidden, is_wide=True)
-    return Weights(embed=embed, layers=layers, final_norm=final_norm, lm_head=lm_head)
-
-
-Places = dict[str, Place]
-"""The destination of each tensor of the checkpoint, by its name there."""
-
-
-def _places(config: ModelConfig, weights: Weights) -> Places:
-    """Views into `weights`."""
-    places = {_FINAL_NORM: _norm_place(weights.final_norm, config)}
-    if _needs_embed(config):
-        places[_EMBED] = Place(_plain(weights.embed), Split.TOKENS)
-    if config.gives_logits and not config.tie_word_embeddings:
-        places[_LM_HEAD] = Place(_plain(weights.lm_head), Split.TOKENS)
-    for names, kinds, layer in _layers(config, weights):
-        for name, norm_name, norm in (
-            (names[0], kinds.input_norm_name, layer.input_norm),
-            (names[0], kinds.attention_out_norm_name, layer.attention_out_norm),
-            (names[1], kinds.post_norm_name, layer.post_norm),
-            (names[1], kinds.feed_forward_out_norm_name, layer.feed_forward_out_norm),
-        ):
-            if norm is not None:
-                places[f"{name}.{norm_name}.weight"] = _norm_place(norm, config)
-    for name, tensors, half in _halves(config, weights):
-        for each in tensors:
-            whole = half.vectors.get(each.name)
-            whole = _plain(half.matrices[each.name]) if whole is None else whole
-            for rows, part in zip(each.rows, _rows_of(each, whole), strict=True):
-                heads = rows.num_heads if config.qk_rows_in_pairs else None
-                places[f"{name}.{rows.name}"] = Place(
-                    part, each.split, heads, each.is_wide, each.offset, rows.middle,
-                    rows.sections, each.input_sections,
-                )  # fmt: skip
-    return places
-
-
-def _norm_place(norm: torch.Tensor, config: ModelConfig) -> Place:
-    return Place(norm, is_wide=True, offset=config.norm_offset)
-
-
-def _halves(
-    config: ModelConfig, weights: Weights
-) -> Iterator[tuple[str, Sequence[LayerTensor], KindWeights]]:
-    """The two halves of every layer, attention and feed-forward: name, tensors and weights."""
-    for names, kinds, layer in _layers(config, weights):
-        tensors = ATTENTION[kinds.attention].tensors(config)
-        yield f"{names[0]}.{kinds.attention_name}", tensors, layer.attention
-        tensors = FEED_FORWARD[kinds.feed_forward].tensors(config)
-        yield f"{names[1]}.{kinds.feed_forward_name}", tensors, layer.feed_forward
-
-
-def _layers(
-    config: ModelConfig, weights: Weights
-) -> Iterator[tuple[tuple[str, str], LayerKinds, LayerWeights]]:
-    """For every layer, the names of its halves' blocks in the checkpoint, its kinds and its
-    weights."""
-    layers = zip(config.stored_numbers, config.layer_kinds, weights.layers, strict=True)
-    for (number, feed_forward_number), kinds, layer in layers:
-        names = f"model.layers.{number}", f"model.layers.{feed_forward_number}"
-        yield names, kinds, layer
-
-
-def _needs_embed(config: ModelConfig) -> bool:
-    """Whether the model's part needs the embedding. The part with the first layer does, and so does
-    the part with the last layer if the embedding is tied to the logits."""
-    return config.embeds or (config.tie_word_embeddings and config.gives_logits)
-
-
-def _rows_of(packed: LayerTensor, weight: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Views of the rows of each tensor."""
-    return weight.split([rows.count for rows in packed.rows])
-
-
-def _plain(weight: Matrix) -> torch.Tensor:
-    assert isinstance(weight, torch.Tensor)
-    return weight

@@ -15,7 +15,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.backend import Backend
 from engine.checkpoint.model_config import ModelConfig
-from engine.checkpoint.weights import LayerWeights, Weights
+from engine.checkpoint.model_weights import LayerWeights, Weights
 from engine.device import torch_dtype
 from engine.expert_loads import ExpertLoads
 from engine.layers.attention_pass import AttentionPass

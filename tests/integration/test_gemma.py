@@ -16,7 +16,8 @@ from checkpoint.model_source import resolve_model
 from engine.attention.base import Segment
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.model_config import ModelConfig
-from engine.checkpoint.weights import Weights, load_weights
+from engine.checkpoint.model_weights import Weights
+from engine.checkpoint.weights import load_weights
 from engine.cpu.backend import CpuBackend
 from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel

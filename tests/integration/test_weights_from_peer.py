@@ -25,8 +25,9 @@ from cli.child_settings import Secrets
 from cli.up_settings import UpSettings
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.model_weights import Weights
 from engine.checkpoint.stored_tensors import OpenTensors
-from engine.checkpoint.weights import Weights, load_weights
+from engine.checkpoint.weights import load_weights
 from kv_transfer.transports.interface import Transport
 from kv_transfer.transports.registry import create_transport
 from process.process_watch import machine_name

@@ -14,9 +14,9 @@ import re
 import torch
 
 from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.model_weights import Weights
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
-from engine.checkpoint.weights import Weights
 from protocol.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,10 @@ import torch
 
 from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import load_model_config
+from engine.checkpoint.model_weights import Weights
 from engine.checkpoint.quantized_blocks import BlockMatrix, MatrixStack
 from engine.checkpoint.shard import Shard
-from engine.checkpoint.weights import Weights, load_block_weights, load_weights
+from engine.checkpoint.weights import load_block_weights, load_weights
 from tests.gguf_files import write_gguf
 
 SIZES = {
