@@ -297,40 +297,9 @@ def report(sums: Mapping[Kind, Sums], peers: Mapping[str, Sums]) -> Table:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
-    default = DEMO_MODEL
-    parser.add_argument(
-        "--model", default=str(default), help="a checkpoint's folder, or a GGUF file"
-    )
-    parser.add_argument("--weights", default="auto,int8,int4", help=", ".join(BITS))
-    parser.add_argument("--kv-dtype", default="auto", help=", ".join(KV_DTYPES))
-    parser.add_argument("--activations", default="auto", help=", ".join(ACTIVATIONS))
-    parser.add_argument("--formats", default="", help=", ".join(FORMATS))
-    parser.add_argument(
-        "--text", type=Path, help="a file; none: Python's own documentation strings"
-    )
-    parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--peers", default="", help="llama.cpp")
-    parser.add_argument("--peer-python", action="append", default=[], help="NAME=PYTHON")
-    options = parser.parse_args()
-    chosen = []
-    for flag, known in (
-        ("weights", BITS),
-        ("kv_dtype", KV_DTYPES),
-        ("activations", ACTIVATIONS),
-    ):
-        chosen.append(getattr(options, flag).split(","))
-        unknown = set(chosen[-1]).difference(known)
-        if unknown:
-            name = "--" + flag.replace("_", "-")
-            parser.error(f"{name}: {unknown.pop()!r} is not one of {', '.join(known)}")
-    kinds = [Kind(*each) for each in itertools.product(*chosen)]
-    formats = [each for each in options.formats.split(",") if each]
-    kinds += [
-        Kind(activations=activations, format=each)
-        for each, activations in itertools.product(formats, chosen[-1])
-    ]
+    options = _parser().parse_args()
     try:
+        kinds = kinds_of(options)
         text = held_text() if options.text is None else options.text.read_text()
         pythons = interpreters(options.peer_python)
         names, missing = installed_peers(options.peers, pythons)
@@ -338,6 +307,7 @@ def main() -> int:
             raise BatonError("; ".join(missing))
         folder = resolve_model(options.model)
         with tempfile.TemporaryDirectory() as place:
+            formats = {kind.format for kind in kinds if kind.format}
             made = {each: _made(options.model, each, Path(place)) for each in formats}
             sums = compare(folder, kinds, text, options.tokens, made)
         windows = windows_of(folder, text, options.tokens)
@@ -351,6 +321,44 @@ def main() -> int:
     )
     console.print(report(sums, peers))
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
+    model = "a checkpoint's folder, or a GGUF file"
+    parser.add_argument("--model", default=str(DEMO_MODEL), help=model)
+    parser.add_argument("--weights", default="auto,int8,int4", help=", ".join(BITS))
+    parser.add_argument("--kv-dtype", default="auto", help=", ".join(KV_DTYPES))
+    parser.add_argument("--activations", default="auto", help=", ".join(ACTIVATIONS))
+    parser.add_argument("--formats", default="", help=", ".join(FORMATS))
+    text = "a file; none: Python's own documentation strings"
+    parser.add_argument("--text", type=Path, help=text)
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--peers", default="", help="llama.cpp")
+    parser.add_argument("--peer-python", action="append", default=[], help="NAME=PYTHON")
+    return parser
+
+
+def kinds_of(options: argparse.Namespace) -> list[Kind]:
+    """Every combination of the flags, then every format with each kind of activations. Raises
+    BatonError for a value that a flag does not have."""
+    chosen = []
+    for flag, known in (
+        ("weights", BITS),
+        ("kv_dtype", KV_DTYPES),
+        ("activations", ACTIVATIONS),
+    ):
+        chosen.append(getattr(options, flag).split(","))
+        unknown = set(chosen[-1]).difference(known)
+        if unknown:
+            name = "--" + flag.replace("_", "-")
+            raise BatonError(f"{name}: {unknown.pop()!r} is not one of {', '.join(known)}")
+    formats = [each for each in options.formats.split(",") if each]
+    in_formats = itertools.product(formats, chosen[-1])
+    return [
+        *(Kind(*each) for each in itertools.product(*chosen)),
+        *(Kind(activations=activations, format=each) for each, activations in in_formats),
+    ]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import math
 import sys
@@ -18,6 +19,7 @@ from bench.accuracy import (
     Sums,
     compare,
     held_text,
+    kinds_of,
     pick_device,
     read_by_peers,
     report,
@@ -160,3 +162,13 @@ def test_a_file_is_read_in_other_formats_too(tmp_path):
     assert 0 < errors[0] < errors[1] / 8
     with pytest.raises(BatonError, match="'Q2_K' is not one of Q8_0"):
         requantized(source, "Q2_K", tmp_path / "no.gguf")
+
+
+def test_flags_are_combined_and_formats_are_read_with_each_kind_of_activations():
+    flags = {"weights": "auto", "kv_dtype": "auto", "activations": "auto,int8", "formats": "Q8_0"}
+    options = argparse.Namespace(**flags)
+    labels = ["auto", "auto, activations int8", "Q8_0", "Q8_0, activations int8"]
+    assert [kind.label for kind in kinds_of(options)] == labels
+    options.kv_dtype = "fp9"
+    with pytest.raises(BatonError, match="--kv-dtype: 'fp9' is not one of auto, fp8"):
+        kinds_of(options)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench.tools.raw_stream import RawStream
 from bench.turns.conversations import Conversation, Turn
-from bench.turns.talk import Talk
+from bench.turns.talk import Talk, _read
 from gateway.text.tokenizer import Tokenizer
 from protocol.errors import BatonError
 from tests.unit.gateway.api_harness import MODEL, LiveApi, write_checkpoint
@@ -55,6 +56,13 @@ def test_a_refusal_ends_the_program(api: LiveApi) -> None:
     too_long = Conversation("c", (Turn(50, 8000),), seed=1)
     with pytest.raises(BatonError, match="context"):
         asyncio.run(Talk(api.port, MODEL, 0.2).hold(too_long))
+
+
+def test_an_error_in_a_stream_is_the_message() -> None:
+    error = b'HTTP/1.1 200 OK\r\n\r\ndata: {"error": {"message": "no room"}}\n\n'
+    stream = RawStream([error], [0.0])
+    with pytest.raises(BatonError, match=r"c: the server said .*no room"):
+        _read(stream, "c", 0)
 
 
 @pytest.mark.parametrize("takes_seeds", [True, False])

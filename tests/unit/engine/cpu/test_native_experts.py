@@ -275,7 +275,7 @@ def test_a_decode_reads_the_chosen_experts_only(kernels):
         pytest.skip("this CPU has no bf16 products")
     decoding = fork_context().Process(target=_decode_without_the_others)
     decoding.start()
-    decoding.join()
+    decoding.join(60)
     assert decoding.exitcode == 0
 
 

@@ -102,5 +102,5 @@ def test_widened_pieces_are_rounded_once(monkeypatch, rows, biased, inputs, outp
 def test_a_cpu_without_bf16_products_widens():
     process = fork_context().Process(target=check_layers)
     process.start()
-    process.join()
+    process.join(60)
     assert process.exitcode == 0
