@@ -6,10 +6,13 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+import pytest
 
 from bench.tools import fleet_between_hosts
 from bench.tools.processes import Processes
@@ -32,6 +35,17 @@ def enter(namespace: str) -> None:
         subprocess.run(["mount", *command], check=True)
     state = Path(f"/sys/class/net/{INTERFACE}/operstate")
     wait_until(lambda: state.read_text().strip() == "up", "interface that is up")
+
+
+@contextmanager
+def two_hosts() -> Iterator[TwoHosts]:
+    """Two hosts. Skips a test where there are no network namespaces, unless they are required."""
+    if reason := TwoHosts.why_not():
+        if os.environ.get("REQUIRE_NETWORK_NAMESPACES"):
+            pytest.fail(f"network namespaces are required here: {reason}")
+        pytest.skip(reason)
+    with TwoHosts() as both:
+        yield both
 
 
 Main = Callable[[list[str]], int]

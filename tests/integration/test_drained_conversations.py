@@ -111,5 +111,6 @@ def _drain(fleet: Fleet, name: str, how: str) -> None:
 
 
 def _wait_back(fleet: Fleet, name: str) -> None:
-    """Until a worker that was started again serves; the ranks of some import torch anew."""
+    """Wait until a worker that was started again serves. Its ranks may have to import torch first,
+    so that takes longer than usual."""
     wait_for("it to come back", lambda: workers(fleet).get(name, {}).get("connected"), 120)

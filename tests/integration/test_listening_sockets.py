@@ -15,7 +15,7 @@ from bench.sockets import Seen, between_hosts, refused, strays
 from bench.tools.listeners import listeners_of
 from bench.tools.two_hosts import ADDRESSES, INTERFACE, TwoHosts
 from cli.fleet import Fleet
-from tests.integration.distant_hosts import forked_on_host
+from tests.integration.distant_hosts import forked_on_host, two_hosts
 from tests.integration.fleets import complete, counters, running_fleet
 from tests.integration.reference import DEMO_MODEL
 
@@ -133,11 +133,7 @@ def test_another_user_of_the_host_reads_nothing_and_stops_nothing(fleet: Fleet) 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[TwoHosts]:
-    if reason := TwoHosts.why_not():
-        if os.environ.get("REQUIRE_NETWORK_NAMESPACES"):
-            pytest.fail(f"network namespaces are required here: {reason}")
-        pytest.skip(reason)
-    with TwoHosts() as made:
+    with two_hosts() as made:
         yield made
 
 

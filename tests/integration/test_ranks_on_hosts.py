@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import time
@@ -23,7 +24,7 @@ import pytest
 from bench.tools.fleet import BenchFleet, FleetConfig, OtherNode
 from bench.tools.two_hosts import ADDRESSES, INTERFACE, TwoHosts
 from tests.effort import NIGHTLY
-from tests.integration.distant_hosts import forked_on_host
+from tests.integration.distant_hosts import forked_on_host, two_hosts
 from tests.integration.one_engine import tokens_of_one_engine
 from tests.paths import DEMO_MODEL
 
@@ -52,11 +53,7 @@ ALL = [(layout, fault) for layout in [(2, 1), (1, 2), (2, 2)] for fault in FAULT
 
 @pytest.fixture
 def hosts() -> Iterator[TwoHosts]:
-    if reason := TwoHosts.why_not():
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with TwoHosts() as both:
+    with two_hosts() as both:
         yield both
 
 
@@ -118,6 +115,7 @@ def break_down(fleet: BenchFleet, model: str, other: str, fault: str) -> tuple[s
     """What both nodes have logged, and the processes that are left, after a fault."""
     nodes = [psutil.Process(fleet.pids[each]) for each in ("decode-1", "node-1")]
     ranks = [each for node in nodes for each in (node, *node.children())]
+    running = {os.pidfd_open(each.pid): str(each) for each in ranks}
     hand = nodes[1].children()[0]
     with ExitStack() as stack:
         # a forked node that ends removes the folder
@@ -139,14 +137,18 @@ def break_down(fleet: BenchFleet, model: str, other: str, fault: str) -> tuple[s
                 nodes[1].terminate()
             case "head killed":
                 nodes[0].kill()
-        deadline = time.monotonic() + END_S
-        while (left := [each for each in ranks if runs(each)]) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return "".join(each.read() for each in logs), [str(each) for each in left]
+        left = left_after(END_S, running)
+        return "".join(each.read() for each in logs), left
 
 
-def runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def left_after(limit_s: float, running: dict[int, str]) -> list[str]:
+    """The names of the processes, by their pidfds, that do not end in time."""
+    poller, deadline = select.poll(), time.monotonic() + limit_s
+    for pidfd in running:
+        poller.register(pidfd, select.POLLIN)
+    while running and (left_s := deadline - time.monotonic()) > 0:
+        for pidfd, _ in poller.poll(left_s * 1e3):
+            poller.unregister(pidfd)
+            del running[pidfd]
+            os.close(pidfd)
+    return list(running.values())

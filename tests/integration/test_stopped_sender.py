@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.tools.two_hosts import ADDRESSES, TwoHosts
-from tests.integration.distant_hosts import enter
+from bench.tools.two_hosts import ADDRESSES
+from tests.integration.distant_hosts import enter, two_hosts
 from tests.integration.transport_workers import TransportWorker, Worker, connect, wait_until
 
 NUM_BLOCKS, BLOCK_BYTES = 64, 1 << 20
@@ -35,11 +35,7 @@ class DistantWorker(TransportWorker):
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Worker, Worker]]:
-    if reason := TwoHosts.why_not():
-        if os.environ.get("REQUIRE_NETWORK_NAMESPACES"):
-            pytest.fail(f"network namespaces are required here: {reason}")
-        pytest.skip(reason)
-    with TwoHosts() as hosts:
+    with two_hosts() as hosts:
         pair = [Worker(DistantWorker, each, NUM_BLOCKS, BLOCK_BYTES) for each in hosts.namespaces]
         try:
             yield pair[0], pair[1]
