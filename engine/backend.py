@@ -111,8 +111,8 @@ class Backend(LayerFactory, Protocol):
     keeps_blocks: bool
     """Whether quantized weights of a GGUF file are multiplied as they are."""
     numerics: str
-    """A name for everything else that workers must share to compute the same bits; "" if bits may
-    differ."""
+    """A name for everything else that workers must share to exchange blocks; "" if there is nothing
+    else."""
 
     def orders(self, layout: KvLayout) -> Sequence[str]:
         """The orders of keys and values in a block that attention reads, fastest first."""

@@ -89,10 +89,10 @@ class Engine:
     def run(self, batch: Batch) -> StepResult:
         """Compute a planned batch and commit it. An empty batch costs nothing.
 
-        With `run_ahead`, launches the batch. If the most steps are under way already, commits the
-        oldest of them and returns its result. If the batch cannot run ahead of the steps under way,
-        `run` only ends the oldest; the batch has to be planned again. After `run` has raised, call
-        `try_withdraw`.
+        With `run_ahead`, launches the batch. If as many steps as may be are under way already,
+        commits the oldest of them and returns its result. If the batch cannot run ahead of the
+        steps under way, `run` only ends the oldest; the batch has to be planned again. After `run`
+        has raised, call `try_withdraw`.
         """
         if self._num_ahead and not self._is_cautious and can_run_ahead(batch):
             return self._ahead.launch(batch, self._num_ahead)

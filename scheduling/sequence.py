@@ -113,8 +113,9 @@ class Sequence:
       at the admission, and `num_fetched` came from a peer's cache or a tier. `num_expected` more
       blocks are being fetched.
     - `is_hinted`: at least one of `holders` probably does hold some.
-    - `stays_in_pool`: its blocks must not be kept in the worker's tiers. - `retention`: for how
-      long its blocks should stay in the pool when it has finished.
+    - `stays_in_pool`: its blocks must not be kept in the worker's tiers.
+    - `retention`: how long, and with which priority, its blocks should stay in the pool when it has
+      finished; None if the request does not say.
     - `grammar`: follows the output if `sampling` has a grammar. While the sequence `is_held`, steps
       leave it out, because its grammar awaits a mask.
     - `last_token_at`: the time of the last token, or of the last step that left the sequence out.

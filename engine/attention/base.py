@@ -26,8 +26,8 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     `i * block_size` to `(i + 1) * block_size - 1`; entries beyond the context do not matter. The
     table has no entries for earlier blocks, which no query sees.
 
-    `others` are the block tables of the other groups of layers, each with its first block before
-    it. `states` are the slots of layers that keep a state.
+    `others` has, for each further group of layers, its `first_block` and its block table. `states`
+    are the slots of layers that keep a state.
     """
 
     query_len: int

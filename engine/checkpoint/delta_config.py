@@ -52,7 +52,7 @@ class DeltaConfig:
 
     @property
     def conv_width(self) -> int:
-        """The sum of these."""
+        """The sum of `conv_sections`."""
         return sum(self.conv_sections)
 
     @property
@@ -77,7 +77,7 @@ class DeltaConfig:
         return self.num_value_heads // self.num_key_heads if self.keys_by_turns else 1
 
     def in_turns(self, count: int) -> tuple[int, ...]:
-        """What `count` numbers of all value heads are made of: those of each turn."""
+        """How many of `count` numbers, of all value heads together, each turn has."""
         return (count // self.turns,) * self.turns
 
     def sharded(self, size: int) -> DeltaConfig:

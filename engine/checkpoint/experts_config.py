@@ -21,7 +21,7 @@ _MAX_INNER = 1 << 22
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """The experts of a layer, each a gated feed-forward layer of `inner` numbers.
+    """The experts of a layer, each a feed-forward layer of `inner` numbers.
 
     A token's scores are the softmax of the router's logits, or their sigmoids. The `per_token`
     experts with the largest scores are chosen. With `has_choice_bias`, a bias is added to the

@@ -25,11 +25,11 @@ _ALIGNMENT = 8
 
 @dataclass
 class ExpertWeights:
-    """The weights of one layer of experts, or of a rank's share of each expert. Rows of each of
-    `gate_up` [2 * inner, hidden] are gate's, then up's, or without gates [inner, hidden] up's; each
-    of `down` is [hidden, inner]. The
-    shared expert's weights are there if the layer has one. Either all matrices have biases or none
-    has. All but the matrices and their biases are fp32."""
+    """The weights of one layer of experts, or of a rank's share of each expert. The rows of each
+    `gate_up` [2 * inner, hidden] are gate's, then up's; experts without gates have only up's,
+    [inner, hidden]. Each `down` is [hidden, inner]. The shared expert's weights are there if the
+    layer has one. Either all matrices have biases or none has. All weights except the matrices and
+    their biases are fp32."""
 
     router: torch.Tensor  # [experts, hidden]
     choice_bias: torch.Tensor | None  # [experts]

@@ -1,4 +1,4 @@
-"""The feed-forward layer of a mixture: a router chooses some of many gated experts for each token.
+"""The feed-forward layer of a mixture: a router chooses some of many experts for each token.
 
 `engine.layers.experts` and backends compute; this file knows which tensors a layer consists of.
 """

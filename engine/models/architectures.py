@@ -82,7 +82,7 @@ class Architecture:
     """Values of keys that transformers does not write, or that published files leave out."""
     has_text_config: bool = False  # the language model's keys are in a table of that name
     layer_kinds: LayerKinds = LayerKinds()  # of all layers
-    gguf_kinds: LayerKinds | None = None  # the kinds with other names there
+    gguf_kinds: LayerKinds | None = None  # if names differ in GGUF files: `layer_kinds` there
     gguf_state_kinds: LayerKinds | None = None
     experts: ExpertKeys | None = None  # keys of the mixtures, if layers are mixtures
 
@@ -234,7 +234,6 @@ _NEMOTRON_H = Architecture(
     experts=ExpertKeys(
         count=("n_routed_experts",),
         routes_in_groups=True,
-        normalizes=None,
         shared_name="shared_experts",
         shared_inner="moe_shared_expert_intermediate_size",
         are_gated=False,

@@ -105,7 +105,7 @@ class Admission:
 
     def _begin(self, step: StepPlan, sequence: Sequence, num_fetched: int) -> None:
         """Let a sequence that has its blocks receive, fetch or compute. One that fetches is charged
-        now for the tokens that it will compute afterwards."""
+        for the tokens that it computes when its fetch is over (`Scheduler.fetch_over`)."""
         charge = max(sequence.num_remaining, sequence.block_size)
         if sequence.remote:
             self._roster.move(sequence, SequenceState.RECEIVING)
