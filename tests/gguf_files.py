@@ -127,7 +127,13 @@ def write_metadata(
         writer.add_rope_dimension_count(head_dim)
         if config.get("sliding_window"):
             writer.add_sliding_window(config["sliding_window"])
-    count = config["vocab_size"]
+    write_vocabulary(writer, config["vocab_size"], has_tokens)
+    for key, value in others.items():
+        writer.add_key_value(key.replace("__", "."), *value)
+
+
+def write_vocabulary(writer: gguf.GGUFWriter, count: int, has_tokens: bool = True) -> None:
+    """Write a small vocabulary, filled up to so many tokens."""
     tokens = [*TOKENS, *(f"[PAD{i}]" for i in range(len(TOKENS), count))][:count]
     types = [2, 3, 3, *[1] * (len(TOKENS) - 3), *[5] * max(count - len(TOKENS), 0)][:count]
     if has_tokens:
@@ -138,8 +144,6 @@ def write_metadata(
         writer.add_token_merges(MERGES)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    for key, value in others.items():
-        writer.add_key_value(key.replace("__", "."), *value)
 
 
 def _write_deepseek(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

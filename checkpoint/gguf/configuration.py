@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoint.gguf import deepseek, hybrids
+from checkpoint.gguf import deepseek, hybrids, nemotron
 from checkpoint.gguf.header import GgufTensor
 from checkpoint.json_keys import MAX_INTEGER, JsonKeys
 from checkpoint.regular_file import open_regular
@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     **hybrids.ARCHITECTURES,
+    **nemotron.ARCHITECTURES,
 }
 """Maps names in `general.architecture` to our names. Mistral's models are called `llama` there,
 too."""
@@ -69,6 +70,11 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
         )
     if name == deepseek.NAME:
         return _common(keys, name, tensors) | _deepseek(keys, tensors)
+    if name in nemotron.ARCHITECTURES:
+        num_blocks = _num_layers(keys, name)
+        return _common(keys, name, tensors) | nemotron.keys_of_blocks(
+            keys, name, num_blocks, tensors
+        )
     experts = _experts(keys, name)
     window = keys.integer(f"{name}.attention.sliding_window", None)
     num_heads, num_kv_heads, head_dim = _heads(keys, name)
@@ -77,6 +83,7 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
     config = {
         **_common(keys, name, tensors),
         "architectures": [_MIXTURES[name] if experts else ours],
+        "intermediate_size": _inner(keys, name),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
@@ -100,7 +107,6 @@ def _common(keys: JsonKeys, name: str, tensors: Mapping[str, GgufTensor]) -> dic
     return {
         "vocab_size": _rows(keys, tensors, _EMBED),
         "hidden_size": keys.integer(f"{name}.embedding_length"),
-        "intermediate_size": _inner(keys, name),
         "num_hidden_layers": _num_layers(keys, name),
         "max_position_embeddings": keys.integer(f"{name}.context_length"),
         "rms_norm_eps": keys.number(f"{name}.attention.layer_norm_rms_epsilon"),
@@ -136,6 +142,7 @@ def _deepseek(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str, An
     num_layers = _num_layers(keys, deepseek.NAME)
     return {
         "architectures": [deepseek.architecture(keys, tensors)],
+        "intermediate_size": _inner(keys, deepseek.NAME),
         "num_attention_heads": _uniform(keys, f"{deepseek.NAME}.attention.head_count"),
         "rope_parameters": rope,
         **attention,

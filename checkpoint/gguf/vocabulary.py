@@ -81,6 +81,7 @@ SPLITTINGS = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "smaug-bpe": _LLAMA3,
+    "pixtral": _LLAMA3,
     "qwen2": _QWEN2,
     "qwen35": _QWEN35,
     "deepseek-r1-qwen": _Splitting(_QWEN2.pattern, adds_bos=True),

@@ -57,6 +57,7 @@ _WITHOUT_KIND = {
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "attn_sinks.weight": "self_attn.sinks",
     "ssm_a": "linear_attn.rates",
+    "ssm_d": "linear_attn.D",
     "ssm_dt.bias": "linear_attn.dt_bias",
 }
 """Names of tensors of a layer that do not end as llama.cpp's do."""
@@ -65,6 +66,7 @@ _OUR_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _OUR_EXPERT = re.compile(r"(mlp\.experts)\.\d+\.(\w+)")
 _HEAD_BY_HEAD = re.compile(r".+\.self_attn\.[kv]_b_proj\.weight")
 _CONVOLUTION = re.compile(r".+\.linear_attn\.conv1d\.weight")
+_OF_STATE_SPACE = re.compile(r".+\.linear_attn\.(rates|D|norm\.weight)")
 _SHARED_GATE = re.compile(r".+\.mlp\.shared_experts_gate\.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _WEIGHT = re.compile(r"(\w+)\.(weight|bias)")
@@ -99,12 +101,14 @@ def llama_cpp_name(name: str) -> str:
 
 def matrix_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a tensor by Hugging Face's name, as a checkpoint has it: with the rows of all
-    heads one below the other where the file has a matrix for each head, and with the dimensions of
-    1 that the file leaves out."""
+    heads one below the other where the file has a matrix for each head, with the dimensions of 1
+    that the file leaves out, and without those that it adds to a state space's vectors."""
     if len(shape) == 3 and _HEAD_BY_HEAD.fullmatch(name):
         return (shape[0] * shape[1], shape[2])
     if len(shape) == 2 and _CONVOLUTION.fullmatch(name):
         return (shape[0], 1, shape[1])
+    if len(shape) == 2 and _OF_STATE_SPACE.fullmatch(name):
+        return (shape[0] * shape[1],)
     if len(shape) == 1 and _SHARED_GATE.fullmatch(name):
         return (1, *shape)
     return shape

@@ -48,12 +48,12 @@ def _of_blocks(keys: JsonKeys, kind: Architecture) -> Layers:
     blocks = parse_blocks(keys)
     if keys.text("mlp_hidden_act", "relu2") != "relu2":
         raise keys.wrong("mlp_hidden_act", "relu2 or absent")
-    state_kinds = kind.state_kinds
+    usual, state_kinds = _by_names(keys, kind)
     assert state_kinds is not None
     kinds = []
     halves = zip(blocks.keeps_state, blocks.has_feed_forward, blocks.is_mixture, strict=True)
     for keeps, has_feed_forward, is_mixture in halves:
-        each = state_kinds if keeps else kind.layer_kinds
+        each = state_kinds if keeps else usual
         if is_mixture:
             each = replace(each, feed_forward="experts")
         elif not has_feed_forward:

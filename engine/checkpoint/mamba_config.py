@@ -18,7 +18,10 @@ _INFINITY = {"__float__": "Infinity"}
 @dataclass(frozen=True)
 class MambaConfig:
     """The heads of a layer, and the taps of its convolution. Each of `num_groups` groups serves
-    `num_heads // num_groups` heads in turn. Steps are clamped to `step_limits`."""
+    `num_heads // num_groups` heads in turn. Steps are clamped to `step_limits`. `is_gguf`: the
+    checkpoint is a GGUF file, which holds the rates of decay, which are negative, instead of the
+    logarithms of their magnitudes.
+    """
 
     num_heads: int
     head_dim: int
@@ -27,6 +30,7 @@ class MambaConfig:
     num_taps: int
     has_conv_bias: bool = True
     step_limits: tuple[float, float] = (0.0, math.inf)
+    is_gguf: bool = False
 
     @property
     def inner(self) -> int:
@@ -78,6 +82,7 @@ def parse_mamba(keys: JsonKeys) -> MambaConfig:
         keys.integer("conv_kernel", minimum=2, maximum=_MAX_TAPS),
         keys.flag("use_conv_bias", True),
         _step_limits(keys),
+        keys.flag("is_gguf", False),
     )
     if config.num_heads % config.num_groups:
         raise keys.wrong("n_groups", f"a divisor of mamba_num_heads ({config.num_heads})")

@@ -34,17 +34,20 @@ class Mamba2:
         self._states = ConvolvedStates(
             mamba.num_groups, mamba.conv_sections, shape, taps, vectors.get("conv_bias")
         )
-        self._rate = -vectors["a_log"].exp()  # [num_heads]
+        rates = vectors["rates"]
+        self._rate = rates if mamba.is_gguf else -rates.exp()  # [num_heads]
         self._step_bias, self._skip = vectors["dt_bias"], vectors["skip"]  # [num_heads]
         self._norm = vectors["norm"]  # [inner]
         self._o = make.output_linear(matrices.pop("o"), None)
 
     @staticmethod
     def tensors(config: ModelConfig) -> list[LayerTensor]:
-        """See Kind. Rows of `in` are the gate's, the convolution's, and the steps'."""
+        """See Kind. Rows of `in` are the gate's, the convolution's, and the steps'. In GGUF files
+        this tensor has the name of Qwen3-Next's."""
         mamba, hidden = _mamba(config), config.hidden_size
         sections = (mamba.inner, *mamba.conv_sections, mamba.num_heads)
-        inputs = Rows("in_proj.weight", sum(sections), sections=sections)
+        in_name = "in_proj_qkvz.weight" if mamba.is_gguf else "in_proj.weight"
+        inputs = Rows(in_name, sum(sections), sections=sections)
         of_conv = mamba.conv_sections
         conv = Rows("conv1d.weight", mamba.conv_width, middle=(1,), sections=of_conv)
 
@@ -54,7 +57,7 @@ class Mamba2:
         found = [
             LayerTensor("in", [inputs], hidden, Split.OUTPUTS),
             LayerTensor("conv", [conv], mamba.num_taps, Split.OUTPUTS, is_wide=True),
-            vector("a_log", Rows("A_log", mamba.num_heads)),
+            vector("rates", Rows("rates" if mamba.is_gguf else "A_log", mamba.num_heads)),
             vector("dt_bias", Rows("dt_bias", mamba.num_heads)),
             vector("skip", Rows("D", mamba.num_heads)),
             vector("norm", Rows("norm.weight", mamba.inner)),

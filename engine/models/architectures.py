@@ -231,6 +231,13 @@ _NEMOTRON_H = Architecture(
     has_mixer_blocks=True,
     layer_kinds=LayerKinds("unrotated", "squared_relu", "norm", "mixer", "norm", "mixer"),
     state_kinds=LayerKinds("mamba2", "squared_relu", "norm", "mixer", "norm", "mixer"),
+    gguf_kinds=LayerKinds("unrotated", "squared_relu", post_norm_name="input_layernorm"),
+    gguf_state_kinds=LayerKinds(
+        "mamba2",
+        "squared_relu",
+        attention_name="linear_attn",
+        post_norm_name="input_layernorm",
+    ),
     experts=ExpertKeys(
         count=("n_routed_experts",),
         routes_in_groups=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +25,14 @@ from protocol.errors import ConfigError
 from protocol.layout import WINDOW
 from scheduling.states.step import StateStep
 from tests.effort import in_turn, some
+from tests.gguf_hybrids import (
+    DELTA_FAMILIES,
+    INTERVAL,
+    NEMOTRON_FAMILIES,
+    Converted,
+    write_delta,
+    write_nemotron,
+)
 from tests.hybrid_models import HYBRIDS
 from tests.latent_models import LATENT_MODELS
 from tests.rank_group import RankGroup
@@ -151,7 +160,61 @@ def test_ranks_split_the_states_of_hybrids(
     job = Job(tiny.folder, size, prompts, num_stages, num_blocks=num_blocks)
     answers = group.do(job, DEADLINE_S)
     assert answers[0][2] == expected
-    for layout, numbers, _ in answers[:size]:
+    assert_hold_parts(answers[:size], num_blocks, whole)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a test whose GGUF files are not for anybody's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    in_turn(some([*DELTA_FAMILIES, *NEMOTRON_FAMILIES], 3), [(2, 1), (4, 2), (2, 2)]),
+)
+def test_ranks_split_gguf_files_of_hybrids(
+    group: RankGroup,
+    make_tiny: Any,
+    text: Any,
+    own_cache: Path,
+    name: str,
+    ranks: tuple[int, int],
+) -> None:
+    """Plain ones have the tokens of the checkpoint in safetensors, quantized ones of one rank."""
+    architecture, config = HYBRIDS[(DELTA_FAMILIES | NEMOTRON_FAMILIES)[name]]
+    if name in DELTA_FAMILIES:
+        config = config | INTERVAL | (EXPERTS if "num_experts" in config else {})
+    elif "n_routed_experts" in config:
+        config = config | {"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64}
+    widths = {"hidden_size": 64, "intermediate_size": 64, "mamba_head_dim": 32}
+    widths |= {"linear_value_head_dim": 32}  # rows are blocks of Q8_0
+    tiny = make_tiny(architecture, **SIZES | config | widths)
+    prompts = (tuple(text(21)), tuple(text(40)[21:]))
+
+    def tokens_of(folder: Path) -> Any:
+        config = engine_config(folder, num_blocks=4000)
+        return generate(load_engine(config, lambda: 0.0).engine, prompts)
+
+    plain = tokens_of(tiny.folder)
+    size, num_stages = ranks
+    for kind in ("F32", "Q8_0"):
+        folder = write_hybrid(own_cache / f"{kind}.gguf", tiny, name, kind)
+        job = Job(folder, size, prompts, num_stages, num_blocks=4000)
+        answers = group.do(job, DEADLINE_S)
+        assert answers[0][2] == (plain if kind == "F32" else tokens_of(folder))
+
+
+def write_hybrid(file: Path, tiny: Any, name: str, kind: str) -> Path:
+    if name in NEMOTRON_FAMILIES:
+        return write_nemotron(file, tiny.folder, name, kind)
+    tiny.reference.save_pretrained(tiny.folder, save_original_format=False)
+    return write_delta(file, Converted(tiny.folder, name, splits=True), name, kind)
+
+
+def assert_hold_parts(answers: Any, num_blocks: int, whole: LoadedEngine) -> None:
+    for layout, numbers, _ in answers:
         pool = KvPool(layout, num_blocks)
         pool.tensor.copy_(torch.from_numpy(numbers))
         assert pool.tensor.any()
