@@ -100,10 +100,10 @@ class KvPool:
         return self.tensor.data_ptr()
 
     @property
-    def has_ranks_on_cards(self) -> bool:
-        """Whether other ranks have parts of the blocks on cards, where this process cannot reach
-        them."""
-        return self.device.type == "cuda" and len(self.layout.ranks) > 1
+    def has_all_ranks(self) -> bool:
+        """Whether this process reaches the blocks' parts on all ranks, not only those of the ranks
+        on its host or card."""
+        return len(self.layout.ranks) == 1 + len(self.others)
 
     def digest(self, block: int) -> bytes:
         """The digest of a block's keys and values of all layers and heads, whatever ranks hold

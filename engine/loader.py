@@ -32,6 +32,7 @@ from engine.kv_pool import KvPool, check_room
 from engine.model_runner import ModelRunner
 from engine.models.decoder import DecoderModel
 from engine.parallel.backend import RankBackend
+from engine.parallel.blocks_under_way import BlocksUnderWay
 from engine.parallel.follower import Follower
 from engine.parallel.leader import LeadingModel
 from engine.parallel.pipeline_runner import PipelineRunner
@@ -96,7 +97,9 @@ def load_follower(
     graphs = loaded.backend.graphs(loaded.model, pool, loaded.sizes)
     attention = loaded.backend.tuned_attention(pool, loaded.sizes)
     step = loaded.model.whole_step(attention)
-    return Follower(loaded.model, attention, ranks, step, graphs), pool
+    has_own_pool = ranks.groups is not None
+    under_way = BlocksUnderWay(loaded.layout.block_size) if has_own_pool else None
+    return Follower(loaded.model, attention, ranks, under_way, step, graphs), pool
 
 
 def _load(

@@ -1,19 +1,19 @@
-"""The ends of a transport on a host that is not its owner's: opened, told and asked from there.
+"""The ends of a transport in a process that is not their owner's, who opens, tells and asks them.
 
 Each end has a transport and a thread of its own (`TransferService`), which posts no write later
-than it may. Owned by a process that has this host's part of a pool; its loop's thread calls
-everything.
+than it may. The process has a part of the owner's pool; one of its threads calls everything.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from kv_transfer.service import TransferService
 from kv_transfer.transfer_loop import (
+    Fence,
     PeerAdded,
     PeerFailed,
     ServiceFailed,
@@ -49,9 +49,14 @@ class EndFailed(RuntimeError):
     """An end can do nothing any more, so its worker has to end."""
 
 
+def _all_computed(group: int, blocks: Sequence[int]) -> Fence | None:
+    return None
+
+
 class EndServer:
     """The ends over `pool`. `sent_at` returns when we sent the beat with a nonce, or None if that
-    was too long ago. `wake` is called from other threads when `drain` has something to return."""
+    was too long ago. `wake` is called from other threads when `drain` has something to return.
+    `behind` returns the fence after which blocks of a group may be read, None for at once."""
 
     def __init__(
         self,
@@ -59,11 +64,13 @@ class EndServer:
         pool: PoolMemory,
         sent_at: Callable[[int], float | None],
         wake: Callable[[], None],
+        behind: Callable[[int, Sequence[int]], Fence | None] = _all_computed,
     ) -> None:
         self._open_transport = open_transport
         self._pool = pool
         self._sent_at = sent_at
         self._wake = wake
+        self._behind = behind
         self._ends: dict[int, TransferService] = {}
         self._openers: dict[int, threading.Thread] = {}  # of ends, by number
         self._closers: list[threading.Thread] = []
@@ -159,6 +166,7 @@ class EndServer:
             order.target_blocks,
             b"",
             sent_at + order.within_s,
+            self._behind(order.group, order.source_blocks),
             group=order.group,
         )
         service.write(command)

@@ -64,8 +64,7 @@ Groups = Annotated[list[GroupBlocks], Meta(max_length=MAX_GROUPS)]
 class PeerDescriptor(Message, frozen=True, kw_only=True):
     """Sink to source, after Hello: how to reach my pool by this transport.
 
-    `descriptor` is in the transport's own format, or empty if nobody can write to the pool;
-    `digest` authenticates it (keyed BLAKE2b).
+    `descriptor` is in the transport's own format; `digest` authenticates it (keyed BLAKE2b).
     `layout`, of rank 0, is set unless one rank has whole blocks layer by layer. It says which heads
     each rank gets, and where in its part of a block they lie. With `wants_digests`, notifications
     of writes into this pool carry one digest per block.

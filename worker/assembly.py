@@ -291,11 +291,11 @@ def _connect(
     return _Member(host, around, lease, info)
 
 
-def _machine(settings: WorkerSettings) -> str:
+def _machine(local: _Local) -> str:
     """The machine on which peers see our process end, and with it all that may write to them.
-    Ends on other hosts may write for some time after that, so then peers get none and wait for our
-    lease."""
-    return machine_name() if settings.num_nodes == 1 else ""
+    Ends on other hosts, and in hands, may write for some time after that, so then peers get none
+    and wait for our lease."""
+    return machine_name() if local.loaded.pool.has_all_ranks else ""
 
 
 def _hello_policy(settings: WorkerSettings, worker_id: str, local: _Local) -> HelloPolicy:
@@ -305,7 +305,7 @@ def _hello_policy(settings: WorkerSettings, worker_id: str, local: _Local) -> He
         uuid.uuid4().hex,
         layout.model_fingerprint,
         layout.unsharded.fingerprint,
-        machine=_machine(settings),
+        machine=_machine(local),
         pid=os.getpid(),
         weight_version=commit_of(local.folder) or "",
         revision=settings.deployment_revision,
@@ -370,7 +370,7 @@ def _info(
         block_size=loaded.engine.layout.block_size,
         num_blocks=loaded.engine.scheduler.blocks.num_blocks,
         max_context=loaded.engine.limits.max_context,
-        machine=_machine(settings),
+        machine=_machine(local),
         texts_fingerprint=local.texts,
         transport_paths=local.paths,
         machine_paths=machine_paths(local.paths, str(loaded.pool.device)),

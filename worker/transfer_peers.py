@@ -52,16 +52,10 @@ class TransferPeers:
                 message.layout,
             )
             own = self._pool.layout
-            if message.wants_digests and len(own.ranks) > 1 + len(self._pool.others):
+            if message.wants_digests and not self._pool.has_all_ranks:
                 raise ProtocolError(
-                    "it compares digests of whole blocks (kv_checksum), and no host of this worker "
-                    "has whole blocks"
-                )
-            if self._pool.has_ranks_on_cards or not message.descriptor:
-                who = "the peer" if not message.descriptor else "this worker"
-                raise ProtocolError(
-                    f"{who} has ranks on several cards, which exchange no KV blocks yet: set its "
-                    "tensor_parallel and pipeline_parallel to 1, or run no prefill workers"
+                    "it compares digests of whole blocks (kv_checksum), and no process of this "
+                    "worker has whole blocks"
                 )
             theirs = own.unsharded if message.layout is None else message.layout
             shares = plan_shares(own, theirs)

@@ -214,14 +214,15 @@ def _serve(
     tokens, traces = [], []
     with BenchFleet(config) as fleet:
         for prompt in prompts:
-            answer = _complete(fleet.url("router-1"), folder.name, prompt, load.num_output)
+            answer = complete(fleet.url("router-1"), folder.name, prompt, load.num_output)
             tokens.append(answer["choices"][0]["token_ids"])
             if num_prefill:
                 traces.append(_trace(fleet.url("router-1"), answer["id"]))
     return tokens, traces
 
 
-def _complete(url: str, model: str, prompt: list[int], num_output: int) -> dict[str, Any]:
+def complete(url: str, model: str, prompt: list[int], num_output: int) -> dict[str, Any]:
+    """A router's answer to a greedy completion, with its tokens."""
     body = {
         "model": model,
         "prompt": prompt,

@@ -26,7 +26,8 @@ from bench.gpu.card import (
     measure_card,
     random_model,
 )
-from bench.tools.checkpoints import add_tokenizer, benchmark_checkpoint
+from bench.gpu.rank_parts import cards, exchange, exchange_cards, ranks
+from bench.tools.checkpoints import benchmark_checkpoint, served_checkpoint
 from bench.tools.paths import DEMO_MODEL
 from checkpoint.json_keys import JsonKeys
 from engine.checkpoint.config import load_model_config, parse_model_config
@@ -234,43 +235,21 @@ def split(device: torch.device) -> Iterator[Row]:
 
     card = measure_card(device)
     torch.cuda.empty_cache()
-    yield from check_split(card, _served("M3"), SplitLoad())
+    yield from check_split(card, served_checkpoint("M3"), SplitLoad())
 
 
 def interference(device: torch.device) -> Iterator[Row]:
     """Effect of long prompts on streams: whole, chunked, apart."""
     from bench.gpu.fleets import FleetLoad, check_interference
 
-    yield from check_interference(str(device), _served("M2"), FleetLoad())
+    yield from check_interference(str(device), served_checkpoint("M2"), FleetLoad())
 
 
 def share(device: torch.device) -> Iterator[Row]:
     """Effect of MPS, and of parts of the multiprocessors, on decode beside prefill."""
     from bench.gpu.fleets import FleetLoad, check_share
 
-    yield from check_share(str(device), _served("M2"), FleetLoad())
-
-
-def ranks(device: torch.device) -> Iterator[Row]:
-    """Two ranks on this card, whose tokens count and not their speed, and sums in a graph."""
-    from bench.gpu.ranks import RankLoad, check_captured_sums, check_ranks
-
-    yield from check_captured_sums(device)
-    two_layouts = RankLoad(layouts=((2, 1), (1, 2)))
-    yield from check_ranks(_served("M3"), [str(device)] * 2, two_layouts)
-
-
-def cards(device: torch.device) -> Iterator[Row]:
-    """Ranks with a card each; says so where there are too few."""
-    from bench.gpu.ranks import RankLoad, check_ranks, layouts_on
-
-    found = torch.cuda.device_count()
-    if found < 2:
-        yield Row("cards", "cards", found, "cards", goal="2", note="this part needs 2 or more")
-        return
-    devices = [f"cuda:{index}" for index in range(found)]
-    load = RankLoad(layouts_on(found))
-    yield from check_ranks(_served("M3"), devices, load, ways=("nccl", "symmetric", "auto"))
+    yield from check_share(str(device), served_checkpoint("M2"), FleetLoad())
 
 
 PARTS: dict[str, Part] = {
@@ -295,19 +274,15 @@ PARTS: dict[str, Part] = {
     "interference": interference,
     "share": share,
     "ranks": ranks,
+    "exchange": exchange,
     "cards": cards,
+    "exchange-cards": exchange_cards,
 }
 
 
 def _llama(num_layers: int = 32) -> ModelConfig:
     keys = LLAMA_8B | {"num_hidden_layers": num_layers}
     return parse_model_config(JsonKeys(keys, "bench.gpu"))
-
-
-def _served(name: str) -> Path:
-    folder = benchmark_checkpoint(name)
-    add_tokenizer(folder)
-    return folder
 
 
 def _built(device: torch.device, name: str, config: ModelConfig, kv_dtype: str) -> Row:

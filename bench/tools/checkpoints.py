@@ -160,3 +160,10 @@ def random_weights(config: dict[str, Any], qk_norm: float = 1.0) -> dict[str, to
             layer |= {"self_attn.q_norm.weight": norm, "self_attn.k_norm.weight": norm.clone()}
         weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
     return weights
+
+
+def served_checkpoint(name: str) -> Path:
+    """The folder of a benchmark's model, with a tokenizer, as fleets need it."""
+    folder = benchmark_checkpoint(name)
+    add_tokenizer(folder)
+    return folder

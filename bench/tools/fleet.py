@@ -42,8 +42,8 @@ class OtherNode:
 class FleetConfig:
     """The fleet's size, its model, and the flags of each kind of process; `role_flags` are for
     prefill or decode workers alone, or for one router by its name; `role_prefix` is a command that
-    runs the workers of a role. `other_nodes` are parts of workers, by names that begin with `node`.
-    The store listens on `store_host`."""
+    runs the workers of a role, and `worker_module` what they run. `other_nodes` are parts of
+    workers, by names that begin with `node`. The store listens on `store_host`."""
 
     model: str
     num_routers: int = 1
@@ -54,6 +54,7 @@ class FleetConfig:
     role_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     role_prefix: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     store_host: str = "127.0.0.1"
+    worker_module: str = "cli.main"
     other_nodes: Mapping[str, OtherNode] = field(default_factory=dict)
 
 
@@ -144,7 +145,7 @@ class BenchFleet:
 
     def _worker_command(self, role: str, name: str) -> list[str]:
         return [
-            "cli.main",
+            self._config.worker_module,
             role,
             f"--model={self._config.model}",
             f"--worker-id={name}",

@@ -8,8 +8,9 @@ import torch
 
 from engine.attention.base import AttentionBackend, wanted_rows
 from engine.backend import CapturedDecodes
-from engine.device import to_device
+from engine.device import fence_of, to_device
 from engine.models.runnable import RunnableModel, WholeStep
+from engine.parallel.blocks_under_way import BlocksUnderWay
 from engine.parallel.captured import replay
 from engine.parallel.ranks import Logits, Ranks, Replay, Step
 from engine.parallel.vocabulary import gather_likeliest, gather_logits
@@ -17,16 +18,19 @@ from engine.parallel.vocabulary import gather_likeliest, gather_logits
 
 class Follower:
     """A rank that runs the steps that rank 0 announces; `step` runs those that choose, `graphs`
-    those that all ranks have captured."""
+    those that all ranks have captured. `under_way` are the blocks that its steps write to, for
+    those who read this rank's pool; None if only the leader does."""
 
     def __init__(
         self,
         model: RunnableModel,
         attention: AttentionBackend,
         ranks: Ranks,
+        under_way: BlocksUnderWay | None = None,
         step: WholeStep | None = None,
         graphs: CapturedDecodes | None = None,
     ) -> None:
+        self.under_way = under_way
         self._model = model
         self._attention = attention
         self._ranks = ranks
@@ -39,13 +43,22 @@ class Follower:
             with self._ranks.timed():
                 if isinstance(message, Logits):
                     self._give_logits(message.num_rows)
-                elif isinstance(message, Replay):
-                    assert self._graphs is not None
-                    replay(self._graphs, message)
-                elif message.chooses:
-                    self._choose(message)
                 else:
-                    self._run(message)
+                    self._store(message)
+
+    def _store(self, message: Step | Replay) -> None:
+        """Run a step, which writes to the pool."""
+        if self.under_way is not None:
+            self.under_way.begin(message.step if isinstance(message, Replay) else message)
+        if isinstance(message, Replay):
+            assert self._graphs is not None
+            replay(self._graphs, message)
+        elif message.chooses:
+            self._choose(message)
+        else:
+            self._run(message)
+        if self.under_way is not None:
+            self.under_way.end(fence_of(self._model.device))
 
     def _run(self, step: Step) -> None:
         """Run a step; the next stage wants all rows."""

@@ -1,4 +1,5 @@
-"""Ends of a transport on another host, for the part of the pool that lies there.
+"""Ends of a transport in other processes of a worker, for the parts of the pool that lie there: on
+other hosts, or on cards.
 
 Orders and reports travel over a connection that this module does not own. Only two calls wait for
 an answer: the one that opens ends, and the one that breaks an end's connections.
@@ -44,9 +45,9 @@ DISCONNECT_S = 5.0
 
 
 class DistantHost:
-    """The ends on one other host. `send` passes on what an end there is told; any thread calls it.
-    Its owner calls `take` with what comes back, and keeps `beat` up to date: the nonce of the
-    host's newest beat, and when it came."""
+    """The ends in one other process. `send` passes on what an end there is told; any thread calls
+    it. Its owner calls `take` with what comes back. If the process has another clock, the owner
+    keeps `beat` up to date: the nonce of the newest beat from there, and when it came."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self.beat: tuple[int, float] = (0, 0.0)
@@ -55,7 +56,7 @@ class DistantHost:
         self._ends: dict[int, DistantEnd] = {}
 
     def begin_end(self) -> DistantEnd:
-        """Tell the host to open an end; see `open_ends`."""
+        """Tell the process to open an end; see `open_ends`."""
         number = next(self._numbers)
         end = self._ends[number] = DistantEnd(self, number)
         self.tell(OpenEnd(number))
@@ -96,9 +97,13 @@ class DistantEnd:
         try:
             report = self._opened.get(timeout=max(0.0, deadline - time.monotonic()))
         except Empty:
-            raise TransferError("another host has not opened an end in time") from None
+            raise TransferError(
+                "another process of this worker has not opened an end in time"
+            ) from None
         if isinstance(report, OpenFailed):
-            raise TransferError(f"another host cannot open an end: {report.reason}")
+            raise TransferError(
+                f"another process of this worker cannot open an end: {report.reason}"
+            )
         self.agent, self._descriptor = report.agent, report.descriptor
         self.num_ranks = report.num_ranks
 
@@ -162,12 +167,14 @@ class DistantEnd:
         self._host.tell(Expect(self._number, data))
 
     def disconnect(self, kept: Collection[str]) -> int:
-        """See Transport. Raises TransferError if the host does not answer in time."""
+        """See Transport. Raises TransferError if the process does not answer in time."""
         self._host.tell(Disconnect(self._number, sorted(kept)))
         try:
             return self._broken.get(timeout=DISCONNECT_S)
         except Empty:
-            raise TransferError(f"another host has not answered for {DISCONNECT_S:g} s") from None
+            raise TransferError(
+                f"another process of this worker has not answered for {DISCONNECT_S:g} s"
+            ) from None
 
     def close(self) -> None:
         """Close the end. A call of `disconnect` in another thread returns at once."""
@@ -177,7 +184,7 @@ class DistantEnd:
 
 
 def open_ends(hosts: Sequence[DistantHost], limit_s: float = OPEN_S) -> list[DistantEnd]:
-    """Open an end on each host, all at the same time. Raises TransferError if one of them is not
+    """Open an end in each process, all at the same time. Raises TransferError if one of them is not
     open in time, and then closes all."""
     deadline = time.monotonic() + limit_s
     ends = [host.begin_end() for host in hosts]

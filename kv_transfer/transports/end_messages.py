@@ -1,4 +1,4 @@
-"""What an end of a transport on another host is told, and what it reports.
+"""What an end of a transport in another process is told, and what it reports.
 
 `distant_end` is the teller's side, `kv_transfer.end_server` that of the end. Both belong to one
 worker, and the connection between them is trusted. An end has a number, which the teller chooses.
@@ -19,7 +19,7 @@ class _Base(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class OpenEnd(_Base, frozen=True):
-    """Open an end with this number, which registers the host's part of the pool."""
+    """Open an end with this number, which registers the process's part of the pool."""
 
 
 class CloseEnd(_Base, frozen=True):
@@ -43,7 +43,7 @@ class RemovePeer(_Base, frozen=True):
 
 class Write(_Base, frozen=True):
     """Write blocks to a peer; `WriteOver` of this number follows. The write must be posted within
-    `within_s` after the end's host sent the beat with this nonce, or not at all."""
+    `within_s` after the end's process sent the beat with this nonce, or not at all."""
 
     handle: int
     agent: str

@@ -18,10 +18,11 @@ _QUEUE_FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 
 
 class FramedStream:
-    """Owns a connected socket until `close`."""
+    """Owns a connected socket until `close`. No frame has more than `most_bytes`."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, most_bytes: int = MAX_FRAME_BYTES) -> None:
         connection.setblocking(False)
+        self._most_bytes = most_bytes
         self.socket = connection
         self.is_ended = False  # the peer closed it
         self._unsent: deque[bytes] = deque()
@@ -30,8 +31,13 @@ class FramedStream:
 
     def queue(self, payload: bytes) -> None:
         """Send a frame with one of the next calls of `flush`."""
-        assert len(payload) <= MAX_FRAME_BYTES
+        assert len(payload) <= self._most_bytes
         self._unsent.append(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether frames wait for the kernel to accept them."""
+        return bool(self._unsent)
 
     def flush(self) -> int:
         """Give the kernel as many bytes as it accepts; returns the number of frames that this call
@@ -99,7 +105,7 @@ class FramedStream:
         while start + _LENGTH_BYTES <= len(self._inbound):
             body = start + _LENGTH_BYTES
             length = int.from_bytes(self._inbound[start:body], "little")
-            if length > MAX_FRAME_BYTES:
+            if length > self._most_bytes:
                 raise OSError(f"a frame of {length} bytes is too long")
             if body + length > len(self._inbound):
                 break

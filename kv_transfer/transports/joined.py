@@ -1,4 +1,4 @@
-"""A transport of several ends, each for the parts of some ranks, on this host and on others.
+"""A transport of several ends, each for the parts of some ranks, in this process and in others.
 
 Towards its owner it is one transport. A write goes out by each end that has a share of the blocks,
 to each of the peer's ends that wants one, and is over when all these parts are. The notification
@@ -62,13 +62,13 @@ class _Write:
 
 
 class JoinedTransport:
-    """`agent` is the name of the first end, which is on this host."""
+    """`agent` is the name of the first end, which is in this process."""
 
     def __init__(
         self, first: NotifyingTransport, open_others: Callable[[], Sequence[DistantEnd]] = tuple
     ) -> None:
-        """`open_others` opens the ends on other hosts, for the ranks that follow, once the pool is
-        registered. It raises TransferError."""
+        """`open_others` opens the ends in other processes, for the ranks that follow, once the pool
+        is registered. It raises TransferError."""
         self.name = first.name
         self.agent = first.agent
         self.paths = first.paths
@@ -87,7 +87,7 @@ class JoinedTransport:
         return self._first.allocate(num_bytes)
 
     def register(self, pool: PoolMemory) -> None:
-        """Register this host's part of the pool, and open the other ends."""
+        """Register this process's part of the pool, and open the other ends."""
         self._first.register(pool)
         self._others = self._open_others()
         self._num_ranks = [len(pool.parts), *(each.num_ranks for each in self._others)]

@@ -141,14 +141,6 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
         "4Gi of host memory do not fit into resources.limits.memory, 2Gi",
     ),
     (
-        gpu(workers=GPU | {"pipelineParallel": 2}),
-        "pools.prefill.pipelineParallel: workers of several cards exchange no KV blocks yet",
-    ),
-    (
-        gpu(pools=POOLS | {"decode": {"role": "decode", "tensorParallel": 2}}),
-        "pools.decode.tensorParallel: workers of several cards exchange no KV blocks yet",
-    ),
-    (
         spanning(tensorParallel=3, nodesPerWorker=2),
         "pools.decode.nodesPerWorker: 2 must divide the 3 ranks",
     ),

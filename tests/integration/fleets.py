@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from bench.tools import worker_apart
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
 from tests.forked import KNOWN_CHECKPOINT, ForkedChildren, fork_context
@@ -81,7 +82,8 @@ def running_fleet(
         yield fleet
         assert_idle(fleet)
         segments = segments_of(fleet)
-        is_shared = chosen.transport in ("auto", "shm") or has_ranks(chosen)
+        shares_ranks = has_ranks(chosen) and module != worker_apart.__name__
+        is_shared = chosen.transport in ("auto", "shm") or shares_ranks
         assert shares_memory(fleet) == is_shared, "whether pools lie in memory without a name"
         exits = fleet.processes
         fleet.stop()

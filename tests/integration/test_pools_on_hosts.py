@@ -28,7 +28,7 @@ from tests.effort import some
 from tests.integration.pool_ends import poll_until
 from tests.integration.spread_ends import SpreadEnd
 from tests.layouts import part_of
-from worker.startup.transfers import pool_memory
+from worker.ranks.pool_memory import pool_memory
 
 NUM_BLOCKS = 6
 LAYOUT = KvLayout(

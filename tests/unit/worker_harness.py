@@ -142,7 +142,7 @@ class CardPool:
     memories: list[torch.Tensor]  # by group
     layout: KvLayout
     others = ()
-    has_ranks_on_cards = False
+    has_all_ranks = True
 
     @property
     def groups(self) -> list[CardPool]:

@@ -1,8 +1,9 @@
 """The process of one rank of a worker that is not its head: `python -m worker.ranks.hand FD PID`.
 
 Gets its orders on the socket FD, loads its shard of the weights, maps its part of the KV pool, and
-computes the steps that the head announces. It schedules nothing, and talks to nobody but the head
-and, on other hosts, the ranks of its worker. It ends with the process PID that started it, the head
+computes the steps that the head announces. A rank on a card has a pool of its own, and moves its
+blocks when the head says so. A hand schedules nothing, and takes orders from nobody but the head
+and, on other hosts, their node. It ends with the process PID that started it, the head
 or another host's node: by the head's word, when the socket closes, or by the kernel's signal when
 PID is killed. Where the head is on another host, it also ends when its node falls silent. Signals
 to the worker's group are PID's to answer.
@@ -18,6 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -32,6 +34,7 @@ from process.logs import setup_logs
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
 from worker.ranks.cards import groups_of
+from worker.ranks.end_thread import serve_ends
 from worker.ranks.link import Orders, OwnPool, Place, Wanted, mapped, mesh_of, receive, send
 
 log = logging.getLogger(__name__)
@@ -54,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         torch.set_num_threads(orders.threads)
         steps_link = socket.socket(fileno=steps)
         if orders.devices:
-            _work_on_card(orders, steps_link, memory)
+            _work_on_card(orders, link, steps_link, memory)
         else:
             _work(orders, link, steps_link, mapped(memory, orders.memory))
     except (ConfigError, ModelLoadError) as error:
@@ -97,17 +100,20 @@ def _work(orders: Orders, link: socket.socket, steps: socket.socket, shared: mem
     follower.run()
 
 
-def _work_on_card(orders: Orders, steps: socket.socket, file: int) -> None:
+def _work_on_card(orders: Orders, link: socket.socket, steps: socket.socket, file: int) -> None:
     """Like `_work`, with a pool of this rank's own, among ranks that reach each other by process
     groups that meet in `file`."""
     config = replace(orders.config, device=orders.devices[orders.shard.number])
     groups = groups_of(orders.shard, orders.devices, file, config.card_sums)
-    try:
-        follower, _ = load_follower(config, grouped_ranks(groups, [steps]))
+    with ExitStack() as stack:
+        stack.callback(groups.close)
+        follower, pool = load_follower(config, grouped_ranks(groups, [steps]))
+        if orders.transport:
+            assert follower.under_way is not None
+            ends = serve_ends(link, orders.transport, pool, follower.under_way)
+            stack.callback(ends.close)
         spare_the_collector()
         follower.run()
-    finally:
-        groups.close()
 
 
 def _end_in_silence(link: socket.socket, limit_s: float) -> None:

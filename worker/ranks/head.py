@@ -4,7 +4,8 @@ when one of them ends.
 The head is rank 0: it schedules, samples and moves blocks. Its hands compute the steps that it
 announces, each on its shard of weights and KV blocks. Those on its host share three things with it:
 a socket each, the memory through which sums and hidden states go, and the KV pool, which the head
-allocates for all. Those on other hosts are started by their nodes (`other_nodes`). The group lives
+allocates for all. On cards each has a pool of its own, whose blocks it moves when the head says so
+(`end_links`). Those on other hosts are started by their nodes (`other_nodes`). The group lives
 and dies as one: a hand that ends takes the worker with it at once, and a hand that stands still
 fails the step that waits for it.
 """
@@ -13,13 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.checkpoint.shard import Shard
 from engine.parallel.link_watch import LinkWatch
 from engine.parallel.sums import RankLost
+from kv_transfer.transports.distant_end import DistantHost
 from kv_transfer.transports.memory_file import SharedMemory
 from worker.ranks.cards import CardRanks
+from worker.ranks.end_links import EndLinks
 from worker.ranks.host_ranks import HostRanks
 from worker.ranks.other_nodes import OtherNodes
 from worker.ranks.processes import HandProcesses, HandSettings
@@ -47,11 +50,13 @@ class Hands:
         our kernels, and RankLost."""
         self._lost = lost
         self._has_cards = bool(settings.devices)
+        self._exchanges = self._has_cards and bool(settings.transport)
         self._pool: SharedMemory | None = None
         self._is_closed = False
         self._silence_s = silence_s
         self._nodes = nodes
         self._watch: LinkWatch | None = None
+        self._ends: EndLinks | None = None
         self._shared: HostRanks | CardRanks
         if settings.devices:
             wanted = settings.config.card_sums
@@ -87,7 +92,17 @@ class Hands:
         for link in self._links:
             link.settimeout(self._silence_s)  # a hand that stands still reads no more steps
         self._watch_links()
+        if self._exchanges:
+            self._ends = EndLinks(self._own.links, self._silence_s, self._lost)
         return None if memory is None else memoryview(memory.view)
+
+    @property
+    def hosts(self) -> Sequence[DistantHost]:
+        """Those who have parts of the pool that the head does not reach, once that is allocated:
+        other nodes, or hands with pools of their own."""
+        if self._ends is not None:
+            return self._ends.hosts
+        return () if self._nodes is None else self._nodes.hosts
 
     def close(self) -> None:
         """Tell the hands to end, wait for their processes, and kill those that do not end. A second
@@ -97,6 +112,8 @@ class Hands:
         self._is_closed = True
         if self._watch is not None:
             self._watch.close()
+        if self._ends is not None:
+            self._ends.close()
         with contextlib.suppress(RankLost):
             self.ranks.announce(None)
         self._own.close()

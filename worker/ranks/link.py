@@ -48,9 +48,10 @@ class Orders:
     """The part of the engine's model that a hand computes, and its number of CPU threads. All ranks
     of a host share `memory`, and wait there `limit_s` for one another. On cards, `devices` are
     those of all ranks, and the file in the place of the memory's is where their process groups
-    meet. With several hosts, ranks reach this one's at `address`. Where the head `is_away`, the
-    hand has to say how much memory it wants, and what its pool is, and ends when it hears nothing
-    for `limit_s`."""
+    meet; blocks leave the hand's own pool by `transport` ("": none), as the head orders on the link
+    (`end_links`). With several hosts, ranks reach this one's at `address`. Where the head
+    `is_away`, the hand has to say how much memory it wants, and what its pool is, and ends when it
+    hears nothing for `limit_s`."""
 
     shard: Shard
     sizes: RankSizes
@@ -64,6 +65,7 @@ class Orders:
     devices: tuple[str, ...] = ()
     address: str = ""
     is_away: bool = False
+    transport: str = ""
 
 
 @dataclass(frozen=True)

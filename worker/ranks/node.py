@@ -12,14 +12,14 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import zmq
 
 from engine.parallel.sums import RankLost
 from kv_transfer.end_server import EndFailed, EndServer
-from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
+from kv_transfer.transports.interface import Transport
 from kv_transfer.transports.memory_file import SharedMemory, address_of
 from process.lifecycle import StopSignal
 from process.wakeup import Wakeup
@@ -37,6 +37,7 @@ from worker.ranks.host_ranks import HostRanks
 from worker.ranks.link import OwnPool, Wanted, receive
 from worker.ranks.node_link import HeadLost, NodeLink
 from worker.ranks.other_nodes import BEAT_S
+from worker.ranks.pool_memory import pool_on_node
 from worker.ranks.processes import HandProcesses
 
 log = logging.getLogger(__name__)
@@ -230,23 +231,6 @@ class Node:
             self._sent_at.pop(self._nonce - _KNOWN_BEATS, None)
             times = self._shared.times_of(self._numbers)
             self._link.send(NodeBeat(nonce=self._nonce, times=times))
-
-
-def pool_on_node(pools: Sequence[OwnPool], address: int) -> PoolMemory:
-    """The pools of a node's ranks, in memory from `address` on."""
-    parts = [
-        PoolPart(
-            address + each.offset,
-            each.groups[0][0],
-            "cpu",
-            tuple(size for size, _ in each.groups) if len(each.groups) > 1 else (),
-        )
-        for each in pools
-    ]
-    first, groups = parts[0], pools[0].groups
-    views = groups if len(groups) > 1 else ()
-    others = tuple(parts[1:])
-    return PoolMemory(first.address, first.block_bytes, groups[0][1], "cpu", others, views)
 
 
 def _read(end: socket.socket) -> bytes | None:

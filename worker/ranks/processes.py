@@ -42,6 +42,8 @@ class HandSettings:
     """Of all ranks, by their numbers, if each has a card."""
     num_hosts: int = 1
     address: str = ""
+    transport: str = ""
+    """Of KV blocks, for ranks that each have a pool of their own; "" if they exchange none."""
 
 
 class SharedByRanks(Protocol):
@@ -134,6 +136,7 @@ class HandProcesses:
                 settings.devices,
                 settings.address,
                 is_away=0 not in self._shared.sizes.local(shard.number),
+                transport=settings.transport,
             )
             link.settimeout(self._loading_s)
             steps.settimeout(self._loading_s)

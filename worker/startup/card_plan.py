@@ -8,7 +8,9 @@ from typing import Protocol
 
 import torch
 
+from engine.device import pick_device
 from protocol.errors import ConfigError
+from worker.settings import WorkerSettings
 
 _WEIGHTS = (".safetensors", ".gguf")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -34,6 +36,22 @@ class TorchCards:
     def total_bytes(self, index: int) -> int:
         """See Cards."""
         return int(torch.cuda.get_device_properties(index).total_memory)
+
+
+def devices_of_ranks(settings: WorkerSettings, folder: Path, cards: Cards) -> tuple[str, ...]:
+    """A card for each rank, by their numbers; none on a CPU, whose ranks share its memory. Raises
+    ConfigError."""
+    device = pick_device(settings.device)
+    if device.type != "cuda":
+        return ()
+    if settings.kv_checksum:
+        raise ConfigError(
+            f"kv_checksum: no process of a worker of {settings.num_ranks} cards has whole KV "
+            "blocks; leave it out"
+        )
+    devices = cards_of_ranks(device.index or 0, settings.num_ranks, cards)
+    check_share(folder, devices, cards)
+    return devices
 
 
 def cards_of_ranks(first: int, num_ranks: int, cards: Cards) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ from kv_transfer.transports.distant_end import DistantHost
 from kv_transfer.transports.registry import create_transport
 from process.cores import cores_in, usable_cores
 from process.store.store_url import store_url
-from protocol.errors import ConfigError
 from protocol.messages import Role
 from scheduling.scheduler import SchedulerConfig
 from worker.engine_settings import PEER
@@ -34,7 +33,7 @@ from worker.ranks.head import Hands
 from worker.ranks.other_nodes import OtherNodes
 from worker.ranks.processes import HandSettings
 from worker.settings import WorkerSettings, choose_worker_id
-from worker.startup.card_plan import TorchCards, cards_of_ranks, check_share
+from worker.startup.card_plan import TorchCards, devices_of_ranks
 from worker.startup.nodes import lost_node, open_nodes, own_address, terms_of
 from worker.startup.start_phases import StartPhases
 from worker.startup.step_limits import card_bytes, step_limits
@@ -82,8 +81,9 @@ class ModelLoading:
 
     @property
     def other_hosts(self) -> Sequence[DistantHost]:
-        """The hosts of ranks but the head's, once the model is loaded."""
-        return () if self._nodes is None else self._nodes.hosts
+        """Those who have parts of the pool that this process does not reach, once the model is
+        loaded."""
+        return () if self._hands is None else self._hands.hosts
 
     def load(self, stack: ExitStack) -> LoadedEngine:
         """The engine, ready to run. Raises ModelLoadError, ConfigError, RankLost and Stopped."""
@@ -143,7 +143,7 @@ class ModelLoading:
     def _start_hands(self, stack: ExitStack, num_threads: int) -> int:
         """Start the worker's other ranks; returns the CPU threads of each. Raises ConfigError."""
         settings = self._settings
-        devices = self._cards()
+        devices = devices_of_ranks(settings, self.folder, TorchCards())
         config = engine_config(settings, self.folder)
         own = Shard.numbered(0, settings.tensor_parallel, settings.pipeline_parallel)
         load_model_config(self.folder).part_of(own)  # fails in one line, not once per rank
@@ -152,25 +152,10 @@ class ModelLoading:
             terms = terms_of(settings, config, self.folder, self._role)
             self._nodes = open_nodes(settings, terms, self._phases.stop, stack)
         hands = hand_settings(settings, config, num_threads, self._role)
-        hands = replace(hands, devices=devices)
+        hands = replace(hands, devices=devices, transport=self._transfers.transport_name)
         self._hands = Hands(hands, end_process, silence_s(settings), nodes=self._nodes)
         stack.callback(self._hands.close)
         return hands.threads
-
-    def _cards(self) -> tuple[str, ...]:
-        """A card for each rank; none on a CPU. Raises ConfigError."""
-        device, num_ranks = pick_device(self._settings.device), self._settings.num_ranks
-        if device.type != "cuda":
-            return ()
-        if self._role is Role.PREFILL:
-            raise ConfigError(
-                f"{num_ranks} ranks on cards: KV blocks do not leave such a worker yet; set "
-                "tensor_parallel and pipeline_parallel to 1, or serve with decode workers alone"
-            )
-        cards = TorchCards()
-        devices = cards_of_ranks(device.index or 0, num_ranks, cards)
-        check_share(self.folder, devices, cards)
-        return devices
 
     def _allocate(self, num_bytes: int) -> memoryview | None:
         if self._hands is not None:

@@ -11,17 +11,17 @@ from contextlib import ExitStack
 from functools import partial
 
 from engine.device import bind_thread, pick_device
-from engine.kv_pool import KvPool
 from engine.loader import LoadedEngine
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
 from kv_transfer.transports.distant_end import DistantHost, open_ends
-from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
+from kv_transfer.transports.interface import Transport
 from kv_transfer.transports.registry import chosen_transport, create_transport, open_end
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
 from process.sockets.host_names import is_loopback
 from process.wakeup import Wakeup
 from protocol.handoff_messages import PeerDescriptor
+from worker.ranks.pool_memory import pool_memory
 from worker.settings import WorkerSettings
 
 
@@ -29,7 +29,7 @@ def start_transfers(
     settings: WorkerSettings, wakeup: Wakeup, hosts: Sequence[DistantHost], stack: ExitStack
 ) -> TransferService:
     """The worker's transfers, which end with `stack`. Before `register_pool`, `hosts` gets the
-    other hosts on which ranks have parts of the pool."""
+    hosts and hands that have parts of the pool, which this process does not reach."""
     device = pick_device(settings.device)
     transport = _transport_name(settings, str(device))
     _prepare_environment(settings, transport)
@@ -55,15 +55,12 @@ def end_opener(settings: WorkerSettings) -> Callable[[], Transport]:
 def register_pool(
     settings: WorkerSettings, loaded: LoadedEngine, transfers: TransferService
 ) -> PeerDescriptor:
-    """Let transfers use the pool. Returns the descriptor with which peers reach it; that of a
-    worker with ranks on cards is empty, because peers cannot."""
+    """Let transfers use the pool. Returns the descriptor with which peers reach it."""
     pool = loaded.pool
     layout = None if pool.layout.is_unsharded else pool.layout
     memory = pool_memory(pool)
     num_blocks = memory.num_blocks
     descriptor = transfers.register(memory)
-    if pool.has_ranks_on_cards:
-        descriptor = b""
     secret, agent = settings.cluster_secret.encode(), transfers.agent
     return PeerDescriptor(
         transport=transfers.transport_name,
@@ -74,22 +71,6 @@ def register_pool(
         layout=layout,
         wants_digests=settings.kv_checksum,
     )
-
-
-def pool_memory(pool: KvPool) -> PoolMemory:
-    """Where the blocks of all ranks and groups lie."""
-    views = tuple((each.block_bytes, each.num_blocks) for each in pool.groups)
-    block_bytes, num_blocks = views[0]
-    views = views if len(views) > 1 else ()
-    others, device = tuple(_part(each) for each in pool.others), str(pool.device)
-    return PoolMemory(pool.base_address, block_bytes, num_blocks, device, others, views)
-
-
-def _part(pool: KvPool) -> PoolPart:
-    """The part of the worker's pool on another rank."""
-    first, *others = [each.block_bytes for each in pool.groups]
-    by_group = (first, *others) if others else ()
-    return PoolPart(pool.base_address, first, str(pool.device), by_group)
 
 
 def _transport_name(settings: WorkerSettings, device: str) -> str:

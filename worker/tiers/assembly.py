@@ -25,8 +25,8 @@ from kv_transfer.tiers.rank_copies import RankCopies
 from kv_transfer.tiers.units import Units
 from kv_transfer.transports.interface import PoolMemory
 from protocol.errors import ConfigError
+from worker.ranks.pool_memory import pool_memory
 from worker.settings import WorkerSettings
-from worker.startup.transfers import pool_memory
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,9 @@ def open_tiers(
     if not settings.host_tier_bytes:
         return None
     pool = loaded.pool
-    if settings.num_nodes > 1:
-        log.warning("host_tier_bytes has no effect: ranks on several hosts have no tiers")
-        return None
-    if pool.has_ranks_on_cards:
-        log.warning("host_tier_bytes has no effect: ranks on cards have no tiers")
+    if not pool.has_all_ranks:
+        where = "hosts" if settings.num_nodes > 1 else "cards"
+        log.warning("host_tier_bytes has no effect: ranks on several %s have no tiers", where)
         return None
     units = _units(pool)
     copies = _copies(pool, units, settings.host_tier_bytes)

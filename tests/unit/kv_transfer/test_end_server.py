@@ -4,7 +4,8 @@ an end that can do nothing any more ends its worker."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -37,16 +38,25 @@ DEADLINE_S = 20.0
 POOL = PoolMemory(4096, 64, 8, "cpu", (PoolPart(9999, 64, "cpu"),))
 
 
+class Passing:
+    """A fence that a test passes."""
+
+    has_passed = False
+
+    def is_done(self) -> bool:
+        return self.has_passed
+
+
 class End(FakeTransport):
     """Says when it is closed."""
 
     def __init__(self, agent: str) -> None:
         super().__init__(agent)
         self.closed = threading.Event()
-        self.groups: list[object] = []
+        self.posted: SimpleQueue[object] = SimpleQueue()  # the groups of writes
 
     def post_write(self, *arguments: Any) -> int:
-        self.groups.append(arguments[4])
+        self.posted.put(arguments[4])
         return super().post_write(*arguments)
 
     def close(self) -> None:
@@ -63,7 +73,10 @@ class Rig:
         self.opens_now = threading.Event()
         self.opens_now.set()
         self.woken = threading.Event()
-        self.server = EndServer(self._open, POOL, {1: 0.0, 2: 1e12}.get, self.woken.set)
+        self.fence: Passing | None = None
+        self.server = EndServer(
+            self._open, POOL, {1: 0.0, 2: 1e12}.get, self.woken.set, self._behind
+        )
 
     def _open(self) -> Transport:
         assert self.opens_now.wait(DEADLINE_S)
@@ -71,6 +84,9 @@ class Rig:
             raise ConfigError("no more")
         self.opened.append(End(f"end-{len(self.opened)}"))
         return self.opened[-1]
+
+    def _behind(self, group: int, blocks: Sequence[int]) -> Passing | None:
+        return self.fence if (group, blocks) == (1, [1]) else None
 
     def tell(self, order: EndOrder) -> None:
         self.server.take(encode(order))
@@ -109,12 +125,23 @@ def test_an_end_does_what_it_is_told(rig: Rig, end: End) -> None:
     rig.tell(write(3, 7, 2, group=1))
     rig.tell(RemovePeer(3, "peer"))
     assert rig.next() == [WriteOver(3, 7, "the peer was removed")]
-    assert end.groups == [1]
+    assert end.posted.get_nowait() == 1
     rig.tell(AddPeer(3, "bad one", b"where", 8, ()))
     assert rig.next() == [PeerIsLost(3, "bad one", "a bad peer")]
     rig.tell(Disconnect(3, ["10.0.0.1"]))
     assert rig.next() == [Disconnected(3, 1)]
     assert end.disconnected == [{"10.0.0.1"}]
+
+
+def test_a_write_waits_until_its_blocks_are_computed_here(rig: Rig, end: End) -> None:
+    fence = rig.fence = Passing()
+    rig.tell(AddPeer(3, "peer", b"where", 8, ()))
+    assert rig.next() == [PeerIsReady(3, "peer")]
+    rig.tell(write(3, 7, 2, group=1))
+    rig.tell(write(3, 8, 2))
+    assert end.posted.get(timeout=DEADLINE_S) == 0
+    fence.has_passed = True
+    assert end.posted.get(timeout=DEADLINE_S) == 1
 
 
 def test_a_write_is_posted_in_time_or_not_at_all(rig: Rig, end: End) -> None:

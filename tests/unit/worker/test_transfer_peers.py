@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from engine.kv_pool import KvPool
 from kv_transfer.authentication import authenticate_descriptor
@@ -54,14 +53,12 @@ class Own:
         self.peers = TransferPeers(self.transfers, self.pool, SECRET, self.counters)  # type: ignore[arg-type]
 
 
-def descriptor(
-    of: KvLayout | None, secret: bytes = SECRET, where: bytes = b"where", **changed: Any
-) -> PeerDescriptor:
-    digest = authenticate_descriptor(secret, "agent", where, 12, of)
+def descriptor(of: KvLayout | None, secret: bytes = SECRET, **changed: Any) -> PeerDescriptor:
+    digest = authenticate_descriptor(secret, "agent", b"where", 12, of)
     made = PeerDescriptor(
         transport="nixl",
         agent="agent",
-        descriptor=where,
+        descriptor=b"where",
         digest=digest,
         num_blocks=12,
         layout=of,
@@ -183,21 +180,5 @@ def test_digests_of_whole_blocks_need_all_ranks_here(
     own.pool.others = [KvPool(WHOLE.shard(1, 2), 3)][:num_others]
     assert own.peers.try_add(descriptor(None)), "which wants none"
     assert own.peers.try_add(descriptor(None, wants_digests=True)) is bool(num_others)
-    assert ("no host of this worker has whole blocks" in caplog.text) is not bool(num_others)
+    assert ("no process of this worker has whole blocks" in caplog.text) is not bool(num_others)
     assert own.counters[Count.DESCRIPTORS_REFUSED] == 1 - num_others
-
-
-@pytest.mark.parametrize("who", ["this worker", "the peer"])
-def test_ranks_on_cards_exchange_no_blocks_and_one_line_says_so(
-    who: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    own = Own()
-    message = descriptor(WHOLE.shard(0, 2))
-    if who == "this worker":
-        own.pool.device = torch.device("cuda", 0)
-    else:
-        message = descriptor(WHOLE.shard(0, 2), where=b"")
-    assert not own.peers.try_add(message)
-    assert own.transfers.added == []
-    (line,) = caplog.messages
-    assert f"refused the pool of agent agent: {who} has ranks on several cards" in line

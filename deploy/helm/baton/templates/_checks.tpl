@@ -114,10 +114,6 @@
 {{- $wrong = append $wrong (printf "pools.%s.hugepages.amount: say how much memory, for example 1Gi" $name) -}}
 {{- end -}}
 {{- $tiers := $pool.tiers -}}
-{{- if and (gt (include "baton.numRanks" (dict "pool" $pool) | int) 1) (ne $pool.device "cpu") (include "baton.hasPrefill" $) -}}
-{{- $value := ternary "tensorParallel" "pipelineParallel" (gt ($pool.tensorParallel | int) 1) -}}
-{{- $wrong = append $wrong (printf "pools.%s.%s: workers of several cards exchange no KV blocks yet; set it to 1, or leave prefill pools out" $name $value) -}}
-{{- end -}}
 {{- $nodes := $pool.nodesPerWorker | int -}}
 {{- if gt $nodes 1 -}}
 {{- $ranks := include "baton.numRanks" (dict "pool" $pool) | int -}}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bench.gpu import parts, ranks
+from bench.gpu.exchange import ExchangeLoad, check_exchange, devices_of_workers
 from bench.gpu.ranks import RankLoad, check_ranks, layouts_on
 from tests.forked_tests import with_forked_hands
 from tests.paths import DEMO_MODEL
@@ -42,7 +43,26 @@ def test_a_machine_with_few_cards_is_told_and_measures_what_it_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    (row,) = parts.cards(torch.device("cpu"))
-    assert (row.value, row.goal, row.note) == (1, "2", "this part needs 2 or more")
+    for part in ("cards", "exchange-cards"):
+        (row,) = parts.PARTS[part](torch.device("cpu"))
+        assert (row.part, row.value, row.goal) == (part, 1, "2")
+        assert row.note == "this part needs 2 or more"
     assert layouts_on(2) == [(2, 1), (1, 2)]
     assert layouts_on(8) == [(2, 1), (1, 2), (4, 1), (2, 2)]
+    assert [devices_of_workers(number) for number in (2, 3, 4, 8)] == [
+        ("cuda:0", "cuda:0"),
+        ("cuda:0", "cuda:0"),
+        ("cuda:0", "cuda:2"),
+        ("cuda:0", "cuda:2"),
+    ]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_ranks_that_share_a_device_exchange_blocks_by_ends_of_their_own() -> None:
+    load = ExchangeLoad(pairs=(((2, 1), (1, 2)),), prompts=(40, 5, 33))
+    rows = check_exchange("exchange", DEMO_MODEL, ("cpu", "cpu"), load, is_shared=True)
+    assert [(row.name, row.value) for row in rows] == [
+        ("2 x 1 to 1 x 2: equal to one worker's", 3),
+        ("2 x 1 to 1 x 2: sent and not arrived", 0),
+    ]

@@ -18,7 +18,7 @@ from kv_transfer.transports.interface import PoolMemory, PoolPart
 from protocol.layout import KvGroup, KvLayout
 from scheduling.pool_sizes import blocks_with
 from tests.layouts import part_of
-from worker.startup.transfers import pool_memory
+from worker.ranks.pool_memory import pool_memory
 
 NUM_BLOCKS = 5
 RANKS = [(1, 1, 0), (2, 1, 0), (4, 1, 1), (8, 1, 0), (1, 2, 3), (2, 3, 0)]

@@ -346,7 +346,7 @@ def test_an_end_that_is_closed_meanwhile_has_no_connections(worker: Worker) -> N
 def test_an_end_that_cannot_open_fails_the_pool() -> None:
     far = Far()
     far.answers[OpenEnd] = lambda end: OpenFailed(end, "no UCX")
-    with pytest.raises(TransferError, match="another host cannot open an end: no UCX"):
+    with pytest.raises(TransferError, match="this worker cannot open an end: no UCX"):
         JoinedTransport(First(), lambda: open_ends([far.host])).register(POOL)
     del far.answers[OpenEnd]
     with pytest.raises(TransferError, match="has not opened an end in time"):

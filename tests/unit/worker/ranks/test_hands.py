@@ -51,14 +51,14 @@ class Group:
         config: EngineConfig = CONFIG,
         loading_s: float = DEADLINE_S,
         devices: tuple[str, ...] = (),
+        transport: str = "",
     ) -> None:
         self.config = config
         self.told: list[str] = []
         self.was_told = threading.Event()
         size = 2 // num_stages
-        settings = HandSettings(
-            config, size, 1, "warning", "text", "test", num_stages, devices=devices
-        )
+        common = config, size, 1, "warning", "text", "test", num_stages
+        settings = HandSettings(*common, devices=devices, transport=transport)
         self.hands = Hands(settings, self._note, silence_s, loading_s)
         (self.hand,) = hands()
 

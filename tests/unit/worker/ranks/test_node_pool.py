@@ -9,8 +9,7 @@ from engine.kv_pool import KvPool
 from protocol.layout import KvGroup, KvLayout
 from scheduling.pool_sizes import blocks_with
 from worker.ranks.link import OwnPool
-from worker.ranks.node import pool_on_node
-from worker.startup.transfers import pool_memory
+from worker.ranks.pool_memory import pool_memory, pool_on_node
 
 WHOLE = KvLayout(
     model_fingerprint="m",

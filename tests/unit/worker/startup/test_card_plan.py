@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from protocol.errors import ConfigError
-from protocol.messages import Role
 from worker.settings import WorkerSettings
-from worker.startup import model_loading
-from worker.startup.card_plan import TorchCards, cards_of_ranks, check_share
-from worker.startup.model_loading import ModelLoading
+from worker.startup import card_plan
+from worker.startup.card_plan import cards_of_ranks, check_share, devices_of_ranks
 
 GB = 10**9
 
@@ -82,20 +80,22 @@ def test_a_share_of_the_weights_has_to_fit_each_card(tmp_path: Path) -> None:
         check_share(tmp_path, ("cuda:0", "cuda:1", "cuda:2", "cuda:3"), FOUR)
 
 
-def test_a_prefill_worker_of_several_cards_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    loading = partial(
-        ModelLoading,
-        WorkerSettings(
-            model="m",
-            redis_url="redis://127.0.0.1:1",
-            cluster_secret="a secret of sixteen",
-            device="cuda",
-            tensor_parallel=2,
-        ),
+def settings(device: str, **others: Any) -> WorkerSettings:
+    return WorkerSettings(
+        model="m",
+        redis_url="redis://127.0.0.1:1",
+        cluster_secret="a secret of sixteen",
+        device=device,
+        tensor_parallel=2,
+        **others,
     )
-    monkeypatch.setattr(model_loading, "pick_device", lambda name: torch.device("cuda", 0))
-    with pytest.raises(ConfigError, match="2 ranks on cards: KV blocks do not leave"):
-        loading(Role.PREFILL, Path(), None, None)._cards()
-    monkeypatch.setattr(TorchCards, "count", lambda self: 1)
+
+
+def test_ranks_have_cards_only_on_cards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert devices_of_ranks(settings("cpu"), tmp_path, FOUR) == ()
+    monkeypatch.setattr(card_plan, "pick_device", torch.device)
+    assert devices_of_ranks(settings("cuda:1"), tmp_path, FOUR) == ("cuda:1", "cuda:2")
     with pytest.raises(ConfigError, match="ask for 2 cards, and torch sees 1"):
-        loading(Role.DECODE, Path(), None, None)._cards()
+        devices_of_ranks(settings("cuda"), tmp_path, MadeUp(GB))
+    with pytest.raises(ConfigError, match="kv_checksum: no process of a worker of 2 cards"):
+        devices_of_ranks(settings("cuda", kv_checksum=True), tmp_path, FOUR)

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-import torch
 
 from engine.kv_pool import KvPool
 from engine.loader import LoadedEngine
@@ -73,12 +72,3 @@ def test_peers_learn_the_layout_unless_blocks_lie_as_on_one_rank(
     assert transfers.pool.is_sound
     assert len(transfers.pool.groups) == len(layout.groups)
     assert len(transfers.pool.parts) == tp_size * num_stages
-
-
-@pytest.mark.parametrize("tp_size", [1, 2])
-def test_nobody_is_told_how_to_reach_ranks_on_cards(tp_size: int) -> None:
-    pool = KvPool(LAYOUT.shard(0, tp_size), 4)
-    pool.device = torch.device("cuda", 0)
-    loaded = cast(LoadedEngine, SimpleNamespace(pool=pool))
-    told = register_pool(SETTINGS, loaded, cast(TransferService, cast(Any, Transfers())))
-    assert told.descriptor == (b"where" if tp_size == 1 else b"")

@@ -9,7 +9,6 @@ from typing import cast
 
 import msgspec
 import pytest
-import torch
 
 from engine.kv_pool import KvPool
 from engine.loader import LoadedEngine
@@ -92,16 +91,18 @@ def test_blocks_on_disk_are_of_use_to_any_ranks(
         assert ("they are erased" in caplog.text) is erases
 
 
-def test_ranks_on_cards_have_no_tiers_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("num_nodes", "where"), [(1, "cards"), (2, "hosts")])
+def test_workers_whose_ranks_no_process_reaches_have_no_tiers_and_say_so(
+    num_nodes: int, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = WorkerSettings(
         model="m",
         redis_url="redis://127.0.0.1:1",
         cluster_secret="a secret of sixteen",
         host_tier_bytes=1 << 16,
+        nnodes=num_nodes,
     )
-    pool = KvPool(LAYOUT.shard(0, 2), 1)
-    pool.device = torch.device("cuda", 0)
-    loaded = cast(LoadedEngine, SimpleNamespace(pool=pool))
+    loaded = cast(LoadedEngine, SimpleNamespace(pool=KvPool(LAYOUT.shard(0, 2), 1)))
     with ExitStack() as stack:
         assert open_tiers(settings, loaded, lambda: None, stack) is None
-    assert "host_tier_bytes has no effect: ranks on cards have no tiers" in caplog.text
+    assert f"host_tier_bytes has no effect: ranks on several {where} have no" in caplog.text
