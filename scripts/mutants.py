@@ -108,12 +108,13 @@ SUBJECTS = [
     Subject(
         "retries",
         [
-            "router/requests/retries.py",
-            "router/requests/attempt.py",
-            "router/requests/generation.py",
+            "router/requests/machine/retries.py",
+            "router/requests/machine/attempt.py",
+            "router/requests/machine/generation.py",
         ],
         [
-            "tests/unit/router/requests/test_failure_history.py",
+            "tests/unit/router/requests/machine/test_failure_history.py",
+            "tests/unit/router/requests/machine/test_generation.py",
             "tests/unit/router/requests/test_dispatcher.py",
             "tests/unit/router/requests/test_retries.py",
             "tests/unit/router/requests/test_deaths.py",

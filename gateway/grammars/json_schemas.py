@@ -17,7 +17,13 @@ from llguidance import LLMatcher
 from gateway.grammars.finite_schemas import can_end
 from gateway.grammars.grammar import json_schema_grammar, with_integers
 from gateway.grammars.grammar_checker import too_hard
-from gateway.grammars.patterns import BUILT_IN, NOT_ENFORCED, enforceable_pattern, format_schemas
+from gateway.grammars.patterns import (
+    BUILT_IN,
+    NOT_ENFORCED,
+    can_follow,
+    enforceable_pattern,
+    format_schemas,
+)
 from protocol.errors import InvalidRequest
 
 Schema = dict[str, Any] | bool
@@ -41,6 +47,8 @@ _APPLICATORS = frozenset(
 )
 _TYPES = ("null", "boolean", "string", "number", "array", "object")
 _ANNOTATIONS = frozenset(("title", "description", "$comment", "examples", "deprecated"))
+_UNREADABLE = ("regex parse error", "nvalid regex", "lookarounds not supported")
+"""What llguidance says of a pattern that it cannot follow."""
 _UNIMPLEMENTED = re.compile(r'"([^"]+)"')
 
 
@@ -57,6 +65,7 @@ class SchemaReader:
         self._dropped: dict[str, None] = {}
         self._without: set[str] = set()
         self._num_compared = 0
+        self._doubts_patterns = False  # llguidance has refused one of them
         trouble = too_hard(schema)
         if trouble:
             raise InvalidRequest(f"'{param}' {trouble}", param)
@@ -84,15 +93,15 @@ class SchemaReader:
 
     def try_weaken(self, trouble: str) -> bool:
         """Drop the part that llguidance says it cannot enforce; False if there is none."""
-        before = len(self._without)
+        before = len(self._without), self._doubts_patterns
         if "Unimplemented keys" in trouble:
             listed = trouble.partition("Unimplemented keys")[2].partition("]")[0]
             self._without.update(_UNIMPLEMENTED.findall(listed))
             self._without -= {"$dynamicRef", "$recursiveRef"}
         elif "are not disjoint" in trouble:
             self._without.add("patternProperties")
-        elif "regex parse error" in trouble or "nvalid regex" in trouble:
-            self._without.update(("pattern", "patternProperties"))
+        elif not self._doubts_patterns and any(each in trouble for each in _UNREADABLE):
+            self._doubts_patterns = True
         elif "oneOf constraints" in trouble:
             self._without.add("oneOf")
         elif "determine if regex is empty" in trouble:
@@ -101,7 +110,7 @@ class SchemaReader:
             self._without.add("multipleOf")
         elif "regex for float range" in trouble or "regex for integer range" in trouble:
             self._without.update(_BOUNDS)
-        if len(self._without) == before:
+        if (len(self._without), self._doubts_patterns) == before:
             return False
         self.schema = self._read(self._source)
         self.grammar = json_schema_grammar(self.schema)
@@ -117,6 +126,9 @@ class SchemaReader:
         made = {key: self._inner(key, value, path) for key, value in schema.items()}
         for key in self._without & made.keys():
             self._weaken(made, key, path)
+        names = made.get("patternProperties")
+        if isinstance(names, dict) and not all(map(self._can_follow, names)):
+            self._weaken(made, "patternProperties", path)
         for adapt in _STEPS:
             adapt(self, made, path)
         return _with_null(made)
@@ -173,13 +185,19 @@ class SchemaReader:
         pattern = schema.get("pattern")
         if not isinstance(pattern, str):
             return
-        patterns, is_equal = enforceable_pattern(pattern)
-        if not is_equal:
+        wanted, is_equal = enforceable_pattern(pattern)
+        patterns = list(filter(self._can_follow, wanted))
+        if not is_equal or patterns != wanted:
             self._drop("pattern", path)
         schema.pop("pattern")
         if patterns:
             schema["pattern"] = patterns[0]
             _and_all_of(schema, [{"pattern": each} for each in patterns[1:]])
+
+    def _can_follow(self, pattern: str) -> bool:
+        """Whether llguidance can follow a pattern; not asked until it has refused one, because most
+        schemas have none of that kind."""
+        return not self._doubts_patterns or can_follow(pattern)
 
     def _unique_items(self, schema: dict[str, Any], path: str) -> None:
         if schema.pop("uniqueItems", False) and schema.get("maxItems", 2) not in (0, 1):

@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from llguidance import LLMatcher
+
 _LOOK = re.compile(r"\(\?(?:<?[=!])")
 _BACK = re.compile(r"\\[1-9]|\\k<|\(\?P=")
 _NOT_ONLY = re.compile(r"\(\?!\^?\[(?P<of>[^\]\\^]+)\]\*\$\)")
@@ -96,6 +98,12 @@ def enforceable_pattern(pattern: str) -> tuple[list[str], bool]:
     if stripped is None:
         return others, False
     return [anchor + stripped, *others], stripped == rest
+
+
+def can_follow(pattern: str) -> bool:
+    """Whether llguidance can follow a pattern; not if it is none, or has word boundaries."""
+    schema = {"type": "string", "pattern": pattern}
+    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
 
 
 def _without_look_around(pattern: str) -> str | None:

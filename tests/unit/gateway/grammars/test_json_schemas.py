@@ -298,6 +298,28 @@ def test_what_only_the_compiler_refuses_is_dropped_then(vocabulary, schema, drop
     assert not reader.try_weaken("Resource 'http://x' is not present")
 
 
+@pytest.mark.parametrize("pattern", ["(", r"\bword\b", r"\p{Foo}", "a$b", r"\cA"])
+def test_a_pattern_that_cannot_be_followed_affects_no_other(vocabulary, pattern):
+    digits = STRING | {"pattern": "^[0-9]+$"}
+    schema = obj(
+        zip=digits,
+        bad=STRING | {"pattern": pattern},
+        tags={"type": "object", "patternProperties": {"^t": digits, pattern: STRING}},
+        ids={"type": "object", "patternProperties": {"^i": digits}},
+        named={"type": "object", "propertyNames": {"pattern": pattern}},
+        coded={"type": "object", "propertyNames": {"pattern": "^[0-9]+$"}},
+    )
+    reader = SchemaReader(schema, "s", strict=False)
+    trouble = LLMatcher.validate_grammar(reader.grammar)
+    assert reader.try_weaken(trouble), trouble
+    assert LLMatcher.validate_grammar(reader.grammar) == ""
+    places = ("bad/pattern", "tags/patternProperties", "named/propertyNames/pattern")
+    assert reader.dropped == [f"s/properties/{each}" for each in places]
+    assert reader.schema["properties"]["zip"]["pattern"] == "^[0-9]+$"
+    assert reader.schema["properties"]["ids"]["patternProperties"] == {"^i": digits}
+    assert reader.schema["properties"]["coded"]["patternProperties"].keys() == {"^[0-9]+$"}
+
+
 def test_a_schema_is_not_changed():
     schema = {"type": "array", "uniqueItems": True, "items": {"format": "path", "nullable": True}}
     before = json.dumps(schema)
