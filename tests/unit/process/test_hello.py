@@ -27,6 +27,22 @@ def test_workers_with_equal_layouts_accept_each_other() -> None:
     assert isinstance(OURS.answer(OURS.hello(Role.DECODE)), HelloAccepted)
 
 
+def test_a_peer_lacks_both_fingerprints_or_none() -> None:
+    """A worker without weights has neither; only a router need not know them."""
+    hello = OURS.hello(Role.DECODE)
+    neither = msgspec.structs.replace(hello, model_fingerprint="", layout_fingerprint="")
+    assert isinstance(OURS.answer(neither), HelloAccepted)
+    for field, what in (
+        ("model_fingerprint", "model fingerprint"),
+        ("layout_fingerprint", "KV layout fingerprint"),
+    ):
+        answer = OURS.answer(msgspec.structs.replace(hello, **{field: ""}))
+        assert isinstance(answer, HelloRefused)
+        assert answer.what == what
+        router = msgspec.structs.replace(hello, role=Role.ROUTER, **{field: ""})
+        assert isinstance(OURS.answer(router), HelloAccepted)
+
+
 def test_a_worker_with_one_group_says_nothing_of_groups() -> None:
     hello = THEIRS.hello(Role.DECODE)
     assert b"kv_groups" not in wire.encode(hello)

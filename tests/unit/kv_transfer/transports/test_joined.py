@@ -4,6 +4,7 @@ what one end loses, all lose."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -30,6 +31,7 @@ from kv_transfer.transports.end_messages import (
     encode,
 )
 from kv_transfer.transports.interface import (
+    Notification,
     PeerLost,
     PeerReady,
     PoolMemory,
@@ -139,6 +141,29 @@ def spread(*names: str) -> bytes:
     return encode_ends([EndOfPool(name, 1, f"of {name}".encode()) for name in names])
 
 
+def test_the_first_end_has_this_hosts_part_of_the_pool(worker: Worker) -> None:
+    assert worker.first.pool is POOL
+
+
+def test_the_owner_hears_what_peers_notify(worker: Worker) -> None:
+    worker.first.reports.append(Notification("peer", NOTE))
+    assert worker.transport.poll() == [Notification("peer", NOTE)]
+
+
+def test_a_write_that_is_over_is_forgotten(worker: Worker) -> None:
+    worker.ready()
+    note = bytes(bytearray(NOTE))
+    unused = sys.getrefcount(note)
+    worker.transport.post_write("peer", [1], [2], note)
+    order = worker.far.last(Write)
+    assert isinstance(order, Write)
+    worker.far.says(WriteOver(0, order.handle, None))
+    worker.first.finish(1)
+    assert len(worker.transport.poll()) == 1
+    assert worker.first.notes.pop() == ("peer", NOTE)
+    assert sys.getrefcount(note) == unused
+
+
 def test_the_descriptor_lists_all_ends(worker: Worker) -> None:
     expected = [EndOfPool("first", 1, b"fake descriptor"), EndOfPool("far", 1, b"of far")]
     assert worker.transport.descriptor() == encode_ends(expected)
@@ -230,6 +255,7 @@ def test_each_end_reaches_the_ends_with_which_it_shares(worker: Worker) -> None:
     added = worker.far.last(AddPeer)
     assert isinstance(added, AddPeer)
     assert (added.agent, added.descriptor) == ("peer's", b"of peer's")
+    assert sum(isinstance(each, AddPeer) for each in worker.far.orders) == 1, "nothing to share"
     ((share,),) = added.shares
     assert (share.source, share.target) == (0, 0), "ranks count from the end's first"
     worker.post()

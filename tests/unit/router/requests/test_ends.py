@@ -200,6 +200,9 @@ async def test_the_context_and_the_pool_bound_a_prompt(harness: Harness) -> None
         await Consumer(harness.dispatcher, request(150, max_tokens=51)).end()
     with pytest.raises(PromptTooLong, match=r"161 tokens.* largest KV pool .* 160"):
         await Consumer(harness.dispatcher, request(161, max_tokens=10)).end()
+    await harness.join("d2", max_context=1000, num_blocks=10)
+    with pytest.raises(PromptTooLong, match=r"160 tokens.*160 in the prompt, 41 in .*No ready"):
+        await Consumer(harness.dispatcher, request(160, max_tokens=41)).end()
 
 
 async def test_the_smallest_worker_does_not_limit_the_others(harness: Harness) -> None:

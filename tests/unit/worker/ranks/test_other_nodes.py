@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -18,6 +18,7 @@ from process.sockets.encrypted_sockets import Network
 from protocol.errors import ConfigError
 from protocol.rank_messages import (
     EndBytes,
+    HeadBeat,
     NodeBeat,
     NodeEnds,
     NodeLeaves,
@@ -32,15 +33,15 @@ TERMS = {"dtype": "float32", "nnodes": "2"}
 
 
 class Head:
-    """A head that waits for one other node with the ranks 1 and 2."""
+    """A head that waits for a node with each of these ranges of ranks."""
 
-    def __init__(self, silence_s: float = DEADLINE_S) -> None:
+    def __init__(self, silence_s: float, ranks: Sequence[range]) -> None:
         self.network = Network(SECRET)
         self.was_told_to_leave = threading.Event()
         self.nodes = OtherNodes(
             self.network,
             "tcp://127.0.0.1:*",
-            [range(1, 3)],
+            ranks,
             TERMS,
             silence_s,
             self.was_told_to_leave.set,
@@ -54,8 +55,8 @@ def head() -> Iterator[Head]:
 
 
 @contextmanager
-def running(silence_s: float) -> Iterator[Head]:
-    one = Head(silence_s)
+def running(silence_s: float, *ranks: range) -> Iterator[Head]:
+    one = Head(silence_s, ranks or (range(1, 3),))
     try:
         yield one
     finally:
@@ -129,6 +130,7 @@ def test_ends_and_head_tell_each_other_orders_and_reports(head: Head) -> None:
         nonce, came_at = host.beat
         assert nonce == 5
         assert before <= came_at <= time.monotonic()
+        assert head.nodes.reason == ""
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,39 @@ def test_a_node_that_starts_again_before_all_have_joined_takes_its_place(head: H
         first, _ = head.nodes.links()
         first.settimeout(DEADLINE_S)
         assert first.recv(10) == b"up"
+
+
+def test_a_node_that_ends_before_all_have_joined_is_awaited_again() -> None:
+    with running(DEADLINE_S, range(1, 2), range(2, 3)) as head:
+        with link_to(head) as link:
+            join(link)
+            assert head.nodes.wait_for_all(0.0) == [2]
+            link.send(NodeEnds(reason="rank 1 has ended by signal 9"))
+            end = time.monotonic() + DEADLINE_S
+            while head.nodes.wait_for_all(0.01) != [1, 2]:
+                assert time.monotonic() < end
+        with link_to(head) as link, link_to(head) as another:
+            join(link, 1)
+            join(another, 2)
+            assert head.nodes.wait_for_all(DEADLINE_S) == []
+            assert head.nodes.reason == ""
+
+
+def test_a_head_beats_by_time_and_not_with_each_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.ranks.other_nodes.BEAT_S", 1e6)
+    with running(DEADLINE_S) as head, link_to(head) as link:
+        join(link)
+        assert head.nodes.wait_for_all(DEADLINE_S) == []
+        first, _ = head.nodes.links()
+        first.settimeout(DEADLINE_S)
+        found: list[object] = []
+        for _ in range(10):
+            link.send(RankBytes(rank=1, data=b"."))
+            assert first.recv(1) == b"."
+            found += link.receive()
+        assert sum(isinstance(each, HeadBeat) for each in found) <= 1
 
 
 def test_a_node_with_another_secret_is_told_so(head: Head) -> None:

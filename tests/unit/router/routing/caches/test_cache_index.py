@@ -162,6 +162,18 @@ def test_a_hole_behind_the_dump_asks_again() -> None:
     assert held(index, 0, 1) == 2
 
 
+def test_what_is_older_than_what_is_known_changes_nothing() -> None:
+    worker = TruthfulWorker()
+    index = synced(worker)
+    old, event = worker.dump(), worker.change([0], [])
+    assert not index.apply_events(event)
+    assert not index.apply_events(worker.change([1], [0]))
+    assert not index.apply_events(event), "no dump is needed"
+    assert not index.apply_dump("w", old)
+    assert index.is_synced("w")
+    assert (held(index, 0), held(index, 1)) == (0, 1)
+
+
 def test_another_incarnation_is_not_listened_to() -> None:
     index = synced(TruthfulWorker())
     other = TruthfulWorker("i2")
