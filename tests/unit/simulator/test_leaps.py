@@ -9,15 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.layout import KvLayout
+from protocol.messages import Role
 from scheduling.block_manager import BlockManager
 from scheduling.large_pages import GroupBlocks
+from scheduling.scheduler import Scheduler
+from scheduling.step_model import StepModel
 from simulator.fleet import Fleet, Outcome
+from simulator.leaps import longest_leap
 from simulator.router import Reports
+from simulator.sequences import SimulatedSequence, simulated_sequence
 from simulator.traces.sessions import Session
 from simulator.worker import SimulatedWorker
 from tests.effort import times
 from tests.layouts import state_layout, windowed_layout
-from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet
+from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet, worker_spec
 
 LAYOUTS = {
     "all tokens": None,
@@ -137,3 +142,56 @@ def test_leaps_end_before_requests_are_preempted(layout: str, num_blocks: int) -
         assert outcome.workers[0].usage.num_preemptions > 0
         found.append((courses(outcome), caches(outcome)))
     assert found[0] == found[1]
+
+
+def test_leaps_end_before_a_window_makes_room_for_a_waiting_request() -> None:
+    found = []
+    for max_leap in (4096, 1):
+        fleet = small_fleet(0, 1, 22, max_leap, layout=LAYOUTS["two windows"])
+        outcome = served(fleet, single(0.18, 34, 40), single(0.6, 53, 1))
+        found.append((courses(outcome), caches(outcome)))
+    assert found[0] == found[1]
+
+
+def request(number: int, prompt: int, output: int, is_cached: bool = False) -> SimulatedSequence:
+    num_blocks = (prompt + output) // BLOCK if is_cached else 0
+    content = tuple(bytes([number, block]) for block in range(num_blocks))
+    return simulated_sequence(f"r{number}", prompt, output, content, BLOCK, arrival=0.0)
+
+
+def decoding(layout: str, num_blocks: int, sequence: SimulatedSequence) -> Scheduler:
+    """A scheduler whose next planned step decodes the sequence, which has its first token."""
+    spec = worker_spec(Role.DECODE, num_blocks, layout=LAYOUTS[layout])
+    scheduler = Scheduler(spec.config, spec.pools(), StepModel())
+    scheduler.add(sequence)
+    while not (batch := scheduler.schedule(0.0)).decodes:
+        scheduler.commit(batch, [0] * len(batch.sampled), 0.0)
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    ("is_remote", "has_begun", "num_steps"), [(False, False, 1), (True, True, 1), (True, False, 39)]
+)
+def test_no_leap_if_a_waiting_request_may_be_admitted(
+    is_remote: bool, has_begun: bool, num_steps: int
+) -> None:
+    """It may be admitted if it computes its own prompt, or if its source has begun with it."""
+    sequence, waiting = request(1, 20, 40), request(2, 20, 40)
+    scheduler = decoding("a window", 40, sequence)
+    waiting.remote, waiting.source_has_begun = is_remote, has_begun
+    scheduler.add(waiting)
+    assert longest_leap(scheduler, [sequence]) == num_steps
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_cached_steps"), [("a window", 23), ("two windows", 19), ("all tokens", 39)]
+)
+def test_cached_blocks_that_leave_a_window_may_need_two_pages_at_a_boundary(
+    layout: str, num_cached_steps: int
+) -> None:
+    """Of 39 steps, a leap has as many as the free pages allow. If nothing is cached, the block that
+    leaves the window makes room for the next one."""
+    for is_cached, num_steps in ((True, num_cached_steps), (False, 39)):
+        sequence = request(1, 20, 40, is_cached)
+        scheduler = decoding(layout, 16, sequence)
+        assert longest_leap(scheduler, [sequence]) == num_steps
