@@ -83,7 +83,8 @@ def _origin(record: Record, table: MeasuredTable) -> str:
         return ""
     commit = f"in {table.commit}" if table.commit else "(commit not recorded)"
     command = f": `{table.command}`" if table.command else ""
-    return f"\n{record.machine}, {table.recorded} {commit}{command}\n"
+    machine = f"{record.machine}, " if record.machine else ""
+    return f"\n{machine}{table.recorded} {commit}{command}\n"
 
 
 def engines() -> tuple[list[str], list[list[str]]]:

@@ -240,10 +240,9 @@ class BoundedProtocol(RequestReader):
         return exchange
 
     def _start(self, exchange: Exchange) -> None:
-        tasks = self._server.tasks
         task = self._loop.create_task(exchange.run(self._app))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
 
     def on_message_complete(self) -> None:
         """Handle the end of the request."""

@@ -18,6 +18,10 @@ class HandoffKey(NamedTuple):
     attempt: int
     part: int = 0
 
+    def supersedes(self, other: HandoffKey) -> bool:
+        """Whether this is a later attempt at the same request."""
+        return self.request_id == other.request_id and self.attempt > other.attempt
+
 
 class IllegalMove(Exception):
     """A bug of ours: a state machine was asked for a move that its state does not allow."""

@@ -226,7 +226,7 @@ class HandoffSource:
         renewed or not, so that the sink does not wait for a prompt that never comes."""
         key = key_of(ask)
         handoff = self._handoffs.get(key)
-        if handoff is None and self._is_superseded(key):
+        if handoff is None and any(other.supersedes(key) for other in self._handoffs):
             self._closed.remember(key, "a newer attempt is open")
         if handoff is None and self._closed.error_of(key) is not None:
             return self._answer_again(key, ask.agent)
@@ -395,12 +395,6 @@ class HandoffSource:
         if agent is None or error is None:
             return []
         return [Close(key, agent, error, self._closed.blocks_of(key))]
-
-    def _is_superseded(self, key: HandoffKey) -> bool:
-        return any(
-            other.request_id == key.request_id and other.attempt > key.attempt
-            for other in self._handoffs
-        )
 
 
 _ASKED = (SourceState.ASKED_EARLY, SourceState.ASKED)

@@ -177,7 +177,7 @@ class DistantEnd:
             ) from None
 
     def close(self) -> None:
-        """Close the end. A call of `disconnect` in another thread returns at once."""
+        """Close the end. A `disconnect` that waits in another thread returns 0 at once."""
         self._host.forget(self._number)
         self._broken.put(0)
         self._host.tell(CloseEnd(self._number))

@@ -111,6 +111,6 @@ def _drain(fleet: Fleet, name: str, how: str) -> None:
 
 
 def _wait_back(fleet: Fleet, name: str) -> None:
-    """Wait until a worker that was started again serves. Its ranks may have to import torch first,
-    so that takes longer than usual."""
-    wait_for("it to come back", lambda: workers(fleet).get(name, {}).get("connected"), 120)
+    """Wait until the router is connected to a restarted worker. This may take long, because ranks
+    that are not forked import torch."""
+    wait_for(f"{name} to come back", lambda: workers(fleet).get(name, {}).get("connected"), 120)

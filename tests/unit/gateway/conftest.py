@@ -78,6 +78,8 @@ async def serve(checkpoint: Path, tokenizer: Tokenizer) -> AsyncIterator[Serve]:
             task = asyncio.create_task(served.server.serve_until(stop, served.listener))
 
             async def end() -> None:
+                for client in served.clients:  # a failed test has left its own open
+                    client.close()
                 stop.set()
                 await task
 

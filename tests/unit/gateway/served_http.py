@@ -46,6 +46,7 @@ class Served:
         self.protocols = BoundedProtocols(ConnectionLimits(**known), self.registry)
         self.listener = listen("127.0.0.1", 0)
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
+        self.clients: list[socket.socket] = []
         self.server = HttpServer(app, Doorway(self.protocols, tls), 1.0, lambda: None, lambda: None)
 
     def _count(self, steps):
@@ -62,6 +63,7 @@ class Served:
     async def connect(self) -> socket.socket:
         """A client that reads nothing by itself, with the smallest of buffers."""
         client = socket.socket()
+        self.clients.append(client)
         client.setblocking(False)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         loop = asyncio.get_running_loop()

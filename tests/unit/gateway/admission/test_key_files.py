@@ -103,6 +103,7 @@ async def test_a_hangup_reads_the_files_at_once(path: Path) -> None:
     async with asyncio.timeout(60):
         while ring.admits(FIRST):
             await asyncio.sleep(0)
+    assert ring.admits(SECOND)
     task.cancel()
     await asyncio.wait([task])
 
