@@ -10,10 +10,11 @@ has ended, for whatever reason, its producer has ended too, with every generatio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -35,6 +36,13 @@ def event(document: bytes) -> bytes:
 def named_event(name: str, document: bytes) -> bytes:
     """One JSON document (without line breaks) as a named event."""
     return b"event: " + name.encode() + b"\ndata: " + document + b"\n\n"
+
+
+def tagged_events(events: Iterable[msgspec.Struct]) -> bytes:
+    """Structs as events in JSON; each has its struct's tag as its name."""
+    return b"".join(
+        named_event(str(each.__struct_config__.tag), msgspec.json.encode(each)) for each in events
+    )
 
 
 def as_it_is(events: bytes) -> bytes:

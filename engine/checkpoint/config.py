@@ -120,9 +120,9 @@ def _rotary_dim(keys: JsonKeys, kind: Architecture, head_dim: int) -> int:
 
 
 def completed_keys(keys: JsonKeys) -> JsonKeys:
-    """The keys of a config.json, completed by those that the file leaves out. If the language model
-    is one part of several, these are its keys. A null stands for itself, not for a default. Raises
-    ModelLoadError for an architecture that is not supported."""
+    """The keys of a config.json, completed by those that the file leaves out. Of a model with
+    several parts, the keys of its language model. A null stands for itself, not for a default.
+    Raises ModelLoadError for an architecture that is not supported."""
     _, kind = _architecture(keys)
     text = keys.table("text_config") if kind.has_text_config else None
     if text is None:

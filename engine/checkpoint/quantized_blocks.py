@@ -81,7 +81,7 @@ class PanelRows(Protocol):
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Rows of blocks: `rows` [outputs, bytes], uint8; of a GGUF file, a mapping of the file.
+    """Rows of blocks: `rows` [outputs, bytes], uint8. Rows of a GGUF file are mapped, not read.
 
     `pairs_of_heads`: number of heads whose rows lie in the order of rotated pairs (see
     ModelConfig.qk_rows_in_pairs); None if no rows do.

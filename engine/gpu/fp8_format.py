@@ -13,6 +13,6 @@ MIN_CAPABILITY = (8, 9)
 
 
 def needs_capability(capability: tuple[int, int]) -> str:
-    """The sentence, for messages, that a card of this compute capability is too old."""
+    """The end of an error message about a card whose compute capability is too low."""
     least, found = (".".join(map(str, each)) for each in (MIN_CAPABILITY, capability))
     return f"needs a card of compute capability {least} or more, not {found}"

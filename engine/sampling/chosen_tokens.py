@@ -89,5 +89,6 @@ class LateTokens:
         return cls(np.array([places, rows], dtype=np.int64), chosen)
 
     def put(self, tokens: torch.Tensor, index: torch.Tensor) -> None:
-        """Write the ids to their positions in `tokens` [N] int64; `index` is ours on the device."""
+        """Write the ids to their positions in `tokens` [N] int64. `index` is a copy of
+        `self.index` on the device."""
         tokens.index_copy_(0, index[0], self.chosen.index_select(0, index[1]))

@@ -167,10 +167,10 @@ class _Search:
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference not in self.ending:
             return False
-        if not all(self.ends(each) for each in _list(schema, "allOf")):
+        if not all(self.ends(each) for each in list_of(schema, "allOf")):
             return False
         for key in ("anyOf", "oneOf"):
-            branches = _list(schema, key)
+            branches = list_of(schema, key)
             if branches and not any(self.ends(each) for each in branches):
                 return False
         if "enum" in schema or "const" in schema:
@@ -185,19 +185,20 @@ class _Search:
     def _object_ends(self, schema: dict[str, Any]) -> bool:
         properties = schema.get("properties")
         known = properties if isinstance(properties, dict) else {}
-        needed = [name for name in _list(schema, "required") if isinstance(name, str)]
+        needed = [name for name in list_of(schema, "required") if isinstance(name, str)]
         return all(self.ends(known.get(name, True)) for name in needed)
 
     def _array_ends(self, schema: dict[str, Any]) -> bool:
         least = schema.get("minItems")
         if not isinstance(least, int) or least < 1:
             return True
-        first = _list(schema, "prefixItems")[:least]
+        first = list_of(schema, "prefixItems")[:least]
         rest = schema.get("items", True) if len(first) < least else True
         return all(self.ends(each) for each in (*first, rest))
 
 
-def _list(schema: dict[str, Any], key: str) -> list[Any]:
+def list_of(schema: dict[str, Any], key: str) -> list[Any]:
+    """The list under a key; empty if there is none."""
     value = schema.get(key)
     return value if isinstance(value, list) else []
 

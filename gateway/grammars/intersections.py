@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.grammars.finite_schemas import UNKNOWN, target_of
+from gateway.grammars.finite_schemas import UNKNOWN, list_of, target_of
 
 MAX_STEPS = 100_000
 _KEYS, _ITEMS, _OTHERS = "\0keys", "\0items", "\0others"  # no names of properties
@@ -66,9 +66,9 @@ class _Counter:
         if not isinstance(schema, dict):
             return _Place()
         own = _Place(_num_patterns(schema), self._inner(schema))
-        parts = [own, *(self.of(each, followed) for each in _list(schema, "allOf"))]
+        parts = [own, *(self.of(each, followed) for each in list_of(schema, "allOf"))]
         for key in ("anyOf", "oneOf"):
-            branches = [self.of(each, followed) for each in _list(schema, key)]
+            branches = [self.of(each, followed) for each in list_of(schema, key)]
             parts.append(self._merged(branches, max))
         if isinstance(schema.get("$ref"), str):
             parts.append(self._referred(schema["$ref"], followed))
@@ -81,7 +81,7 @@ class _Counter:
         places |= {f"\0{name}": self.of(each, nothing) for name, each in by_pattern.items()}
         keys = (_Place(len(by_pattern)), self.of(schema.get("propertyNames"), nothing))
         places[_KEYS] = self._merged(keys, int.__add__)
-        first = [self.of(each, nothing) for each in _list(schema, "prefixItems")]
+        first = [self.of(each, nothing) for each in list_of(schema, "prefixItems")]
         items = (self._merged(first, max), self.of(schema.get("items"), nothing))
         places[_ITEMS] = self._merged(items, int.__add__)
         places[_OTHERS] = self.of(schema.get("additionalProperties"), nothing)
@@ -136,11 +136,6 @@ class _Counter:
         self._num_steps += 1
         if self._num_steps > MAX_STEPS:
             raise _TooMuch
-
-
-def _list(schema: dict[str, Any], key: str) -> list[Any]:
-    value = schema.get(key)
-    return value if isinstance(value, list) else []
 
 
 def _dict(schema: dict[str, Any], key: str) -> dict[str, Any]:

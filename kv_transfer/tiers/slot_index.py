@@ -1,9 +1,9 @@
 """Which slot of a tier holds which unit of a block, and which slot is given up next.
 
-Pure bookkeeping over slot numbers and names; the time is passed in. A slot is free, reserved (it
-is being filled), or holds the unit of a name. Pinned slots, which are being read, are neither
-given up nor reused. Entries leave the index when the tier is full, the ones used least recently
-first, when they were not used for `max_age_s`, or when `drop` says so.
+Pure bookkeeping over slot numbers and the names of units; the time is passed in. A slot is free,
+reserved (it is being filled), or holds a unit, whose name is an entry of the index. Pinned slots,
+which are being read, are neither given up nor reused. An entry leaves the index when it is dropped,
+when it was not used for `max_age_s`, or when the tier is full and it is the least recently used.
 """
 
 from __future__ import annotations

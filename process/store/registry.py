@@ -1,10 +1,10 @@
 """The fleet's keys in Redis or Valkey, and how a reader interprets them.
 
 Under `baton:CLUSTER:` there are `worker:ID` (JSON of WorkerInfo, expires with its lease),
-`workers` (the set of ids), `epoch` (random, as old as the store's memory), `drain:ID` (the
-incarnation that is asked to drain) and the channel `membership` (announces changes). A worker
-missing from a store that lost its memory or was unreachable may still be alive: for SETTLE_S after
-the store is back, readers keep the members that they knew.
+`workers` (the set of ids), `epoch` (a random text, which changes if the store loses its memory),
+`drain:ID` (the incarnation that is asked to drain) and the channel `membership` (announces
+changes). A worker missing from a store that lost its memory or was unreachable may still be alive:
+for SETTLE_S after the store is back, readers keep the members that they knew.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ local function claim_kind(key, kind)
   return true
 end
 """
-"""A function of scripts: deletes one of the fleet's own keys if its value has another type. Returns
-whether it did."""
+"""A Lua function for the scripts below: deletes a key of the fleet if its value has another type.
+Returns whether it did."""
 
-# KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, channel, "1" if it may be
-# written where there is none, what it may replace: an incarnation, or the SHA-1 of an entry that is
-# no registration. Answers three values: the former registration, 1 if ours is in place, and the
-# rest of another holder's lease in ms. A value that is no object with an incarnation holds no id. A
-# value that is no short string is deleted, and '' stands for the former registration.
+# KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, channel, "1" to create a
+# missing registration, and the entry that ours may replace: its incarnation, or its SHA-1 if it is
+# not a registration. Answers three values: the former registration, 1 if ours is in place, and the
+# time in ms until another holder's lease ends. An entry without an incarnation has no holder. An
+# entry that is too long or not a string is deleted, and the first value is ''.
 REGISTER = f"""
 {CLAIM_KIND}
 local was_overwritten = claim_kind(KEYS[1], 'string')
@@ -99,8 +99,8 @@ return 1
 """
 
 # KEYS: workers, epoch. ARGV: prefix of worker keys, an epoch to set if there is none.
-# Answers the epoch, then id and registration of each worker in turn. What is too long, or is no
-# string, counts as empty.
+# Answers the epoch, then id and registration of each worker in turn. A value that is too long, or
+# not a string, is read as empty.
 READ = f"""
 {CLAIM_KIND}
 claim_kind(KEYS[1], 'set')
@@ -249,7 +249,7 @@ def connection_options(timeout_s: float, is_async: bool = False) -> dict[str, An
 
 def client_from_url(factory: Any, redis_url: str, timeout_s: float) -> Any:
     """`factory` is a client class, sync or asyncio; `timeout_s` is for connecting and for answers.
-    Names have a limit of their own. Raises ConfigError for a malformed URL."""
+    The lookup of a name has its own limit. Raises ConfigError for a malformed URL."""
     check_url(redis_url)
     is_async = factory is redis.asyncio.Redis
     bare_url, tls = split_tls(redis_url)

@@ -28,7 +28,7 @@ from worker.ranks.other_nodes import OtherNodes
 from worker.ranks.processes import HandProcesses, HandSettings
 
 LOADING_S = 900.0
-"""The time by which a rank may load its weights later than the head."""
+"""How much longer than the head a rank may take to load its weights."""
 
 
 class Hands:
@@ -46,8 +46,8 @@ class Hands:
         """Start the hands of this host, which load their shards at once, and wait for those of the
         other `nodes`, if there are any. A step waits `silence_s` for a hand. `lost` is called from
         another thread, with the reason, when a hand ends after `allocate`. When a hand ends
-        earlier, its link closes, and calls of `ranks` raise RankLost. Raises ConfigError without
-        our kernels, and RankLost."""
+        earlier, its link closes, and calls of `ranks` raise RankLost. Raises ConfigError if our
+        kernels are missing, and RankLost."""
         self._lost = lost
         self._has_cards = bool(settings.devices)
         self._exchanges = self._has_cards and bool(settings.transport)
@@ -121,8 +121,8 @@ class Hands:
             self._pool.close()
 
     def _watch_links(self) -> None:
-        """From now on, report a hand that ends: the head may not wait for it on a link, but on its
-        card."""
+        """From now on, report a hand that ends. Without this, a head that waits for its card would
+        not notice a closed link."""
         if self._watch is None:
             self._watch = LinkWatch(self._links, self._end_group)
 

@@ -17,7 +17,7 @@ from protocol.rank_messages import NodeAccepted, NodeHello, NodeRefused, ToNode
 
 _HELLO_S = 1.0
 _MOST_HANDSHAKES = 5
-"""Failed handshakes after which a node gives up: one may fail because the head is ending."""
+"""Failed handshakes after which a node gives up. A single one may only mean that the head ends."""
 
 
 class HeadLost(RuntimeError):
@@ -28,7 +28,7 @@ class NodeLink:
     """The socket to the head at `endpoint`. Owns it."""
 
     def __init__(self, network: Network, endpoint: str, name: str) -> None:
-        """`name`: the head's address, for people. Raises ConfigError."""
+        """`name` is the head's address in messages. Raises ConfigError."""
         self._name = name
         self._failures = 0
         self._is_accepted = False
@@ -67,7 +67,8 @@ class NodeLink:
         )
 
     def send(self, message: Message) -> None:
-        """Queue a message. Raises HeadLost if the queue is full."""
+        """Queue a message. If the queue is full, raises HeadLost, or drops the message if the head
+        has not accepted us yet."""
         try:
             self.socket.send_multipart(wire.parts(wire.encode(message)), zmq.NOBLOCK)
         except zmq.Again as error:
@@ -75,7 +76,7 @@ class NodeLink:
                 raise HeadLost(f"the head at {self._name} reads no more") from error
 
     def receive(self) -> list[ToNode]:
-        """What the head has said. Raises HeadLost for anything else."""
+        """The messages that have come from the head. Raises HeadLost for an invalid one."""
         messages: list[ToNode] = []
         while True:
             try:
@@ -86,7 +87,9 @@ class NodeLink:
             try:
                 messages.append(wire.decode_to_node(wire.joined(frames)))
             except ProtocolError as error:
-                raise HeadLost(f"the head at {self._name} is of no use: {error}") from error
+                raise HeadLost(
+                    f"the head at {self._name} sent an invalid message: {error}"
+                ) from error
 
     def check(self) -> None:
         """Check that the connection still stands. Raises HeadLost if an accepted connection is

@@ -44,7 +44,7 @@ from gateway.chat.message_parser import MessageParser
 from gateway.chat.past_calls import arguments_object
 from gateway.output.choices import Choice
 from gateway.output.output_text import TextDelta
-from http_kit.sse import named_event
+from http_kit.sse import tagged_events
 
 
 class MessageFormat:
@@ -76,7 +76,7 @@ class MessageFormat:
         if parsed.finish is not None:
             self._ending = _ending(choice, parsed.finish)
             events += self._close()
-        return _framed(events)
+        return tagged_events(events)
 
     def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
         """See AnswerFormat; messages have no log-probabilities."""
@@ -84,7 +84,7 @@ class MessageFormat:
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See AnswerFormat: the end of the message."""
-        return _framed([EndDelta(self._ending, _usage(usage)), MessageStop()])
+        return tagged_events([EndDelta(self._ending, _usage(usage)), MessageStop()])
 
     def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> Iterator[bytes]:
         """See AnswerFormat."""
@@ -135,13 +135,6 @@ class MessageFormat:
             return []
         self._open = None
         return [BlockStop(self._num_blocks - 1)]
-
-
-def _framed(events: Sequence[AnthropicEvent]) -> bytes:
-    return b"".join(
-        named_event(str(event.__struct_config__.tag), msgspec.json.encode(event))
-        for event in events
-    )
 
 
 def _ending(choice: Choice, finish: MessageFinish) -> MessageEnding:

@@ -176,12 +176,15 @@ class OtherBlock(LeftOut):
     usual = (*_TEXTS, "tool_use", "tool_result", "thinking")
 
 
-ResultBlock = Annotated[
+_TextLike = (
     Annotated[TextBlockFields, Tag("<text>")]
     | Annotated[DocumentFields, Tag("<document>")]
     | Annotated[SearchResultFields, Tag("<search_result>")]
     | Annotated[ToolReferenceFields, Tag("<tool_reference>")]
     | Annotated[CompactionFields, Tag("<compaction>")]
+)
+ResultBlock = Annotated[
+    _TextLike
     | Annotated[ServerResultFields, Tag("<server_tool_result>")]
     | Annotated[Refused, REFUSED]
     | Annotated[OtherBlock, LEFT_OUT],
@@ -239,11 +242,7 @@ class ThinkingFields(StrictModel):
 
 
 Block = Annotated[
-    Annotated[TextBlockFields, Tag("<text>")]
-    | Annotated[DocumentFields, Tag("<document>")]
-    | Annotated[SearchResultFields, Tag("<search_result>")]
-    | Annotated[ToolReferenceFields, Tag("<tool_reference>")]
-    | Annotated[CompactionFields, Tag("<compaction>")]
+    _TextLike
     | Annotated[ToolUseFields, Tag("<tool_use>")]
     | Annotated[ToolResultFields, Tag("<tool_result>")]
     | Annotated[ServerUseFields, Tag("<server_tool_use>")]

@@ -29,7 +29,7 @@ from gateway.output.choices import Choice
 from gateway.output.output_text import TextDelta
 from gateway.text.tokenizer import Tokenizer
 from http_kit.errors import HttpError
-from http_kit.sse import named_event
+from http_kit.sse import tagged_events
 
 _MOST_TOP = 20
 
@@ -115,7 +115,7 @@ class ResponseFormat:
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat."""
-        return _framed(([*self._begin()] if is_first else []) + self._push(delta))
+        return tagged_events(([*self._begin()] if is_first else []) + self._push(delta))
 
     def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
         """See AnswerFormat; log-probabilities of a prompt are not offered."""
@@ -125,7 +125,7 @@ class ResponseFormat:
         """See AnswerFormat: the end of the response."""
         response = self._response(usage)
         last = api.Completed if response.status == "completed" else api.Incomplete
-        return _framed([last(self._next(), response)])
+        return tagged_events([last(self._next(), response)])
 
     def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> Iterator[bytes]:
         """See AnswerFormat."""
@@ -137,7 +137,7 @@ class ResponseFormat:
         response = self.failed(error)
         self._on_end(response)
         begun = [] if self._sequence_number >= 0 else self._begin()
-        return _framed([*begun, api.Failed(self._next(), response)])
+        return tagged_events([*begun, api.Failed(self._next(), response)])
 
     def failed(self, error: HttpError) -> api.Response:
         """The response that ends with an error."""
@@ -261,10 +261,3 @@ class ResponseFormat:
 def _listed(encoded: Sequence[bytes]) -> Any:
     """A field's value: the list of these JSON texts."""
     return msgspec.Raw(b"[" + b",".join(encoded) + b"]") if encoded else []
-
-
-def _framed(events: Sequence[api.ResponseEvent]) -> bytes:
-    return b"".join(
-        named_event(str(event.__struct_config__.tag), msgspec.json.encode(event))
-        for event in events
-    )

@@ -158,7 +158,7 @@ def _text_of(content: ItemContent) -> str:
 
 
 def _parts_of(content: ItemContent) -> tuple[str, ...]:
-    """The parts of a content that came in several."""
+    """The texts of a content's parts; none for a content of a single part."""
     if isinstance(content, str) or len(content) < 2:
         return ()
     return tuple(part.text for part in content)
