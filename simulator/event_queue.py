@@ -6,12 +6,14 @@ messages first, in the order in which they were sent, then the ends of steps, by
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-_MESSAGE, _STEP_END = 0, 1
+_MESSAGE = -1
+"""The place of messages among the events of one moment; that of the end of a step is its worker's
+number."""
 
 Action = Callable[..., None]
 
@@ -23,7 +25,7 @@ class EventQueue:
     def __init__(self) -> None:
         self.now = 0.0
         self.num_run = 0
-        self._heap: list[tuple[float, int, int, int, Action, tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, int, Action, tuple[Any, ...]]] = []
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -31,13 +33,11 @@ class EventQueue:
 
     def at(self, time: float, action: Action, *arguments: Any) -> None:
         """Call `action(*arguments)` at `time`, which must not be past."""
-        number = next(self._numbers)
-        heapq.heappush(self._heap, (time, _MESSAGE, number, number, action, arguments))
+        heappush(self._heap, (time, _MESSAGE, next(self._numbers), action, arguments))
 
     def step_end(self, time: float, worker: int, action: Action, *arguments: Any) -> None:
         """Call `action` at the end of a step of the worker with this number."""
-        number = next(self._numbers)
-        heapq.heappush(self._heap, (time, _STEP_END, worker, number, action, arguments))
+        heappush(self._heap, (time, worker, next(self._numbers), action, arguments))
 
     def stop(self) -> None:
         """Forget the events to come."""
@@ -47,7 +47,7 @@ class EventQueue:
         """Run events until none is left; calls `on_event` now and then."""
         heap = self._heap
         while heap:
-            self.now, _, _, _, action, arguments = heapq.heappop(heap)
+            self.now, _, _, action, arguments = heappop(heap)
             action(*arguments)
             self.num_run += 1
             if not self.num_run & 0x3FF:

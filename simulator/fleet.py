@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.routing.placement import NO_TARGETS, Targets
+from simulator.delays import USUAL_DELAYS, DelayDraws, Delays
 from simulator.event_queue import EventQueue
 from simulator.network import Network
 from simulator.policies.choices import Policy
 from simulator.requests import Request
-from simulator.router import USUAL_DELAYS, Delays, Reports, SimulatedRouter
+from simulator.router import Reports, SimulatedRouter
 from simulator.traces.sessions import Session, Trace
 from simulator.worker import SimulatedWorker
 from simulator.worker_spec import WorkerSpec
@@ -55,7 +56,6 @@ class Fleet:
 
     def __init__(self, spec: FleetSpec, seed: int) -> None:
         self._queue = EventQueue()
-        self._delays = spec.delays
         self._reports = Reports(self._queue, spec.delays)
         count = sum(number for _, number in spec.pools)
         network = Network(self._queue, [spec.link_bytes_per_s] * count, spec.link_s)
@@ -68,12 +68,14 @@ class Fleet:
                 )
                 self._outcome.workers.append(worker)
         self._introduce()
-        self._routers = []
+        self._routers: list[SimulatedRouter] = []
+        self._draws: list[DelayDraws] = []
         for number in range(spec.num_routers):
-            rng = random.Random(f"{seed}/{number}")
-            router = SimulatedRouter(
-                f"router-{number}", self._queue, spec.policy(), rng, spec.delays, spec.targets
-            )
+            name, rng = f"router-{number}", random.Random(f"{seed}/{number}")
+            rng_of_delays = random.Random(f"{seed}/{number}/delays")
+            draws = DelayDraws(spec.delays, rng_of_delays, self._num_computing)
+            router = SimulatedRouter(name, self._queue, spec.policy(), rng, draws, spec.targets)
+            self._draws.append(draws)
             router.refuses_late = spec.refuses_late
             router.on_end = self._on_end
             self._reports.routers[router.name] = router
@@ -116,6 +118,10 @@ class Fleet:
             each.neighbours = [other for other in workers if other is not each]
             each.scheduler.shares.num_targets = num_decode
 
+    def _num_computing(self, worker: str) -> int:
+        """The workers whose steps are under way, besides the one with this name."""
+        return sum(each.is_busy and each.name != worker for each in self._outcome.workers)
+
     def _begin(self, session: Session, at: float) -> None:
         if session.turns:
             self._queue.at(at + session.turns[0].pause_s, self._submit, session, 0)
@@ -135,8 +141,8 @@ class Fleet:
         )
         self._outcome.requests.append(request)
         self._turns[request.number] = session, index
-        router = self._routers[request.number % len(self._routers)]
-        delay_s = self._delays.until_placed(request.num_prompt)
+        number = request.number % len(self._routers)
+        router, delay_s = self._routers[number], self._draws[number].placing_s(request.num_prompt)
         if delay_s:
             self._queue.at(self._queue.now + delay_s, router.submit, request)
         else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import Overloaded, PromptTooLong, TargetUnreachable
@@ -26,6 +25,7 @@ from router.routing.shedding import Asker, WaitingPrompt, shed
 from router.routing.urgent_work import UrgentWork
 from router.routing.worker_view import Liveness, WorkerView
 from scheduling.load_report import load_report, step_counters
+from simulator.delays import DelayDraws, Delays
 from simulator.event_queue import EventQueue
 from simulator.policies.choices import Policy
 from simulator.requests import Request
@@ -34,30 +34,6 @@ from worker.moved_blocks import kept_windows
 
 EXPECTED_S = 10.0
 """How long blocks of a routed prompt are expected on its worker."""
-
-
-@dataclass(frozen=True)
-class Delays:
-    """The delays besides steps and transfers, in seconds.
-
-    - `message_s`: a message between router and worker.
-    - `request_s`, `request_token_s`: from the client's sending until the request is placed, and
-      what each token of its prompt adds; `answer_s`: from the router to the client.
-    - `report_s`: the least time between two reports of a worker's load.
-    """
-
-    message_s: float = 2e-4
-    request_s: float = 0.0
-    request_token_s: float = 0.0
-    answer_s: float = 0.0
-    report_s: float = 0.1
-
-    def until_placed(self, num_prompt: int) -> float:
-        """From the client's sending until the request is placed."""
-        return self.request_s + self.request_token_s * num_prompt
-
-
-USUAL_DELAYS = Delays()
 
 
 class SimulatedRouter:
@@ -70,7 +46,7 @@ class SimulatedRouter:
         queue: EventQueue,
         policy: Policy,
         rng: random.Random,
-        delays: Delays,
+        draws: DelayDraws,
         targets: Targets = NO_TARGETS,
     ) -> None:
         self.name = name
@@ -79,7 +55,7 @@ class SimulatedRouter:
         self._queue = queue
         self._policy = policy
         self._rng = rng
-        self._delays = delays
+        self._draws = draws
         self._targets = targets
         self._view = FleetView(CacheIndex(EXPECTED_S))
         self._workers: dict[str, SimulatedWorker] = {}
@@ -147,19 +123,21 @@ class SimulatedRouter:
         )
         self._urgent.note(request.share, request.priority, computing.recompute_tokens)
         request.decode, request.rule = placement.decode.worker_id, placement.rule.value
-        arrives = self._queue.now + self._delays.message_s
         decode = self._workers[request.decode]
+        arrives = self._queue.now + self._draws.sending_s(request.decode)
         self._queue.at(arrives, decode.deliver, decode.generate, request)
         if placement.prefill is not None:
             request.prefill = placement.prefill.worker_id
             prefill = self._workers[request.prefill]
+            arrives = self._queue.now + self._draws.sending_s(request.prefill)
             self._queue.at(arrives, prefill.deliver, prefill.prefill, request)
 
     # -- what workers report ------------------------------------------------------------------
 
     def on_first_token(self, request: Request, time: float) -> None:
-        """Note that a worker sent the request's first token at `time`."""
-        request.first_token = time + self._delays.message_s + self._delays.answer_s
+        """Note that the request's first token reached the router at `time`."""
+        worker = request.prefill or request.decode
+        request.first_token = time + self._draws.answering_s(worker, is_last=False)
         self._waiting.pop(request.number, None)
 
     def on_moved(self, request: Request) -> None:
@@ -170,11 +148,12 @@ class SimulatedRouter:
 
     def on_last_token(self, request: Request) -> None:
         """End the request: its reservations end, and its last token goes to the client."""
-        request.end = self._queue.now + self._delays.answer_s
+        answering_s = self._draws.answering_s(request.decode, is_last=True)
+        request.end = max(request.first_token, self._queue.now + answering_s)
         self._outputs.observe(request.num_output)
         for view, reservation in self._reserved.pop(request.number):
             view.release(reservation)
-        if self._delays.answer_s:
+        if request.end > self._queue.now:
             self._queue.at(request.end, self.on_end, request)
         else:
             self.on_end(request)
@@ -204,7 +183,7 @@ class Reports:
 
     def on_first_token(self, request: Request, time: float) -> None:
         """See `Listener`."""
-        self.routers[request.router].on_first_token(request, time)
+        self.routers[request.router].on_first_token(request, time + self._message_s)
 
     def on_moved(self, request: Request, time: float) -> None:
         """See `Listener`."""

@@ -223,7 +223,7 @@ class SimulatedWorker:
         """Plan a step, and begin it. `run` has just been leapt over; it goes on if nothing has
         happened."""
         goes_on = run is not None and not (self._has_woken or self._has_changed)
-        goes_on = goes_on and not self.spec.contention
+        goes_on = goes_on and not (self.spec.contention or self.spec.learns_every_step)
         self._has_woken = False
         batch = _NOTHING
         if self.scheduler.has_work:
@@ -329,7 +329,7 @@ class SimulatedWorker:
         fixed, slope = self.spec.times.decode_line(rows)
         if self.spec.contention:
             fixed, slope = fixed * self._slowdown, slope * self._slowdown
-        learns = rows != self._learnt_rows
+        learns = rows != self._learnt_rows or self.spec.learns_every_step
         self._leap(DecodeRun(batch, now, rows, context, fixed, slope, learns))
 
     def _leap(self, run: DecodeRun) -> None:

@@ -25,9 +25,9 @@ class WorkerSpec:
 
     `num_blocks` blocks of all layers, of `block_bytes` each, fit into memory. If layers are in
     groups, `layout` says which. `windows` are those of the model. `max_leap` 1 computes every step
-    by itself. A step that begins while another worker computes takes longer by the share
-    `contention`, as on cores that share their memory's bandwidth; then every step is computed by
-    itself, too.
+    by itself. So do `learns_every_step`, with which the step model learns from every step, as those
+    of real workers do, and `contention`: a step that begins while another worker computes takes
+    longer by this share, as on cores that share their memory's bandwidth.
     """
 
     role: Role
@@ -39,13 +39,14 @@ class WorkerSpec:
     num_cards: int = 1
     max_leap: int = MAX_STEPS
     contention: float = 0.0
+    learns_every_step: bool = False
     layout: KvLayout | None = None
     windows: tuple[int, ...] = ()
 
     @property
     def most_steps(self) -> int:
         """How many steps may be leapt over at once."""
-        return 1 if self.contention else self.max_leap
+        return 1 if self.contention or self.learns_every_step else self.max_leap
 
     @property
     def bytes_by_group(self) -> tuple[float, ...]:

@@ -1,10 +1,11 @@
 """Command line of `python -m bench.simulated_against_real`.
 
     python -m bench.simulated_against_real [--models demo_model smollm2] [--fleets split colocated]
-        [--seconds 20] [--json FILE] [--profile FILE]
+        [--loads light busy talks] [--seconds 20] [--json FILE] [--record FILE] [--profile FILE]
 
 Starts each fleet, times its steps and messages, sends it three loads, and simulates the same.
-Prints for each load the real and the simulated latencies, their difference and its limit.
+Prints for each load the real and the simulated latencies, their difference and its limit. One model
+on one fleet takes about two minutes; `--record` joins the rows of several runs.
 `--profile FILE` only times the steps of the first model, and writes a file for
 `baton simulate --gpu`. Ends with status 0 if all figures are within their limits, 1 if not, 2 if
 other programs used the machine too much to judge.
@@ -26,18 +27,19 @@ from rich.table import Table
 from bench.simulated_against_real.calibration import Profile, calibrate
 from bench.simulated_against_real.comparison import (
     LIMITS,
-    LOADS,
     Comparison,
     Figures,
-    load_trace,
     simulate,
     with_handoff,
 )
 from bench.simulated_against_real.fleets import SHAPES, Shape, max_context, player_of, real_fleet
+from bench.simulated_against_real.loads import LOADS, Load, load_trace
 from bench.simulated_against_real.machine import MachineWatch, machine_name
 from bench.tools.paths import DEMO_MODEL
+from bench.tools.records import add_record_option, keep_table
 from checkpoint.packaged_model import smollm2_file
 from protocol.errors import BatonError
+from simulator.commands.simulate import print_wide
 
 _SMOLLM2, _BUNDLED = "smollm2", "demo_model"
 _MOST_CONTEXT = 2048
@@ -51,9 +53,12 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--models", nargs="+", default=[_BUNDLED, _SMOLLM2], help="demo_model, smollm2, or folders"
     )
     parser.add_argument("--fleets", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    names = [load.name for load in LOADS]
+    parser.add_argument("--loads", nargs="+", choices=names, default=names)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--json", type=Path, help="also write every figure to this file")
     parser.add_argument("--profile", type=Path, help="only write the steps of the first model")
+    add_record_option(parser)
     return parser.parse_args(argv)
 
 
@@ -73,8 +78,8 @@ def main(argv: Sequence[str]) -> int:
         found: list[Comparison] = []
         for model in args.models:
             for name in args.fleets:
-                for each in _compare(model, SHAPES[name], args.seconds, console):
-                    found.append(each)
+                loads = [load for load in LOADS if load.name in args.loads]
+                found += _compare(model, SHAPES[name], loads, args.seconds, console)
     except BatonError as error:
         print(f"bench.simulated_against_real: {error}", file=sys.stderr)
         return 1
@@ -82,21 +87,25 @@ def main(argv: Sequence[str]) -> int:
         args.json.write_text(
             json.dumps({"machine": machine, "runs": [asdict(each) for each in found]}, indent=1)
         )
-    console.print(report(machine, found))
+    table = report(machine, found)
+    print_wide(table)
+    keep_table(args.record, "simulated against real", table, num_keys=3)
     verdicts = {each.holds for each in found}
     return 1 if False in verdicts else 2 if None in verdicts else 0
 
 
-def _compare(model: str, shape: Shape, seconds: float, console: Console) -> Iterator[Comparison]:
-    """All loads on one fleet."""
+def _compare(
+    model: str, shape: Shape, loads: Sequence[Load], seconds: float, console: Console
+) -> Iterator[Comparison]:
+    """Loads on one fleet."""
     with real_fleet(_path_of(model), shape) as fleet:
         player, target = player_of(fleet)
         context = min(_MOST_CONTEXT, max_context(target))
         measured = calibrate(player, target, context, fleet.pids["router-1"])
         profile = with_handoff(shape, measured, context)
         console.print(f"{model}, {shape.name}: {_in_words(profile)}")
-        for load in LOADS:
-            trace = load_trace(load, profile, context, seconds)
+        for load in loads:
+            trace = load_trace(load, profile.costs, context, seconds)
             watch = MachineWatch()
             played = asyncio.run(player.play(trace))
             usage = watch.usage()

@@ -12,7 +12,7 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,19 +21,21 @@ import psutil
 from bench.replay.player import Played, Player
 from bench.replay.vocabulary import Target
 from bench.simulated_against_real.fleets import Timing
+from bench.simulated_against_real.loads import MIXTURE, Costs, load_trace
+from bench.simulated_against_real.mixture import Mixture
 from protocol.errors import BatonError
+from simulator.delays import Delays
 from simulator.devices.measured_steps import Table, TabledSteps, table_value
-from simulator.devices.step_times import ChunkWork
-from simulator.router import Delays
 from simulator.traces.sessions import Session, Trace, Turn
 
 _PROMPTS = (16, 32, 64, 128, 256, 512)
-_REPEATS = 4
+_REPEATS = 8
 _AT_ONCE = (2, 4, 8, 16, 32)
 _SHORT_PROMPT, _OUTPUT = 24, 40
 _PAUSE_S = 0.03
 _GAP_S = 6.0
 _LEAST_STEPS = 8
+_MIXTURE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Profile:
     request_cpu_s: float = 0.0
     token_cpu_s: float = 0.0
     contention: float = 0.0
+
+    @property
+    def costs(self) -> Costs:
+        """The times that limit a load."""
+        return Costs(self.times, self.request_cpu_s, self.token_cpu_s)
 
     @property
     def timing(self) -> Timing:
@@ -118,44 +125,19 @@ def calibrate(player: Player, target: Target, context: int, router_pid: int) -> 
     times = TabledSteps(decodes, chunks, per_context, per_pair)
     handoff_s = _handoff_s([each for _, each in alone])
     delays = delays_of(began_wall_s, alone)
-    beside, _ = _traced(player, target, beside_trace(context), router_pid)
-    contention = contention_of(beside, times)
-    return Profile(times, delays, handoff_s, request_cpu_s, token_cpu_s, contention)
+    costs = Costs(times, request_cpu_s, token_cpu_s)
+    load = load_trace(MIXTURE, costs, context, _MIXTURE_S)
+    traced, _ = _traced(player, target, load, router_pid)
+    mixture = Mixture(traced, player.began_wall_s)
+    measured = mixture.delays()
+    message_s = min(delays.message_s, _low(measured.sending[0]), _low(measured.last[0]))
+    delays = replace(delays, message_s=max(1e-5, message_s), measured=measured)
+    return Profile(times, delays, handoff_s, request_cpu_s, token_cpu_s, mixture.contention(times))
 
 
-def beside_trace(context: int) -> Trace:
-    """Prompts one by one, while a stream decodes elsewhere."""
-    stream = Session("stream", 0.0, (Turn(0.0, _SHORT_PROMPT, min(300, context // 2)),))
-    length = max(each for each in _PROMPTS if each <= context // 4)
-    prompts = tuple(Turn(_PAUSE_S, length, 1) for _ in range(2 * _REPEATS))
-    return Trace("beside", [stream, Session("beside", 0.2, prompts)])
-
-
-def contention_of(traced: Sequence[tuple[Played, Mapping[str, Any]]], times: TabledSteps) -> float:
-    """The share by which chunks took longer while the stream's worker computed; 0 if they did
-    not."""
-    stream = next(trace for played, trace in traced if played.session == "stream")
-    worker, steps = _decode_worker(stream), _decode_steps(stream)
-    found = []
-    for played, trace in traced:
-        if played.session == "stream" or _prompt_worker(trace) == worker:
-            continue
-        for start, end, tokens in _chunks(trace):
-            if tokens == played.num_prompt and steps[0][0] < start and end < steps[-1][1]:
-                alone = times.seconds(0, 0, ChunkWork(tokens, tokens * (tokens + 1) // 2, tokens))
-                found.append((end - start) / alone - 1)
-    return min(1.0, max(0.0, statistics.median(found))) if found else 0.0
-
-
-def _decode_worker(trace: Mapping[str, Any]) -> str:
-    found: str = _attempt(trace)["decode"]["worker_id"]
-    return found
-
-
-def _prompt_worker(trace: Mapping[str, Any]) -> str:
-    attempt = _attempt(trace)
-    found: str = (attempt["prefill"] or attempt["decode"])["worker_id"]
-    return found
+def _low(samples: Sequence[float]) -> float:
+    """The delay that only a tenth of the messages undercut."""
+    return sorted(samples)[len(samples) // 10]
 
 
 def _cpu_s(router_pid: int) -> float:

@@ -10,42 +10,14 @@ from bench.replay.player import Played
 from bench.simulated_against_real.calibration import Profile, calibration_trace, length_s
 from bench.simulated_against_real.fleets import Shape, simulated_fleet
 from bench.simulated_against_real.machine import Usage
-from simulator.devices.measured_steps import table_value
 from simulator.fleet import Fleet
 from simulator.report.summary import percentile
 from simulator.requests import Request
-from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Trace
 
 MEAN_TOTAL, MEAN_TTFT, P99_TTFT = "mean end to end", "mean TTFT", "p99 TTFT"
 LIMITS = {MEAN_TOTAL: 0.05, MEAN_TTFT: 0.10, P99_TTFT: 0.20}
 """How far a simulated figure may be from the real one."""
-_PROMPT, _OUTPUT = 160, 32
-_SEED = 11
-_MOST_BESIDE = 0.3
-"""Cores' worth of router and client: with more, they take turns from the workers, whose cores they
-share, and the simulator knows no such thing."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """A kind of traffic, and its load as a share of the capacity of two workers."""
-
-    name: str
-    share: float
-    text: str
-
-
-LOADS = (
-    Load("light", 0.25, "poisson:rate={rate},requests={count},prompt={prompt},output={output}"),
-    Load("busy", 0.5, "poisson:rate={rate},requests={count},prompt={prompt},output={output}"),
-    Load(
-        "talks",
-        0.4,
-        "turns:rate={rate},requests={count},prompt={third},output={output},turns=3,pause=0.5,"
-        "shared=64",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -97,24 +69,6 @@ class Comparison:
         return all(abs(error) <= LIMITS[name] for name, error in self.errors().items())
 
 
-def load_trace(load: Load, profile: Profile, context: int, seconds: float) -> Trace:
-    """The traffic of a load that takes about so long, as dense as the fleet allows."""
-    prompt, output = min(_PROMPT, context // 6), min(_OUTPUT, context // 16)
-    times = profile.times
-    alone = table_value(times.chunks, prompt) + output * table_value(times.decodes, 4) / 4
-    beside_s = profile.request_cpu_s + output * profile.token_cpu_s
-    rate = load.share * min(2 / alone, _MOST_BESIDE / max(beside_s, 1e-6))
-    text = load.text.format(
-        rate=rate,
-        count=max(10, round(rate * seconds)),
-        prompt=prompt,
-        third=max(16, prompt // 3),
-        output=output,
-    )
-    trace = read_trace(text, TraceOptions(seed=_SEED))
-    return Trace(load.name, [each for each in trace.sessions if _fits(each.turns, context)])
-
-
 def simulate(shape: Shape, profile: Profile, context: int, trace: Trace) -> list[Request]:
     """The simulated requests of a load, in the order of their arrival. Before it, the fleet serves
     the requests of the calibration, as the real one does."""
@@ -140,10 +94,6 @@ def with_handoff(shape: Shape, profile: Profile, context: int) -> Profile:
         return profile
     exposed = sorted(each.exposed_s for each in moved)[len(moved) // 2]
     return replace(profile, handoff_s=max(0.0, profile.handoff_s - exposed))
-
-
-def _fits(turns: Sequence[object], context: int) -> bool:
-    return all(t.num_prompt + t.num_output <= context for t in turns)  # type: ignore[attr-defined]
 
 
 def _total_s(request: Played | Request) -> float:

@@ -10,9 +10,9 @@ from bench.tools.fleet import BenchFleet, FleetConfig
 from protocol.messages import Role
 from router.routing.decision import decide
 from scheduling.scheduler import SchedulerConfig
+from simulator.delays import Delays
 from simulator.devices.step_times import StepTimes
 from simulator.fleet import FleetSpec
-from simulator.router import Delays
 from simulator.worker_spec import WorkerSpec
 
 BLOCK_TOKENS = 16
@@ -104,6 +104,7 @@ def simulated_fleet(shape: Shape, context: int, timing: Timing) -> FleetSpec:
                 context,
                 timing.times,
                 contention=timing.contention,
+                learns_every_step=True,
             ),
             count,
         )

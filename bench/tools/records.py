@@ -66,19 +66,25 @@ def add_record_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def keep_table(path: Path | None, name: str, table: Table) -> None:
+def keep_table(path: Path | None, name: str, table: Table, num_keys: int = 0) -> None:
     """Put a printed table into the record at `path`, in place of the former one of that name.
-    Does nothing if `path` is None."""
+    Does nothing if `path` is None. With `num_keys`, former rows stay whose first `num_keys` cells
+    are those of no new row: for a table that is measured in pieces."""
     if path is None:
         return
     record = read_record(path) if path.exists() else Record(processor_name(), {})
     cells = zip(*(column.cells for column in table.columns), strict=True)
+    rows = [[str(cell) for cell in row] for row in cells]
+    if num_keys and name in record.tables:
+        measured = [row[:num_keys] for row in rows]
+        former = [row for row in record.tables[name].rows if row[:num_keys] not in measured]
+        rows = sorted(former + rows, key=lambda row: row[:num_keys])
     record.tables[name] = MeasuredTable(
         recorded=datetime.now(UTC).strftime("%Y-%m-%d"),
         commit=_commit(),
         command=command_line(sys.orig_argv),
         columns=[str(column.header) for column in table.columns],
-        rows=[[str(cell) for cell in row] for row in cells],
+        rows=rows,
     )
     write_record(path, record)
 

@@ -12,13 +12,13 @@ from router.routing.placement import NO_TARGETS, Targets
 from scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduling.step_model import StepModel
 from simulator.commands.settings import SimulationSettings
+from simulator.delays import Delays
 from simulator.devices.cards import Card, card_named, read_card
 from simulator.devices.model_shape import ModelShape, model_shape
 from simulator.devices.roofline import Precision, Roofline
 from simulator.devices.step_times import StepTimes
 from simulator.fleet import FleetSpec
 from simulator.policies.choices import Policy
-from simulator.router import Delays
 from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Trace
 from simulator.worker_spec import WorkerSpec

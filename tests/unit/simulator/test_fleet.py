@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from math import isclose, isnan
 
@@ -12,9 +13,9 @@ from protocol.events import WorkerStats
 from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
 from router.routing.placement import Targets
+from simulator.delays import DelayDraws, Delays, MeasuredDelays
 from simulator.report.summary import Targets as GoodTargets
 from simulator.report.summary import summarize
-from simulator.router import Delays
 from simulator.traces.sessions import BlockRuns, Session, Turn
 from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet
 
@@ -138,6 +139,44 @@ def test_clients_wait_for_what_lies_around_the_fleet() -> None:
     assert outcome[0].ttft_s == pytest.approx(bare[0].ttft_s + 0.5 + 0.2 + 0.25)
     assert outcome[0].tpot_s == pytest.approx(bare[0].tpot_s)
     assert outcome[1].arrival == pytest.approx(outcome[0].end + 1.0)
+
+
+def test_measured_delays_are_those_for_the_number_of_other_workers_that_compute() -> None:
+    measured = MeasuredDelays(((0.5,), (0.75,)), ((0.25,), (0.125,)), ((1.0,),), ((2.0,), (3.0,)))
+    computing = {"a", "b", "c"}
+    draws = DelayDraws(
+        Delays(message_s=0.125, measured=measured),
+        random.Random(0),
+        lambda worker: len(computing - {worker}),
+    )
+    delays = (draws.placing_s(9), draws.sending_s("a"), draws.answering_s("a", is_last=False))
+    assert delays == (0.75, 0.125, 0.875)  # an answer also took `message_s` to the router
+    computing.clear()
+    last = draws.answering_s("a", is_last=True)
+    assert (draws.placing_s(9), draws.sending_s("a"), last) == (0.5, 0.25, 1.875)
+
+
+def test_requests_take_the_measured_delays() -> None:
+    measured = MeasuredDelays(((0.5,),), ((0.25,),), ((1.0,),), ((2.0,),))
+    delays = Delays(message_s=0.125, measured=measured)
+    fleet = small_fleet(0, 1, delays=delays)
+    long, short = served(fleet, single(0.0, 9, 3), single(9.0, 9, 1)).requests
+    assert long.ttft_s > 0.5 + 0.25 + 1.0
+    assert long.end > long.first_token
+    assert short.end >= short.first_token
+
+
+def test_step_models_learn_from_every_step_if_they_should() -> None:
+    learnt = []
+    for every in (True, False):
+        fleet = small_fleet(0, 1)
+        worker = fleet._outcome.workers[0]
+        worker.spec = replace(worker.spec, learns_every_step=every)
+        served(fleet, single(0.0, 9, 30))
+        learnt.append(worker.scheduler.model.totals.seconds)
+    usage = worker.usage
+    assert learnt[0] == pytest.approx(usage.prefill_s + usage.decode_s)
+    assert learnt[1] < learnt[0] / 2
 
 
 def test_load_is_not_reported_too_often_and_the_last_report_is_the_newest() -> None:

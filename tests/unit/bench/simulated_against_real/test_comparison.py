@@ -14,7 +14,6 @@ from bench.simulated_against_real.calibration import (
     Profile,
     calibration_trace,
     chunk_table,
-    contention_of,
     decode_table,
     delays_of,
     rising,
@@ -22,16 +21,14 @@ from bench.simulated_against_real.calibration import (
 from bench.simulated_against_real.comparison import (
     Comparison,
     Figures,
-    Load,
-    load_trace,
     simulate,
     with_handoff,
 )
 from bench.simulated_against_real.fleets import SHAPES
+from bench.simulated_against_real.loads import LOADS, MIXTURE, Load, load_trace
 from bench.simulated_against_real.machine import MachineWatch, Usage
+from simulator.delays import Delays
 from simulator.devices.measured_steps import TabledSteps
-from simulator.devices.step_times import ChunkWork
-from simulator.router import Delays
 from simulator.traces.sessions import Session, Trace, Turn
 
 US = 1_000_000
@@ -88,13 +85,13 @@ def test_what_lies_around_a_prompt_is_shared_out() -> None:
     large[1]["attempts"][0]["started_us"] = round(1000.0025 * US)
     found = delays_of(1000.0, [small, large])
     assert found.request_token_s == pytest.approx(0.0005 / 1000, rel=0.01)
-    assert found.until_placed(100) == pytest.approx(0.002, rel=0.01)
+    assert found.request_s + 100 * found.request_token_s == pytest.approx(0.002, rel=0.01)
     assert found.message_s + found.answer_s == pytest.approx(0.01, rel=0.01)
 
 
 def test_a_load_is_as_dense_as_the_fleet_allows_and_is_simulated_after_the_calibration() -> None:
     load = Load("x", 0.3, "poisson:rate={rate},requests={count},prompt={prompt},output={output}")
-    trace = load_trace(load, PROFILE, 1024, 10.0)
+    trace = load_trace(load, PROFILE.costs, 1024, 10.0)
     requests = simulate(SHAPES["split"], PROFILE, 1024, trace)
     assert len(requests) == trace.num_turns
     assert all(0 < each.ttft_s < each.end - each.arrival + 1e-9 for each in requests)
@@ -103,19 +100,13 @@ def test_a_load_is_as_dense_as_the_fleet_allows_and_is_simulated_after_the_calib
     )
 
 
+def test_no_load_repeats_a_prompt_of_another_one() -> None:
+    traces = [load_trace(load, PROFILE.costs, 1024, 5.0) for load in (*LOADS, MIXTURE)]
+    names = [session.name for trace in traces for session in trace.sessions]
+    assert len(set(names)) == len(names) > 0
+
+
 def test_steps_beside_another_worker_s_take_longer() -> None:
-    stream = decoding(24, *((n * 0.01, n * 0.01 + 0.009, 1) for n in range(100)))
-    stream[0].session = "stream"
-    stream[1]["attempts"][0]["decode"]["worker_id"] = "d1"
-    beside = []
-    for worker in ("p1", "d1"):
-        took = PROFILE.times.seconds(0, 0, ChunkWork(256, 256 * 257 // 2, 256))
-        took *= 1.25 if worker == "p1" else 3.0
-        made = alone(256, (0.2, 0.2 + took, 256))
-        made[1]["attempts"][0]["prefill"]["worker_id"] = worker
-        beside.append(made)
-    found = contention_of([stream, *beside], PROFILE.times)
-    assert found == pytest.approx(0.25, rel=0.01)
     lone, crowded = (
         simulate(SHAPES["colocated"], replace(PROFILE, contention=each), 1024, two_at_once())
         for each in (0.0, 0.25)

@@ -64,6 +64,19 @@ def test_a_new_table_takes_the_place_of_the_one_of_its_name(
     assert read_record(path).tables == {}
 
 
+def test_a_table_that_is_measured_in_pieces_keeps_the_rows_of_other_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    for piece, first, second in (("b", "1", "2"), ("a", "3", "4"), ("b", "5", "6")):
+        table = Table("model", "load", "ratio")
+        table.add_row(piece, "light", first)
+        table.add_row(piece, "busy", second)
+        keep_table(path, "pieces", table, num_keys=2)
+    rows = read_record(path).tables["pieces"].rows
+    assert rows == [
+        ["a", "busy", "4"], ["a", "light", "3"], ["b", "busy", "6"], ["b", "light", "5"],
+    ]  # fmt: skip
+
+
 def test_without_a_file_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     keep_table(None, "ranks M1", Table("work"))

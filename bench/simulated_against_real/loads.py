@@ -1,0 +1,78 @@
+"""The traffic of a comparison: kinds of loads, as dense as the fleet that was measured allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from simulator.devices.measured_steps import TabledSteps, table_value
+from simulator.traces.files import TraceOptions, read_trace
+from simulator.traces.sessions import Trace, Turn
+
+_PROMPT, _OUTPUT = 160, 32
+_MOST_BESIDE = 0.3
+"""Cores' worth of router and client, which share the workers' cores: with more of them, the steps
+that were timed would not be those of the load."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A kind of traffic, and its load as a share of the capacity of two workers."""
+
+    name: str
+    share: float
+    text: str
+    seed: int = 11
+
+
+_POISSON = "poisson:rate={rate},requests={count},prompt={prompt},output={output}"
+LOADS = (
+    Load("light", 0.25, _POISSON),
+    Load("busy", 0.5, _POISSON),
+    Load(
+        "talks",
+        0.4,
+        "turns:rate={rate},requests={count},prompt={third},output={output},turns=3,pause=0.5,"
+        "shared=64",
+    ),
+)
+MIXTURE = Load("mixture", 0.4, _POISSON, seed=5)
+"""The load from which the calibration takes delays."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The times that limit a load: steps, and the CPU time that router and client take for a
+    request and for an output token."""
+
+    times: TabledSteps
+    request_cpu_s: float
+    token_cpu_s: float
+
+
+def load_trace(load: Load, costs: Costs, context: int, seconds: float) -> Trace:
+    """The traffic of a load that takes about so long, as dense as the fleet allows. No load repeats
+    the prompts of another one, which workers still have in their caches."""
+    prompt, output = min(_PROMPT, context // 6), min(_OUTPUT, context // 16)
+    times = costs.times
+    alone = table_value(times.chunks, prompt) + output * table_value(times.decodes, 4) / 4
+    beside_s = costs.request_cpu_s + output * costs.token_cpu_s
+    rate = load.share * min(2 / alone, _MOST_BESIDE / max(beside_s, 1e-6))
+    text = load.text.format(
+        rate=rate,
+        count=max(10, round(rate * seconds)),
+        prompt=prompt,
+        third=max(16, prompt // 3),
+        output=output,
+    )
+    trace = read_trace(text, TraceOptions(seed=load.seed))
+    sessions = [
+        replace(each, name=f"{load.name} {each.name}")
+        for each in trace.sessions
+        if _fits(each.turns, context)
+    ]
+    return Trace(load.name, sessions)
+
+
+def _fits(turns: Sequence[Turn], context: int) -> bool:
+    return all(turn.num_prompt + turn.num_output <= context for turn in turns)

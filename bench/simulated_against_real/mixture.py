@@ -1,0 +1,134 @@
+"""What a fleet's processes do to each other, measured under a load of its own: delays by the number
+of workers that compute, and how much longer steps take beside other workers' steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.replay.player import Played
+from simulator.delays import ByComputing, MeasuredDelays
+from simulator.devices.measured_steps import TabledSteps
+from simulator.devices.step_times import ChunkWork
+
+Traced = Sequence[tuple[Played, Mapping[str, Any]]]
+"""Requests with their traces."""
+_LEAST_SAMPLES = 10
+
+
+@dataclass(frozen=True)
+class _Course:
+    """The times of a request, by the wall clock: `chunks` on the worker `prompt`, steps until
+    `last_step` on the worker `decode`."""
+
+    sent: float
+    placed: float
+    chunks: list[tuple[float, float, int]]
+    first_token: float
+    last_step: float
+    end: float
+    prompt: str
+    decode: str
+
+
+class Mixture:
+    """A load that was played, from `began_wall_s` on, in seconds since the Unix epoch."""
+
+    def __init__(self, traced: Traced, began_wall_s: float) -> None:
+        self._courses = [_course(played, trace, began_wall_s) for played, trace in traced]
+        self._computing: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for _, trace in traced:
+            attempt = trace["attempts"][-1]
+            for worker in (attempt["prefill"], attempt["decode"]):
+                spans = [*worker["chunks"], *worker.get("steps", ())] if worker else []
+                if spans:
+                    start, end = min(each[0] for each in spans), max(each[1] for each in spans)
+                    self._computing[worker["worker_id"]].append((start / 1e6, end / 1e6))
+
+    def delays(self) -> MeasuredDelays:
+        """The delays of the load's requests."""
+        placing, sending, first, last = (defaultdict[int, list[float]](list) for _ in range(4))
+        for each in self._courses:
+            placing[self._num_computing(each.sent)].append(each.placed - each.sent)
+            if not self._is_computing(each.prompt, each.placed):
+                number = self._num_computing(each.placed, each.prompt)
+                sending[number].append(each.chunks[0][0] - each.placed)
+            done = each.chunks[-1][1]
+            first[self._num_computing(done, each.prompt)].append(each.first_token - done)
+            number = self._num_computing(each.last_step, each.decode)
+            last[number].append(each.end - each.last_step)
+        return MeasuredDelays(*map(_by_computing, (placing, sending, first, last)))
+
+    def contention(self, times: TabledSteps) -> float:
+        """The share by which chunks took longer, in all, while another worker computed, than while
+        none did."""
+        took, expected = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+        for each in self._courses:
+            done = 0
+            for start, end, tokens in each.chunks:
+                pairs = done * tokens + tokens * (tokens + 1) // 2
+                alone = times.seconds(0, 0, ChunkWork(tokens, pairs, done + tokens))
+                done += tokens
+                share = self._share_beside(each.prompt, start, end)
+                if share in (0.0, 1.0):
+                    took[share == 1.0] += end - start
+                    expected[share == 1.0] += alone
+        if not all(expected.values()):
+            return 0.0
+        alone_ratio, beside_ratio = (took[key] / expected[key] for key in (False, True))
+        return min(1.0, max(0.0, beside_ratio / alone_ratio - 1.0))
+
+    def _num_computing(self, at: float, besides: str = "") -> int:
+        return sum(
+            self._is_computing(worker, at) for worker in self._computing if worker != besides
+        )
+
+    def _is_computing(self, worker: str, at: float) -> bool:
+        return any(start <= at < end for start, end in self._computing[worker])
+
+    def _share_beside(self, worker: str, start: float, end: float) -> float:
+        """The share of a span in which any other worker computes: exact if it is 0 or 1."""
+        others = [
+            (max(start, one), min(end, other))
+            for name, spans in self._computing.items()
+            if name != worker
+            for one, other in spans
+            if one < end and other > start
+        ]
+        covered, until = 0.0, start
+        for one, other in sorted(others):
+            covered += max(0.0, other - max(one, until))
+            until = max(until, other)
+        return 1.0 if math.isclose(covered, end - start) else covered / (end - start)
+
+
+def _course(played: Played, trace: Mapping[str, Any], began_wall_s: float) -> _Course:
+    attempt = trace["attempts"][-1]
+    prompt, decode = attempt["prefill"] or attempt["decode"], attempt["decode"]
+    chunks = [(start / 1e6, end / 1e6, tokens) for start, end, tokens in prompt["chunks"]]
+    steps = decode["steps"] if decode else []
+    return _Course(
+        sent=began_wall_s + played.sent,
+        placed=attempt["started_us"] / 1e6,
+        chunks=chunks,
+        first_token=began_wall_s + played.first_token,
+        last_step=steps[-1][1] / 1e6 if steps else chunks[-1][1],
+        end=began_wall_s + played.end,
+        prompt=prompt["worker_id"],
+        decode=(decode or prompt)["worker_id"],
+    )
+
+
+def _by_computing(found: Mapping[int, Sequence[float]]) -> ByComputing:
+    """The samples by number. A number with few samples gets those of the number below, too."""
+    samples: list[tuple[float, ...]] = []
+    for number in range(max(found) + 1):
+        own = [max(0.0, each) for each in found.get(number, ())]
+        if samples and len(own) < _LEAST_SAMPLES:
+            own += samples[-1]
+        samples.append(tuple(sorted(own)))
+    return tuple(each for each in samples if each)

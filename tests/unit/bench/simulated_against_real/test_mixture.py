@@ -1,0 +1,53 @@
+"""Delays and slower steps, taken from a load's traces by what other workers did at the time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.replay.player import Played
+from bench.simulated_against_real.mixture import Mixture
+from simulator.devices.measured_steps import TabledSteps
+
+BEGAN = 1000.0
+TIMES = TabledSteps(((1, 0.002),), ((100, 0.1), (200, 0.2)), 0.0, 0.0)
+
+
+def served(
+    worker: str, sent: float, placed: float, chunk: tuple[float, float], steps: tuple[float, float]
+) -> tuple[Played, dict[str, Any]]:
+    """A prompt of 100 tokens in one chunk, decoded by the same worker; the client has the first
+    token 3 ms after the chunk, the last one 2 ms after the steps. Times as of the load's begin."""
+    us = [[round((BEGAN + each) * 1e6) for each in span] for span in (chunk, steps)]
+    decode = {"worker_id": worker, "chunks": [[*us[0], 100]], "steps": [[*us[1], 1, 9, 0]]}
+    started_us = round((BEGAN + placed) * 1e6)
+    attempt = {"started_us": started_us, "prefill": None, "decode": decode}
+    played = Played("s", 0, sent, chunk[1] + 0.003, steps[1] + 0.002, num_prompt=100)
+    return played, {"attempts": [attempt]}
+
+
+ALONE = served("d1", 0.0, 0.001, (0.002, 0.102), (0.103, 0.5))
+BESIDE = served("d2", 0.11, 0.114, (0.12, 0.27), (0.271, 0.3))
+LATER = served("d2", 0.6, 0.605, (0.61, 0.71), (0.72, 0.8))
+
+
+def test_delays_are_kept_by_the_number_of_other_workers_that_compute() -> None:
+    found = Mixture([ALONE, BESIDE, LATER], BEGAN).delays()
+    assert found.placing[0] == pytest.approx((0.001, 0.005), abs=1e-5)
+    assert found.placing[1] == pytest.approx((0.001, 0.004, 0.005), abs=1e-5)  # few: with the rest
+    assert found.sending[0] == pytest.approx((0.001, 0.005), abs=1e-5)
+    assert max(found.sending[1]) == pytest.approx(0.006, abs=1e-5)
+    assert found.first[0] == pytest.approx((0.003, 0.003), abs=1e-5)
+    assert found.last[0] == pytest.approx((0.002, 0.002), abs=1e-5)
+
+
+def test_a_prompt_that_waits_for_its_worker_s_step_tells_nothing_of_messages() -> None:
+    behind = served("d1", 0.2, 0.2, (0.5, 0.6), (0.6, 0.7))
+    found = Mixture([ALONE, behind], BEGAN).delays()
+    assert found.sending == (pytest.approx((0.001,), abs=1e-5),)
+
+
+def test_chunks_beside_other_steps_are_compared_with_those_of_a_worker_alone() -> None:
+    assert Mixture([ALONE, BESIDE, LATER], BEGAN).contention(TIMES) == pytest.approx(0.5, rel=0.01)
+    assert Mixture([ALONE, LATER], BEGAN).contention(TIMES) == 0.0
