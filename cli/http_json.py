@@ -96,13 +96,22 @@ def _json(request: urllib.request.Request, timeout_s: float, access: RouterAcces
             return shown_json(json.load(response))
     except urllib.error.HTTPError as error:
         with error:
-            detail = error.read().decode(errors="replace").strip()
+            content = error.read().decode(errors="replace").strip()
+        detail = error_message(content) or content
         raise ServiceError(shown(f"{url} answers {error.code}: {detail[:500]}")) from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise RouterUnreachable(shown(f"no router answers at {url}: {reason}")) from error
     except ValueError as error:
         raise ServiceError(f"{url} does not answer with JSON: is it a router?") from error
+
+
+def error_message(content: str) -> str | None:
+    """The message of a body in OpenAI's error shape; None for any other body."""
+    try:
+        return str(json.loads(content)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def is_ok(url: str, timeout_s: float = 2.0, access: RouterAccess = OPEN_ACCESS) -> bool:

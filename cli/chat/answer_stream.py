@@ -16,7 +16,13 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cli.http_json import OPEN_ACCESS, RouterAccess, RouterUnreachable, get_json
+from cli.http_json import (
+    OPEN_ACCESS,
+    RouterAccess,
+    RouterUnreachable,
+    error_message,
+    get_json,
+)
 from cli.output.terminal_text import shown, shown_json
 from protocol.addresses import shown_address
 from protocol.errors import ConfigError, ServiceError
@@ -176,7 +182,4 @@ def _events(response: Any) -> Iterator[dict[str, Any]]:
 def _refusal(error: urllib.error.HTTPError) -> str:
     """The message of OpenAI's error shape, or the beginning of whatever came."""
     content = error.read().decode(errors="replace").strip()
-    try:
-        return str(json.loads(content)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"{error.url} answers {error.code}: {content[:500]}"
+    return error_message(content) or f"{error.url} answers {error.code}: {content[:500]}"

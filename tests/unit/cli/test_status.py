@@ -160,6 +160,8 @@ def test_an_empty_fleet(router: Answering, capsys: pytest.CaptureFixture[str]) -
         (200, b"<html>", "does not answer with JSON: is it a router?"),
         (404, b"nothing here", "answers 404: nothing here"),
         (503, b"later", "answers 503: later"),
+        (401, b'{"error":{"message":"no key"}}', "answers 401: no key\n"),
+        (500, b'{"error":"odd"}', 'answers 500: {"error":"odd"}'),
     ],
 )
 def test_something_else_than_a_router(
