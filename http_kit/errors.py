@@ -133,7 +133,8 @@ def _message(details: ErrorDetails, param: str | None) -> str:
         return f"'{param}' is required"
     if kind == "unknown_field":
         return f"'{param}' is not a known field"
-    return f"'{param}': {details['msg'][:1].lower()}{details['msg'][1:]}"
+    text = details["msg"].replace(" after validation", "")
+    return f"'{param}': {text[:1].lower()}{text[1:]}"
 
 
 def _field_path(details: ErrorDetails) -> str | None:

@@ -29,6 +29,7 @@ _SEARCHED_TOKENS = 64
 _CLOSING = '"}]:,0tfn'
 """Characters that lead towards the end of a JSON text, the quickest first."""
 _WALK_S = 0.2
+_IN_SCHEMA = "at 1(8): failed to compile JSON schema: "
 _NO_GRAMMAR = "start: <|nothing|>"
 _JSON_PART = re.compile(r"%json\s*(?=\{)")
 _NO_SCHEMAS = frozenset(("properties", "const", "enum", "default", "examples"))
@@ -190,7 +191,9 @@ def _optional_run(schema: Any) -> int:
 
 
 def plain_trouble(message: str) -> str:
-    """An error of llguidance in one line; for a pattern, with its fault."""
+    """An error of llguidance in one line; for a pattern, with its fault. Leaves out the place of a
+    JSON schema in the grammar that was made of it, which the client did not write."""
+    message = message.removeprefix(_IN_SCHEMA)
     if "NoExtensionBias" in message:
         return "it has a dead end: there is a beginning that nothing can follow"
     if "Too many items" in message or "ff_tokens" in message:

@@ -110,5 +110,7 @@ class CompletionRequest(GenerationFields):
                 f"limit of {MAX_CHOICES}",
                 "prompt",
             )
-        if any(len(prompt) == 0 for prompt in self.prompts):
-            raise InvalidRequest("'prompt' must not be empty", "prompt")
+        for place, prompt in enumerate(self.prompts):
+            if len(prompt) == 0:
+                param = f"prompt[{place}]" if len(self.prompts) > 1 else "prompt"
+                raise InvalidRequest(f"'{param}' must not be empty", param)

@@ -163,6 +163,17 @@ def test_nested_fields_are_named_in_full(api):
     assert error["param"] == "messages[1].content[0].text"
 
 
+def test_of_several_prompts_the_empty_one_is_named(api):
+    response = api.post(COMPLETIONS, {"model": MODEL, "prompt": ["a", ""]})
+    error = assert_refused(response, 400, "prompt")
+    assert (error["param"], error["message"]) == ("prompt[1]", "'prompt[1]' must not be empty")
+
+
+def test_a_list_that_is_too_short_is_told_its_length(api):
+    error = assert_refused(api.post(CHAT, {"model": MODEL, "messages": []}), 400, "messages")
+    assert error["message"] == "'messages': list should have at least 1 item, not 0"
+
+
 @pytest.mark.parametrize("path", VALID)
 @pytest.mark.parametrize("body", ["[]", "1", '"x"', "null", "true"])
 def test_a_body_must_be_an_object(api, path, body):

@@ -139,6 +139,14 @@ def test_true_is_a_schema_and_false_one_that_nothing_follows(api):
         assert api.complete(structured_outputs={"json": value}).status_code == status
 
 
+def test_the_reason_why_a_schema_fails_is_told_alone(api):
+    response = api.complete(guided_json={"type": "integer", "minimum": 5, "maximum": 1})
+    assert response.json()["error"]["message"] == (
+        "'guided_json' cannot be compiled: Unsatisfiable schema: minimum (5) is greater than "
+        "maximum (1)"
+    )
+
+
 def test_the_reason_why_a_pattern_fails_is_told(api):
     for regex, reason in (("(?!a)b", "look-around"), ("a(b", "unclosed group")):
         response = api.complete(structured_outputs={"regex": regex})

@@ -71,6 +71,20 @@ def test_a_caller_may_hold_as_much_as_it_leaves_for_others() -> None:
         budget.take("a", 1)
 
 
+def test_what_is_given_back_counts_no_more() -> None:
+    budget = ByteBudget(100)
+    budget.take("other", 20)
+    budget.take("a", 40)
+    with pytest.raises(TooManyRequests, match="requests hold 40 bytes"):
+        budget.take("a", 1)
+    budget.give_back("a", 30)
+    budget.take("a", 30)
+    budget.give_back("a", 40)
+    budget.give_back("other", 20)
+    assert budget.in_flight == 0
+    assert not budget._held, "nothing stays of callers that have left"
+
+
 def test_a_request_that_is_alone_may_take_everything() -> None:
     budget = ByteBudget(100)
     budget.take("a", 60)
