@@ -358,6 +358,12 @@ def test_routers_know_the_path_under_which_clients_see_them(values, path: str | 
             ['"model": "qwen3", "messages"'],
             ['"model": "qwen3,chat"'],
         ),
+        ({}, ["--timeout=30m deployment -l"], ["leaderworkerset"]),
+        (
+            {"workers": {"tensorParallel": 2, "nodesPerWorker": 2}},
+            ["--timeout=30m deployment,leaderworkersets.leaderworkerset.x-k8s.io -l"],
+            [],
+        ),
         (
             gpu(preflight={"enabled": True}),
             ["logs --selector app.kubernetes.io/instance=demo,b"],
