@@ -57,9 +57,9 @@ class Engine:
         self._is_cautious = False  # a step failed: the next one runs by itself
 
     def run_ahead(self, num_steps: int, num_stages: int = 1) -> None:
-        """Let `run` launch up to `num_steps` steps before it reads the result of an earlier one.
-        `num_stages`: of a pipeline, which computes as many steps at a time. Where layers keep
-        states, it has no effect: a step reads the states that the one before it has written."""
+        """Let `run` launch up to `num_steps` steps before it reads the result of an earlier one. A
+        pipeline of `num_stages` stages computes that many steps at a time. Where layers keep
+        states, this has no effect: a step reads the states that the step before it has written."""
         if num_steps and self.layout.has_states:
             log.warning("no step runs ahead of the one before: layers of this model keep states")
             return

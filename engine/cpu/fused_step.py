@@ -46,7 +46,7 @@ _LARGEST_BYTES = 8
 class Ends:
     """The weights before and after the layers. `embed` [own tokens, hidden] is bf16 or blocks,
     `final_norm` [hidden] is fp32. Embeddings are multiplied by `embedding_scale` and rounded to
-    bf16. A rank's own tokens begin with `first_token`; of one rank they are the vocabulary."""
+    bf16. A rank's own tokens begin with `first_token`; a single rank owns the whole vocabulary."""
 
     embed: torch.Tensor | BlockEmbedding
     final_norm: torch.Tensor

@@ -54,8 +54,8 @@ class LeadingModel:
     ) -> torch.Tensor:
         """See RunnableModel; `attention` is a LeadingAttention.
 
-        After it all ranks have stored the keys and values: they came before the last layer's sums,
-        and where no row is wanted, the last layer has none.
+        When it returns, all ranks have stored the keys and values: each stores those of the last
+        layer before that layer's sums. If no row is wanted, there are no such sums, so ranks meet.
         """
         assert isinstance(attention, LeadingAttention)
         ranks = self._ranks
