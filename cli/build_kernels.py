@@ -42,7 +42,6 @@ def main(argv: Sequence[str]) -> int:
         flags,
         prog="baton build-kernels DIR",
         description="Compile the CPU kernels into a folder that workers get as --kernels-dir.",
-        section="build-kernels",
     )
     if len(folders) != 1:
         raise ConfigError(f"name one folder, not {len(folders)}: {folders}")

@@ -130,7 +130,6 @@ def main(argv: Sequence[str]) -> int:
             argv,
             prog="demo",
             description="Start a fleet, and hold a short conversation with it.",
-            section="demo",
         )
     console = plain_console()
     uses_nixl = chosen_transport(settings.transport, "cpu", is_one_host=False) == "nixl"

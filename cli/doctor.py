@@ -60,7 +60,6 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="baton doctor",
         description="What is wrong with a fleet, by which evidence, and what to change.",
-        section="doctor",
     )
     try:
         diagnosis = _diagnosis(settings)

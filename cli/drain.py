@@ -44,7 +44,6 @@ def main(argv: Sequence[str]) -> int:
         flags,
         prog="baton drain WORKER",
         description="Take a worker out of its fleet: it finishes what it has, and ends.",
-        section="drain",
     )
     if len(names) != 1:
         raise ConfigError(f"name one worker, not {len(names)}; baton status shows them")

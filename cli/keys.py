@@ -94,23 +94,18 @@ class KeysSettings:
 
 def main(argv: Sequence[str]) -> int:
     """Print a key and its line, only a line, or the keys to renew. Returns 1 if there are keys to
-    renew, 2 if the key or the file is not acceptable."""
+    renew. Raises ConfigError if the key or the file is not acceptable."""
     settings = settings_or_exit(
         KeysSettings,
         argv,
         prog="baton keys",
         description="Make an API or admin key and its line for the router's key file.",
-        section="keys",
     )
-    try:
-        if settings.check is not None:
-            return _check(settings.check)
-        if settings.hash:
-            _hash(sys.stdin.readline().strip(), settings.terms)
-            return 0
-    except ConfigError as error:
-        print(f"baton keys: {error}", file=sys.stderr)
-        return 2
+    if settings.check is not None:
+        return _check(settings.check)
+    if settings.hash:
+        _hash(sys.stdin.readline().strip(), settings.terms)
+        return 0
     key = make_key()
     print(f"key, for the client:       {key}")
     print(f"line, for the key file:    {key_line(hash_key(key), settings.terms)}")

@@ -60,19 +60,14 @@ class StatusSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the fleet; returns 1 if neither a router nor Redis could be asked."""
+    """Print the fleet. Raises ServiceError if neither a router nor Redis could be asked."""
     settings = settings_or_exit(
         StatusSettings,
         argv,
         prog="baton status",
         description="The workers of a fleet: role, state, load, KV blocks, transport.",
-        section="status",
     )
-    try:
-        fleet, has_load = _ask(settings)
-    except ServiceError as error:
-        print(f"baton status: {error}", file=sys.stderr)
-        return 1
+    fleet, has_load = _ask(settings)
     if settings.json:
         print(json.dumps(fleet, indent=2))
         return 0

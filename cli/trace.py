@@ -46,26 +46,21 @@ class TraceSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write a request's trace and print its table, or write what recorders hold. Returns 1 if
-    nothing could be read or written. Raises ConfigError."""
+    """Write a request's trace and print its table, or write what recorders hold. Raises
+    ConfigError, and ServiceError if nothing could be read or written."""
     flags, names = split_names(TraceSettings, argv)
     settings = settings_or_exit(
         TraceSettings,
         flags,
         prog="baton trace ID",
         description="Where one request's time went, also as a file for Perfetto.",
-        section="trace",
     )
     if len(names) != (settings.process is None):
         raise ConfigError("name one request by its x-baton-request-id, or a process by --process")
     fleet = _Fleet(settings)
-    try:
-        if settings.process is not None:
-            return _write_flight(settings, fleet)
-        return _write_trace(settings, fleet, names[0])
-    except ServiceError as error:
-        print(f"baton trace: {error}", file=sys.stderr)
-        return 1
+    if settings.process is not None:
+        return _write_flight(settings, fleet)
+    return _write_trace(settings, fleet, names[0])
 
 
 class _Fleet:

@@ -46,7 +46,6 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="baton up",
         description="Start a router, workers and, unless one is named, a Valkey on this host.",
-        section="up",
     )
     output = JsonOutput(sys.stdout) if settings.log_to == TO_STDOUT else None
     console = console_on(output)

@@ -29,7 +29,6 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="baton decode",
         description="A decode worker: takes over prefilled sequences and generates their tokens.",
-        section="decode",
     )
 
     def build(host: WorkerHost, surroundings: Surroundings) -> DecodeRole:

@@ -22,7 +22,6 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="baton prefill",
         description="A prefill worker: computes prompts and streams their KV blocks out.",
-        section="prefill",
     )
 
     def build(host: WorkerHost, surroundings: Surroundings) -> PrefillRole:

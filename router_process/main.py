@@ -63,7 +63,6 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="baton router",
         description="Serve the OpenAI-compatible API of a fleet of workers.",
-        section="router",
     )
     setup_logs(settings.log_level, settings.log_format, "router")
     warn_of_unknown_variables(RouterSettings)

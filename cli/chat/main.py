@@ -37,7 +37,6 @@ def main(argv: Sequence[str]) -> int:
         description="A conversation with a fleet. With a question, or with standard input from a "
         "pipe or file: one answer. Commands in a conversation: "
         + "; ".join(f"{name}: {what}" for name, what in COMMANDS.items()),
-        section="chat",
     )
     if not sys.stdin.isatty():
         question = _with_input(question, sys.stdin.read())

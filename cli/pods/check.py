@@ -51,7 +51,6 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="baton check",
         description="Send one chat to a fleet and report which workers served it.",
-        section="check",
     )
     deadline = time.monotonic() + settings.wait_s
     while True:

@@ -36,7 +36,6 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="baton fetch",
         description="Download a model's files into the cache (HF_HOME) that workers read.",
-        section="fetch",
     )
     stop = threading.Event()
     former = signal.signal(signal.SIGTERM, lambda *_: _stop(stop))

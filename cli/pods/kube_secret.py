@@ -55,7 +55,6 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="baton kube-secret",
         description="Create a Kubernetes Secret with a fleet's secrets, or what it lacks of them.",
-        section="kube-secret",
     )
     cluster = ApiServer.of_pod(Path(settings.account_dir), os.environ)
     made = complete_secret(cluster, settings.secret_name)

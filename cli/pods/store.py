@@ -32,7 +32,6 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="baton store",
         description="Run the Valkey that comes with Baton, for a fleet on several hosts or pods.",
-        section="store",
     )
     setup_logs("info", "text", "store")
     binary = find_binary()

@@ -73,12 +73,16 @@ def load_settings(  # noqa: PLR0913 - all but two are keywords that name the pro
     return cls(**values)
 
 
-def settings_or_exit(cls: type[S], argv: Sequence[str], **names: Any) -> S:
-    """`load_settings` for a `main`: a ConfigError gives one line on stderr and exit code 2."""
+def settings_or_exit(
+    cls: type[S], argv: Sequence[str], prog: str, description: str, section: str = ""
+) -> S:
+    """`load_settings` for a `main`: a ConfigError gives one line on stderr and exit code 2. The
+    `section` is that of the command in `prog`, as in "baton drain WORKER", unless it is given."""
+    section = section or prog.removeprefix("baton ").partition(" ")[0]
     try:
-        return load_settings(cls, argv, **names)
+        return load_settings(cls, argv, prog=prog, description=description, section=section)
     except ConfigError as error:
-        print(f"{names['prog']}: {one_line(error)}", file=sys.stderr)
+        print(f"{prog}: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -39,7 +39,6 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="baton preflight",
         description="Check this host, and move blocks to and from the other hosts of the run.",
-        section="preflight",
     )
     findings = check_host(settings)
     for each in findings:

@@ -11,8 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from cli.main import main as baton
-from cli.status import main
 from process.store.embedded_valkey import EmbeddedValkey
+
+
+def main(argv: list[str]) -> int:
+    return baton(["status", *argv])
+
 
 WORKER = {
     "worker_id": "decode-1",
