@@ -56,6 +56,10 @@ def _probe(path: str, summary: str, answer: Any, *errors: int, method: str = "ge
     return Operation(method, path, summary, "service", Door.OPEN, answer, errors=errors)
 
 
+def _viewed(path: str, summary: str, *errors: int) -> Operation:
+    return Operation("get", path, summary, "operators", Door.ADMIN, dict[str, Any], errors=errors)
+
+
 _GENERATION = (
     Operation(
         "post", "/v1/chat/completions", "The assistant's next message in a conversation",
@@ -128,38 +132,19 @@ _SERVICE = (
     _probe("/openapi.json", "This document", dict[str, Any]),
     _probe("/docs", "This document for people", "text/html"),
     Operation("get", "/metrics", "Prometheus metrics", "operators", Door.ADMIN, "text/plain"),
-    Operation(
-        "get", "/fleet", "The fleet: workers, pairs, pressure, totals, the last hour",
-        "operators", Door.ADMIN, dict[str, Any],
+    _viewed("/fleet", "The fleet: workers, pairs, pressure, totals, the last hour"),
+    _viewed("/doctor", "What is wrong with the fleet, the evidence, and what to change"),
+    _viewed("/doctor/observation", "What the last examination of the fleet looked at", 404),
+    _viewed("/cache", "What the prefix caches save, and what other sizes would save"),
+    _viewed("/requests", "Running and recent requests; query: order, outcome, limit, prefix", 400),
+    _viewed("/requests/{request_id}/trace", "Where one request's time went", 404),
+    _viewed(
+        "/requests/{request_id}/perfetto", "The spans of that trace as a file for Perfetto", 404
     ),
-    Operation(
-        "get", "/doctor", "What is wrong with the fleet, the evidence, and what to change",
-        "operators", Door.ADMIN, dict[str, Any],
-    ),
-    Operation(
-        "get", "/doctor/observation", "What the last examination of the fleet looked at",
-        "operators", Door.ADMIN, dict[str, Any], errors=(404,),
-    ),
-    Operation(
-        "get", "/cache", "What the prefix caches save, and what other sizes would save",
-        "operators", Door.ADMIN, dict[str, Any],
-    ),
-    Operation(
-        "get", "/requests", "Running and recent requests; query: order, outcome, limit, prefix",
-        "operators", Door.ADMIN, dict[str, Any], errors=(400,),
-    ),
-    Operation(
-        "get", "/requests/{request_id}/trace", "Where one request's time went",
-        "operators", Door.ADMIN, dict[str, Any], errors=(404,),
-    ),
-    Operation(
-        "get", "/requests/{request_id}/perfetto", "The spans of that trace as a file for Perfetto",
-        "operators", Door.ADMIN, dict[str, Any], errors=(404,),
-    ),
-    Operation(
-        "get", "/flight",
+    _viewed(
+        "/flight",
         "The last events of a process; query: process, request_id, since_us, until_us",
-        "operators", Door.ADMIN, dict[str, Any], errors=(400, 404, 503),
+        400, 404, 503,
     ),
     Operation(
         "get", "/v1/requests/{request_id}/receipt",
