@@ -45,7 +45,7 @@ class Diagnosis:
     async def check_facts(self) -> None:
         """Check the current facts; judgements stay. Call `examine` before."""
         assert self._seen is not None
-        self._seen = seen = self._observer.with_new_facts(self._seen)
+        self._seen = seen = self._report.stamped(self._seen)
         self._take(await asyncio.to_thread(self._doctor.check_facts, seen))
 
     def _take(self, examination: Examination) -> None:

@@ -100,10 +100,6 @@ class FleetObserver:
         )
         return self._report.stamped(seen)
 
-    def with_new_facts(self, seen: Observation) -> Observation:
-        """An earlier observation with the current facts."""
-        return self._report.stamped(seen)
-
     def _known(self) -> list[Worker]:
         return known_workers(self._fleet)
 
