@@ -40,9 +40,8 @@ from torch.nn.functional import cross_entropy
 from bench.engine.limits import bits_per_weight, step_needs
 from bench.engine.peer_process import PeerProcess, installed_peers, interpreters
 from bench.engine.workloads import EngineNeeds
-from bench.tools.gguf_formats import FORMATS, requantized
+from bench.tools.gguf_formats import FORMATS, folder_in_format
 from bench.tools.paths import DEMO_MODEL
-from checkpoint.gguf.folder import gguf_folder
 from checkpoint.model_source import resolve_model
 from engine.attention.base import Segment
 from engine.backend import Backend
@@ -185,14 +184,6 @@ def pick_device(kinds: list[Kind]) -> torch.device:
     return torch.device("cuda:0")
 
 
-def _made(model: str, name: str, place: Path) -> Path:
-    """The folder of a GGUF file in this format, with what is read from it, both below `place`.
-    Raises BatonError."""
-    if not model.endswith(".gguf"):
-        raise BatonError("--formats needs a GGUF file")
-    return gguf_folder(requantized(Path(model), name, place / f"{name}.gguf"), place)
-
-
 def _kernels() -> ctypes.CDLL:
     try:
         return load_library()
@@ -308,7 +299,7 @@ def main() -> int:
         folder = resolve_model(options.model)
         with tempfile.TemporaryDirectory() as place:
             formats = {kind.format for kind in kinds if kind.format}
-            made = {each: _made(options.model, each, Path(place)) for each in formats}
+            made = {each: folder_in_format(options.model, each, Path(place)) for each in formats}
             sums = compare(folder, kinds, text, options.tokens, made)
         windows = windows_of(folder, text, options.tokens)
         peers = read_by_peers(folder, {name: pythons[name] for name in names}, windows)

@@ -1,7 +1,7 @@
 """Tokens per second of Baton's engine and of its peers, on the same checkpoint in one run.
 
-    python -m bench.engine --model M1|M2|M4|FOLDER|FILE.gguf
-        [--peers llama.cpp,vllm,transformers,openvino] [--peer-python vllm=PYTHON]
+    python -m bench.engine --model M1|M2|M4|FOLDER|FILE.gguf [--format Q8_0]
+        [--peers llama.cpp,ik_llama.cpp,vllm,transformers,openvino] [--peer-python vllm=PYTHON]
         [--threads 2] [--repeat 3] [--only "decode 8"]
         [--sweep | --served] [--record FILE]
 
@@ -10,10 +10,12 @@ Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of 
 repeats, with their spread. Contestants take turns (ours, theirs, the machine's limits, ours, ...),
 so that drift of the machine's speed affects all alike; a ratio is the median of the turns' ratios.
 M1, M2 and M4 are made on first use (see bench.tools.checkpoints). If the checkpoint is a GGUF file,
-llama.cpp reads the same file. The program installs no packages: it names a missing peer and how to
-get it. Each peer runs in its own process (see bench.engine.peer_process). `--attention
-kernel,torch` compares our own backends. `--served` compares servers as their users run them, over
-HTTP: `baton up` with one decode worker, and `vllm serve` (see bench.engine.served).
+llama.cpp and ik_llama.cpp read the same file; `--format` makes one with quantized weights and gives
+it to all contestants. The program installs no packages: it names a missing peer and how to get it.
+Each peer runs in its own process (see bench.engine.peer_process). `--attention kernel,torch` or
+`--activations auto,int8` compare our own engines, each of them with each peer. `--served` compares
+servers as their users run them, over HTTP: `baton up` with one decode worker, and `vllm serve` (see
+bench.engine.served).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import random
 import signal
 import statistics
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +55,11 @@ from bench.engine.workloads import (
     longest,
 )
 from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
+from bench.tools.gguf_conversion import write_gguf
+from bench.tools.gguf_formats import FORMATS, folder_in_format
 from bench.tools.paths import DEMO_MODEL
 from bench.tools.records import add_record_option, keep_table
+from checkpoint.gguf.folder import gguf_folder
 from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.model_config import ModelConfig
@@ -81,12 +87,23 @@ def measure(
 
 
 def report(
-    figures: Figures, needs: StepNeeds, limits: MachineLimits | None, bookkeeping: Bookkeeping
+    figures: Figures,
+    needs: StepNeeds,
+    limits: MachineLimits | None,
+    bookkeeping: Bookkeeping,
+    num_ours: int = 1,
 ) -> Table:
-    """Medians with least and most; our ratio to each peer, as the median of the turns' ratios (a
-    slow turn slows down both); our share of the limit."""
-    first, *others = next(iter(figures.values()))
-    columns = [f"{name} tokens/s" for name in (first, *others)] + [f"over {n}" for n in others]
+    """Medians with least and most; ratios, as the median of the turns' ratios (a slow turn slows
+    down both); the first contestant's share of the limit.
+
+    The first `num_ours` contestants are our engines: each has a ratio to each peer, and where there
+    are no peers, the first one has a ratio to each of the others.
+    """
+    names = list(next(iter(figures.values())))
+    first, ours, peers = names[0], names[:num_ours], names[num_ours:]
+    pairs = list(itertools.product(ours, peers)) or [(first, other) for other in ours[1:]]
+    columns = [f"{name} tokens/s" for name in names]
+    columns += [f"over {b}" if a == first else f"{a} over {b}" for a, b in pairs]
     table = Table("work", *columns, "share of limit", "bookkeeping")
     for work, by_name in figures.items():
         medians = {name: statistics.median(values) for name, values in by_name.items()}
@@ -94,7 +111,7 @@ def report(
             f"{medians[name]:,.0f} ({min(values):,.0f}-{max(values):,.0f})"
             for name, values in by_name.items()
         ]
-        ratios = (_ratio(by_name[first], by_name[name]) for name in others)
+        ratios = (_ratio(by_name[a], by_name[b]) for a, b in pairs)
         cells += [f"{ratio:.2f}x" for ratio in ratios]
         cells.append("" if limits is None else _share(work, medians[first], needs, limits))
         kept = bookkeeping.get(work)
@@ -136,6 +153,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--model", default=default, help="M1, M2, M4, a checkpoint's folder, or a GGUF file"
     )
+    parser.add_argument("--format", choices=FORMATS, help="of the weights, in a file made for it")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (ours only)")
     parser.add_argument("--attention", default="auto", help="auto, kernel, torch, or several")
@@ -192,6 +210,7 @@ class Contest:
     runs: Mapping[str, Run]
     versions: list[str]
     bookkeeping: Bookkeeping
+    num_ours: int = 1
 
 
 def _engine_flags(options: argparse.Namespace) -> EngineKind:
@@ -209,7 +228,7 @@ def _in_process(
     folder, works = subject.folder, subject.works
     kinds = itertools.product(*(names.split(",") for names in _engine_flags(options)))
     ours = {
-        f"baton ({', '.join(kind)})": BatonRun(load_ours(folder, options, kind, works))
+        kind.label: BatonRun(load_ours(folder, options, kind, works))
         for kind in itertools.starmap(EngineKind, kinds)
     }
     runs: dict[str, Run] = {name: run.measure for name, run in ours.items()}
@@ -219,7 +238,7 @@ def _in_process(
         process = stack.enter_context(PeerProcess(name, python, needs))
         versions.append(process.version)
         runs[name] = PeerRun(process).measure
-    return Contest(runs, versions, next(iter(ours.values())).bookkeeping)
+    return Contest(runs, versions, next(iter(ours.values())).bookkeeping, len(ours))
 
 
 def _served(
@@ -247,15 +266,15 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
     peers = {name: pythons[name] for name in names}
     for line in missing:
         console.print(line, soft_wrap=True, markup=False)
-    is_made = options.model in SHAPES
-    folder = benchmark_checkpoint(options.model) if is_made else resolve_model(options.model)
-    config = load_model_config(folder)
-    dtype = config.dtype if options.dtype == "auto" else options.dtype
     works = chosen(SWEEP if options.sweep else WORKS, options.only)
-    subject = Subject(folder, config, dtype, works)
-    limits = MachineLimits() if (options.device, dtype) == ("cpu", "bfloat16") else None
     start = _served if options.served else _in_process
     with contextlib.ExitStack() as stack:
+        folder = _checkpoint(options, stack)
+        config = load_model_config(folder)
+        dtype = config.dtype if options.dtype == "auto" else options.dtype
+        subject = Subject(folder, config, dtype, works)
+        limits = MachineLimits() if (options.device, dtype) == ("cpu", "bfloat16") else None
+        bits = bits_per_weight(folder)
         contest = start(options, subject, peers, stack)
         figures = measure(subject.works, contest.runs, options.repeat, limits)
     console.print(
@@ -264,8 +283,8 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         f"{'; '.join(contest.versions)}",
         soft_wrap=True,
     )
-    needs = step_needs(config, bits_per_weight(folder))
-    table = report(figures, needs, limits, contest.bookkeeping)
+    needs = step_needs(config, bits)
+    table = report(figures, needs, limits, contest.bookkeeping, contest.num_ours)
     console.print(table)
     keep_table(options.record, _table_name(options), table)
     if limits is not None:
@@ -273,14 +292,30 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
             f"limits in this run: {limits.bytes_per_s / 1e9:.1f} GB/s by a prepacked "
             f"matrix-vector product ({limits.fastest_stream}), {limits.flops_per_s / 1e12:.2f} "
             f"TFLOP/s by a large product ({limits.fastest_product}); shares count weights in the "
-            f"checkpoint's bits ({bits_per_weight(folder):.2f} each)"
+            f"checkpoint's bits ({bits:.2f} each)"
         )
     if options.plot is not None:
         _plot(options, figures, needs, limits)
 
 
+def _checkpoint(options: argparse.Namespace, stack: contextlib.ExitStack) -> Path:
+    """The folder of the checkpoint. A file in `--format` is made once of M1, M2 or M4, and of any
+    other model for as long as `stack` is open. Raises BatonError."""
+    is_made = options.model in SHAPES
+    folder = benchmark_checkpoint(options.model) if is_made else resolve_model(options.model)
+    if options.format is None:
+        return folder
+    if is_made:
+        file = folder.with_name(f"{options.model}-{options.format}.gguf")
+        write_gguf(folder, file, options.format)
+        return gguf_folder(file)
+    place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    return folder_in_format(options.model, options.format, place)
+
+
 def _table_name(options: argparse.Namespace) -> str:
-    kind = " served" if options.served else " sweep" if options.sweep else ""
+    kind = "" if options.format is None else f" {options.format}"
+    kind += " served" if options.served else " sweep" if options.sweep else ""
     return f"engine {Path(options.model).name.removesuffix('.gguf')}{kind}"
 
 

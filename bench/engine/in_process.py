@@ -38,6 +38,17 @@ class EngineKind(NamedTuple):
     kv_order: str = "auto"
     block_size: str = "16"
 
+    @property
+    def label(self) -> str:
+        """The name in the table: the options that are not the default."""
+        defaults = EngineKind()
+        options = [
+            f"{name.replace('_', ' ')} {value}"
+            for name, value, default in zip(self._fields, self, defaults, strict=True)
+            if value != default
+        ]
+        return f"baton ({', '.join(options)})" if options else "baton"
+
 
 class BatonRun:
     """Our engine, fed directly: scheduler, runner and sampler, no network."""

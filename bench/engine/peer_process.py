@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from bench.engine.workloads import EngineNeeds
+from bench.tools.gguf_conversion import has_gguf, write_gguf
 from protocol.errors import BatonError
 
 PATIENCE_S = 1800.0
@@ -34,6 +35,7 @@ class PeerKind:
     module: str
     how: str
     environment: tuple[tuple[str, str], ...] = ()
+    reads_gguf: bool = False  # and nothing else
 
 
 PEERS = {
@@ -43,8 +45,18 @@ PEERS = {
     "llama.cpp": PeerKind(
         "run_llama_cpp.py",
         "llama_cpp",
-        'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install llama-cpp-python==0.3.36 gguf',
+        'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install llama-cpp-python==0.3.36',
         (("OMP_WAIT_POLICY", "active"),),
+        reads_gguf=True,
+    ),
+    "ik_llama.cpp": PeerKind(
+        "run_ik_llama_cpp.py",
+        "ik_llama_cpp",
+        'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary ik-llama-cpp-python '
+        "ik-llama-cpp-python==0.1.5 into an environment of its own, then "
+        "--peer-python ik_llama.cpp=THAT/bin/python",
+        (("OMP_WAIT_POLICY", "active"),),
+        reads_gguf=True,
     ),
     "vllm": PeerKind(
         "run_vllm.py",
@@ -97,6 +109,8 @@ class PeerProcess:
         kind = PEERS[name]
         self._name = name
         self._patience_s = patience_s
+        if kind.reads_gguf and not has_gguf(needs.folder):
+            write_gguf(needs.folder, needs.folder / "model.bf16.gguf")
         self._log = Path(f"{needs.folder}.{name}.log")
         environment = dict(os.environ) | dict(kind.environment)
         environment["OMP_NUM_THREADS"] = str(needs.threads)

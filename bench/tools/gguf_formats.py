@@ -12,10 +12,20 @@ import gguf
 import numpy as np
 from gguf.quants import dequantize, quantize
 
+from checkpoint.gguf.folder import gguf_folder
 from protocol.errors import BatonError
 
 FORMATS = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 """Formats that the package `gguf` writes."""
+
+
+def folder_in_format(model: str, name: str, place: Path) -> Path:
+    """The folder of a GGUF file that has the weights of the GGUF file `model` in the format `name`;
+    both are made below `place`. Raises BatonError."""
+    if not model.endswith(".gguf"):
+        raise BatonError("--format and --formats need a GGUF file")
+    target = place / f"{Path(model).stem}-{name}.gguf"
+    return gguf_folder(requantized(Path(model), name, target), place)
 
 
 def requantized(source: Path, name: str, target: Path) -> Path:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-import types
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -73,15 +68,6 @@ def test_the_fastest_product_is_the_limit(monkeypatch):
     assert (found.fastest_stream, found.fastest_product) == ("streams", "computes")
     assert found.bytes_per_s == 2 * 8 * 8  # of a layer in a second
     assert found.flops_per_s == 2 * 2048 * 8 * 8 / 2.0
-
-
-def test_peers_read_both_forms_of_the_rope(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llama_cpp", types.ModuleType("llama_cpp"))
-    monkeypatch.syspath_prepend(str(Path(limits.__file__).parents[1] / "peers"))
-    peer = importlib.import_module("run_llama_cpp")
-    assert peer.rope_theta({"rope_theta": 5e5}) == 5e5
-    assert peer.rope_theta({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}) == 1e6
-    assert peer.rope_theta({}) == 1e4
 
 
 def test_needs_count_every_matrix_once():
