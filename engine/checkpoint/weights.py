@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -118,6 +118,7 @@ def _load(
     tensors: StoredTensors, config: ModelConfig, target: _Target, progress: Progress | None
 ) -> Weights:
     device, dtype, shard = target.device, target.dtype, target.shard
+    config = _as_stored(tensors, config)
     expected = places_in(config, empty_weights(config, torch.device("meta"), dtype))
     if config.experts is not None and config.experts.are_paired:
         tensors = PairedExperts(tensors)
@@ -150,6 +151,30 @@ def _load(
             place.tensor.add_(place.offset)
     _put_blocks(weights, part, blocks)
     return weights
+
+
+def _as_stored(tensors: StoredTensors, config: ModelConfig) -> ModelConfig:
+    """The configuration, untied if the checkpoint has weights of the logits that are not the
+    embedding's, as in transformers. Those of another worker are not compared, but used."""
+    head = tensors.entries.get(LM_HEAD)
+    if not config.tie_word_embeddings or head is None or head.dtype not in PLAIN_DTYPES:
+        return config
+    if isinstance(tensors, FileTensors) and _are_equal(tensors, LM_HEAD, EMBED):
+        return config
+    logger.warning(
+        "%s: config.json ties the embedding to the logits; %r is stored and used for the logits",
+        tensors.where, LM_HEAD,
+    )  # fmt: skip
+    return replace(config, tie_word_embeddings=False)
+
+
+def _are_equal(tensors: FileTensors, *names: str) -> bool:
+    """Whether two tensors are stored alike. One that is missing equals all others."""
+    found = [tensors.entries[name] for name in names if name in tensors.entries]
+    if len({(each.dtype, each.shape) for each in found}) > 1:
+        return False
+    first, *others = (tensors.read(name) for name in names if name in tensors.entries)
+    return all(torch.equal(first, other) for other in others)
 
 
 def has_blocks(folder: Path, config: ModelConfig) -> bool:

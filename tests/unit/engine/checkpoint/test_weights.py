@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.weights import load_weights
@@ -83,12 +84,32 @@ def test_tied_embeddings_are_one_tensor(make_tiny):
     assert untied.lm_head.data_ptr() != untied.embed.data_ptr()
 
 
-def test_a_tied_checkpoint_may_still_store_its_head(make_tiny, caplog):
+def test_a_tied_checkpoint_may_store_its_embedding_twice(make_tiny, caplog):
     folder = make_tiny(tie_word_embeddings=True).folder
-    rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(97, 48)}))
+    rewrite(
+        folder,
+        lambda tensors: tensors.update(
+            {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+        ),
+    )
     weights = load(folder)
     assert weights.lm_head is weights.embed
     assert not caplog.records
+
+
+def test_a_head_that_differs_is_used_although_the_configuration_ties_it(
+    make_tiny, paged_model, text, caplog
+):
+    tiny = make_tiny(tie_word_embeddings=True)
+    head = torch.randn(97, 48)
+    rewrite(tiny.folder, lambda tensors: tensors.update({"lm_head.weight": head}))
+    tokens = text(12)
+    logits = paged_model(tiny.folder).in_chunks(tokens, 5, [1, 2, 3])
+    theirs = AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+    assert "'lm_head.weight' is stored and used for the logits" in caplog.text
 
 
 def test_shards_load_like_a_single_file(make_tiny, paged_model, text):
