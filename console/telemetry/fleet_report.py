@@ -8,6 +8,7 @@ or not anyone reads, so that verdicts and history do not depend on readers.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -261,14 +262,16 @@ class FleetReport:
     def _take_ended(self, traces: Sequence[RequestTrace], durations: Sequence[Durations]) -> None:
         slot, is_good = self._window.now(), self.targets.is_good
         tpot_target_ms = self._tpot_in_force
+        by_key: Counter[tuple[str, bool]] = Counter()
         for trace, phases in zip(traces, durations, strict=True):
             times = (phases["ttft_ms"], phases["tpot_ms"], phases["queue_ms"])
             is_good_now = is_good(trace, tpot_target_ms)
             slot.add(Ended(is_good_now, *times, trace.num_output_tokens))
             if is_good_now is not None:
-                self._watch.keys.add(trace.key, is_good_now)
+                by_key[trace.key, is_good_now] += 1
             if len(trace.attempts) != 1 or trace.attempts[0].failed is not None:
                 self._note_failures(trace)
+        self._watch.keys.add(by_key)
 
     def _note_failures(self, trace: RequestTrace) -> None:
         for attempt in trace.attempts:

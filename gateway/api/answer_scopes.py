@@ -3,14 +3,12 @@ found for its prompts."""
 
 from __future__ import annotations
 
-from msgspec.structs import replace
 from starlette.types import Scope
 
 from gateway.api.context import ApiContext
 from gateway.history.answers import AnswerScope, PromptText
 from gateway.http.request_scope import record_of
 from gateway.output.event_ids import StreamIdentity
-from http_kit.tenant import Tenant
 
 
 def scope_of(
@@ -21,12 +19,14 @@ def scope_of(
 ) -> AnswerScope:
     """The scope of a request that generates. A request that resumes a stream restores exactly those
     answers that the stream's first life restored."""
-    scope = _scope(identity.terms.tenant, cache_salt, is_conversation)
-    return replace(
-        scope,
+    tenant, is_resumed = identity.terms.tenant, bool(identity.restored)
+    return AnswerScope(
+        tenant.salt_with(cache_salt or ""),
+        tenant.cache_salt,
+        is_conversation,
         may_leave=may_be_kept,
-        restores=not identity.life or bool(identity.restored),
-        is_resumed=bool(identity.restored),
+        restores=not identity.life or is_resumed,
+        is_resumed=is_resumed,
     )
 
 
@@ -34,10 +34,7 @@ def counting_scope(
     scope: Scope, cache_salt: str | None = None, is_conversation: bool = True
 ) -> AnswerScope:
     """The scope of a request that only asks for its tokens."""
-    return _scope(record_of(scope).tenant, cache_salt, is_conversation)
-
-
-def _scope(tenant: Tenant, cache_salt: str | None, is_conversation: bool) -> AnswerScope:
+    tenant = record_of(scope).tenant
     return AnswerScope(tenant.salt_with(cache_salt or ""), tenant.cache_salt, is_conversation)
 
 

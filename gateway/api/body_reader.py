@@ -85,14 +85,14 @@ async def read_fields(
     in_turn: InTurn,
     refuse_unknown: bool = False,
 ) -> Fields:
-    """Reads and checks a request's body. Stores its digest, and the names of ignored fields, in the
-    request's record.
+    """Reads and checks a request's body. Stores in the record the names of ignored fields, and
+    the digest of a body that asks for a stream.
 
     A large body is checked by `in_turn`. Its fields count as memory of the request. Raises
     InvalidRequest, HTTPException 413 and 415, Overloaded if the router holds too much memory, and
     ClientGone if the client disconnects.
     """
-    record, owner = record_of(request.scope), owner_of(request.scope)
+    record = record_of(request.scope)
     if record.headers.get(b"content-type") != _JSON:
         _check_media_type(record)
     body = await _body(request, record, max_body_bytes)
@@ -101,8 +101,9 @@ async def read_fields(
         body = await _decoded(record, body, encoding.decode("latin-1"), max_body_bytes, in_turn)
 
     def check() -> Fields:
-        record.request_digest = request_digest(body, owner)
         fields, record.ignored = fields_of(schema, body, refuse_unknown)
+        if getattr(fields, "stream", False):
+            record.request_digest = request_digest(body, owner_of(request.scope))
         return fields
 
     if len(body) <= MAX_INLINE_BYTES:

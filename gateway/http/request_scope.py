@@ -69,7 +69,8 @@ class RequestRecord:
 
     - `headers`: the first header of each name.
     - `trace`: the client's trace, if it sent one.
-    - `request_digest`: `gateway.output.event_ids.request_digest`, once the body was read.
+    - `request_digest`: `gateway.output.event_ids.request_digest`, once the body was read; only of
+      a request for a stream.
     - `body_bytes`: the length of the body so far.
     - `held_bytes`: bytes taken from `budget` until the answer has ended, in the name of `share`.
     - `tenant`: the tenant of the request.

@@ -107,7 +107,7 @@ class Launcher:
             raise
         placement = decision.placement
         if source is None and generation.num_attempts == 1:
-            self._admit(generation, decision, running, now)
+            self._admit(generation, decision, running, view.others_share, now)
         attempt = self._attempt(generation, first_index, decision, apply(view, decision, now))
         generation.session = decision.session
         attempt.prefill = attempt.prefill or source
@@ -125,12 +125,12 @@ class Launcher:
         generation: Generation,
         decision: Decision,
         running: Iterable[Generation],
+        others_share: float,
         now: float,
     ) -> None:
         """Raises Overloaded if a first attempt would be late."""
         request, placement, loads = generation.request, decision.placement, decision.loads
         check_deadline(generation, placement, loads, running, now)
-        others_share = self._fleet.view().others_share
         check_targets(generation, placement, loads, running, self._urgent, others_share)
         computing = placement.prefill or placement.decode
         self._urgent.note(request.share, request.priority, computing.recompute_tokens)

@@ -67,7 +67,7 @@ class FleetView:
         """
         usable = [e for e in self._workers.values() if e.role is role and e.takes_requests]
         answering = [each for each in usable if each.liveness is Liveness.ANSWERS]
-        if answering or role is Role.DECODE:
+        if answering or not usable or role is Role.DECODE:
             return answering or usable
         return [each for each in usable if each.liveness is Liveness.SLOW]
 

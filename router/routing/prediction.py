@@ -66,8 +66,8 @@ def least_wait_ms(speed: WorkerSpeed, ahead_tokens: int) -> float:
     because its initial guess may be far too slow."""
     if ahead_tokens > speed.proven_tokens:
         return 0.0
-    alone = msgspec.structs.replace(speed, num_decodes=0, context_tokens=0)
-    return _steps_ms(alone, ahead_tokens, 0)
+    num_steps = -(-ahead_tokens // max(1, speed.chunk_max_tokens))
+    return (speed.per_token_us * ahead_tokens + num_steps * speed.fixed_us) / US_PER_MS
 
 
 def _steps_ms(speed: WorkerSpeed, tokens: int, attended: int) -> float:

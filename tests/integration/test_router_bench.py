@@ -17,7 +17,7 @@ from protocol.messages import Role
 from tests.effort import some
 from tests.integration.reference import DEMO_MODEL
 
-MOST_CALLS = 660
+MOST_CALLS = 640
 """Calls of Python functions for a plain request with one token of output, and a few per cent more.
 Lower these bounds when requests get cheaper."""
 MOST_CALLS_PER_TOKEN = 36

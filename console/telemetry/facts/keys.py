@@ -25,15 +25,16 @@ class KeyWindow:
         self._wall_us = wall_us
         self._slots: deque[tuple[int, Counter[str], Counter[str]]] = deque()
 
-    def add(self, key: str, is_good: bool) -> None:
-        """Count a request that has ended."""
+    def add(self, results: Counter[tuple[str, bool]]) -> None:
+        """Count requests that have just ended, by key and by whether they met the targets."""
         now_us = self._wall_us()
         if not self._slots or now_us >= self._slots[-1][0] + SLOT_US:
             self._slots.append((now_us, Counter(), Counter()))
             self._drop_old(now_us)
         _, ended, good = self._slots[-1]
-        ended[key] += 1
-        good[key] += is_good
+        for (key, is_good), number in results.items():
+            ended[key] += number
+            good[key] += number * is_good
 
     def minute(self) -> tuple[Counter[str], Counter[str]]:
         """Ended and good requests by key."""

@@ -31,7 +31,11 @@ class Holes:
 
     def pieces(self, struct: Any) -> Iterator[bytes]:
         """The whole document, whose fields may be holes of this object."""
-        parts = msgspec.json.encode(struct).split(_MARK)
+        document = msgspec.json.encode(struct)
+        if not self._fillings:  # the usual case
+            yield document
+            return
+        parts = document.split(_MARK)
         yield parts[0]
         for number, text in zip(parts[1::2], parts[2::2], strict=True):
             yield from self._fillings[int(number)]

@@ -90,7 +90,10 @@ class BlockHolders:
             stride = 1 if place < EXACT_BLOCKS else STRIDE
             end = EXACT_BLOCKS if place < EXACT_BLOCKS <= num_blocks else num_blocks
             ahead = hashes[place + stride - 1 : min(end, place + AHEAD * stride) : stride]
-            if ahead and reduce(and_, map(held, ahead, repeat(0)), workers) == workers:
+            masks = map(held, ahead, repeat(0))
+            if others is not None:
+                masks = map(or_, masks, map(others, ahead, repeat(0)))
+            if ahead and reduce(and_, masks, workers) == workers:
                 # The usual, quick case: these workers hold all blocks of the stride.
                 place += len(ahead) * stride
                 continue
