@@ -63,7 +63,8 @@ class PairedExperts:
 
     def _changed_entries(self, name: str, entry: TensorEntry) -> list[tuple[str, TensorEntry]]:
         """The entries that a stored tensor becomes. `expert_tensors` has taken both halves of a
-        matrix's rows, which are inputs here, for gate and up."""
+        matrix's rows, which are inputs here, for gate and up. Of an odd number of outputs, both
+        get one more than half, so that their shapes are wrong."""
         match = _EXPERT.fullmatch(name)
         if match is None:
             return [(name, entry)]
@@ -75,7 +76,7 @@ class PairedExperts:
             middle = (entry.begin + entry.end) // 2
             names = [f"{expert}{half}_proj.bias" for half in _HALVES]
             self._changed.update(names)
-            shape = (rows // 2,)
+            shape = (-(-rows // 2),)
             return [
                 (names[0], replace(entry, shape=shape, end=middle)),
                 (names[1], replace(entry, shape=shape, begin=middle)),
@@ -83,7 +84,7 @@ class PairedExperts:
         self._changed.add(name)
         if part == "down":
             return [(name, replace(entry, shape=(*columns, rows)))]
-        return [(name, replace(entry, shape=(columns[0] // 2, 2 * rows)))]
+        return [(name, replace(entry, shape=(-(-columns[0] // 2), 2 * rows)))]
 
     def _both(self, expert: str, kind: str) -> torch.Tensor:
         """Gate and up together as they are stored: weights [inputs, outputs of both], or biases."""

@@ -174,6 +174,42 @@ def test_published_files_of_qwen3_5_for_images_serve_text(make_tiny, paged_model
     torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
+@pytest.mark.parametrize("is_old", [True, False])
+def test_yarn_on_heads_that_are_rotated_in_part(make_tiny, paged_model, text, name, is_old):
+    """As users of long contexts write it, also by the old keys."""
+    architecture, options = HYBRIDS[name]
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    rope = options["rope_parameters"] | yarn
+    tiny = make_tiny(architecture, **options | {"rope_parameters": rope})
+    if is_old:
+        yarn["type"] = yarn.pop("rope_type")
+        old = {"rope_scaling": yarn, "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+        rewrite_config(tiny, rope_parameters=None, **old)
+    tokens = text(45)
+    logits = paged_model(tiny.folder).in_chunks(tokens, 8, TABLE)
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("family", "extra"),
+    [
+        ("qwen3-next", "mtp.layers.0.self_attn.q_proj.weight"),
+        ("qwen3.5 moe", "mtp.fc.weight"),
+        ("nemotron-h moe", "mtp.layers.1.mixer.experts.0.up_proj.weight"),
+    ],
+)
+def test_layers_that_predict_further_tokens_are_left_out(
+    make_tiny, paged_model, text, family, extra
+):
+    tiny, tokens = make(make_tiny, family), text(20)
+    rewrite_config(tiny, num_nextn_predict_layers=1)
+    file = tiny.folder / "model.safetensors"
+    save_file(load_file(file) | {extra: torch.ones(4, 4)}, file)
+    logits = paged_model(tiny.folder).in_chunks(tokens, 8, TABLE)
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+
+
 def test_layers_by_their_interval_and_names_by_model_type(make_tiny, paged_model, text):
     """As published configurations of Qwen3-Next say it: no list of layers, keys outside."""
     architecture, options = HYBRIDS["qwen3-next"]
