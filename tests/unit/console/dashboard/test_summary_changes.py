@@ -58,3 +58,8 @@ def test_only_what_changed_is_sent() -> None:
     versions.update(1, {"workers": [worker], "totals": {"goodput": 1.0}})
     versions.update(2, {"workers": [{**worker, "num_running": 2}], "totals": {"goodput": 1.0}})
     assert versions.since(1) == {"workers": [{"worker_id": "d1", "num_running": 2}]}
+
+
+def test_a_reader_keeps_lists_that_no_change_speaks_of() -> None:
+    known = {"workers": [{"worker_id": "w"}], "goodput": 0.5}
+    assert merged(known, {"goodput": 0.9}) == {**known, "goodput": 0.9}

@@ -10,7 +10,7 @@ import pytest
 from console.doctor.client_goodput import clients_of
 from console.doctor.doctor import examine
 from console.doctor.facts import Facts, KeyFacts
-from console.doctor.finding import Urgency
+from console.doctor.finding import Evidence, Finding, Urgency
 from console.doctor.headline import Headline, Sides, Tone, headline
 from console.doctor.observation import Observation
 from tests.unit.console.doctor.staged_facts import FLEET, HEALTHY, TROUBLE, seen, worker
@@ -94,6 +94,18 @@ def test_a_fleet_without_workers_or_requests_says_so() -> None:
     said = said_of(starting, unknown)
     assert (said.text, said.cause) == ("No decode worker is ready", "decode-1 is starting.")
     assert said_of(seen(keys=()), unknown).text == "No request in the last minute"
+
+
+@pytest.mark.parametrize(
+    ("urgency", "text"), [(Urgency.SOON, "No decode worker is ready"), (Urgency.URGENT, "found")]
+)
+def test_only_what_is_urgent_comes_before_workers_that_start(urgency: Urgency, text: str) -> None:
+    finding = Finding(
+        rule="any", title="found", text=("so",), evidence=Evidence(kind="any"), changes=(),
+        urgency=urgency,
+    )  # fmt: skip
+    facts = Facts(workers=(worker("decode-1", condition="starting"),))
+    assert headline([finding], facts, 0.9, ROOM).text == text
 
 
 def test_the_reason_of_each_missing_worker_is_told_with_its_time() -> None:
