@@ -189,13 +189,17 @@ class BlockManager:
         else:
             self._stored[digest] = None
 
-    def coldest(self, count: int) -> list[ColdBlock]:
-        """The cached blocks among the next `count` that `allocate` hands out, in this order.
-        Considers fewer blocks if many are protected."""
+    def coldest(
+        self, count: int, is_kept: Callable[[bytes], bool] = lambda digest: False
+    ) -> list[ColdBlock]:
+        """The cached blocks among the next `count` that `allocate` hands out, in this order,
+        without those whose hash `is_kept`. Considers fewer blocks if many are protected."""
         return [
             ColdBlock(block, digest, self._num_uses[block])
             for block in self.retention.next(self._free, count)
-            if (digest := self._hash_of[block]) is not None and block not in self._stays_here
+            if (digest := self._hash_of[block]) is not None
+            and not is_kept(digest)
+            and block not in self._stays_here
         ]
 
     def find(self, digest: bytes) -> ColdBlock | None:

@@ -234,7 +234,9 @@ class GroupBlocks(BlockManager):
         free, num_opened = self.free_after_pinning(list(blocks))
         return free + (self.pages.num_available - num_opened) * self.blocks_per_page
 
-    def coldest(self, count: int) -> list[ColdBlock]:
+    def coldest(
+        self, count: int, is_kept: Callable[[bytes], bool] = lambda digest: False
+    ) -> list[ColdBlock]:
         """See BlockManager. Leaves out blocks that were marked to be evicted first. Examines
         `count` blocks, or as many as there are pages if that is more."""
         idle = (block for page in self.pages.idle_pages(self) for block in self._blocks_of(page))
@@ -245,7 +247,7 @@ class GroupBlocks(BlockManager):
             and self._freed_at[block] != _COLD
             and block not in self._stays_here
         )
-        return list(islice(found, count))
+        return [each for each in islice(found, count) if not is_kept(each.digest)]
 
     def evict(self, page: int) -> None:
         """Forget the contents of a page that was idle."""

@@ -93,7 +93,9 @@ class Retention:
     def next(self, free: OrderedDict[int, None], count: int) -> list[int]:
         """At most `count` of the free blocks that `take` takes next, in this order. Examines twice
         as many; protected ones among them move to the end, as in `take`."""
-        first = list(islice(free, 2 * count if self._protected else count))
+        if not self._protected:
+            return list(islice(free, count))
+        first = list(islice(free, 2 * count))
         unprotected = [each for each in first if not self._is_protected(each)]
         if len(unprotected) >= count:
             return unprotected[:count]

@@ -79,14 +79,16 @@ class HostTier:
         would evict each other."""
         return max(1, self.index.num_slots // 2)
 
+    def has(self, name: bytes) -> bool:
+        """Whether a unit is in this tier, or being saved there."""
+        return name in self.index or name in self.saving
+
     def save(
         self, cold: Sequence[ColdUnit], is_unchanged: Callable[[ColdUnit], bool], now: float
     ) -> bool:
-        """Save units of the pool that are not in this tier yet, as many as may be queued at a time.
-        Returns whether that is all of them."""
-        new = [
-            each for each in cold if each.name not in self.index and each.name not in self.saving
-        ]
+        """Save units of the pool that this tier does not have yet, as many as may be queued at a
+        time. Returns whether that is all of them."""
+        new = [each for each in cold if not self.has(each.name)]
         room = max(0, MAX_SAVING - len(self.saving))
         for start in range(0, min(room, len(new)), UNITS_PER_JOB):
             self._save(new[start : start + UNITS_PER_JOB], is_unchanged, now)

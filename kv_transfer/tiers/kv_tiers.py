@@ -19,7 +19,8 @@ from kv_transfer.tiers.units import ColdUnit, Units
 from scheduling.block_pools import BlockPools
 
 MAX_WINDOW = 4096
-"""The most units of a tier that are kept ready for eviction. Examining one takes 0.1 us."""
+"""The most units of a tier that are kept ready for eviction. Examining one that is saved already
+takes 0.1 us."""
 SCAN_S = 0.25
 """The pool is examined this often while few blocks are allocated or released."""
 EXPIRE_S = 1.0
@@ -150,7 +151,7 @@ class KvTiers:
         is_due = num_changes - self._num_changes >= max(1, sum(self._windows) // 8)
         if self._is_behind or is_due or now >= self._scanned_at + SCAN_S:
             self._scanned_at, self._num_changes = now, num_changes
-            has_saved = self.host.save(self._coldest(), self._is_unchanged, now)
+            has_saved = self.host.save(self._unsaved(), self._is_unchanged, now)
             has_written = self.disk is None or self.disk.save_coldest(self._host_window, now)
             self._is_behind = not (has_saved and has_written)
         if now >= self._expired_at + EXPIRE_S:
@@ -180,14 +181,21 @@ class KvTiers:
     def _names(self, blocks: Iterable[tuple[int, bytes]]) -> list[bytes]:
         return [name for group, digest in blocks for name in self.units.names(group, digest)]
 
-    def _coldest(self) -> list[ColdUnit]:
+    def _unsaved(self) -> list[ColdUnit]:
+        """The units of the pool's coldest blocks that host memory does not have yet."""
         groups = enumerate(zip(self._pools.managers, self._windows, strict=True))
         return [
             unit
             for group, (manager, window) in groups
-            for block in manager.coldest(window)
+            for block in manager.coldest(window, self._is_saved_of(group))
             for unit in self.units.cold(group, block)
         ]
+
+    def _is_saved_of(self, group: int) -> Callable[[bytes], bool]:
+        """Whether host memory has, or is about to have, the block with a hash in this group."""
+        if group == 0 and self.units.per_block[0] == 1:  # the unit has the block's name
+            return self.host.has
+        return lambda digest: all(map(self.host.has, self.units.names(group, digest)))
 
     def _is_unchanged(self, cold: ColdUnit) -> bool:
         return self._pools.managers[cold.group].is_unchanged(cold.block)

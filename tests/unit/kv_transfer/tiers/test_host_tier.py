@@ -11,10 +11,10 @@ import pytest
 from kv_transfer.tiers.copies import HostCopies
 from kv_transfer.tiers.host_tier import MAX_SAVING, UNITS_PER_JOB, HostTier
 from kv_transfer.tiers.kv_tiers import KvTiers, WantedBlock
-from kv_transfer.tiers.units import Units
+from kv_transfer.tiers.units import ColdUnit, Units
 from kv_transfer.transports.interface import PoolMemory
 from protocol.retention import RetentionHint
-from scheduling.block_manager import BlockManager
+from scheduling.block_manager import BlockManager, ColdBlock
 from scheduling.block_pools import BlockPools
 from tests.unit.held_thread import HeldThread
 
@@ -104,6 +104,24 @@ def test_each_block_is_saved_once(pool: Pool) -> None:
         pool.blocks.pin(table)
         pool.blocks.release(table)
     assert pool.host.counts.num_stored == 3
+
+
+def test_saved_blocks_are_not_looked_at_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that steps would lose time to it whenever it looks for cold blocks."""
+    pool.fill(chain("a", 6))
+    pool.turn()
+    new = chain("b", 2)
+    pool.fill(new)
+    looked_at: list[bytes] = []
+    cold = pool.tiers.units.cold
+
+    def count(group: int, block: ColdBlock) -> list[ColdUnit]:
+        looked_at.append(block.digest)
+        return cold(group, block)
+
+    monkeypatch.setattr(pool.tiers.units, "cold", count)
+    pool.turn()
+    assert sorted(looked_at) == sorted(new)
 
 
 def test_a_block_that_is_allocated_while_it_is_copied_is_not_kept(pool: Pool) -> None:
