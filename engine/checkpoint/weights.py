@@ -1,11 +1,12 @@
 """Loading a checkpoint's weights onto a device, tensor by tensor.
 
-Names and shapes are checked from the files' headers before a weight is read. Files are
-memory-mapped and copied straight into place (to a card through two small buffers), so memory never
-holds a second copy of more than one tensor. On a CPU the embedding stays a mapping of its file
-where the dtype allows, so only the rows that are looked up take memory. Do not overwrite the file
-in place while the model runs; replace it instead. Another worker's tensors are loaded in the same
-way, one after the other.
+Names and shapes are checked from the files' headers before a weight is read; only weights of the
+logits that a tied checkpoint stores are compared with the embedding first. Files are memory-mapped
+and copied straight into place (to a card through two small buffers), so memory never holds a second
+copy of more than one tensor. On a CPU the embedding stays a mapping of its file where the dtype
+allows, so only the rows that are looked up take memory. Do not overwrite the file in place while
+the model runs; replace it instead. Another worker's tensors are loaded in the same way, one after
+the other.
 """
 
 from __future__ import annotations
