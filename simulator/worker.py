@@ -117,7 +117,9 @@ class SimulatedWorker:
             self._is_busy = True
             self._step_ends = self._queue.now
             self._queue.step_end(self._queue.now, self.number, self._turn)
-        elif self._run is not None:
+            return
+        self._has_woken = True
+        if self._run is not None:
             self._cut(self._run)
 
     def generate(self, request: Request) -> None:
@@ -240,6 +242,9 @@ class SimulatedWorker:
         if batch.chunks or batch.preempted or self._has_changed:
             self._has_changed = False
             self._listener.on_change(self)
+        has_joined, self._has_woken = self._has_woken, False
+        if has_joined and not self._is_busy:  # a request that lacked no block
+            self._wake()
 
     def _begin(self, batch: Batch) -> None:
         """Grant blocks to the sources of admitted sequences, and tell sinks of begun prompts."""
@@ -344,7 +349,6 @@ class SimulatedWorker:
 
     def _cut(self, run: DecodeRun) -> None:
         """End the leap with the step under way, because something has happened."""
-        self._has_woken = True
         num_planned = run.num_over(self._queue.now) - run.num_done
         if num_planned < run.num_planned:
             run.num_planned = num_planned

@@ -14,6 +14,7 @@ from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
 from router.routing.placement import Targets
 from simulator.delays import DelayDraws, Delays, MeasuredDelays
+from simulator.policies.names import RULES
 from simulator.report.summary import Targets as GoodTargets
 from simulator.report.summary import summarize
 from simulator.traces.sessions import BlockRuns, Session, Turn
@@ -47,6 +48,17 @@ def test_an_output_of_one_token_moves_no_blocks_for_nothing() -> None:
     (request,) = outcome.requests
     assert request.end >= request.first_token
     assert [each.scheduler.blocks.num_pinned for each in outcome.workers] == [0, 0, 0]
+
+
+def test_a_request_that_lacks_no_block_of_its_prompt_goes_on_at_once() -> None:
+    """Its decode worker has nothing else to compute, and nobody sends it anything more."""
+    fleet = small_fleet(prefill=1, decode=1, policy=RULES["always-split"]())
+    runs = ((1000, 5),)
+    outcome = served(fleet, single(0.0, 20, 11, runs), single(0.5, 20, 6, runs))
+    second = outcome.requests[1]
+    assert second.prefill is not None
+    assert second.sent_blocks == 0
+    assert second.end > second.first_token
 
 
 def test_a_shared_prefix_is_found_in_the_cache() -> None:
