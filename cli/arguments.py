@@ -17,8 +17,8 @@ def split_names(cls: type, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     A flag of a list takes one value, with commas; the next argument is a name. A switch takes its
     value by `=` only. Unknown flags are left to `load_settings`, which refuses them.
     """
-    takes_value = {spec.flag_name for spec in specs_of(cls).values() if spec.base is not bool}
-    takes_value.add("--config")
+    valued = [spec for spec in specs_of(cls).values() if spec.base is not bool]
+    takes_value = {"--config", *(name for spec in valued for name in spec.flag_names)}
     flags: list[str] = []
     names: list[str] = []
     rest = list(argv)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from cli.http_json import RouterAccess, get_json
+from cli.http_json import RouterAccess, get_json, router_root
 from cli.output.terminal_text import plain_console, shown_json
 from cli.status import StatusSettings
 from console.doctor.doctor import Doctor
@@ -115,7 +115,7 @@ def _save(settings: DoctorSettings, path: str) -> None:
 
 def _get(settings: DoctorSettings, path: str) -> Any:
     access = RouterAccess(settings.admin_key, settings.cert_file)
-    return get_json(f"{settings.router_url.rstrip('/')}{path}", settings.timeout_s, access)
+    return get_json(f"{router_root(settings.router_url)}{path}", settings.timeout_s, access)
 
 
 def _print(console: Console, diagnosis: Mapping[str, Any]) -> None:

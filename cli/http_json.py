@@ -56,6 +56,11 @@ class RouterAccess:
 OPEN_ACCESS = RouterAccess()
 
 
+def router_root(url: str) -> str:
+    """A router's address without the `/v1` that OpenAI's clients need at its end."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 def get_json(url: str, timeout_s: float = 5.0, access: RouterAccess = OPEN_ACCESS) -> Any:
     """The JSON answer to a GET. Raises ServiceError, or RouterUnreachable without an answer."""
     return _json(_request(url), timeout_s, access)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.http_json import RouterAccess, RouterUnreachable, get_json
+from cli.http_json import RouterAccess, RouterUnreachable, get_json, router_root
 from cli.output.tables import complaint, print_workers
 from cli.output.terminal_text import plain_console, shown_json
 from console.telemetry.facts.facts_json import lost_log
@@ -103,7 +103,7 @@ def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:
     registered workers are known. Raises ServiceError."""
     try:
         access = RouterAccess(settings.admin_key, settings.cert_file)
-        url = f"{settings.router_url.rstrip('/')}/fleet"
+        url = f"{router_root(settings.router_url)}/fleet"
         return _fleet_of(url, get_json(url, settings.timeout_s, access)), True
     except RouterUnreachable as error:
         if settings.redis_url is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.arguments import split_names
-from cli.http_json import RouterAccess, get_json
+from cli.http_json import RouterAccess, get_json, router_root
 from cli.output.tables import print_table
 from cli.output.terminal_text import plain_console
 from cli.output.time_table import time_table
@@ -67,7 +67,7 @@ class _Fleet:
     """Requests and flight recorders, read from a router."""
 
     def __init__(self, settings: TraceSettings) -> None:
-        self._url = settings.router_url.rstrip("/")
+        self._url = router_root(settings.router_url)
         self._timeout_s = settings.timeout_s
         self._access = RouterAccess(settings.admin_key, settings.cert_file)
 

@@ -15,7 +15,7 @@ from cli.chat.answer_stream import AnswerStream, Endpoint, served_model
 from cli.chat.conversation import COMMANDS, Conversation, parse_command
 from cli.chat.settings import ChatSettings, split_question
 from cli.chat.turn import show_answer
-from cli.http_json import RouterAccess
+from cli.http_json import RouterAccess, router_root
 from cli.output.terminal_text import plain_console, shown
 from process.settings import settings_or_exit
 from protocol.addresses import shown_address
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _endpoint(settings: ChatSettings) -> Endpoint:
-    url = settings.url.rstrip("/").removesuffix("/v1")
+    url = router_root(settings.router_url)
     access = RouterAccess(settings.api_key, settings.cert_file)
     wanted: dict[str, Any] = {
         "temperature": settings.temperature,

@@ -15,7 +15,7 @@ from protocol.errors import ConfigError
 class ChatSettings:
     """Settings of `baton chat`."""
 
-    url: str = setting_of(StatusSettings, "router_url", env="BATON_ROUTER_URL")
+    router_url: str = setting_of(StatusSettings, "router_url", also="--url")
     model: str | None = setting(
         None, help="name of the model; none: the one that is served", env="BATON_CHAT_MODEL"
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.http_json import RouterAccess, get_json, post_json
+from cli.http_json import RouterAccess, get_json, post_json, router_root
 from cli.status import StatusSettings
 from process.settings import setting, setting_of, settings_or_exit
 from protocol.errors import ServiceError
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _chat(settings: CheckSettings) -> str:
     """One line about the chat that was served. Raises ServiceError."""
-    url = settings.router_url.rstrip("/")
+    url = router_root(settings.router_url)
     key = settings.api_key.split(",")[0].strip() if settings.api_key else None
     access = RouterAccess(key, settings.cert_file)
     models = get_json(f"{url}/v1/models", settings.timeout_s, access)["data"]

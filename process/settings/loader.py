@@ -189,7 +189,9 @@ def _add_flag(parser: argparse.ArgumentParser, spec: SettingSpec) -> None:
         options["metavar"] = metavar.upper().replace(" ", "_").replace("%", "%%")
         if spec.base is tuple:
             options |= {"nargs": "+", "metavar": "TEXT"}
-        parser.add_argument(spec.flag_name, **options)
+        for name in spec.flag_names:
+            parser.add_argument(name, **options)
+            options["help"] = argparse.SUPPRESS
         return
     parser.add_argument(spec.flag_name, nargs="?", const="true", metavar="BOOL", **options)
     negative = "--no-" + spec.flag_name.removeprefix("--")

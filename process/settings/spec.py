@@ -40,6 +40,7 @@ class SettingDetails:
     flag: bool = True
     secret: bool = False
     free_text: bool = False
+    also: str = ""
 
 
 def setting(default: Any = dataclasses.MISSING, *, help: str, **details: Any) -> Any:
@@ -48,7 +49,8 @@ def setting(default: Any = dataclasses.MISSING, *, help: str, **details: Any) ->
     `details`: `unit` ("ms"), `choices`, `minimum`, `maximum` (both inclusive), `pattern` (a
     regular expression for the whole text), `env` (a name other than BATON_<FIELD>), `flag=False`
     (no flag: only environment and file), `secret=True` (kept out of argument lists and repr),
-    `free_text=True` (may hold line breaks and begin or end with a space).
+    `free_text=True` (may hold line breaks and begin or end with a space), `also` (another flag with
+    this meaning, `--url`, which help leaves out).
     """
     return _field(default, SettingDetails(help=help, **details))
 
@@ -99,6 +101,11 @@ class SettingSpec:
     def flag_name(self) -> str:
         """The long flag, as `--block-size`."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def flag_names(self) -> tuple[str, ...]:
+        """`flag_name`, and the other flag if there is one."""
+        return (self.flag_name, self.details.also) if self.details.also else (self.flag_name,)
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ class SimulationSettings:
         unit="GPUs",
         minimum=1,
         maximum=64,
+        also="--tensor-parallel",
     )
     weight_bits: float = setting(16, help="bits of a weight", minimum=1, maximum=32)
     kv_bits: float = setting(16, help="bits of a value in the KV cache", minimum=1, maximum=32)
@@ -42,10 +43,18 @@ class SimulationSettings:
         choices=("auto", ALL_TOKENS, WINDOW),
     )
     ttft_ms: int = setting(
-        2000, help="target: time to the first token of a good request", unit="ms", minimum=1
+        2000,
+        help="target: time to the first token of a good request",
+        unit="ms",
+        minimum=1,
+        also="--ttft-target-ms",
     )
     tpot_ms: int = setting(
-        50, help="target: time of each later token of a good request", unit="ms", minimum=1
+        50,
+        help="target: time of each later token of a good request",
+        unit="ms",
+        minimum=1,
+        also="--tpot-target-ms",
     )
     name_targets: bool = setting(
         True,

@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 
 from cli.arguments import split_names
+from cli.chat.settings import ChatSettings
 from cli.drain import DrainSettings
 
 VALUES = {"--redis-url": "redis://h:1", "--wait-s": "-3"}
@@ -28,3 +29,8 @@ def test_what_follows_two_dashes_is_a_name() -> None:
         ["--config", "f", "--typo"],
         ["-"],
     )
+
+
+def test_another_name_of_a_flag_takes_its_value_too() -> None:
+    for name in ("--router-url", "--url"):
+        assert split_names(ChatSettings, ["a", name, "http://h:1"]) == ([name, "http://h:1"], ["a"])

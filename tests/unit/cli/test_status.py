@@ -93,7 +93,7 @@ def test_tiers_have_a_column_where_a_worker_has_some(
 def test_a_table_with_load(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:
     away = WORKER | {"condition": USABLE | {"state": "not connected"}}
     router.body = json.dumps({"workers": [away]}).encode()
-    assert main([f"--router-url={router.url}/"]) == 0
+    assert main([f"--router-url={router.url}/v1"]) == 0  # as `baton up` prints it
     heading, row = capsys.readouterr().out.splitlines()
     assert "QUEUED TOKENS" in heading
     cells = [

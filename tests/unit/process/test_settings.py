@@ -35,7 +35,7 @@ class Paint:
     """One field of every type that a setting may have."""
 
     model: str = setting(help="the model")
-    size: int = setting(16, help="the size", unit="tokens", minimum=1, maximum=64)
+    size: int = setting(16, help="the size", unit="tokens", minimum=1, maximum=64, also="--length")
     speed: float = setting(1.5, help="the speed", unit="ms", minimum=0.5)
     limit: int | None = setting(None, help="the limit", minimum=0)
     name: str | None = setting("me", help="the name", pattern=r"[a-z]+")
@@ -173,6 +173,8 @@ def test_a_flag_names_the_file_before_the_environment_does(write, tmp_path: Path
         (["--layers="], "layers", ()),
         (["--layers", "a", "b,c"], "layers", ("a", "b", "c")),
         (["--size=3", "--size=4"], "size", 4),
+        (["--length=3"], "size", 3),
+        (["--size=3", "--length", "4"], "size", 4),
     ],
 )
 def test_text_becomes_a_value(flags: list[str], field: str, expected: object) -> None:
@@ -353,6 +355,7 @@ def test_help_shows_unit_default_environment_and_choices(
         "password: the password",
     ):
         assert words in text
+    assert "--length" not in text
 
 
 def test_a_main_prints_one_line_and_exits_with_2(

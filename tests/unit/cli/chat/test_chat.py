@@ -46,7 +46,10 @@ def no_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_input")
 def test_a_question_is_answered_once(server, capsys):
-    assert main(["What is it?", "--url", server.url, "--system=Be brief.", "--api-key", "k"]) == 0
+    assert (
+        main(["What is it?", "--url", f"{server.url}/v1/", "--system=Be brief.", "--api-key", "k"])
+        == 0
+    )
     assert capsys.readouterr().out == "Hello there.\n"
     (asked,) = server.asked
     assert asked["messages"] == [
@@ -64,7 +67,10 @@ def test_standard_input_is_the_question_or_goes_with_it(server, capsys, monkeypa
         (["Sum up:"], "Sum up:\n\na file\nof lines"),
     ):
         monkeypatch.setattr(sys, "stdin", io.StringIO("a file\nof lines\n"))
-        assert main([f"--url={server.url}", "--temperature=0", "--max-tokens=9", *arguments]) == 0
+        assert (
+            main([f"--router-url={server.url}", "--temperature=0", "--max-tokens=9", *arguments])
+            == 0
+        )
         assert server.asked[-1]["messages"] == [{"role": "user", "content": expected}]
         assert server.asked[-1]["temperature"] == 0.0
         assert server.asked[-1]["max_completion_tokens"] == 9
@@ -83,7 +89,7 @@ def test_standard_input_is_the_question_or_goes_with_it(server, capsys, monkeypa
 )
 def test_what_is_wrong_is_one_line(server, capsys, arguments, status, message):
     try:
-        found = baton(["chat", f"--url={server.url}", *arguments])
+        found = baton(["chat", f"--router-url={server.url}", *arguments])
     except SystemExit as error:
         found = error.code
     assert found == status
@@ -93,10 +99,10 @@ def test_what_is_wrong_is_one_line(server, capsys, arguments, status, message):
 
 @pytest.mark.usefixtures("no_input")
 def test_no_router_and_a_refusal_are_one_line(server, capsys):
-    assert baton(["chat", "--url=http://127.0.0.1:9", "hello"]) == 1
+    assert baton(["chat", "--router-url=http://127.0.0.1:9", "hello"]) == 1
     assert "no router answers at http://127.0.0.1:9" in capsys.readouterr().err
     server.refusal = "the prompt is too long"
-    assert baton(["chat", f"--url={server.url}", "hello"]) == 1
+    assert baton(["chat", f"--router-url={server.url}", "hello"]) == 1
     assert capsys.readouterr().err == "baton chat: the prompt is too long\n"
 
 
@@ -104,7 +110,7 @@ def test_no_router_and_a_refusal_are_one_line(server, capsys):
 def test_an_answer_that_breaks_off_is_an_error(server):
     server.answers = [["Hel", None]]
     with pytest.raises(ServiceError, match=r"cut off|without \[DONE\]"):
-        main([f"--url={server.url}", "--timeout-s=2", "hello"])
+        main([f"--router-url={server.url}", "--timeout-s=2", "hello"])
 
 
 @pytest.mark.usefixtures("no_input")
@@ -119,7 +125,7 @@ def test_nothing_of_a_server_steers_the_terminal(server, capsys, part):
         server.answers = [[hostile]]
     else:
         server.placement = {"prefill": hostile, "decode": hostile, "reason": hostile}
-    status = baton(["chat", f"--url={server.url}", "hello"])
+    status = baton(["chat", f"--router-url={server.url}", "hello"])
     told = capsys.readouterr()
     assert status == (1 if part in ("refusal", "error") else 0)
     told_of = told.err if status else told.out
@@ -140,7 +146,7 @@ def test_nothing_of_a_server_steers_the_terminal(server, capsys, part):
 
 
 def terminal(server: ChatServer, *arguments: str) -> Terminal:
-    return Terminal("cli.main", "chat", f"--url={server.url}", *arguments)
+    return Terminal("cli.main", "chat", f"--router-url={server.url}", *arguments)
 
 
 def say(screen: Terminal, line: str) -> None:
