@@ -383,11 +383,11 @@ class BoundedProtocol(RequestReader):
 
     def _on_stall_timeout(self) -> None:
         if self.transport.get_write_buffer_size() > 0:
-            self._abort("answer not read in time")
+            self.abort("answer not read in time")
         elif self._is_ending:
             self.transport.close()
 
-    def _abort(self, reason: str) -> None:
+    def abort(self, reason: str) -> None:
         """Count and log the reason, and end the connection."""
         self._cut.labels(reason).inc()
         log.info("cut the connection of %s: %s", self._ends["client"], reason)

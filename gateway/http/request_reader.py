@@ -66,7 +66,7 @@ class RequestReader(asyncio.Protocol):
         """Answer a malformed or oversized request; nothing more is parsed."""
         raise NotImplementedError
 
-    def _abort(self, reason: str) -> None:
+    def abort(self, reason: str) -> None:
         """Count and log why, and end the connection."""
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ class RequestReader(asyncio.Protocol):
             if self._head_bytes > self._limits.max_head_bytes:
                 self._refuse(self._limits.head_too_large())
         elif self._message_bytes > self._limits.max_message_bytes:
-            self._abort("message too large")
+            self.abort("message too large")
         elif (
             was_in_body
             and self._bytes_after_body >= num_bytes  # all of these bytes came after content
@@ -284,4 +284,4 @@ class RequestReader(asyncio.Protocol):
         elif self._in_head:
             self._refuse(HEAD_TOO_SLOW)
         else:
-            self._abort(HEAD_TOO_SLOW.reason)
+            self.abort(HEAD_TOO_SLOW.reason)

@@ -15,18 +15,22 @@ import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.http.certificates import CertificateReloader, TlsFiles
-from gateway.http.connection import BoundedProtocols
+from gateway.http.connection import BoundedProtocol, BoundedProtocols
 from gateway.http.exchange import CLOSE_HEADER
 from process.sockets.host_names import unbracketed
 from protocol.errors import ConfigError
 
 BACKLOG = 2048
 ABORT_WAIT_S = 2.0
+"""How long requests may take to end once the grace period is over, and clients to read that."""
+CANCEL_WAIT_S = 1.0
+"""How long requests whose connections were aborted may take to end before they are cancelled."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -68,7 +72,8 @@ class HttpServer(uvicorn.Server):
     """Serves until told to stop, then gives streams `grace_s` to finish.
 
     `on_started` is called when requests are accepted, `on_grace_over` when the remaining requests
-    must end now; requests that do not end are cancelled soon after.
+    must end now. Connections that remain soon after are aborted: their clients do not read, or have
+    not sent a whole request. Requests that do not end then are cancelled.
     """
 
     def __init__(
@@ -92,7 +97,7 @@ class HttpServer(uvicorn.Server):
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=math.ceil(grace_s + ABORT_WAIT_S),
+            timeout_graceful_shutdown=math.ceil(grace_s + ABORT_WAIT_S + CANCEL_WAIT_S),
             server_header=False,
             proxy_headers=False,
         )
@@ -110,7 +115,8 @@ class HttpServer(uvicorn.Server):
         self._on_grace_over = on_grace_over
 
     async def serve_until(self, stop: asyncio.Event, listener: socket.socket) -> None:
-        """Serve on `listener` until `stop` is set; returns when no request is left."""
+        """Serve on `listener` until `stop` is set; returns when no connection and no request is
+        left."""
         watching = asyncio.create_task(self._watch(stop))
         try:
             await self.serve(sockets=[listener])
@@ -154,3 +160,6 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
         await asyncio.sleep(self._grace_s)
         self._on_grace_over()
+        await asyncio.sleep(ABORT_WAIT_S)
+        for connection in list(self.server_state.connections):
+            cast(BoundedProtocol, connection).abort("server stopped")
