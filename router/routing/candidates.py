@@ -27,15 +27,15 @@ def prefill_candidates(
     matches: Mapping[str, PrefixMatch],
 ) -> tuple[Candidate, ...]:
     """The prefill workers that may compute the prompt; the output runs elsewhere."""
-    num_blocks = costs.num_blocks
+    num_blocks, num_tokens, exclude = costs.num_blocks, query.num_tokens, query.exclude
     return tuple(
         [
             costs.prefill(each)
             for each in prefill
-            if query.num_tokens <= each.max_context
+            if num_tokens <= each.max_context
             and num_blocks <= each.blocks_total
-            and _has_room(num_blocks, each, matches)
-            and each.worker_id not in query.exclude
+            and (not each.blocks_stuck or _has_room(num_blocks, each, matches))
+            and each.worker_id not in exclude
         ]
     )
 

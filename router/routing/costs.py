@@ -8,9 +8,11 @@ later prompts, and requests that decode there wait.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from router.routing.caches.cache_index import NO_MATCH, PrefixMatch
+from router.routing.pace import Pace
 from router.routing.pairs import Pairs
 from router.routing.placement import Candidate, PlacementQuery, WorkerLoad
 from router.routing.prediction import US_PER_MS
@@ -48,16 +50,15 @@ class Costs:
         self, query: PlacementQuery, matches: Mapping[str, PrefixMatch], pairs: Pairs
     ) -> None:
         self._query = query
-        self._block_size = query.block_size
-        self._num_tokens = query.num_tokens
         self._matches = matches
         self._pairs = pairs
+        self._block_size, self._num_tokens = query.block_size, query.num_tokens
         self.num_blocks = blocks_of(query)
         self._room_blocks = self.num_blocks + pairs.room_in_windows(self.num_blocks)
-        self._more_tokens = max(1, query.output_tokens - 1)
         self._in_windows = pairs.in_windows(self.num_blocks)
         self._most_blocks = (query.num_tokens - 1) // query.block_size
         """The last token is always computed, because its logits are needed."""
+        self._most_elsewhere = 0 if query.elsewhere is None else query.elsewhere.most
         self._decoding: dict[str, _Decoding] = {}
 
     def missing(self, held_blocks: int) -> int:
@@ -67,13 +68,11 @@ class Costs:
 
     def prefill(self, load: WorkerLoad) -> Candidate:
         """A prefill worker that computes the prompt."""
-        wait_ms = load.pace.wait_ms
+        pace = load.pace
         match = self._matches.get(load.worker_id, NO_MATCH)
-        missing, recompute = self._needs(match)
-        fetched, fetch_ms = self._bring(load, match, recompute)
-        compute_ms, work_ms = self._compute(load, recompute - fetched)
+        missing, recompute, fetched, fetch_ms, compute_ms, work_ms = self._prompt(load, match)
         shortage = self._shortage(load, match)
-        room_ms = shortage * load.pace.per_token_us / US_PER_MS
+        wait_ms, room_ms = pace.wait_ms, shortage * pace.per_token_us / US_PER_MS
         ttft_ms = wait_ms + fetch_ms + compute_ms + room_ms
         delay_ms = PREFILL_WEIGHT * work_ms
         return Candidate(
@@ -83,21 +82,19 @@ class Costs:
 
     def local(self, load: WorkerLoad, alone: bool) -> Candidate:
         """A decode worker that computes the prompt itself. `alone`: no prefill worker could."""
-        wait_ms = load.pace.wait_ms
         match = self._matches.get(load.worker_id, NO_MATCH)
-        missing, recompute = self._needs(match)
-        fetched, fetch_ms = self._bring(load, match, recompute)
-        compute_ms, work_ms = self._compute(load, recompute - fetched)
+        missing, recompute, fetched, fetch_ms, compute_ms, work_ms = self._prompt(load, match)
         decoding = self._decode(load, match)
-        ttft_ms = wait_ms + fetch_ms + compute_ms + decoding.room_ms
+        wait_ms, room_ms, output_ms = load.pace.wait_ms, decoding.room_ms, decoding.output_ms
+        ttft_ms = wait_ms + fetch_ms + compute_ms + room_ms
         weight = PREFILL_WEIGHT
         if not alone and self._query.local_threshold_tokens is None:
             weight = DECODE_WEIGHT + DELAY_WEIGHT * load.num_requests
         delay_ms = decoding.delay_ms + weight * work_ms
         return Candidate(
-            load.worker_id, ttft_ms + decoding.output_ms + delay_ms, missing, recompute, fetched,
-            decoding.shortage, ttft_ms, wait_ms, fetch_ms, compute_ms, decoding.room_ms, 0.0,
-            decoding.output_ms, decoding.tpot_ms, delay_ms,
+            load.worker_id, ttft_ms + output_ms + delay_ms, missing, recompute, fetched,
+            decoding.shortage, ttft_ms, wait_ms, fetch_ms, compute_ms, room_ms, 0.0,
+            output_ms, decoding.tpot_ms, delay_ms,
         )  # fmt: skip
 
     def remote(self, load: WorkerLoad, begins_ms: float) -> Candidate:
@@ -107,7 +104,7 @@ class Costs:
         match = self._matches.get(load.worker_id, NO_MATCH)
         missing, recompute = self._needs(match)
         decoding = self._decoding.get(load.worker_id) or self._decode(load, match)
-        wait_ms, tpot_ms = pace.wait_ms, decoding.tpot_ms
+        wait_ms, room_ms, tpot_ms = pace.wait_ms, decoding.room_ms, decoding.tpot_ms
         step_ms = tpot_ms
         if wait_ms:  # steps with prompts of others while this output runs
             wait_ms = min(wait_ms, query.output_tokens * pace.itl_target_ms)
@@ -118,27 +115,48 @@ class Costs:
         if not query.by_load:
             turns_ms = HANDOFF_TURNS * step_ms - begins_ms
             handoff_ms = HANDOFF_MS + (turns_ms if turns_ms > step_ms else step_ms)
-            handoff_ms += self._moving_ms(load, recompute, begins_ms)
+            handoff_ms += self._moving_ms(pace, recompute, begins_ms)
         late_ms = handoff_ms
-        if decoding.room_ms > begins_ms:
-            late_ms += decoding.room_ms - begins_ms
-        tpot_ms += late_ms / self._more_tokens
-        cost_ms = wait_ms + decoding.room_ms + handoff_ms + decoding.output_ms + decoding.delay_ms
+        if room_ms > begins_ms:
+            late_ms += room_ms - begins_ms
+        more_tokens = query.output_tokens - 1
+        tpot_ms += late_ms / more_tokens if more_tokens > 1 else late_ms
+        output_ms, delay_ms = decoding.output_ms, decoding.delay_ms
         return Candidate(
-            load.worker_id, cost_ms, missing, recompute, 0, decoding.shortage, None,
-            wait_ms, 0.0, 0.0, decoding.room_ms, handoff_ms, decoding.output_ms, tpot_ms,
-            decoding.delay_ms,
+            load.worker_id, wait_ms + room_ms + handoff_ms + output_ms + delay_ms, missing,
+            recompute, 0, decoding.shortage, None, wait_ms, 0.0, 0.0, room_ms, handoff_ms,
+            output_ms, tpot_ms, delay_ms,
         )  # fmt: skip
 
-    def _moving_ms(self, load: WorkerLoad, recompute: int, begins_ms: float) -> float:
+    def _moving_ms(self, pace: Pace, recompute: int, begins_ms: float) -> float:
         """How long the KV still moves after the first token. That is at least the time for the last
         chunk's blocks. It is more if earlier blocks are not over by then, for example because the
         other worker had most of the prompt cached."""
-        usual, block_size = self._pairs.usual_ms_per_block, self._query.block_size
+        usual, block_size = self._pairs.usual_ms_per_block, self._block_size
         if usual is None:
-            return TRANSFER_SHARE * recompute * load.pace.per_token_us / US_PER_MS
+            return TRANSFER_SHARE * recompute * pace.per_token_us / US_PER_MS
         last = exposed_blocks(recompute, block_size) + self._in_windows
         return max(last * usual, -(-recompute // block_size) * usual - begins_ms)
+
+    def _prompt(
+        self, load: WorkerLoad, match: PrefixMatch
+    ) -> tuple[int, int, int, float, float, float]:
+        """The missing tokens, now and when the prompt's turn comes; how many of these are loaded or
+        fetched, and how long that takes; the time from the first to the last chunk, and the work on
+        the prompt in it."""
+        missing, recompute = self._needs(match)
+        if self._query.by_load:
+            return missing, recompute, 0, 0.0, 0.0, 0.0
+        fetched, fetch_ms = 0, 0.0
+        if match.in_host or match.on_disk:
+            fetched, fetch_ms = self._load(load, match, recompute)
+        if self._most_elsewhere > match.held:
+            more, more_ms = self._fetch(load, recompute - fetched)
+            fetched, fetch_ms = fetched + more, fetch_ms + more_ms
+        num_tokens = recompute - fetched
+        attended = attended_pairs(num_tokens, self._num_tokens - num_tokens)
+        compute_ms, work_ms = load.pace.prompt_ms(num_tokens, attended)
+        return missing, recompute, fetched, fetch_ms, compute_ms, work_ms
 
     def _needs(self, match: PrefixMatch) -> tuple[int, int]:
         """The missing tokens: now, and when the prompt's turn comes."""
@@ -149,21 +167,11 @@ class Costs:
             return missing, missing
         return missing, self.missing(match.expected)
 
-    def _bring(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
-        """How many of the missing tokens are loaded or fetched, and how long that takes."""
-        if not self._matches:
-            return 0, 0.0
-        if not match.in_host + match.on_disk:
-            return self._fetch(load, missing)
-        loaded, load_ms = self._load(load, match, missing)
-        fetched, fetch_ms = self._fetch(load, missing - loaded)
-        return loaded + fetched, load_ms + fetch_ms
-
     def _load(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
         """How many of the missing tokens the worker loads from its own tiers, and how long that
         takes. Blocks on disk are read into host memory first."""
         loaded = missing - self.missing(match.num_own)
-        if loaded <= 0 or self._query.by_load:
+        if loaded <= 0:
             return 0, 0.0
         num_blocks = match.in_host + match.on_disk
         copied = num_blocks + self._pairs.in_windows(num_blocks)
@@ -176,8 +184,7 @@ class Costs:
     def _fetch(self, load: WorkerLoad, missing: int) -> tuple[int, float]:
         """How many of the missing tokens are fetched, and how long that takes."""
         query = self._query
-        if query.elsewhere is None or query.by_load:
-            return 0, 0.0
+        assert query.elsewhere is not None, "another worker holds more"
         fetched = missing - self.missing(query.elsewhere.beside(load.worker_id))
         if fetched <= 0:
             return 0, 0.0
@@ -193,14 +200,6 @@ class Costs:
         fetch_ms += FETCH_MS
         return (fetched, fetch_ms) if fetch_ms < compute_ms else (0, 0.0)
 
-    def _compute(self, load: WorkerLoad, num_tokens: int) -> tuple[float, float]:
-        query = self._query
-        if query.by_load:
-            return 0.0, 0.0
-        return load.pace.prompt_ms(
-            num_tokens, attended_pairs(num_tokens, query.num_tokens - num_tokens)
-        )
-
     def _shortage(self, load: WorkerLoad, match: PrefixMatch) -> int:
         lacking = self._room_blocks - load.blocks_total + load.blocks_claimed
         if lacking > 0:
@@ -208,25 +207,25 @@ class Costs:
         return lacking * self._block_size if lacking > 0 else 0
 
     def _decode(self, load: WorkerLoad, match: PrefixMatch) -> _Decoding:
-        pace, output = load.pace, self._query.output_tokens
-        row_ms = (pace.per_token_us + pace.per_attended_us * self._query.num_tokens) / US_PER_MS
-        tpot_ms = pace.step_ms + row_ms
+        pace, output, num_requests = load.pace, self._query.output_tokens, load.num_requests
+        row_ms = (pace.per_token_us + pace.per_attended_us * self._num_tokens) / US_PER_MS
+        tpot_ms, idle_ms = pace.step_ms + row_ms, pace.idle_ms
         shortage, room_ms = self._shortage(load, match), 0.0
         if shortage:
-            claimed = load.blocks_claimed * self._query.block_size
+            claimed = load.blocks_claimed * self._block_size
             freed_ms = output * tpot_ms * shortage / max(1, claimed)
             room_ms = max(freed_ms, shortage * pace.per_token_us / US_PER_MS)
-        if load.num_requests >= load.max_batch > 0:
-            ahead = load.num_requests - load.max_batch + 1
+        if num_requests >= load.max_batch > 0:
+            ahead = num_requests - load.max_batch + 1
             room_ms += output * tpot_ms * ahead / load.max_batch
-        delay_ms = DELAY_WEIGHT * load.num_requests * output * row_ms
-        output_ms = output * (pace.idle_ms + CROWD_SHARE * (tpot_ms - pace.idle_ms))
+        delay_ms = DELAY_WEIGHT * num_requests * output * row_ms
+        output_ms = output * (idle_ms + CROWD_SHARE * (tpot_ms - idle_ms))
         found = _Decoding(shortage, room_ms, output_ms, tpot_ms, delay_ms)
         self._decoding[load.worker_id] = found
         return found
 
 
-class _Decoding(NamedTuple):
+class _Decoding(msgspec.Struct, frozen=True, gc=False):
     """The costs of decoding on a worker: tokens that do not fit, milliseconds until they fit,
     milliseconds of the whole output and of one token now, and the milliseconds that other requests
     lose to one more row in their steps."""

@@ -166,5 +166,6 @@ def _charge(view: FleetView, query: Query, chosen: Candidate, computes: bool, no
     missing = chosen.recompute_tokens
     tokens = missing - chosen.fetch_tokens if computes else 0
     held = max(0, len(query.hashes) - -(-chosen.missing_tokens // query.block_size))
-    view.index.expect(chosen.worker_id, query.hashes[held:], now)
+    if held < len(query.hashes):
+        view.index.expect(chosen.worker_id, query.hashes[held:], now)
     return worker, worker.reserve(tokens, missing // query.block_size + 1)

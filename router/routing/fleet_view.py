@@ -65,10 +65,13 @@ class FleetView:
         worker is not dead. Prefill workers that do not answer are always left out, because decode
         workers can compute prompts, too; but if none answers, they may all be in a long step.
         """
-        usable = [e for e in self._workers.values() if e.role is role and e.takes_requests]
-        answering = [each for each in usable if each.liveness is Liveness.ANSWERS]
-        if answering or not usable or role is Role.DECODE:
-            return answering or usable
+        everybody = self._workers.values()
+        answering = [each for each in everybody if each.answers_as is role]
+        if answering:
+            return answering
+        usable = [each for each in everybody if each.role is role and each.takes_requests]
+        if role is Role.DECODE:
+            return usable
         return [each for each in usable if each.liveness is Liveness.SLOW]
 
     def loads(self, workers: Sequence[WorkerView]) -> list[WorkerLoad]:

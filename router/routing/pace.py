@@ -32,6 +32,7 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
       included; `room_us`: the most time for prompts in such a step.
     - `wait_ms`: until the prompts that wait there now are computed.
     - `step_ms`: a decode step of all requests that wait or run there; `idle_ms`: of one alone.
+    - `fixed_us`, `row_us`: the parts of a decode step, one for each step and one for each request.
     """
 
     per_token_us: float
@@ -43,6 +44,8 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
     step_ms: float
     idle_ms: float
     itl_target_ms: float
+    fixed_us: float = 0.0
+    row_us: float = 0.0
 
     def prompt_ms(self, num_tokens: int, attended: int) -> tuple[float, float]:
         """The time from a prompt's first chunk to its last one, and the part of it that is work on
@@ -68,6 +71,11 @@ def pace_of(
 ) -> Pace:
     """The pace of a worker where `num_waiting` prompts have `queued_tokens` to compute, and
     `num_decoding` requests decode or will."""
+    return under_load(unloaded_pace(reported, typical), queued_tokens, num_waiting, num_decoding)
+
+
+def unloaded_pace(reported: WorkerSpeed | None, typical: WorkerSpeed | None) -> Pace:
+    """The pace of a worker where nothing waits, besides what decoded at its last report."""
     speed = believed(reported, typical)
     context = speed.context_tokens / max(1, speed.num_decodes)
     row_us = speed.per_token_us + speed.per_attended_us * context
@@ -75,22 +83,32 @@ def pace_of(
     if speed.num_decodes:
         between_us += row_us * speed.num_decodes
         room_us = max(speed.itl_target_ms * US_PER_MS - between_us, between_us / 4, 1.0)
-    bare = Pace(
+    return Pace(
         per_token_us=speed.per_token_us,
         per_attended_us=speed.per_attended_us,
         chunk_tokens=max(1, speed.chunk_max_tokens),
         between_us=between_us,
         room_us=room_us,
         wait_ms=0.0,
-        step_ms=(speed.fixed_us + row_us * num_decoding) / US_PER_MS,
+        step_ms=speed.fixed_us / US_PER_MS,
         idle_ms=(speed.fixed_us + speed.per_token_us) / US_PER_MS,
         itl_target_ms=speed.itl_target_ms,
+        fixed_us=speed.fixed_us,
+        row_us=row_us,
     )
-    if not queued_tokens:
-        return bare
-    attended = queued_tokens * (queued_tokens // max(1, num_waiting)) // 2
-    wait_ms, _ = bare.prompt_ms(queued_tokens, attended)
-    return msgspec.structs.replace(bare, wait_ms=wait_ms)
+
+
+def under_load(pace: Pace, queued_tokens: int, num_waiting: int, num_decoding: int) -> Pace:
+    """An unloaded pace under a load as in `pace_of`."""
+    wait_ms = 0.0
+    if queued_tokens:
+        attended = queued_tokens * (queued_tokens // max(1, num_waiting)) // 2
+        wait_ms, _ = pace.prompt_ms(queued_tokens, attended)
+    step_ms = (pace.fixed_us + pace.row_us * num_decoding) / US_PER_MS
+    return Pace(
+        pace.per_token_us, pace.per_attended_us, pace.chunk_tokens, pace.between_us, pace.room_us,
+        wait_ms, step_ms, pace.idle_ms, pace.itl_target_ms, pace.fixed_us, pace.row_us,
+    )  # fmt: skip
 
 
 def believed(reported: WorkerSpeed | None, typical: WorkerSpeed | None) -> WorkerSpeed:

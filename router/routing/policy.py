@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from math import inf
+from operator import attrgetter
 
 from router.routing.caches.cache_index import PrefixMatch
 from router.routing.candidates import decode_loads, local_candidates, prefill_candidates
@@ -39,6 +41,7 @@ AMPLE_SHARE = 0.5
 PAIRED = 8
 """Number of the cheapest workers of each role that are compared pair by pair."""
 NO_PAIRS = Pairs()
+_name = attrgetter("worker_id")
 
 
 class Choice:
@@ -54,7 +57,7 @@ class Choice:
         self.decode, self.prefill = decode, prefill
         self.cost_ms = decode.cost_ms + pair_ms + (prefill.cost_ms if prefill is not None else 0.0)
         self.ttft_ms, self.tpot_ms = computing.ttft_ms, decode.tpot_ms
-        self.meets = query.targets == NO_TARGETS or (
+        self.meets = query.targets is NO_TARGETS or (
             _starts_in_time(query, computing) and _is_quick(query, decode)
         )
 
@@ -84,10 +87,11 @@ def place(
         begins_ms = min([each.ttft_ms or 0.0 for each in prefillers])
         remote = tuple([costs.remote(each, begins_ms) for each in decoders])
         pair = picker.pair(remote, prefillers, pairs)
-        if _may_overflow(query) and not any(_is_ample(query, each) for each in (pair, here)):
+        is_ample = _is_ample(query, pair) or _is_ample(query, here)
+        if not is_ample and _may_overflow(query):
             idle = tuple([costs.local(each, alone=False) for each in decoders])
             spare = picker.spare(idle)
-            if spare is not None and any(_is_sooner(each, spare) for each in (pair, here)):
+            if spare is not None and (_is_sooner(pair, spare) or _is_sooner(here, spare)):
                 spare = None
     best, other, tie_ms = picker.best(here, pair)
     if best.prefill is not None:
@@ -152,8 +156,12 @@ class _Picker:
     ) -> None:
         self._query = query
         self._rng = rng
-        self._idle_ms = query.output_tokens * min([each.pace.idle_ms for each in decode])
-        token_us = min([each.pace.per_token_us for each in decode])
+        idle_ms = token_us = inf
+        for each in decode:
+            pace = each.pace
+            idle_ms = pace.idle_ms if pace.idle_ms < idle_ms else idle_ms
+            token_us = pace.per_token_us if pace.per_token_us < token_us else token_us
+        self._idle_ms = query.output_tokens * idle_ms
         self._least_tie_ms = TIE_TOKENS * token_us / US_PER_MS
 
     def tie_ms(self, cost_ms: float) -> float:
@@ -212,8 +220,8 @@ class _Picker:
         usual = pairs.usual_ms_per_block
         if usual is None or query.by_load:
             return Choice(query, self.cheapest(quick), self.cheapest(timely), 0.0)
-        if any(each.worker_id == query.prefer_decode for each in quick):
-            quick = [each for each in quick if each.worker_id == query.prefer_decode]
+        if query.prefer_decode is not None:
+            quick = [e for e in quick if e.worker_id == query.prefer_decode] or quick
         found = []
         sources, in_windows = self._first(timely), pairs.in_windows(blocks_of(query))
         for sink in self._first(quick):
@@ -244,14 +252,18 @@ class _Picker:
         """The preferred or cheapest candidate."""
         if len(candidates) == 1:
             return candidates[0]
-        for each in candidates:
-            if each.worker_id == self._query.prefer_decode:
-                return each
+        preferred, served = self._query.prefer_decode, self._query.session_workers
+        if preferred is not None:
+            for each in candidates:
+                if each.worker_id == preferred:
+                    return each
         limit = min([each.cost_ms for each in candidates])
         limit += self.tie_ms(limit + (0.0 if candidates[0].tpot_ms else self._idle_ms))
         near = [each for each in candidates if each.cost_ms <= limit]
-        of_session = [each for each in near if each.worker_id in self._query.session_workers]
-        return self._rng.choice(sorted(of_session or near, key=_name))
+        if served:
+            near = [each for each in near if each.worker_id in served] or near
+        near.sort(key=_name)
+        return self._rng.choice(near)
 
     def _first(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """The cheapest candidates; equal ones are shuffled."""
@@ -260,10 +272,6 @@ class _Picker:
         in_order = sorted(candidates, key=_name)
         ranked = sorted([(e.cost_ms, self._rng.random(), e.worker_id, e) for e in in_order])
         return [each for *_, each in ranked[:PAIRED]]
-
-
-def _name(candidate: Candidate) -> str:
-    return candidate.worker_id
 
 
 def _starts_in_time(query: PlacementQuery, computing: Candidate) -> bool:

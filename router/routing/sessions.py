@@ -88,11 +88,11 @@ class Sessions:
 
     def _continued(self, hashes: Sequence[bytes]) -> int | None:
         """The place of the last block that ends an earlier prompt."""
-        recent = hashes[-LOOK_BACK:]
-        ends = self._chains.keys() & recent
-        if not ends:
-            return None
-        return next(at for at in range(len(hashes) - 1, -1, -1) if hashes[at] in ends)
+        chains = self._chains
+        for at in range(len(hashes) - 1, max(0, len(hashes) - LOOK_BACK) - 1, -1):
+            if hashes[at] in chains:
+                return at
+        return None
 
 
 def _name(hashes: Sequence[bytes]) -> str:

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from protocol.events import WorkerStats
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
-from router.routing.pace import pace_of, trusts
+from router.routing.pace import Pace, trusts, under_load, unloaded_pace
 from router.routing.placement import WorkerLoad
 from router.routing.prediction import WorkerSpeed
 from router.routing.unseen_load import NOTHING, Arrivals, Unseen
@@ -32,7 +32,7 @@ class Liveness(Enum):
     UNCONNECTED = auto()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Reservation:
     """Load that was sent to a worker whose stats do not include it yet. `number` counts the
     requests that `session` has sent; 0 until this one is sent."""
@@ -51,7 +51,7 @@ class WorkerView:
     """A worker of a `FleetView`. Owns its reservations.
 
     `takes_requests`: whether new requests may go to this worker: its lease says READY and it is
-    connected.
+    connected. `answers_as`: its role, if it answers as well.
     """
 
     def __init__(self, info: WorkerInfo, liveness: Liveness = Liveness.UNCONNECTED) -> None:
@@ -67,7 +67,9 @@ class WorkerView:
         self._reserved_tokens = self._reserved_blocks = 0
         self._stepped_us = 0
         self._load: WorkerLoad | None = None
-        self._averages: tuple[WorkerSpeed | None, Unseen] = None, NOTHING
+        self._unloaded: Pace | None = None  # for the last speed, and `_typical`
+        self._typical: WorkerSpeed | None = None
+        self._others = NOTHING
 
     def renew(self, info: WorkerInfo) -> None:
         """Take the newest registration of the same process."""
@@ -79,6 +81,8 @@ class WorkerView:
         self.liveness = liveness
         is_connected = liveness is not Liveness.UNCONNECTED
         self.takes_requests = is_connected and self.info.state is WorkerState.READY
+        answers = self.takes_requests and liveness is Liveness.ANSWERS
+        self.answers_as = self.role if answers else None
 
     @property
     def num_reservations(self) -> int:
@@ -117,7 +121,7 @@ class WorkerView:
             self.arrivals.observe(self.stats.received, stats.received, self._session)
         self.stats = stats
         self.speed = _speed(self.info, stats, stats.reported_us - self._stepped_us)
-        self._load = None
+        self._load = self._unloaded = None
         if self._reservations:
             for each in [e for e in self._reservations if e.is_counted(stats.received)]:
                 self.release(each)
@@ -154,41 +158,35 @@ class WorkerView:
         """The load for a placement: the last stats plus the reservations, and what `others` have
         probably sent meanwhile. `typical` is the speed of the fleet's workers, which counts as far
         as the worker's own is not trusted."""
-        averages = typical, others
-        if self._load is None or averages != self._averages:
-            self._load, self._averages = self._new_load(typical, others), averages
+        if typical is not self._typical:
+            self._typical, self._unloaded, self._load = typical, None, None
+        if self._load is None or others != self._others:
+            self._load, self._others = self._new_load(others), others
         return self._load
 
-    def _new_load(self, typical: WorkerSpeed | None, others: Unseen) -> WorkerLoad:
-        stats, info = self.stats, self.info
-        num_reserved, queued, claimed = (
-            len(self._reservations),
-            self.queued_tokens,
-            self._claimed_blocks,
-        )
+    def _new_load(self, others: Unseen) -> WorkerLoad:
+        stats, info, speed = self.stats, self.info, self.speed
+        num_waiting, num_running, stuck, host_us, disk_us = len(self._reservations), 0, 0, 0, 0
+        queued, claimed = self.queued_tokens, self._claimed_blocks
         if others is not NOTHING:
-            num_reserved += round(others.requests)
+            num_waiting += round(others.requests)
             queued += round(others.tokens)
             claimed += round(others.blocks)
-        num_waiting = num_reserved + (stats.num_waiting if stats else 0)
-        num_requests = num_waiting + (stats.num_running if stats else 0)
-        is_prefill = info.role is Role.PREFILL
+        if stats is not None:
+            num_waiting, num_running = num_waiting + stats.num_waiting, stats.num_running
+            stuck = stats.blocks_stuck
+            host_us, disk_us = stats.host_tier_block_us, stats.disk_tier_block_us
+        num_requests = num_waiting + num_running
+        is_prefill = self.role is Role.PREFILL
         num_prompts = num_requests if is_prefill else num_waiting
-        num_decoding = 0 if is_prefill else num_requests
+        pace = self._unloaded
+        if pace is None:
+            pace = self._unloaded = unloaded_pace(speed, self._typical)
+        pace = under_load(pace, queued, num_prompts, 0 if is_prefill else num_requests)
         return WorkerLoad(
-            worker_id=info.worker_id,
-            num_requests=num_requests,
-            queued_tokens=queued,
-            blocks_total=info.num_blocks,
-            blocks_claimed=claimed,
-            blocks_stuck=stats.blocks_stuck if stats else 0,
-            max_context=info.max_context,
-            max_batch=info.max_batch_size,
-            host_block_us=stats.host_tier_block_us if stats else 0,
-            disk_block_us=stats.disk_tier_block_us if stats else 0,
-            speed=self.speed,
-            pace=pace_of(self.speed, typical, queued, num_prompts, num_decoding),
-        )
+            self.worker_id, num_requests, queued, info.num_blocks, claimed, stuck,
+            info.max_context, pace, info.max_batch_size, host_us, disk_us, speed,
+        )  # fmt: skip
 
 
 def _speed(info: WorkerInfo, stats: WorkerStats, idle_us: int) -> WorkerSpeed:

@@ -6,13 +6,15 @@ Workers are bits of a mask. Knows nothing of events, dumps or time;
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import reduce
 from itertools import repeat
 from operator import and_, or_
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from protocol.hashing import end_of
+
+T = TypeVar("T")
 
 AHEAD = 64
 """Look-ups that are made at once."""
@@ -132,12 +134,14 @@ class BlockHolders:
         return place, workers
 
 
-def by_worker(runs: Iterable[Run]) -> dict[int, int]:
-    """The number of blocks by worker, for workers that hold any."""
+def by_worker(runs: Iterable[Run], of: Callable[[int], T]) -> dict[int, T]:
+    """What `of` makes of the number of blocks, by worker, for workers that hold any."""
     found = {}
     for num_blocks, mask in runs:
-        while num_blocks and mask:
-            bit = mask & -mask
-            found[bit] = num_blocks
-            mask ^= bit
+        if num_blocks:
+            made = of(num_blocks)
+            while mask:
+                bit = mask & -mask
+                found[bit] = made
+                mask ^= bit
     return found

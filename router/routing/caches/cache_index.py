@@ -55,6 +55,16 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_MATCH = PrefixMatch(0, 0)
+
+
+def _all_held(num_blocks: int) -> PrefixMatch:
+    return PrefixMatch(num_blocks, num_blocks)
+
+
+def _only_expected(num_blocks: int) -> PrefixMatch:
+    return PrefixMatch(0, num_blocks)
+
+
 KEPT_ENDS = 2
 """The number of ends, the last ones, that a worker with windows keeps of each prompt that it
 computes."""
@@ -235,19 +245,28 @@ class CacheIndex:
             expecting = self._expected.masks.of(first) & everybody
             if not expecting:
                 return {}  # a new prompt, which is a frequent case
-            soon = by_worker(self._held.runs(hashes, expecting, also=self._expected.masks))
-            return self._usable(hashes, {bit: PrefixMatch(0, count) for bit, count in soon.items()})
+            runs = self._held.runs(hashes, expecting, also=self._expected.masks)
+            found = by_worker(runs, _only_expected)
+            return self._usable(hashes, found) if self._windowed else found
         runs = self._held.runs(hashes, everybody)
-        expecting = sum(each.bit for each in self._workers.values() if each.pending)
+        expecting = self._expecting()
         if runs[-1].num_blocks == len(hashes):
             expecting &= ~runs[-1].workers
-        found = {bit: PrefixMatch(count, count) for bit, count in by_worker(runs).items()}
+        found = by_worker(runs, _all_held)
         if expecting:
             start = next(each.num_blocks for each in runs if each.workers & expecting)
-            soon = by_worker(self._held.runs(hashes, expecting, start, also=self._expected.masks))
+            soon = by_worker(
+                self._held.runs(hashes, expecting, start, also=self._expected.masks), int
+            )
             for bit, count in soon.items():
                 found[bit] = PrefixMatch(found.get(bit, NO_MATCH).held, count)
-        return self._usable(hashes, found)
+        return self._usable(hashes, found) if self._windowed else found
+
+    def _expecting(self) -> int:
+        """The workers where blocks are expected."""
+        if not self._expected.masks:
+            return 0
+        return sum([each.bit for each in self._workers.values() if each.pending])
 
     def _usable(
         self, hashes: Sequence[bytes], found: dict[int, PrefixMatch]

@@ -104,7 +104,7 @@ class TierBlocks:
         workers &= pools.of(hashes[0]) | self._held.of(hashes[0])
         found = {}
         runs = pools.runs(hashes, workers, also=self._held)
-        for worker, num_blocks in by_worker(runs).items():
+        for worker, num_blocks in by_worker(runs, int).items():
             first = held.get(worker, 0)
             if worker & windowed:
                 num_blocks = self._held.last_end(hashes[:num_blocks], worker, also=pools)
