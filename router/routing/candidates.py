@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from process.number_text import count
 from protocol.errors import Overloaded, PromptTooLong
 from router.routing.caches.cache_index import NO_MATCH, PrefixMatch
-from router.routing.costs import Costs, blocks_of
+from router.routing.costs import Costs
 from router.routing.placement import Candidate, PlacementQuery, WorkerLoad
 
 SHORT_PROMPT_TOKENS = 32
@@ -66,33 +66,38 @@ def local_candidates(
 
 
 def decode_loads(
-    query: PlacementQuery, decode: Sequence[WorkerLoad], matches: Mapping[str, PrefixMatch]
+    query: PlacementQuery,
+    decode: Sequence[WorkerLoad],
+    costs: Costs,
+    matches: Mapping[str, PrefixMatch],
 ) -> list[WorkerLoad]:
     """Decode workers that may run the request."""
     if not decode:
         raise Overloaded("no decode worker is ready")
-    num_blocks, max_tokens = blocks_of(query), query.max_tokens
+    num_blocks, max_tokens = costs.num_blocks, query.max_tokens
     roomy = [
         each
         for each in decode
         if max_tokens <= each.max_context and num_blocks <= each.blocks_total - each.blocks_stuck
     ]
     if len(roomy) < len(decode):
-        roomy = _with_room(query, decode, matches)
+        roomy = _with_room(query, decode, num_blocks, matches)
     if not query.exclude:
         return roomy
     return [each for each in roomy if each.worker_id not in query.exclude] or roomy
 
 
 def _with_room(
-    query: PlacementQuery, decode: Sequence[WorkerLoad], matches: Mapping[str, PrefixMatch]
+    query: PlacementQuery,
+    decode: Sequence[WorkerLoad],
+    num_blocks: int,
+    matches: Mapping[str, PrefixMatch],
 ) -> list[WorkerLoad]:
     """The decode workers that have room for the request. Raises as `place` does."""
-    num_blocks, max_tokens = blocks_of(query), query.max_tokens
     fitting = [
         each
         for each in decode
-        if num_blocks <= each.blocks_total and max_tokens <= each.max_context
+        if num_blocks <= each.blocks_total and query.max_tokens <= each.max_context
     ]
     if not fitting:
         raise _too_long(query, decode)

@@ -53,13 +53,17 @@ class Costs:
         self._matches = matches
         self._pairs = pairs
         self._block_size, self._num_tokens = query.block_size, query.num_tokens
-        self.num_blocks = blocks_of(query)
-        self._room_blocks = self.num_blocks + pairs.room_in_windows(self.num_blocks)
-        self._in_windows = pairs.in_windows(self.num_blocks)
+        self.num_blocks = self._room_blocks = blocks_of(query)
+        self._in_windows = 0.0
+        if pairs.has_windows:
+            self._room_blocks += pairs.room_in_windows(self.num_blocks)
+            self._in_windows = pairs.in_windows(self.num_blocks)
         self._most_blocks = (query.num_tokens - 1) // query.block_size
         """The last token is always computed, because its logits are needed."""
         self._most_elsewhere = 0 if query.elsewhere is None else query.elsewhere.most
         self._decoding: dict[str, _Decoding] = {}
+        # Many workers hold the same part of the prompt, and share a match.
+        self._last_match, self._last_needs = NO_MATCH, (query.num_tokens, query.num_tokens)
 
     def missing(self, held_blocks: int) -> int:
         """Prompt tokens that a worker with `held_blocks` leading blocks lacks."""
@@ -160,12 +164,12 @@ class Costs:
 
     def _needs(self, match: PrefixMatch) -> tuple[int, int]:
         """The missing tokens: now, and when the prompt's turn comes."""
-        if match is NO_MATCH:
-            return self._num_tokens, self._num_tokens
-        missing = self.missing(match.held)
-        if match.expected <= match.held:
-            return missing, missing
-        return missing, self.missing(match.expected)
+        if match is not self._last_match:
+            held, soon = match.held, match.expected
+            missing = self.missing(held)
+            self._last_needs = missing, missing if soon <= held else self.missing(soon)
+            self._last_match = match
+        return self._last_needs
 
     def _load(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
         """How many of the missing tokens the worker loads from its own tiers, and how long that

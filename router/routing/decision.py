@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from protocol.messages import Role
 from router.routing.caches.cache_index import PrefixMatch
 from router.routing.costs import exposed_blocks
 from router.routing.fleet_view import FleetView
@@ -89,7 +88,7 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
     Raises Overloaded and PromptTooLong as `router.routing.policy.place` does.
     """
     matches = view.matches(query.hashes, now) if query.uses_cache else {}
-    decode, prefill = view.ready(Role.DECODE), view.ready(Role.PREFILL)
+    decode, prefill = view.ready_pools()
     decode_loads = view.loads(decode)
     prefill_loads = view.loads(prefill) if prefill and query.source is None else []
     session = query.session or query.inferred or view.sessions.inferred(query.hashes)

@@ -59,20 +59,33 @@ class FleetView:
         return self._workers.get(worker_id)
 
     def ready(self, role: Role) -> list[WorkerView]:
-        """Workers of a role that accept new requests.
+        """Workers of a role that accept new requests, as in `ready_pools`."""
+        decode, prefill = self.ready_pools()
+        return prefill if role is Role.PREFILL else decode
+
+    def ready_pools(self) -> tuple[list[WorkerView], list[WorkerView]]:
+        """The decode workers, and the prefill workers, that accept new requests.
 
         Decode workers that do not answer at the moment are left out only if others answer: a slow
         worker is not dead. Prefill workers that do not answer are always left out, because decode
         workers can compute prompts, too; but if none answers, they may all be in a long step.
         """
-        everybody = self._workers.values()
-        answering = [each for each in everybody if each.answers_as is role]
-        if answering:
-            return answering
-        usable = [each for each in everybody if each.role is role and each.takes_requests]
-        if role is Role.DECODE:
-            return usable
-        return [each for each in usable if each.liveness is Liveness.SLOW]
+        decode: list[WorkerView] = []
+        prefill: list[WorkerView] = []
+        others: list[WorkerView] = []
+        for each in self._workers.values():
+            if not each.takes_requests:
+                continue
+            if not each.answers:
+                others.append(each)
+            elif each.is_prefill:
+                prefill.append(each)
+            elif each.is_decode:
+                decode.append(each)
+        if others:
+            decode = decode or [each for each in others if each.is_decode]
+            prefill = prefill or [e for e in others if e.is_prefill and e.liveness is Liveness.SLOW]
+        return decode, prefill
 
     def loads(self, workers: Sequence[WorkerView]) -> list[WorkerLoad]:
         """The loads of these workers of one role. A worker whose speed is not trusted counts as

@@ -60,6 +60,8 @@ class Pairs:
         self._of_sink: dict[str, dict[str, Pair]] = {}
         self.usual_ms_per_block: float | None = None
         """The average over all pairs; None before the first measurement."""
+        self.has_windows = False
+        """Whether layers with windows keep anything."""
         self._windows: tuple[KeptWindow, ...] = ()
         self._block_bytes = 0
 
@@ -69,6 +71,7 @@ class Pairs:
     def join(self, info: WorkerInfo) -> None:
         """Take over what layers with windows keep; it is the same for all workers of a fleet."""
         self._windows, self._block_bytes = info.windows, info.block_bytes
+        self.has_windows = bool(info.windows)
 
     def in_windows(self, num_blocks: int) -> float:
         """The blocks of layers with windows that move with `num_blocks` blocks."""

@@ -79,7 +79,7 @@ def place(
     """
     costs = Costs(query, matches, pairs)
     prefillers = prefill_candidates(query, prefill, costs, matches) if prefill else ()
-    decoders = decode_loads(query, decode, matches)
+    decoders = decode_loads(query, decode, costs, matches)
     picker = _Picker(query, rng, decoders)
     near = local_candidates(query, decoders, costs, matches, bool(prefillers))
     here, pair, spare, shown = picker.local(near), None, None, near
@@ -107,7 +107,7 @@ def place(
         reason=reason_of(query, rule, best, other, here),
         decode_candidates=shown,
         prefill_candidates=prefillers,
-        excluded=tuple(sorted(query.exclude)),
+        excluded=tuple(sorted(query.exclude)) if query.exclude else (),
         cost_ms=best.cost_ms,
         ttft_ms=best.ttft_ms if _is_reported(best, decode, prefill) else None,
         tpot_ms=best.tpot_ms,
@@ -126,8 +126,8 @@ def place_handover(
     pairs: Pairs = NO_PAIRS,
 ) -> Placement:
     """Choose the decode worker that continues from the KV of `source`; raises as `place` does."""
-    loads = decode_loads(query, decode, matches)
     costs = Costs(query, matches, pairs)
+    loads = decode_loads(query, decode, costs, matches)
     candidates = tuple([costs.remote(each, 0.0) for each in loads])
     picker = _Picker(query, rng, loads)
     chosen = picker.cheapest(candidates)
@@ -194,7 +194,7 @@ class _Picker:
         if not candidates:
             return None
         query = self._query
-        if query.targets != NO_TARGETS:
+        if query.targets is not NO_TARGETS:
             candidates = [e for e in candidates if _starts_in_time(query, e)] or candidates
             candidates = [e for e in candidates if _is_quick(query, e)] or candidates
         return Choice(query, self.cheapest(candidates), None, 0.0)
@@ -214,7 +214,7 @@ class _Picker:
         them is known to differ from the usual."""
         query = self._query
         timely, quick = prefill, decode
-        if query.targets != NO_TARGETS:
+        if query.targets is not NO_TARGETS:
             timely = [each for each in prefill if _starts_in_time(query, each)] or prefill
             quick = [each for each in decode if _is_quick(query, each)] or decode
         usual = pairs.usual_ms_per_block

@@ -43,14 +43,10 @@ def reason_of(
     query: PlacementQuery, rule: Rule, best: Chosen, other: Chosen | None, near: Chosen | None
 ) -> str:
     """The rule in words. `other` is the best placement of the other kind."""
+    fixed = _FIXED.get(rule)
+    if fixed is not None:
+        return fixed
     threshold, name = query.local_threshold_tokens, best.decode.worker_id
-    if rule is Rule.LOADED and near is not None and best.prefill is not None:
-        lacks = count(near.decode.missing_tokens, "token")
-        return (
-            f"remote: {near.decode.worker_id} lacks {lacks} and would cost "
-            f"{ms(near.cost_ms)}; {best.prefill.worker_id} and {name} cost "
-            f"{ms(best.cost_ms)}"
-        )
     if rule is Rule.NEAR:
         why_local = "which cost least there"
         if threshold is not None:
@@ -59,10 +55,19 @@ def reason_of(
     if rule is Rule.SPARE:
         late = "" if other is None else f", after {ms(other.ttft_ms)} elsewhere"
         return f"local: {name} gives the first token in time{late}"
-    if rule is Rule.NO_PREFILL:
-        return "local: no prefill worker is ready"
-    if rule is Rule.PREFILL_UNFIT:
-        return "local: no prefill worker may take it"
+    if near is not None and best.prefill is not None:
+        lacks = count(near.decode.missing_tokens, "token")
+        return (
+            f"remote: {near.decode.worker_id} lacks {lacks} and would cost "
+            f"{ms(near.cost_ms)}; {best.prefill.worker_id} and {name} cost "
+            f"{ms(best.cost_ms)}"
+        )
     if threshold is None:
         return "remote: no decode worker holds a part of the prompt"
     return f"remote: no decode worker holds all but {count(threshold, 'token')} of the prompt"
+
+
+_FIXED = {
+    Rule.NO_PREFILL: "local: no prefill worker is ready",
+    Rule.PREFILL_UNFIT: "local: no prefill worker may take it",
+}

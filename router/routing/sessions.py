@@ -16,6 +16,7 @@ MOST_SESSIONS = 1 << 14
 LOOK_BACK = 1024
 """The end of the session's last prompt is looked for among this many blocks, from the prompt's
 end."""
+_NO_WORKERS: frozenset[str] = frozenset()
 _SEVERAL = b""
 """No block."""
 
@@ -43,7 +44,7 @@ class Sessions:
         """The last decode worker of a session, and its last prefill worker; none for a new session,
         or without one."""
         found = self._workers.get(session) if session else None
-        return frozenset() if found is None else frozenset(filter(None, found))
+        return _NO_WORKERS if found is None else frozenset(filter(None, found))
 
     def inferred(self, hashes: Sequence[bytes]) -> str:
         """The session of a prompt whose client names none, by the hashes of its blocks. "" if it

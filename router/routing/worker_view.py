@@ -51,13 +51,14 @@ class WorkerView:
     """A worker of a `FleetView`. Owns its reservations.
 
     `takes_requests`: whether new requests may go to this worker: its lease says READY and it is
-    connected. `answers_as`: its role, if it answers as well.
+    connected.
     """
 
     def __init__(self, info: WorkerInfo, liveness: Liveness = Liveness.UNCONNECTED) -> None:
         self.worker_id = info.worker_id
         self.info = info
         self.role: Role = info.role
+        self.is_prefill, self.is_decode = _pools(info.role)
         self.note_liveness(liveness)
         self.stats: WorkerStats | None = None
         self.speed: WorkerSpeed | None = None
@@ -74,15 +75,15 @@ class WorkerView:
     def renew(self, info: WorkerInfo) -> None:
         """Take the newest registration of the same process."""
         self.info, self.role, self._load = info, info.role, None
+        self.is_prefill, self.is_decode = _pools(info.role)
         self.note_liveness(self.liveness)
 
     def note_liveness(self, liveness: Liveness) -> None:
         """Note what the connection shows now."""
         self.liveness = liveness
+        self.answers = liveness is Liveness.ANSWERS
         is_connected = liveness is not Liveness.UNCONNECTED
         self.takes_requests = is_connected and self.info.state is WorkerState.READY
-        answers = self.takes_requests and liveness is Liveness.ANSWERS
-        self.answers_as = self.role if answers else None
 
     @property
     def num_reservations(self) -> int:
@@ -109,7 +110,7 @@ class WorkerView:
         stats, reserved = self.stats, self._reserved_blocks
         if stats is None:
             return reserved
-        waiting = stats.blocks_waiting if self.role is Role.DECODE else 0
+        waiting = stats.blocks_waiting if self.is_decode else 0
         return stats.blocks_used + waiting + reserved
 
     def take_stats(self, stats: WorkerStats) -> None:
@@ -165,28 +166,33 @@ class WorkerView:
         return self._load
 
     def _new_load(self, others: Unseen) -> WorkerLoad:
-        stats, info, speed = self.stats, self.info, self.speed
+        stats, info = self.stats, self.info
         num_waiting, num_running, stuck, host_us, disk_us = len(self._reservations), 0, 0, 0, 0
-        queued, claimed = self.queued_tokens, self._claimed_blocks
+        queued, claimed = self._reserved_tokens, self._claimed_blocks
+        if stats is not None:
+            num_waiting, num_running = num_waiting + stats.num_waiting, stats.num_running
+            queued, stuck = queued + stats.queued_tokens, stats.blocks_stuck
+            host_us, disk_us = stats.host_tier_block_us, stats.disk_tier_block_us
         if others is not NOTHING:
             num_waiting += round(others.requests)
             queued += round(others.tokens)
             claimed += round(others.blocks)
-        if stats is not None:
-            num_waiting, num_running = num_waiting + stats.num_waiting, stats.num_running
-            stuck = stats.blocks_stuck
-            host_us, disk_us = stats.host_tier_block_us, stats.disk_tier_block_us
         num_requests = num_waiting + num_running
-        is_prefill = self.role is Role.PREFILL
-        num_prompts = num_requests if is_prefill else num_waiting
+        num_prompts, num_decoding = num_waiting, num_requests
+        if self.is_prefill:
+            num_prompts, num_decoding = num_requests, 0
         pace = self._unloaded
         if pace is None:
-            pace = self._unloaded = unloaded_pace(speed, self._typical)
-        pace = under_load(pace, queued, num_prompts, 0 if is_prefill else num_requests)
+            pace = self._unloaded = unloaded_pace(self.speed, self._typical)
+        pace = under_load(pace, queued, num_prompts, num_decoding)
         return WorkerLoad(
             self.worker_id, num_requests, queued, info.num_blocks, claimed, stuck,
-            info.max_context, pace, info.max_batch_size, host_us, disk_us, speed,
+            info.max_context, pace, info.max_batch_size, host_us, disk_us, self.speed,
         )  # fmt: skip
+
+
+def _pools(role: Role) -> tuple[bool, bool]:
+    return role is Role.PREFILL, role is Role.DECODE
 
 
 def _speed(info: WorkerInfo, stats: WorkerStats, idle_us: int) -> WorkerSpeed:

@@ -27,7 +27,8 @@ class ExpectedBlocks:
 
     def add(self, worker: WorkerBlocks, hashes: Sequence[bytes], now: float) -> None:
         """Expect these blocks of a prompt on a worker, except for those that it holds."""
-        self._expire(worker, now)
+        if worker.routed:
+            self._expire(worker, now)
         expiry = now + self._ttl_s
         new = hashes
         if not worker.hashes.isdisjoint(hashes):
@@ -35,7 +36,8 @@ class ExpectedBlocks:
         if new:
             worker.pending.update(dict.fromkeys(new, expiry))
             worker.routed.append((expiry, new))
-            self._next_expiry = min(self._next_expiry, expiry)
+            if expiry < self._next_expiry:
+                self._next_expiry = expiry
             self.masks.add(worker.bit, new)
         while len(worker.pending) > MAX_PENDING and len(worker.routed) > 1:
             self.forget(worker, worker.routed.popleft()[1])
