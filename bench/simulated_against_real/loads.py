@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bench.simulated_against_real.fleets import BLOCK_TOKENS
 from simulator.devices.measured_steps import TabledSteps, table_value
 from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Trace, Turn
@@ -65,7 +66,7 @@ def load_trace(load: Load, costs: Costs, context: int, seconds: float) -> Trace:
         third=max(16, prompt // 3),
         output=output,
     )
-    trace = read_trace(text, TraceOptions(seed=load.seed))
+    trace = read_trace(text, TraceOptions(seed=load.seed, block_tokens=BLOCK_TOKENS))
     sessions = [
         replace(each, name=f"{load.name} {each.name}")
         for each in trace.sessions

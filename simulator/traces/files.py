@@ -19,12 +19,14 @@ from simulator.traces.sessions import Session, Trace
 class TraceOptions:
     """Which part of a trace is used, and how fast it comes. `speed` 2 halves the time between
     arrivals; sessions of agents begin within `span_s`, and only the first `limit` requests (or
-    sessions, where a trace has them) are used."""
+    sessions, where a trace has them) are used. Made-up prompts repeat by blocks of `block_tokens`
+    tokens."""
 
     seed: int = 0
     speed: float = 1.0
     limit: int | None = None
     span_s: float = 1800.0
+    block_tokens: int = generated.BLOCK_TOKENS
 
 
 def read_trace(name: str, options: TraceOptions) -> Trace:
@@ -43,7 +45,7 @@ def read_trace(name: str, options: TraceOptions) -> Trace:
 
 def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[Session]:
     if generated.is_generated(name):
-        return generated.sessions(name, rng)
+        return generated.sessions(name, rng, options.block_tokens)
     path = Path(name).expanduser()
     if path.is_dir():
         raise ConfigError(f"--trace {name}: it is a folder")

@@ -36,8 +36,9 @@ def is_generated(text: str) -> bool:
     return text.partition(":")[0] in KINDS
 
 
-def sessions(text: str, rng: random.Random) -> Iterator[Session]:
-    """The traffic that a text describes. Raises ConfigError."""
+def sessions(text: str, rng: random.Random, block_tokens: int = BLOCK_TOKENS) -> Iterator[Session]:
+    """The traffic that a text describes; prompts repeat by blocks of `block_tokens` tokens. Raises
+    ConfigError."""
     kind, _, rest = text.partition(":")
     numbers = dict(KINDS[kind])
     for part in filter(None, rest.split(",")):
@@ -46,8 +47,8 @@ def sessions(text: str, rng: random.Random) -> Iterator[Session]:
             raise ConfigError(f"--trace {text}: {kind} has {', '.join(numbers)}; {name!r} is none")
         numbers[name] = _number(text, name, value)
     if kind == "turns":
-        return _conversations(numbers, rng)
-    return _requests(numbers, int(numbers.get("burst", 1)), rng)
+        return _conversations(numbers, rng, block_tokens)
+    return _requests(numbers, rng, block_tokens)
 
 
 def _number(text: str, name: str, value: str) -> float:
@@ -63,46 +64,52 @@ def _number(text: str, name: str, value: str) -> float:
     return number
 
 
-def _requests(numbers: Mapping[str, float], burst: int, rng: random.Random) -> Iterator[Session]:
+def _requests(
+    numbers: Mapping[str, float], rng: random.Random, block_tokens: int
+) -> Iterator[Session]:
     """Single requests, `burst` at a time; a burst shares its first `shared` tokens."""
-    now = 0.0
+    now, burst = 0.0, int(numbers.get("burst", 1))
     for number in range(int(numbers["requests"])):
         if number % burst == 0:
             now += rng.expovariate(numbers["rate"] / burst)
         shared, prompt = int(numbers["shared"]), _length(numbers, "prompt", rng)
         group = number // burst if burst > 1 else 0
-        runs = _prompt_runs(shared, group, number, prompt)
-        blocks = BlockRuns(_SHARED_SPACE, BLOCK_TOKENS, runs) if shared else None
+        blocks = _prompt_blocks(shared, group, number, prompt, block_tokens) if shared else None
         turn = Turn(0.0, prompt, _length(numbers, "output", rng), blocks)
         yield Session(f"g{number}", now, (turn,))
 
 
-def _conversations(numbers: Mapping[str, float], rng: random.Random) -> Iterator[Session]:
+def _conversations(
+    numbers: Mapping[str, float], rng: random.Random, block_tokens: int
+) -> Iterator[Session]:
     """Conversations that begin with the same `shared` tokens. Each turn's prompt has the whole
     conversation so far, and `prompt` tokens more."""
-    now, made, number = 0.0, 0, 0
+    now, made, number, shared = 0.0, 0, 0, int(numbers["shared"])
     while made < int(numbers["requests"]):
         now += rng.expovariate(numbers["rate"] / numbers["turns"])
         turns: list[Turn] = []
-        said = int(numbers["shared"])
+        said = shared
         for index in range(max(1, round(rng.expovariate(1 / numbers["turns"])))):
             prompt = said + _length(numbers, "prompt", rng)
             output = _length(numbers, "output", rng)
-            runs = _prompt_runs(int(numbers["shared"]), 0, number, prompt + output)
+            blocks = _prompt_blocks(shared, 0, number, prompt + output, block_tokens)
             pause = rng.expovariate(1 / numbers["pause"]) if index and numbers["pause"] else 0.0
-            turns.append(Turn(pause, prompt, output, BlockRuns(_SHARED_SPACE, BLOCK_TOKENS, runs)))
+            turns.append(Turn(pause, prompt, output, blocks))
             said = prompt + output
         made += len(turns)
         yield Session(f"g{number}", now, tuple(turns))
         number += 1
 
 
-def _prompt_runs(shared: int, group: int, number: int, tokens: int) -> tuple[tuple[int, int], ...]:
+def _prompt_blocks(
+    shared: int, group: int, number: int, tokens: int, block_tokens: int
+) -> BlockRuns:
     """The blocks of a text: those that its group shares, then its own."""
-    common = min(shared, tokens) // BLOCK_TOKENS
-    own = tokens // BLOCK_TOKENS - common
+    common = min(shared, tokens) // block_tokens
+    own = tokens // block_tokens - common
     runs = [(group << 16, common), ((1 << 36) + (number << 16), own)]
-    return tuple((first, count) for first, count in runs if count)
+    kept = tuple((first, count) for first, count in runs if count)
+    return BlockRuns(_SHARED_SPACE, block_tokens, kept)
 
 
 def _length(numbers: Mapping[str, float], name: str, rng: random.Random) -> int:

@@ -127,6 +127,24 @@ def test_made_up_conversations_repeat_what_was_said() -> None:
             assert said == later.blocks.digests(64)[: len(said)]
 
 
+@pytest.mark.parametrize("kind", ["bursts:burst=4,shared=90", "turns:turns=3,shared=90"])
+def test_made_up_prompts_repeat_by_blocks_of_the_given_size(kind: str) -> None:
+    coarse, fine = (
+        read_trace(f"{kind},requests=50", TraceOptions(block_tokens=size)) for size in (64, 16)
+    )
+    assert (coarse.block_tokens, fine.block_tokens) == (64, 16)
+    for one, other in zip(coarse.sessions, fine.sessions, strict=True):
+        for turn, same in zip(one.turns, other.turns, strict=True):
+            assert turn.blocks is not None
+            assert same.blocks is not None
+            assert (turn.num_prompt, turn.num_output) == (same.num_prompt, same.num_output)
+            of_output = same.num_output if kind.startswith("turns") else 0
+            assert len(same.blocks.digests(16)) == (same.num_prompt + of_output) // 16
+            assert len(turn.blocks.digests(16)) == (turn.num_prompt + of_output) // 64 * 4
+            assert turn.blocks.runs[0][1] == 90 // 64
+            assert same.blocks.runs[0][1] == 90 // 16
+
+
 def test_equal_seeds_make_equal_traffic() -> None:
     one, same, other = (read_trace("poisson:", TraceOptions(seed=n)) for n in (1, 1, 2))
     assert one == same

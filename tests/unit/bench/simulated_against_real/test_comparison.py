@@ -24,7 +24,7 @@ from bench.simulated_against_real.comparison import (
     simulate,
     with_handoff,
 )
-from bench.simulated_against_real.fleets import SHAPES
+from bench.simulated_against_real.fleets import BLOCK_TOKENS, SHAPES
 from bench.simulated_against_real.loads import LOADS, MIXTURE, Load, load_trace
 from bench.simulated_against_real.machine import MachineWatch, Usage
 from simulator.delays import Delays
@@ -98,6 +98,11 @@ def test_a_load_is_as_dense_as_the_fleet_allows_and_is_simulated_after_the_calib
     assert all(
         turn.num_prompt + turn.num_output <= 1024 for s in trace.sessions for turn in s.turns
     )
+
+
+def test_conversations_repeat_by_the_blocks_of_the_fleet() -> None:
+    talks = next(load for load in LOADS if load.name == "talks")
+    assert load_trace(talks, PROFILE.costs, 1024, 5.0).block_tokens == BLOCK_TOKENS
 
 
 def test_no_load_repeats_a_prompt_of_another_one() -> None:
