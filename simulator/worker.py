@@ -16,7 +16,7 @@ from kv_transfer.handoff.key import HandoffKey
 from scheduling.batch import Batch
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence, SequenceState
-from scheduling.step_model import StepCost, StepModel
+from scheduling.step_model import StepCost
 from simulator.decode_run import DecodeRun
 from simulator.devices.step_times import chunk_work
 from simulator.event_queue import Action, EventQueue
@@ -71,7 +71,7 @@ class SimulatedWorker:
         self.name = f"{spec.role.value}-{number}"
         self.spec = spec
         self.bytes_by_group: Seq[float] = spec.bytes_by_group
-        self.scheduler = Scheduler(spec.config, spec.pools(), StepModel())
+        self.scheduler = Scheduler(spec.config, spec.pools(), spec.step_model())
         self.windows: Seq[int | None] = [rule.window for rule in self.scheduler.pools.rules]
         self.handoffs = Handoffs(self, queue, network, message_s)
         self.usage = Usage()
@@ -277,7 +277,7 @@ class SimulatedWorker:
     def _end_step(self, batch: Batch, cost: StepCost, seconds: float) -> None:
         now = self._queue.now
         produced = self.scheduler.commit(batch, [0] * len(batch.sampled), now)
-        self.scheduler.model.observe(cost, seconds)
+        self.spec.teach(self.scheduler.model, cost, seconds)
         self._learnt_rows = -1
         self._has_changed = True
         self.usage.num_steps += 1
@@ -367,7 +367,8 @@ class SimulatedWorker:
         """Decode the next steps of a run; returns the sequences that have finished."""
         decodes, over = cast("list[SimulatedSequence]", run.batch.decodes), run.num_done + num_steps
         if run.learns and not run.num_done:
-            self.scheduler.model.observe(StepCost(run.rows, run.context), run.end(1) - run.begun)
+            cost, took_s = StepCost(run.rows, run.context), run.end(1) - run.begun
+            self.spec.teach(self.scheduler.model, cost, took_s)
             self._learnt_rows = run.rows
         took_s, num_tokens = run.end(over) - run.end(run.num_done), num_steps * run.rows
         self.usage.decode_s += took_s

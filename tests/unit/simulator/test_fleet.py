@@ -10,6 +10,7 @@ from math import isclose, isnan
 import pytest
 
 from protocol.events import WorkerStats
+from protocol.messages import Role
 from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
 from router.routing.placement import Targets
@@ -18,7 +19,7 @@ from simulator.policies.names import RULES
 from simulator.report.summary import Targets as GoodTargets
 from simulator.report.summary import summarize
 from simulator.traces.sessions import BlockRuns, Session, Turn
-from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet
+from tests.unit.simulator.fleets import BLOCK, served, single, small_fleet, worker_spec
 
 
 @pytest.mark.parametrize("prefill", [0, 1])
@@ -189,6 +190,27 @@ def test_step_models_learn_from_every_step_if_they_should() -> None:
     usage = worker.usage
     assert learnt[0] == pytest.approx(usage.prefill_s + usage.decode_s)
     assert learnt[1] < learnt[0] / 2
+
+
+def test_step_models_do_not_learn_the_time_between_two_steps() -> None:
+    fleet = small_fleet(0, 1)
+    worker = fleet._outcome.workers[0]
+    worker.spec = replace(worker.spec, learns_every_step=True, turn_s=0.004)
+    served(fleet, single(0.0, 9, 30))
+    usage, totals = worker.usage, worker.scheduler.model.totals
+    whole_s = usage.prefill_s + usage.decode_s
+    assert totals.seconds == pytest.approx(whole_s - usage.num_steps * 0.004)
+
+
+def test_step_models_that_learn_from_every_step_know_the_warm_up() -> None:
+    """A prompt of a whole chunk, 32 tokens, then the decodes of three of its four tokens."""
+    spec = worker_spec(Role.DECODE)
+    assert spec.step_model().totals.seconds == 0.0
+    warm = replace(spec, learns_every_step=True).step_model()
+    steps_s = (0.01 + 32 * 0.001 + 32e-6) + sum(0.011 + each * 1e-6 for each in (33, 34, 35))
+    assert warm.totals.seconds == pytest.approx(steps_s)
+    short = replace(spec, learns_every_step=True, max_context=10).step_model()
+    assert short.totals.seconds == pytest.approx(0.01 + 9 * 0.001 + 9e-6)
 
 
 def test_load_is_not_reported_too_often_and_the_last_report_is_the_newest() -> None:
