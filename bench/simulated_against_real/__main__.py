@@ -40,6 +40,7 @@ from bench.tools.records import add_record_option, keep_table
 from checkpoint.packaged_model import smollm2_file
 from protocol.errors import BatonError
 from simulator.commands.simulate import print_wide
+from simulator.traces.sessions import Trace
 
 _SMOLLM2, _BUNDLED = "smollm2", "demo_model"
 _MOST_CONTEXT = 2048
@@ -104,6 +105,7 @@ def _compare(
         measured = calibrate(player, target, context, fleet.pids["router-1"])
         profile = with_handoff(shape, measured, context)
         console.print(f"{model}, {shape.name}: {_in_words(profile)}")
+        traces: list[Trace] = []
         for load in loads:
             trace = load_trace(load, profile.costs, context, seconds)
             watch = MachineWatch()
@@ -112,7 +114,8 @@ def _compare(
             failed = [each.error for each in played if each.error]
             if failed:
                 raise BatonError(f"{len(failed)} requests failed, such as: {failed[0]}")
-            simulated = simulate(shape, profile, context, trace)
+            traces.append(trace)
+            simulated = simulate(shape, profile, context, traces)
             yield Comparison(
                 model, shape.name, load.name, len(played), Figures.of(played),
                 Figures.of(simulated), usage,

@@ -20,6 +20,7 @@ import psutil
 
 from bench.replay.player import Played, Player
 from bench.replay.vocabulary import Target
+from bench.simulated_against_real.computing import Computing, Traced
 from bench.simulated_against_real.fleets import Timing
 from bench.simulated_against_real.loads import MIXTURE, Costs, load_trace
 from bench.simulated_against_real.mixture import Mixture
@@ -33,7 +34,6 @@ _REPEATS = 8
 _AT_ONCE = (2, 4, 8, 16, 32)
 _SHORT_PROMPT, _OUTPUT = 24, 40
 _PAUSE_S = 0.03
-_GAP_S = 6.0
 _LEAST_STEPS = 8
 _MIXTURE_S = 15.0
 
@@ -42,7 +42,8 @@ _MIXTURE_S = 15.0
 class Profile:
     """The measurements of one kind of worker, its router and its links. A request takes
     `request_cpu_s` and `token_cpu_s` for each output token of the router and of the client, which
-    share the workers' cores. `contention` is that of `WorkerSpec`."""
+    share the workers' cores. `contention` and `turn_s` are those of `WorkerSpec`. `served` is what
+    the fleet had served when it was measured, one trace after the other."""
 
     times: TabledSteps
     delays: Delays
@@ -50,6 +51,8 @@ class Profile:
     request_cpu_s: float = 0.0
     token_cpu_s: float = 0.0
     contention: float = 0.0
+    turn_s: float = 0.0
+    served: tuple[Trace, ...] = ()
 
     @property
     def costs(self) -> Costs:
@@ -59,7 +62,7 @@ class Profile:
     @property
     def timing(self) -> Timing:
         """The times that the simulator needs."""
-        return Timing(self.times, self.delays, self.contention, self.handoff_s)
+        return Timing(self.times, self.delays, self.contention, self.handoff_s, self.turn_s)
 
     def as_card(self) -> dict[str, Any]:
         """A file for `--gpu`."""
@@ -78,42 +81,30 @@ class Profile:
         }
 
 
-def calibration_trace(context: int) -> Trace:
-    """Single prompts of growing length; then groups of requests at once, the last one with long
+def calibration_traces(context: int) -> list[Trace]:
+    """Single prompts of growing length; then groups of requests at once, the last ones with long
     prompts."""
     longest = context - _OUTPUT - 1
     lengths = [each for each in _PROMPTS if each < longest]
     lengths.append(min(longest, 900))
     lone = [Turn(_PAUSE_S, each, 4) for each in lengths for _ in range(_REPEATS)]
-    sessions = [Session("lone", 0.0, tuple(lone))]
+    traces = [Trace("lone", [Session("lone", 0.0, tuple(lone))])]
     groups = [(each, _SHORT_PROMPT) for each in _AT_ONCE]
     groups += [(each, min(longest, 400)) for each in (2, 4, 8)]
-    at = 2 * _GAP_S
     for count, prompt in groups:
-        for number in range(count):
-            turn = Turn(0.0, prompt, _OUTPUT)
-            sessions.append(Session(f"group {count}x{prompt} {number}", at, (turn,)))
-        at += _GAP_S
-    return Trace("calibration", sessions)
-
-
-def length_s(trace: Trace) -> float:
-    """The time after the calibration at which a load may begin in the simulator."""
-    return max(each.start_s for each in trace.sessions) + 10 * _GAP_S
+        name, turn = f"group {count}x{prompt}", Turn(0.0, prompt, _OUTPUT)
+        traces.append(Trace(name, [Session(f"{name} {n}", 0.0, (turn,)) for n in range(count)]))
+    return traces
 
 
 def calibrate(player: Player, target: Target, context: int, router_pid: int) -> Profile:
     """Measure a fleet that is idle. Raises BatonError."""
-    trace = calibration_trace(context)
-    lone = Trace("lone", trace.sessions[:1])
+    lone, *others = calibration_traces(context)
     alone, alone_s = _traced(player, target, lone, router_pid)
     began_wall_s = player.began_wall_s
     groups, groups_s = list[tuple[Played, dict[str, Any]]](), 0.0
-    for start in sorted({each.start_s for each in trace.sessions[1:]}):
-        sessions = [
-            Session(each.name, 0.0, each.turns) for each in trace.sessions if each.start_s == start
-        ]
-        group, took_s = _traced(player, target, Trace("group", sessions), router_pid)
+    for each in others:
+        group, took_s = _traced(player, target, each, router_pid)
         groups, groups_s = groups + group, groups_s + took_s
     request_cpu_s, token_cpu_s = _shared_out(
         (len(alone), sum(each.num_output for each, _ in alone), alone_s),
@@ -123,16 +114,20 @@ def calibrate(player: Player, target: Target, context: int, router_pid: int) -> 
     chunks, per_pair = chunk_table([each for _, each in alone], turn_s)
     decodes, per_context = decode_table(groups)
     times = TabledSteps(decodes, chunks, per_context, per_pair)
-    handoff_s = _handoff_s([each for _, each in alone])
-    delays = delays_of(began_wall_s, alone)
-    costs = Costs(times, request_cpu_s, token_cpu_s)
-    load = load_trace(MIXTURE, costs, context, _MIXTURE_S)
+    load = load_trace(MIXTURE, Costs(times, request_cpu_s, token_cpu_s), context, _MIXTURE_S)
     traced, _ = _traced(player, target, load, router_pid)
     mixture = Mixture(traced, player.began_wall_s)
-    measured = mixture.delays()
+    contention = mixture.contention(times)
+    decodes, per_context = decode_table(groups, contention)
+    times = replace(times, decodes=decodes, per_context_s=per_context)
+    delays, measured = delays_of(began_wall_s, alone), mixture.delays()
     message_s = min(delays.message_s, _low(measured.sending[0]), _low(measured.last[0]))
     delays = replace(delays, message_s=max(1e-5, message_s), measured=measured)
-    return Profile(times, delays, handoff_s, request_cpu_s, token_cpu_s, mixture.contention(times))
+    handoff_s = _handoff_s([each for _, each in alone])
+    return Profile(
+        times, delays, handoff_s, request_cpu_s, token_cpu_s, contention, turn_s,
+        served=(lone, *others, load),
+    )  # fmt: skip
 
 
 def _low(samples: Sequence[float]) -> float:
@@ -222,16 +217,17 @@ def chunk_table(traces: Sequence[Mapping[str, Any]], turn_s: float) -> tuple[Tab
     return rising(bare), per_pair
 
 
-def decode_table(
-    groups: Sequence[tuple[Played, Mapping[str, Any]]],
-) -> tuple[Table, float]:
-    """Seconds by sequences, and by token of their contexts."""
+def decode_table(groups: Traced, contention: float = 0.0) -> tuple[Table, float]:
+    """Seconds by sequences, and by token of their contexts, on a worker alone: without the share
+    `contention` of the time in which another worker computed."""
+    computing = Computing([trace for _, trace in groups])
     taken: dict[tuple[int, bool], list[tuple[float, float]]] = defaultdict(list)
     for played, trace in groups:
         context = played.num_prompt
         for step, later in pairwise(_decode_steps(trace)):
             start, _, rows, count, tokens = step
-            period = (later[0] - start) / count
+            beside = computing.share_beside(_attempt(trace)["decode"]["worker_id"], start, step[1])
+            period = (later[0] - start) / count / (1.0 + contention * beside)
             if not tokens and not later[4] and later[2] == rows and later[0] - step[1] < 0.005:
                 is_long = played.num_prompt > _SHORT_PROMPT
                 taken[rows, is_long].append((period, rows * context))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.replay.player import Played
-from bench.simulated_against_real.calibration import Profile, calibration_trace, length_s
+from bench.simulated_against_real.calibration import Profile, calibration_traces
 from bench.simulated_against_real.fleets import Shape, simulated_fleet
 from bench.simulated_against_real.machine import Usage
 from simulator.fleet import Fleet
@@ -18,6 +18,8 @@ from simulator.traces.sessions import Trace
 MEAN_TOTAL, MEAN_TTFT, P99_TTFT = "mean end to end", "mean TTFT", "p99 TTFT"
 LIMITS = {MEAN_TOTAL: 0.05, MEAN_TTFT: 0.10, P99_TTFT: 0.20}
 """How far a simulated figure may be from the real one."""
+_GAP_S = 1.0
+"""Between two traces."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,18 @@ class Comparison:
         return all(abs(error) <= LIMITS[name] for name, error in self.errors().items())
 
 
-def simulate(shape: Shape, profile: Profile, context: int, trace: Trace) -> list[Request]:
-    """The simulated requests of a load, in the order of their arrival. Before it, the fleet serves
-    the requests of the calibration, as the real one does."""
-    calibration = calibration_trace(context)
-    begin_s = length_s(calibration)
-    later = [replace(each, start_s=each.start_s + begin_s) for each in trace.sessions]
-    spec = simulated_fleet(shape, context, profile.timing)
-    outcome = Fleet(spec, seed=0).run(Trace(trace.name, [*calibration.sessions, *later]))
-    return [each for each in outcome.requests if each.arrival >= begin_s]
+def simulate(shape: Shape, profile: Profile, context: int, loads: Sequence[Trace]) -> list[Request]:
+    """The simulated requests of the last load, in the order of their arrival. Before it, the fleet
+    serves the profile's requests and the other loads, one trace after the other, as the real one
+    does."""
+    fleet = Fleet(simulated_fleet(shape, context, profile.timing), seed=0)
+    requests, num_before, begin_s = list[Request](), 0, 0.0
+    for trace in (*profile.served, *loads):
+        num_before = len(requests)
+        later = [replace(each, start_s=each.start_s + begin_s) for each in trace.sessions]
+        outcome = fleet.run(Trace(trace.name, later))
+        requests, begin_s = list(outcome.requests), outcome.duration_s + _GAP_S
+    return requests[num_before:]
 
 
 def with_handoff(shape: Shape, profile: Profile, context: int) -> Profile:
@@ -86,8 +91,7 @@ def with_handoff(shape: Shape, profile: Profile, context: int) -> Profile:
     if not profile.handoff_s:
         return replace(profile, handoff_s=2e-5)
     bare = replace(profile, handoff_s=0.0)
-    calibration = calibration_trace(context)
-    lone = Trace("lone", calibration.sessions[:1])
+    lone = calibration_traces(context)[0]
     spec = simulated_fleet(shape, context, bare.timing)
     moved = [each for each in Fleet(spec, seed=0).run(lone).requests if each.prefill is not None]
     if not moved:

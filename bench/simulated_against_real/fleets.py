@@ -9,6 +9,7 @@ from bench.replay.vocabulary import Target, learn_vocabulary
 from bench.tools.fleet import BenchFleet, FleetConfig
 from protocol.messages import Role
 from router.routing.decision import decide
+from router.routing.placement import Targets
 from scheduling.scheduler import SchedulerConfig
 from simulator.delays import Delays
 from simulator.devices.step_times import StepTimes
@@ -20,6 +21,7 @@ NUM_BLOCKS = 2048
 MAX_BATCH = 64
 CHUNK_MIN, CHUNK_MAX = 16, 512
 ITL_TARGET_MS = 50.0
+TTFT_TARGET_MS = 1000.0
 _BYTES_PER_BLOCK = 1 << 18  # the time to move them is part of the measured latency
 _BYTES_PER_S = 1e10
 
@@ -38,25 +40,28 @@ SHAPES = {each.name: each for each in (Shape("split", 1, 1), Shape("colocated", 
 
 def real_fleet(model: str, shape: Shape) -> BenchFleet:
     """The fleet's processes, not started yet."""
-    flags = (
-        "--device=cpu",
-        "--torch-threads=1",
-        f"--block-size={BLOCK_TOKENS}",
-        f"--num-blocks={NUM_BLOCKS}",
-        f"--max-batch-size={MAX_BATCH}",
-        f"--chunk-min-tokens={CHUNK_MIN}",
-        f"--chunk-max-tokens={CHUNK_MAX}",
-        f"--itl-target-ms={ITL_TARGET_MS}",
-    )
-    return BenchFleet(
-        FleetConfig(
-            model,
-            1,
-            shape.num_prefill,
-            shape.num_decode,
-            worker_flags=flags,
-            router_flags=("--kv-fetch=off",),  # the simulator's workers do not fetch either
-        )
+    return BenchFleet(fleet_config(model, shape))
+
+
+def fleet_config(model: str, shape: Shape) -> FleetConfig:
+    """The settings of the fleet's processes."""
+    return FleetConfig(
+        model,
+        1,
+        shape.num_prefill,
+        shape.num_decode,
+        worker_flags=(
+            "--device=cpu",
+            "--torch-threads=1",
+            f"--block-size={BLOCK_TOKENS}",
+            f"--num-blocks={NUM_BLOCKS}",
+            f"--max-batch-size={MAX_BATCH}",
+            f"--chunk-min-tokens={CHUNK_MIN}",
+            f"--chunk-max-tokens={CHUNK_MAX}",
+            f"--itl-target-ms={ITL_TARGET_MS}",
+        ),
+        # The simulator's workers do not fetch either.
+        router_flags=("--kv-fetch=off", f"--ttft-target-ms={TTFT_TARGET_MS}"),
     )
 
 
@@ -77,12 +82,14 @@ def max_context(target: Target) -> int:
 @dataclass(frozen=True)
 class Timing:
     """The machine's times for the simulator: steps of a worker alone (`times`), the share by which
-    a busy second worker lengthens them (`contention`), messages, and the latency of a transfer."""
+    a busy second worker lengthens them (`contention`), the part of a step's time between two steps
+    (`turn_s`), messages, and the latency of a transfer."""
 
     times: StepTimes
     delays: Delays
     contention: float
     link_s: float
+    turn_s: float = 0.0
 
 
 def simulated_fleet(shape: Shape, context: int, timing: Timing) -> FleetSpec:
@@ -105,10 +112,18 @@ def simulated_fleet(shape: Shape, context: int, timing: Timing) -> FleetSpec:
                 timing.times,
                 contention=timing.contention,
                 learns_every_step=True,
+                turn_s=timing.turn_s,
             ),
             count,
         )
         for role, count in ((Role.PREFILL, shape.num_prefill), (Role.DECODE, shape.num_decode))
         if count
     )
-    return FleetSpec(pools, lambda: decide, _BYTES_PER_S, timing.link_s, timing.delays)
+    return FleetSpec(
+        pools,
+        lambda: decide,
+        _BYTES_PER_S,
+        timing.link_s,
+        timing.delays,
+        targets=Targets(TTFT_TARGET_MS),
+    )

@@ -4,19 +4,17 @@ of workers that compute, and how much longer steps take beside other workers' st
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.replay.player import Played
+from bench.simulated_against_real.computing import Computing, Traced
 from simulator.delays import ByComputing, MeasuredDelays
 from simulator.devices.measured_steps import TabledSteps
 from simulator.devices.step_times import ChunkWork
 
-Traced = Sequence[tuple[Played, Mapping[str, Any]]]
-"""Requests with their traces."""
 _LEAST_SAMPLES = 10
 
 
@@ -40,26 +38,19 @@ class Mixture:
 
     def __init__(self, traced: Traced, began_wall_s: float) -> None:
         self._courses = [_course(played, trace, began_wall_s) for played, trace in traced]
-        self._computing: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for _, trace in traced:
-            attempt = trace["attempts"][-1]
-            for worker in (attempt["prefill"], attempt["decode"]):
-                spans = [*worker["chunks"], *worker.get("steps", ())] if worker else []
-                if spans:
-                    start, end = min(each[0] for each in spans), max(each[1] for each in spans)
-                    self._computing[worker["worker_id"]].append((start / 1e6, end / 1e6))
+        self._computing = Computing([trace for _, trace in traced])
 
     def delays(self) -> MeasuredDelays:
         """The delays of the load's requests."""
         placing, sending, first, last = (defaultdict[int, list[float]](list) for _ in range(4))
         for each in self._courses:
-            placing[self._num_computing(each.sent)].append(each.placed - each.sent)
-            if not self._is_computing(each.prompt, each.placed):
-                number = self._num_computing(each.placed, each.prompt)
+            placing[self._computing.number(each.sent)].append(each.placed - each.sent)
+            if not self._computing.is_under_way(each.prompt, each.placed):
+                number = self._computing.number(each.placed, each.prompt)
                 sending[number].append(each.chunks[0][0] - each.placed)
             done = each.chunks[-1][1]
-            first[self._num_computing(done, each.prompt)].append(each.first_token - done)
-            number = self._num_computing(each.last_step, each.decode)
+            first[self._computing.number(done, each.prompt)].append(each.first_token - done)
+            number = self._computing.number(each.last_step, each.decode)
             last[number].append(each.end - each.last_step)
         return MeasuredDelays(*map(_by_computing, (placing, sending, first, last)))
 
@@ -73,7 +64,7 @@ class Mixture:
                 pairs = done * tokens + tokens * (tokens + 1) // 2
                 alone = times.seconds(0, 0, ChunkWork(tokens, pairs, done + tokens))
                 done += tokens
-                share = self._share_beside(each.prompt, start, end)
+                share = self._computing.share_beside(each.prompt, start, end)
                 if share in (0.0, 1.0):
                     took[share == 1.0] += end - start
                     expected[share == 1.0] += alone
@@ -81,29 +72,6 @@ class Mixture:
             return 0.0
         alone_ratio, beside_ratio = (took[key] / expected[key] for key in (False, True))
         return min(1.0, max(0.0, beside_ratio / alone_ratio - 1.0))
-
-    def _num_computing(self, at: float, besides: str = "") -> int:
-        return sum(
-            self._is_computing(worker, at) for worker in self._computing if worker != besides
-        )
-
-    def _is_computing(self, worker: str, at: float) -> bool:
-        return any(start <= at < end for start, end in self._computing[worker])
-
-    def _share_beside(self, worker: str, start: float, end: float) -> float:
-        """The share of a span in which any other worker computes: exact if it is 0 or 1."""
-        others = [
-            (max(start, one), min(end, other))
-            for name, spans in self._computing.items()
-            if name != worker
-            for one, other in spans
-            if one < end and other > start
-        ]
-        covered, until = 0.0, start
-        for one, other in sorted(others):
-            covered += max(0.0, other - max(one, until))
-            until = max(until, other)
-        return 1.0 if math.isclose(covered, end - start) else covered / (end - start)
 
 
 def _course(played: Played, trace: Mapping[str, Any], began_wall_s: float) -> _Course:

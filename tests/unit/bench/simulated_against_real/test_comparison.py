@@ -12,7 +12,7 @@ from bench.replay.player import Played
 from bench.simulated_against_real import machine
 from bench.simulated_against_real.calibration import (
     Profile,
-    calibration_trace,
+    calibration_traces,
     chunk_table,
     decode_table,
     delays_of,
@@ -24,12 +24,17 @@ from bench.simulated_against_real.comparison import (
     simulate,
     with_handoff,
 )
-from bench.simulated_against_real.fleets import BLOCK_TOKENS, SHAPES
+from bench.simulated_against_real.fleets import (
+    BLOCK_TOKENS,
+    SHAPES,
+    TTFT_TARGET_MS,
+    fleet_config,
+)
 from bench.simulated_against_real.loads import LOADS, MIXTURE, Load, load_trace
 from bench.simulated_against_real.machine import MachineWatch, Usage
 from simulator.delays import Delays
 from simulator.devices.measured_steps import TabledSteps
-from simulator.traces.sessions import Session, Trace, Turn
+from simulator.traces.sessions import BlockRuns, Session, Trace, Turn
 
 US = 1_000_000
 PROFILE = Profile(
@@ -47,10 +52,13 @@ def alone(prompt: int, *chunks: tuple[float, float, int]) -> tuple[Played, dict[
     return played, {"attempts": [attempt], "handoff_ms": None}
 
 
-def decoding(prompt: int, *steps: tuple[float, float, int]) -> tuple[Played, dict[str, Any]]:
+def decoding(
+    prompt: int, *steps: tuple[float, float, int], worker: str = "d1"
+) -> tuple[Played, dict[str, Any]]:
     spans = [[round(begin * US), round(end * US), rows, 1, 0] for begin, end, rows in steps]
     played = Played("s", 0, 0.0, num_prompt=prompt)
-    return played, {"attempts": [{"decode": {"steps": spans}, "prefill": None}]}
+    decode = {"worker_id": worker, "chunks": [], "steps": spans}
+    return played, {"attempts": [{"decode": decode, "prefill": None}]}
 
 
 def test_chunks_are_timed_with_the_pause_behind_them() -> None:
@@ -75,6 +83,16 @@ def test_decodes_are_timed_from_begin_to_begin() -> None:
     assert table[0][1] == pytest.approx(0.01 - per_context * 2 * (24 + 4.5), rel=0.02)
 
 
+def test_decodes_beside_another_worker_count_without_the_contention() -> None:
+    """Steps of two take 10 ms, and a fifth more while the other worker computes."""
+    beside = [(n * 0.012, n * 0.012 + 0.011, 2) for n in range(11)]
+    other = decoding(24, *[(n * 0.006, n * 0.006 + 0.005, 1) for n in range(22)], worker="d2")
+    lone = [(9.0 + n * 0.02, 9.0 + n * 0.02 + 0.019, 4) for n in range(11)]
+    groups = [decoding(24, *beside), other, decoding(24, *lone)]
+    assert dict(decode_table(groups, 0.2)[0]) == pytest.approx({1: 0.005, 2: 0.01, 4: 0.02})
+    assert dict(decode_table(groups)[0])[2] == pytest.approx(0.012)
+
+
 def test_more_work_never_takes_less_time() -> None:
     points = [(1, 3.0, 1), (2, 1.0, 3), (4, 2.0, 1), (8, 5.0, 1)]
     assert rising(points) == ((1, 1.5), (2, 1.5), (4, 2.0), (8, 5.0))
@@ -89,10 +107,10 @@ def test_what_lies_around_a_prompt_is_shared_out() -> None:
     assert found.message_s + found.answer_s == pytest.approx(0.01, rel=0.01)
 
 
-def test_a_load_is_as_dense_as_the_fleet_allows_and_is_simulated_after_the_calibration() -> None:
+def test_a_load_is_as_dense_as_the_fleet_allows() -> None:
     load = Load("x", 0.3, "poisson:rate={rate},requests={count},prompt={prompt},output={output}")
     trace = load_trace(load, PROFILE.costs, 1024, 10.0)
-    requests = simulate(SHAPES["split"], PROFILE, 1024, trace)
+    requests = simulate(SHAPES["split"], PROFILE, 1024, [trace])
     assert len(requests) == trace.num_turns
     assert all(0 < each.ttft_s < each.end - each.arrival + 1e-9 for each in requests)
     assert all(
@@ -113,7 +131,7 @@ def test_no_load_repeats_a_prompt_of_another_one() -> None:
 
 def test_steps_beside_another_worker_s_take_longer() -> None:
     lone, crowded = (
-        simulate(SHAPES["colocated"], replace(PROFILE, contention=each), 1024, two_at_once())
+        simulate(SHAPES["colocated"], replace(PROFILE, contention=each), 1024, [two_at_once()])
         for each in (0.0, 0.25)
     )
     assert lone[0].decode != lone[1].decode
@@ -124,10 +142,43 @@ def two_at_once() -> Trace:
     return Trace("two", [Session(f"s{n}", 0.0, (Turn(0.0, 100, 50),)) for n in range(2)])
 
 
+def test_a_load_is_simulated_after_all_that_the_real_fleet_served_before() -> None:
+    first, second, third = (
+        Trace(f"t{n}", [Session("s", 0.0, (Turn(0.0, 100, 9, BlockRuns(n, 16, ((0, 6),))),))])
+        for n in range(3)
+    )
+    profile = replace(PROFILE, served=(first, second))
+    for repeated in (first, second, third):
+        (found,) = simulate(SHAPES["split"], profile, 1024, [third, repeated])
+        assert (found.number, found.cached_tokens) == (3, 96)
+    assert simulate(SHAPES["split"], profile, 1024, [third])[0].cached_tokens == 0
+
+
+def test_traces_before_a_load_are_over_when_it_begins() -> None:
+    long = Trace("long", [Session("s", 0.0, (Turn(0.0, 900, 40),) * 5)])
+    profile = replace(PROFILE, served=(long,))
+    (found,) = simulate(SHAPES["colocated"], profile, 1024, [single(1.0)])
+    assert found.arrival > 1.0 + 5 * (0.1 + 40 * 0.002)
+
+
+def test_a_decode_worker_computes_prompts_that_miss_the_router_s_target_elsewhere() -> None:
+    """Forty prompts of 60 ms at once: the last ones would wait for more than a second."""
+    sessions = [Session(f"s{n}", 0.0, (Turn(0.0, 500, 2),)) for n in range(40)]
+    taught = replace(PROFILE, served=tuple(calibration_traces(1024)))
+    found = simulate(SHAPES["split"], taught, 1024, [Trace("burst", sessions)])
+    assert 0 < sum(each.prefill is None for each in found) < len(found) / 2
+    flag = f"--ttft-target-ms={TTFT_TARGET_MS}"
+    assert flag in fleet_config("m", SHAPES["split"]).router_flags
+
+
+def single(start_s: float) -> Trace:
+    return Trace("single", [Session("x", start_s, (Turn(0.0, 100, 9),))])
+
+
 def test_links_take_what_messages_leave_of_a_handoff() -> None:
     fitted = with_handoff(SHAPES["split"], PROFILE, 1024)
     assert 0 < fitted.handoff_s < PROFILE.handoff_s
-    assert calibration_trace(1024).sessions[0].turns[-1].num_prompt <= 1024
+    assert calibration_traces(1024)[0].sessions[0].turns[-1].num_prompt <= 1024
 
 
 def compared(real: float, simulated: float, foreign: float = 0.01) -> Comparison:
