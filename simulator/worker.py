@@ -225,7 +225,7 @@ class SimulatedWorker:
         """Plan a step, and begin it. `run` has just been leapt over; it goes on if nothing has
         happened."""
         goes_on = run is not None and not (self._has_woken or self._has_changed)
-        goes_on = goes_on and not (self.spec.contention or self.spec.learns_every_step)
+        goes_on = goes_on and not self.spec.is_stepwise
         self._has_woken = False
         batch = _NOTHING
         if self.scheduler.has_work:
@@ -270,7 +270,8 @@ class SimulatedWorker:
         """Begin a step with prompt chunks."""
         rows, context = len(batch.decodes), sum([each.num_tokens for each in batch.decodes])
         now, work = self._queue.now, chunk_work(batch, self.spec.windows)
-        seconds = self.spec.times.seconds(rows, context, work) * self._slowdown
+        seconds = self.spec.times.seconds(rows, context, work)
+        seconds *= self._slowdown(self.spec.contention)
         self._step_ends = ends = now + seconds
         self._queue.step_end(ends, self.number, self._end_step, batch, batch.cost, seconds)
 
@@ -320,20 +321,18 @@ class SimulatedWorker:
                 blocks = moved_blocks(task.sequence, group, num_tokens, start)
                 self.handoffs.ready(task.request.key, blocks, task.num_chunks)
 
-    @property
-    def _slowdown(self) -> float:
+    def _slowdown(self, contention: float) -> float:
         """The factor by which a step that begins now takes longer, because a neighbour computes."""
-        if not self.spec.contention or not any(each.is_busy for each in self.neighbours):
-            return 1.0
-        return 1.0 + self.spec.contention
+        is_beside = contention and any(each.is_busy for each in self.neighbours)
+        return 1.0 + contention if is_beside else 1.0
 
     def _decode(self, batch: Batch) -> None:
         """Begin a run of steps, of which as many are leapt over as can follow each other."""
         rows, now = len(batch.decodes), self._queue.now
         context = sum([len(each.tokens) for each in batch.decodes])
         fixed, slope = self.spec.times.decode_line(rows)
-        if self.spec.contention:
-            fixed, slope = fixed * self._slowdown, slope * self._slowdown
+        slower = self._slowdown(self.spec.decode_contention)
+        fixed, slope = fixed * slower, slope * slower
         learns = rows != self._learnt_rows or self.spec.learns_every_step
         self._leap(DecodeRun(batch, now, rows, context, fixed, slope, learns))
 

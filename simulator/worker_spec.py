@@ -29,8 +29,9 @@ class WorkerSpec:
     `num_blocks` blocks of all layers, of `block_bytes` each, fit into memory. If layers are in
     groups, `layout` says which. `windows` are those of the model. `max_leap` 1 computes every step
     by itself. So do `learns_every_step`, with which the step model learns from the warm-up and from
-    every step, as those of real workers do, and `contention`: a step that begins while another
-    worker computes takes longer by this share, as on cores that share their memory's bandwidth.
+    every step, as those of real workers do, and contention: a step that begins while another
+    worker computes takes longer, as on cores that share their memory's bandwidth, by the share
+    `contention` if it has prompt chunks, and by `decode_contention` if it has none.
     `turn_s` is the part of each step's time that lies between two steps, of which step models do
     not learn.
     """
@@ -44,15 +45,21 @@ class WorkerSpec:
     num_cards: int = 1
     max_leap: int = MAX_STEPS
     contention: float = 0.0
+    decode_contention: float = 0.0
     learns_every_step: bool = False
     turn_s: float = 0.0
     layout: KvLayout | None = None
     windows: tuple[int, ...] = ()
 
     @property
+    def is_stepwise(self) -> bool:
+        """Whether equal steps may take or teach something else."""
+        return bool(self.contention or self.decode_contention or self.learns_every_step)
+
+    @property
     def most_steps(self) -> int:
         """How many steps may be leapt over at once."""
-        return 1 if self.contention or self.learns_every_step else self.max_leap
+        return 1 if self.is_stepwise else self.max_leap
 
     @property
     def bytes_by_group(self) -> tuple[float, ...]:

@@ -130,8 +130,9 @@ def _in_words(profile: Profile) -> str:
         f"decodes {decodes} ms; chunks {chunks} ms; request {1e3 * delays.request_s:.2f} ms, "
         f"message {1e3 * delays.message_s:.2f} ms, answer {1e3 * delays.answer_s:.2f} ms, "
         f"link {1e3 * profile.handoff_s:.2f} ms; steps beside others "
-        f"{profile.contention:+.0%}; CPU of router and client "
-        f"{1e3 * profile.request_cpu_s:.2f} ms a request, {1e3 * profile.token_cpu_s:.3f} a token"
+        f"{profile.contention:+.0%}, decodes {profile.decode_contention:+.0%}; "
+        f"CPU of router and client {1e3 * profile.request_cpu_s:.2f} ms a request, "
+        f"{1e3 * profile.token_cpu_s:.3f} a token"
     )
 
 

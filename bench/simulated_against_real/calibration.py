@@ -20,7 +20,7 @@ import psutil
 
 from bench.replay.player import Played, Player
 from bench.replay.vocabulary import Target
-from bench.simulated_against_real.computing import Computing, Traced
+from bench.simulated_against_real.computing import Traced, decode_steps, timed_decodes
 from bench.simulated_against_real.fleets import Timing
 from bench.simulated_against_real.loads import MIXTURE, Costs, load_trace
 from bench.simulated_against_real.mixture import Mixture
@@ -42,8 +42,9 @@ _MIXTURE_S = 15.0
 class Profile:
     """The measurements of one kind of worker, its router and its links. A request takes
     `request_cpu_s` and `token_cpu_s` for each output token of the router and of the client, which
-    share the workers' cores. `contention` and `turn_s` are those of `WorkerSpec`. `served` is what
-    the fleet had served when it was measured, one trace after the other."""
+    share the workers' cores. `contention`, `decode_contention` and `turn_s` are those of
+    `WorkerSpec`. `served` is what the fleet had served when it was measured, one trace after the
+    other."""
 
     times: TabledSteps
     delays: Delays
@@ -52,6 +53,7 @@ class Profile:
     token_cpu_s: float = 0.0
     contention: float = 0.0
     turn_s: float = 0.0
+    decode_contention: float = 0.0
     served: tuple[Trace, ...] = ()
 
     @property
@@ -62,7 +64,14 @@ class Profile:
     @property
     def timing(self) -> Timing:
         """The times that the simulator needs."""
-        return Timing(self.times, self.delays, self.contention, self.handoff_s, self.turn_s)
+        return Timing(
+            self.times,
+            self.delays,
+            self.contention,
+            self.handoff_s,
+            self.turn_s,
+            self.decode_contention,
+        )
 
     def as_card(self) -> dict[str, Any]:
         """A file for `--gpu`."""
@@ -118,15 +127,16 @@ def calibrate(player: Player, target: Target, context: int, router_pid: int) -> 
     traced, _ = _traced(player, target, load, router_pid)
     mixture = Mixture(traced, player.began_wall_s)
     contention = mixture.contention(times)
-    decodes, per_context = decode_table(groups, contention)
-    times = replace(times, decodes=decodes, per_context_s=per_context)
+    alone_share, decode_contention = mixture.decodes(times)
+    decodes = tuple((rows, took * alone_share) for rows, took in times.decodes)
+    times = replace(times, decodes=decodes, per_context_s=times.per_context_s * alone_share)
     delays, measured = delays_of(began_wall_s, alone), mixture.delays()
     message_s = min(delays.message_s, _low(measured.sending[0]), _low(measured.last[0]))
     delays = replace(delays, message_s=max(1e-5, message_s), measured=measured)
     handoff_s = _handoff_s([each for _, each in alone])
     return Profile(
         times, delays, handoff_s, request_cpu_s, token_cpu_s, contention, turn_s,
-        served=(lone, *others, load),
+        decode_contention, served=(lone, *others, load),
     )  # fmt: skip
 
 
@@ -175,18 +185,12 @@ def _chunks(trace: Mapping[str, Any]) -> list[tuple[float, float, int]]:
     return [(start / 1e6, end / 1e6, tokens) for start, end, tokens in worker["chunks"]]
 
 
-def _decode_steps(trace: Mapping[str, Any]) -> list[tuple[float, float, int, int, int]]:
-    """Begin, end, sequences, number of steps and prompt tokens of decode steps."""
-    decode = _attempt(trace)["decode"] or {"steps": []}
-    return [(start / 1e6, end / 1e6, *rest) for start, end, *rest in decode["steps"]]
-
-
 def _turn_s(traces: Sequence[Mapping[str, Any]]) -> float:
     """The time between two steps of a worker that has work."""
     gaps = [
         later[0] - step[1]
         for trace in traces
-        for step, later in pairwise(_decode_steps(trace))
+        for step, later in pairwise(decode_steps(trace))
         if 0 <= later[0] - step[1] < 0.005
     ]
     return statistics.median(gaps) if gaps else 0.0
@@ -217,21 +221,13 @@ def chunk_table(traces: Sequence[Mapping[str, Any]], turn_s: float) -> tuple[Tab
     return rising(bare), per_pair
 
 
-def decode_table(groups: Traced, contention: float = 0.0) -> tuple[Table, float]:
-    """Seconds by sequences, and by token of their contexts, on a worker alone: without the share
-    `contention` of the time in which another worker computed."""
-    computing = Computing([trace for _, trace in groups])
+def decode_table(groups: Traced) -> tuple[Table, float]:
+    """Seconds by sequences, and by token of their contexts."""
     taken: dict[tuple[int, bool], list[tuple[float, float]]] = defaultdict(list)
     for played, trace in groups:
-        context = played.num_prompt
-        for step, later in pairwise(_decode_steps(trace)):
-            start, _, rows, count, tokens = step
-            beside = computing.share_beside(_attempt(trace)["decode"]["worker_id"], start, step[1])
-            period = (later[0] - start) / count / (1.0 + contention * beside)
-            if not tokens and not later[4] and later[2] == rows and later[0] - step[1] < 0.005:
-                is_long = played.num_prompt > _SHORT_PROMPT
-                taken[rows, is_long].append((period, rows * context))
-            context += count
+        is_long = played.num_prompt > _SHORT_PROMPT
+        for each in timed_decodes(played, trace):
+            taken[each.rows, is_long].append((each.seconds, each.context))
     medians = {
         key: tuple(statistics.median(part) for part in zip(*values, strict=True))
         for key, values in taken.items()

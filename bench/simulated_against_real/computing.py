@@ -1,10 +1,12 @@
-"""When workers computed, as the traces of requests tell."""
+"""When workers computed, and how long their decodes took, as the traces of requests tell."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from bench.replay.player import Played
@@ -48,3 +50,32 @@ class Computing:
             covered += max(0.0, other - max(one, until))
             until = max(until, other)
         return 1.0 if math.isclose(covered, end - start) else covered / (end - start)
+
+
+@dataclass(frozen=True)
+class TimedDecode:
+    """A step that only decodes, and is followed at once by one like it: it took `seconds` until
+    that one's begin. `context` is that of its `rows` sequences, if all are as long as the request
+    whose trace has it."""
+
+    start: float
+    end: float
+    rows: int
+    context: int
+    seconds: float
+
+
+def timed_decodes(played: Played, trace: Mapping[str, Any]) -> Iterator[TimedDecode]:
+    """The decodes of a request, one for each entry of its trace."""
+    context = played.num_prompt
+    for step, later in pairwise(decode_steps(trace)):
+        start, end, rows, count, tokens = step
+        if not tokens and not later[4] and later[2] == rows and later[0] - end < 0.005:
+            yield TimedDecode(start, end, rows, rows * context, (later[0] - start) / count)
+        context += count
+
+
+def decode_steps(trace: Mapping[str, Any]) -> list[tuple[float, float, int, int, int]]:
+    """Begin, end, sequences, number of steps and prompt tokens of decode steps."""
+    decode = trace["attempts"][-1]["decode"] or {"steps": []}
+    return [(start / 1e6, end / 1e6, *rest) for start, end, *rest in decode["steps"]]

@@ -82,14 +82,15 @@ def max_context(target: Target) -> int:
 @dataclass(frozen=True)
 class Timing:
     """The machine's times for the simulator: steps of a worker alone (`times`), the share by which
-    a busy second worker lengthens them (`contention`), the part of a step's time between two steps
-    (`turn_s`), messages, and the latency of a transfer."""
+    a busy second worker lengthens them (`contention`, `decode_contention`), the part of a
+    step's time between two steps (`turn_s`), messages, and the latency of a transfer."""
 
     times: StepTimes
     delays: Delays
     contention: float
     link_s: float
     turn_s: float = 0.0
+    decode_contention: float = 0.0
 
 
 def simulated_fleet(shape: Shape, context: int, timing: Timing) -> FleetSpec:
@@ -111,6 +112,7 @@ def simulated_fleet(shape: Shape, context: int, timing: Timing) -> FleetSpec:
                 context,
                 timing.times,
                 contention=timing.contention,
+                decode_contention=timing.decode_contention,
                 learns_every_step=True,
                 turn_s=timing.turn_s,
             ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.replay.player import Played
-from bench.simulated_against_real.computing import Computing, Traced
+from bench.simulated_against_real.computing import Computing, Traced, timed_decodes
 from simulator.delays import ByComputing, MeasuredDelays
 from simulator.devices.measured_steps import TabledSteps
 from simulator.devices.step_times import ChunkWork
@@ -38,6 +38,7 @@ class Mixture:
 
     def __init__(self, traced: Traced, began_wall_s: float) -> None:
         self._courses = [_course(played, trace, began_wall_s) for played, trace in traced]
+        self._traced = traced
         self._computing = Computing([trace for _, trace in traced])
 
     def delays(self) -> MeasuredDelays:
@@ -72,6 +73,24 @@ class Mixture:
             return 0.0
         alone_ratio, beside_ratio = (took[key] / expected[key] for key in (False, True))
         return min(1.0, max(0.0, beside_ratio / alone_ratio - 1.0))
+
+    def decodes(self, times: TabledSteps) -> tuple[float, float]:
+        """By what factor decodes took longer than those times while no other worker computed, and
+        by what share they took longer still, in all, while one did."""
+        took, expected = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+        for played, trace in self._traced:
+            for each in timed_decodes(played, trace):
+                worker = trace["attempts"][-1]["decode"]["worker_id"]
+                share = self._computing.share_beside(worker, each.start, each.end)
+                if share in (0.0, 1.0):
+                    fixed_s, slope_s = times.decode_line(each.rows)
+                    took[share == 1.0] += each.seconds
+                    expected[share == 1.0] += fixed_s + slope_s * each.context
+        if not expected[False]:
+            return 1.0, 0.0
+        alone = took[False] / expected[False]
+        beside = took[True] / expected[True] if expected[True] else alone
+        return alone, max(0.0, beside / alone - 1.0)
 
 
 def _course(played: Played, trace: Mapping[str, Any], began_wall_s: float) -> _Course:

@@ -51,3 +51,19 @@ def test_a_prompt_that_waits_for_its_worker_s_step_tells_nothing_of_messages() -
 def test_chunks_beside_other_steps_are_compared_with_those_of_a_worker_alone() -> None:
     assert Mixture([ALONE, BESIDE, LATER], BEGAN).contention(TIMES) == pytest.approx(0.5, rel=0.01)
     assert Mixture([ALONE, LATER], BEGAN).contention(TIMES) == 0.0
+
+
+def test_decodes_beside_other_steps_are_compared_with_those_of_a_worker_alone() -> None:
+    """Alone they take 3 ms, half as long again as the table says, and 4.5 ms beside others."""
+    alone, beside, other = (
+        served("d1", 0.0, 0.001, (0.002, 0.102), (0.103, 0.5)),
+        served("d1", 0.6, 0.605, (0.61, 0.71), (0.72, 0.8)),
+        served("d2", 0.6, 0.605, (0.61, 0.71), (0.71, 0.9)),
+    )
+    for (_, trace), begin, took in ((alone, 0.103, 0.003), (beside, 0.72, 0.0045)):
+        starts = [begin + number * took for number in range(11)]
+        spans = [[round((BEGAN + at) * 1e6) for at in (each, each + 0.002)] for each in starts]
+        trace["attempts"][-1]["decode"]["steps"] = [[*each, 1, 1, 0] for each in spans]
+    found = Mixture([alone, beside, other], BEGAN)
+    assert found.decodes(TIMES) == (pytest.approx(1.5, rel=0.01), pytest.approx(0.5, rel=0.01))
+    assert Mixture([alone], BEGAN).decodes(TIMES) == (pytest.approx(1.5, rel=0.01), 0.0)
