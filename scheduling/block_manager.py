@@ -51,6 +51,7 @@ class BlockManager:
         self._parent_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._num_uses = [0] * num_blocks
+        self._released_use = [0] * num_blocks  # what `_num_uses` was at a block's last release
         self._stays_here: set[int] = set()  # cached blocks that `coldest` leaves out
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
@@ -58,7 +59,7 @@ class BlockManager:
         self.num_moves = 0
         """Calls so far that pinned or unpinned blocks."""
         self.num_changes = 0
-        """Times so far that a block was allocated or became free."""
+        """Times so far that a block was allocated, or became free with new contents."""
 
     @property
     def num_free(self) -> int:
@@ -140,11 +141,14 @@ class BlockManager:
         """Unpin blocks, given in chain order; the tail of the chain is evicted first."""
         self.num_moves += 1
         pins, free, hash_of = self._pins, self._free, self._hash_of
+        uses, released = self._num_uses, self._released_use
         for block in reversed(blocks):
             assert pins[block] > 0, f"block {block} released twice"
             pins[block] -= 1
             if pins[block] == 0:
-                self.num_changes += 1
+                if released[block] != uses[block]:
+                    released[block] = uses[block]
+                    self.num_changes += 1
                 free[block] = None
                 if hash_of[block] is None:
                     free.move_to_end(block, last=False)

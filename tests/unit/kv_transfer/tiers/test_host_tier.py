@@ -124,6 +124,22 @@ def test_saved_blocks_are_not_looked_at_again(pool: Pool, monkeypatch: pytest.Mo
     assert sorted(looked_at) == sorted(new)
 
 
+def test_prompts_that_are_cached_whole_cause_no_search_for_cold_blocks(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.fill(chain("a", 6))
+    pool.turn()
+    monkeypatch.setattr(pool.tiers, "_unsaved", lambda: pytest.fail("nothing new to save"))
+    for _ in range(50):
+        table = pool.blocks.match(chain("a", 6))
+        pool.blocks.pin(table)
+        pool.blocks.release(table)
+        pool.tiers.turn(pool.now)
+    pool.fill(chain("b", 2))
+    with pytest.raises(pytest.fail.Exception):
+        pool.tiers.turn(pool.now)
+
+
 def test_a_block_that_is_allocated_while_it_is_copied_is_not_kept(pool: Pool) -> None:
     pool.fill(chain("a", 8))
     pool.thread.is_held = True
