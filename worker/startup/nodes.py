@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from engine.checkpoint.files import model_fingerprint
 from engine.device import pick_device
@@ -29,6 +29,26 @@ from worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=WorkerSettings)
+
+
+class Host(Protocol):
+    """The settings that place one host of a worker and its ranks."""
+
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def num_ranks(self) -> int: ...
+    @property
+    def tensor_parallel(self) -> int: ...
+    @property
+    def is_head(self) -> bool: ...
+    @property
+    def master_addr(self) -> str | None: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def advertise_address(self) -> str | None: ...
+
 
 _LWS = {
     "nnodes": "LWS_GROUP_SIZE",
@@ -63,13 +83,26 @@ def placed(settings: S, environ: Mapping[str, str]) -> S:
 
 
 def _check(settings: WorkerSettings) -> None:
-    nodes, number, tp_size = settings.num_nodes, settings.node_rank, settings.tensor_parallel
+    nodes, number = settings.num_nodes, settings.node_rank
     if number is not None and number >= nodes:
         raise ConfigError(
             f"node_rank {number}: {nodes} hosts (nnodes) have the numbers 0 to {nodes - 1}"
         )
     if nodes == 1:
         return
+    require_fit(settings)
+    if settings.transport == "shm":
+        raise ConfigError(f"nnodes {nodes}: transport shm stays on one host; leave it out")
+    if settings.kv_checksum:
+        raise ConfigError(f"nnodes {nodes}: no host has whole KV blocks; leave kv_checksum out")
+    device = pick_device(settings.device)
+    if device.type != "cpu":
+        raise ConfigError(f"nnodes {nodes}: on cpu, not {device}")
+
+
+def require_fit(settings: Host) -> None:
+    """Raises ConfigError unless the ranks can lie on these hosts, and the head's host is known."""
+    nodes, tp_size = settings.num_nodes, settings.tensor_parallel
     if settings.num_ranks % nodes:
         raise ConfigError(
             f"nnodes {nodes} must divide the {settings.num_ranks} ranks (tensor_parallel times "
@@ -85,13 +118,6 @@ def _check(settings: WorkerSettings) -> None:
         raise ConfigError(f"nnodes {nodes} needs master_addr, the address of the host of node 0")
     if is_wildcard(settings.master_addr):
         raise ConfigError(f"master_addr {settings.master_addr} is no address of a host")
-    if settings.transport == "shm":
-        raise ConfigError(f"nnodes {nodes}: transport shm stays on one host; leave it out")
-    if settings.kv_checksum:
-        raise ConfigError(f"nnodes {nodes}: no host has whole KV blocks; leave kv_checksum out")
-    device = pick_device(settings.device)
-    if device.type != "cpu":
-        raise ConfigError(f"nnodes {nodes}: on cpu, not {device}")
 
 
 def terms_of(
@@ -114,13 +140,13 @@ def terms_of(
     return terms | {"the model's fingerprint": model_fingerprint(folder)}
 
 
-def ranks_of(settings: WorkerSettings, node: int) -> range:
+def ranks_of(settings: Host, node: int) -> range:
     """The numbers of the ranks on a host."""
     num_local = settings.num_ranks // settings.num_nodes
     return range(node * num_local, (node + 1) * num_local)
 
 
-def own_address(settings: WorkerSettings) -> str:
+def own_address(settings: Host) -> str:
     """The address of this host to which ranks of other hosts connect. Raises ConfigError."""
     assert settings.master_addr is not None
     if is_loopback(settings.master_addr) or (settings.is_head and is_address(settings.master_addr)):

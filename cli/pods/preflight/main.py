@@ -1,4 +1,5 @@
-"""Runs the checks of one host, then moves blocks to and from the other processes of the run."""
+"""Runs the checks of one host, then connects to the other processes of the run: as ranks of one
+worker, if it has several hosts, and to move blocks."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from cli.pods.preflight.findings import (
     check_store,
 )
 from cli.pods.preflight.meeting import Meeting
+from cli.pods.preflight.rank_ways import check_ranks
 from cli.pods.preflight.settings import PreflightSettings
 from kv_transfer.transports.registry import chosen_transport, create_transport
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
@@ -44,9 +46,10 @@ def main(argv: Sequence[str]) -> int:
     for each in findings:
         print(each, flush=True)
     if all(each.is_ok is not False for each in findings):
-        for each in check_blocks(settings):
-            print(each, flush=True)
-            findings.append(each)
+        for check in (check_ranks, check_blocks):
+            for each in check(settings):
+                print(each, flush=True)
+                findings.append(each)
     failed = [each.name for each in findings if each.is_ok is False]
     if failed:
         print(f"baton preflight: {', '.join(failed)}: see above", file=sys.stderr)

@@ -24,6 +24,19 @@ class PreflightSettings:
     kv_interface: tuple[str, ...] = setting_of(WorkerSettings, "kv_interface")
     allow_kv_over_tcp: bool = setting_of(WorkerSettings, "allow_kv_over_tcp")
     kv_ports: str | None = setting_of(WorkerSettings, "kv_ports")
+    advertise_address: str | None = setting_of(WorkerSettings, "advertise_address")
+    tensor_parallel: int = setting_of(WorkerSettings, "tensor_parallel")
+    pipeline_parallel: int = setting_of(WorkerSettings, "pipeline_parallel")
+    nnodes: int | None = setting_of(
+        WorkerSettings,
+        "nnodes",
+        help="hosts of one worker whose ranks' ways to each other are checked; equal to "
+        "preflight_processes, and process 0 is the head; none: 1, which checks no such ways",
+    )
+    master_addr: str | None = setting_of(
+        WorkerSettings, "master_addr", help="address of the host of process 0, the worker's head"
+    )
+    master_port: int = setting_of(WorkerSettings, "master_port")
 
     preflight_run: str = setting(
         help="name of this run, the same in all its processes and new each time",
@@ -42,3 +55,18 @@ class PreflightSettings:
     wait_s: float = setting(
         600.0, help="how long to wait for the other processes", unit="s", minimum=0
     )
+
+    @property
+    def num_nodes(self) -> int:
+        """The hosts of the worker."""
+        return self.nnodes or 1
+
+    @property
+    def num_ranks(self) -> int:
+        """The ranks of the worker."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this host is that of the worker's head."""
+        return self.preflight_index == 0

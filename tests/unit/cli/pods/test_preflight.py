@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.tools.processes import free_port
 from cli.main import main
 from cli.pods.preflight import findings
 from cli.pods.preflight.blocks import BlockMover
@@ -32,7 +33,7 @@ def valkey() -> Iterator[EmbeddedValkey]:
         yield running
 
 
-def run_of(valkey: EmbeddedValkey, index: int) -> subprocess.Popen[str]:
+def run_of(valkey: EmbeddedValkey, index: int, head_port: int) -> subprocess.Popen[str]:
     environ = {
         **os.environ,
         "BATON_REDIS_URL": valkey.url,
@@ -41,16 +42,24 @@ def run_of(valkey: EmbeddedValkey, index: int) -> subprocess.Popen[str]:
     }
     command = [sys.executable, "-m", "cli.main", "preflight", "--preflight-run=pair"]
     command += ["--preflight-mib=4", "--device=cpu", "--wait-s=120"]
+    command += ["--nnodes=2", "--tensor-parallel=2", "--master-addr=127.0.0.1"]
+    command.append(f"--master-port={head_port}")
     return subprocess.Popen(command, cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE)
 
 
-def test_two_processes_move_blocks_to_each_other(valkey: EmbeddedValkey) -> None:
-    for process in [run_of(valkey, index) for index in (0, 1)]:
-        text, _ = process.communicate(timeout=240)
+def test_two_processes_connect_as_ranks_and_move_blocks_to_each_other(
+    valkey: EmbeddedValkey,
+) -> None:
+    port = free_port()
+    processes = [run_of(valkey, index, port) for index in (0, 1)]
+    texts = [process.communicate(timeout=240)[0] for process in processes]
+    for process, text in zip(processes, texts, strict=True):
         assert process.returncode == 0, text
         assert "ok    store: answers in" in text
         assert "4 MiB at" in text
         assert "UCX may use" in text
+    assert "ok    rank 0 to rank 1: 127.0.0.1:" in texts[0]
+    assert f"ok    rank 1 to the head: 127.0.0.1:{port} answers in" in texts[1]
 
 
 def meeting(valkey: EmbeddedValkey, run: str, secret: str = SECRET) -> Meeting:
