@@ -41,7 +41,7 @@ class OtherNode:
 @dataclass(frozen=True)
 class FleetConfig:
     """The fleet's size, its model, and the flags of each kind of process; `role_flags` are for
-    prefill or decode workers alone, or for one router by its name; `role_prefix` is a command that
+    prefill or decode workers alone, or for one process by its name; `role_prefix` is a command that
     runs the workers of a role, and `worker_module` what they run. `other_nodes` are parts of
     workers, by names that begin with `node`. The store listens on `store_host`."""
 
@@ -152,6 +152,7 @@ class BenchFleet:
             f"--parent-pid={os.getpid()}",
             *self._config.worker_flags,
             *self._config.role_flags.get(role, ()),
+            *self._config.role_flags.get(name, ()),
         ]
 
     def forget(self, name: str) -> None:

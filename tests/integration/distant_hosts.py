@@ -46,6 +46,7 @@ def two_hosts() -> Iterator[TwoHosts]:
         pytest.skip(reason)
     with TwoHosts() as both:
         yield both
+    assert not [each for each in both.namespaces if Path("/run/netns", each).exists()]
 
 
 Main = Callable[[list[str]], int]
@@ -84,13 +85,19 @@ class _ForkedProcesses(Processes):
         module, *arguments = command[command.index("-m") + 1 :]
         host = command[command.index("exec") + 1] if "netns" in command else None
         log = str(self.folder / f"{name}.log")
-        life = partial(_live, host, module, arguments, {**os.environ, **environment}, log)
+        env = {**os.environ, **environment}
+        life = partial(self._live, host, module, arguments, env, log)
         self._lives[name] = ForkedProcess(life)  # type: ignore[assignment]
 
-
-def _live(
-    host: str | None, module: str, arguments: Sequence[str], env: Mapping[str, str], log: str
-) -> int:
-    if host is not None:
-        enter(host)
-    run_module(module, arguments, env, log)
+    def _live(
+        self,
+        host: str | None,
+        module: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        log: str,
+    ) -> int:
+        self._folder._finalizer.detach()  # type: ignore[attr-defined]  # the folder is the parent's
+        if host is not None:
+            enter(host)
+        run_module(module, arguments, env, log)

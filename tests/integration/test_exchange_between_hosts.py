@@ -93,19 +93,19 @@ def main(argv: list[str]) -> int:
     )
     with BenchFleet(config) as fleet:
         model = fleet.workers("router-1")["decode-1"]["model"]
-        url = fleet.url("router-1")  # a forked node that ends removes the folder that tells it
+        url = fleet.url("router-1")
         answers = [complete(fleet, model, prompt) for prompt in PROMPTS]
         sent = count_of(url, "prefill-1", "blocks_sent", lambda found: found >= NUM_WHOLE)
         received = count_of(url, "decode-1", "blocks_received", lambda found: found >= sent)
-        log = (fleet._processes.folder / "decode-1.log").open()
         answer, was_lost_on_the_way = complete_while_a_rank_dies(fleet, url, model, sent)
         count_of(url, "decode-1", "blocks_stuck", lambda found: found == 0)
+        log = (fleet._processes.folder / "decode-1.log").read_text()
     found = {
         "answers": [*answers, answer],
         "sent": sent,
         "received": received,
         "was_lost_on_the_way": was_lost_on_the_way,
-        "log": log.read(),
+        "log": log,
     }
     print(json.dumps(found))
     return 0
@@ -122,7 +122,8 @@ def count_of(url: str, worker: str, name: str, is_final: Callable[[int], bool]) 
 def reported(url: str, worker: str, name: str) -> int:
     with urllib.request.urlopen(f"{url}/fleet", timeout=END_S) as answer:
         workers = {each["worker_id"]: each for each in json.load(answer)["workers"]}
-    return int({**workers[worker], **workers[worker]["counters"]}[name])
+    # a worker whose first report has not come has no counters
+    return int({**workers[worker], **workers[worker]["counters"]}.get(name, 0))
 
 
 def complete_while_a_rank_dies(

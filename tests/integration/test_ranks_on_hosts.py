@@ -16,7 +16,6 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import psutil
 import pytest
@@ -28,7 +27,7 @@ from tests.integration.distant_hosts import forked_on_host, two_hosts
 from tests.integration.one_engine import tokens_of_one_engine
 from tests.paths import DEMO_MODEL
 
-END_S = 60.0
+END_S = 120.0
 NUM_TOKENS = 24
 PROMPTS = [list(range(40, 77)), list(range(100, 340))]
 ENGINE = ("--dtype=float32", "--device=cpu", "--torch-threads=1", "--num-blocks=128")
@@ -94,11 +93,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def complete(fleet: BenchFleet, model: str, prompt: list[int]) -> list[int]:
+def complete(
+    fleet: BenchFleet, model: str, prompt: list[int], num_tokens: int = NUM_TOKENS
+) -> list[int]:
     body = {
         "model": model,
         "prompt": prompt,
-        "max_tokens": NUM_TOKENS,
+        "max_tokens": num_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
@@ -113,32 +114,36 @@ def complete(fleet: BenchFleet, model: str, prompt: list[int]) -> list[int]:
 
 def break_down(fleet: BenchFleet, model: str, other: str, fault: str) -> tuple[str, list[str]]:
     """What both nodes have logged, and the processes that are left, after a fault."""
-    nodes = [psutil.Process(fleet.pids[each]) for each in ("decode-1", "node-1")]
+    names = ["decode-1", "node-1"]
+    running = ranks_of(fleet, names)
+    head, node = (psutil.Process(fleet.pids[each]) for each in names)
+    hand = node.children()[0]
+    match fault:
+        case "cut off":
+            command = ["ip", "-n", other, "link", "set", INTERFACE, "down"]
+            subprocess.run(command, check=True)
+        case "killed":
+            hand.kill()
+        case "stopped":
+            hand.send_signal(signal.SIGSTOP)
+            with contextlib.suppress(OSError):
+                complete(fleet, model, PROMPTS[0])
+        case "node killed":
+            node.kill()
+        case "node told to stop":
+            node.terminate()
+        case "head killed":
+            head.kill()
+    left = left_after(END_S, running)
+    logs = [fleet._processes.folder / f"{each}.log" for each in names]
+    return "".join(each.read_text() for each in logs), left
+
+
+def ranks_of(fleet: BenchFleet, names: list[str]) -> dict[int, str]:
+    """These processes and their children, by new pidfds, for `left_after`."""
+    nodes = [psutil.Process(fleet.pids[each]) for each in names]
     ranks = [each for node in nodes for each in (node, *node.children())]
-    running = {os.pidfd_open(each.pid): str(each) for each in ranks}
-    hand = nodes[1].children()[0]
-    with ExitStack() as stack:
-        # a forked node that ends removes the folder
-        names = [fleet._processes.folder / f"{each}.log" for each in ("decode-1", "node-1")]
-        logs = [stack.enter_context(each.open()) for each in names]
-        match fault:
-            case "cut off":
-                command = ["ip", "-n", other, "link", "set", INTERFACE, "down"]
-                subprocess.run(command, check=True)
-            case "killed":
-                hand.kill()
-            case "stopped":
-                hand.send_signal(signal.SIGSTOP)
-                with contextlib.suppress(OSError):
-                    complete(fleet, model, PROMPTS[0])
-            case "node killed":
-                nodes[1].kill()
-            case "node told to stop":
-                nodes[1].terminate()
-            case "head killed":
-                nodes[0].kill()
-        left = left_after(END_S, running)
-        return "".join(each.read() for each in logs), left
+    return {os.pidfd_open(each.pid): str(each) for each in ranks}
 
 
 def left_after(limit_s: float, running: dict[int, str]) -> list[str]:
