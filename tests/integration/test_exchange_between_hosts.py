@@ -99,13 +99,13 @@ def main(argv: list[str]) -> int:
         received = count_of(url, "decode-1", "blocks_received", lambda found: found >= sent)
         answer, was_lost_on_the_way = complete_while_a_rank_dies(fleet, url, model, sent)
         count_of(url, "decode-1", "blocks_stuck", lambda found: found == 0)
-        log = (fleet._processes.folder / "decode-1.log").read_text()
+        log = (fleet._processes.folder / "decode-1.log").open()  # read when all is said
     found = {
         "answers": [*answers, answer],
         "sent": sent,
         "received": received,
         "was_lost_on_the_way": was_lost_on_the_way,
-        "log": log,
+        "log": log.read(),
     }
     print(json.dumps(found))
     return 0
