@@ -49,7 +49,7 @@ class TabledSteps:
     chunks: Table
     per_context_s: float
     per_pair_s: float
-    _known: dict[tuple[int, int], float] = field(default_factory=dict, compare=False)
+    _known: dict[tuple[int, int], float] = field(default_factory=dict, init=False, compare=False)
 
     def decode_line(self, num_rows: int) -> tuple[float, float]:
         """See `StepTimes`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,3 +68,8 @@ def test_decodes_beside_other_steps_are_compared_with_those_of_a_worker_alone() 
     found = Mixture([alone, beside, other], BEGAN)
     assert found.decodes(TIMES) == (pytest.approx(1.5, rel=0.01), pytest.approx(0.5, rel=0.01))
     assert Mixture([alone], BEGAN).decodes(TIMES) == (pytest.approx(1.5, rel=0.01), 0.0)
+
+
+def test_times_with_another_table_remember_none_of_the_former_one() -> None:
+    assert TIMES.decode_line(1)[0] == 0.002
+    assert replace(TIMES, decodes=((1, 0.003),)).decode_line(1)[0] == 0.003
