@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import math
 import os
 import socket
 import ssl
+import struct
+import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,8 @@ from process.sockets.host_names import unbracketed
 from protocol.errors import ConfigError
 
 BACKLOG = 2048
+CLOSE_WAIT_S = 0.5
+"""How long clients may take to close a TLS connection that a stopping server has closed."""
 ABORT_WAIT_S = 2.0
 """How long requests may take to end once the grace period is over, and clients to read that."""
 CANCEL_WAIT_S = 1.0
@@ -117,14 +122,17 @@ class HttpServer(uvicorn.Server):
     async def serve_until(self, stop: asyncio.Event, listener: socket.socket) -> None:
         """Serve on `listener` until `stop` is set; returns when no connection and no request is
         left."""
-        watching = asyncio.create_task(self._watch(stop))
+        watching = [asyncio.create_task(self._watch(stop))]
+        if self._tls is not None:
+            watching.append(asyncio.create_task(self._finish_closes(stop)))
         try:
             await self.serve(sockets=[listener])
             if self.server_state.tasks:
                 await asyncio.wait(self.server_state.tasks, timeout=ABORT_WAIT_S)
         finally:
-            watching.cancel()
-            await asyncio.wait([watching])
+            for task in watching:
+                task.cancel()
+            await asyncio.wait(watching)
             self._doorway.protocols.peers.close()
 
     def wait_for(self, task: asyncio.Task[None]) -> None:
@@ -161,5 +169,33 @@ class HttpServer(uvicorn.Server):
         await asyncio.sleep(self._grace_s)
         self._on_grace_over()
         await asyncio.sleep(ABORT_WAIT_S)
-        for connection in list(self.server_state.connections):
-            cast(BoundedProtocol, connection).abort("server stopped")
+        for connection in self._connections():
+            connection.abort("server stopped")
+
+    async def _finish_closes(self, stop: asyncio.Event) -> None:
+        """Once the server stops, end TLS connections that are closed on our side, whose clients
+        have received everything. The event loop would wait 30 s for them to close theirs, and
+        clients that keep idle connections in a pool do not look."""
+        await stop.wait()
+        closing: set[BoundedProtocol] = set()
+        while True:
+            await asyncio.sleep(CLOSE_WAIT_S)
+            connections = self._connections()
+            for each in connections:
+                if each in closing and _has_received_all(each.transport):
+                    each.transport.abort()
+            closing = {each for each in connections if each.transport.is_closing()}
+
+    def _connections(self) -> list[BoundedProtocol]:
+        return [cast(BoundedProtocol, each) for each in self.server_state.connections]
+
+
+def _has_received_all(transport: asyncio.Transport) -> bool:
+    """Whether the client's host has confirmed all bytes. Linux only: False on other systems."""
+    try:
+        unconfirmed = fcntl.ioctl(
+            transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4)
+        )
+    except OSError:
+        return False  # it is closed, or this system does not say
+    return struct.unpack("i", unconfirmed) == (0,)

@@ -7,6 +7,7 @@ its process ends.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -28,7 +29,10 @@ from process.store.valkey_binary import INSTEAD, find_binary
 from process.temporary_files import temporary_file
 from protocol.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 _POLL_S = 0.01
+_STOP_WAIT_S = 5.0
 _TETHER = Path(__file__).parents[1] / "bound_command.py"
 _ATTEMPTS = 5
 
@@ -165,8 +169,9 @@ class EmbeddedValkey:
         if self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.wait(timeout=5.0)
+                self._process.wait(_STOP_WAIT_S)
             except subprocess.TimeoutExpired:
+                log.warning("the embedded Valkey did not stop in time and is killed")
                 self._process.kill()
         self._process.wait()
         self._process = None

@@ -95,3 +95,24 @@ def test_other_methods(sent: bytes, status: int) -> None:
         assert answer.endswith(b"\r\n\r\n") == (status == 200)
     finally:
         server.close()
+
+
+def test_clients_that_do_not_read_do_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some hold an answer larger than the kernel buffers; others have sent half a request."""
+    monkeypatch.setattr(metrics_server, "DEADLINE_S", 10 * WAIT_S)
+    asked = threading.Event()
+
+    def verbose() -> str:
+        asked.set()
+        return "x" * 10**7
+
+    server = start_metrics_server(0, "127.0.0.1", None, {"/verbose": verbose})
+    with contextlib.ExitStack() as stack:
+        for sent in (b"GET /verbose HTTP/1.1\r\n\r\n", b"GET /verbose HTTP/1.1\r\n", b""):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            client.sendall(sent)
+        assert asked.wait(WAIT_S)
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        closing.join(WAIT_S)
+        assert not closing.is_alive()

@@ -62,6 +62,14 @@ def in_flight(served: Served) -> int:
     return sum(bool(each._exchanges) for each in served.server.server_state.connections)
 
 
+def certificate(folder: Path) -> tuple[TlsFiles, ssl.SSLContext]:
+    """A server's new certificate in this folder, and a client's context that trusts it."""
+    authority, trusting = trustme.CA(), ssl.create_default_context()
+    write_certificate(authority, folder)
+    authority.configure_trust(trusting)
+    return TlsFiles(str(folder / "cert.pem"), str(folder / "key.pem")), trusting
+
+
 async def connect(served: Served, tls: ssl.SSLContext | None) -> socket.socket:
     """A client that reads nothing, once its TLS is set up."""
     client = await served.connect()
@@ -86,16 +94,13 @@ async def test_a_client_that_neither_reads_nor_leaves_does_not_keep_the_server(
     is_tls: bool,
     sent: bytes,
 ) -> None:
-    authority, trusting = trustme.CA(), ssl.create_default_context()
-    write_certificate(authority, tmp_path)
-    authority.configure_trust(trusting)
-    files = TlsFiles(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")) if is_tls else None
+    files, trusting = certificate(tmp_path) if is_tls else (None, None)
     served = Served(checkpoint, tokenizer, files)
     if sent not in (STREAM, UPLOAD):
         large = TokenDelta([70] * 100_000, finish=FinishReason.LENGTH)
         served.generator.script = lambda request: [large]
     async with serving(served) as stop:
-        client = await connect(served, trusting if is_tls else None)
+        client = await connect(served, trusting)
         await asyncio.to_thread(client.sendall, sent)
         await served.until(lambda: in_flight(served) == 1)
         if sent != UPLOAD:
@@ -154,5 +159,24 @@ async def test_an_attempt_to_upgrade_does_not_keep_the_server(
         await served.send(client, UPGRADE)
         answer = await asyncio.get_running_loop().sock_recv(client, 1000)
         assert answer.startswith(b"HTTP/1.1 405 ")
+        stop.set()
+    assert served.cuts("server stopped") == 0
+
+
+async def test_clients_that_pool_idle_tls_connections_do_not_keep_the_server(
+    checkpoint: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not look at a connection, and so do not close it, until they need it again."""
+    monkeypatch.setattr("gateway.http.server.CLOSE_WAIT_S", 0.05)
+    monkeypatch.setattr("gateway.http.server.ABORT_WAIT_S", 10.0)
+    files, trusting = certificate(tmp_path)
+    served = Served(checkpoint, tokenizer, files)
+    async with serving(served) as stop:
+        client = await connect(served, trusting)
+        await asyncio.to_thread(client.sendall, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await asyncio.to_thread(client.recv, 1000)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        await connect(served, trusting)
+        await served.until(lambda: len(served.server.server_state.connections) == 2)
         stop.set()
     assert served.cuts("server stopped") == 0

@@ -43,6 +43,17 @@ def test_starts_with_a_password_and_stops() -> None:
     valkey.stop()
 
 
+def test_a_server_that_stands_still_is_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("process.store.embedded_valkey._STOP_WAIT_S", 0.1)
+    with EmbeddedValkey() as valkey:
+        pid = valkey.pid
+        os.kill(pid, signal.SIGSTOP)
+    assert not psutil.pid_exists(pid)
+    assert caplog.messages == ["the embedded Valkey did not stop in time and is killed"]
+
+
 def test_restarts_at_the_same_url_without_memory() -> None:
     with EmbeddedValkey() as valkey:
         url, former = valkey.url, valkey.pid
