@@ -33,6 +33,8 @@ _IN_SCHEMA = "at 1(8): failed to compile JSON schema: "
 _NO_GRAMMAR = "start: <|nothing|>"
 _JSON_PART = re.compile(r"%json\s*(?=\{)")
 _NO_SCHEMAS = frozenset(("properties", "const", "enum", "default", "examples"))
+MAX_REPEATS = 2**32 - 1
+"""The largest count in a regular expression."""
 MAX_SCHEMA_NESTING = 500
 """Levels of a JSON schema: a third of what overflows a thread's stack of 8 MiB in llguidance."""
 MAX_OPTIONAL_PROPERTIES = 480
@@ -198,6 +200,12 @@ def plain_trouble(message: str) -> str:
         return "it has a dead end: there is a beginning that nothing can follow"
     if "Too many items" in message or "ff_tokens" in message:
         return "it is too large, or no finite text follows it (is a reference to itself required?)"
+    if "too many expressions" in message:
+        return "a pattern in it is too large"
+    if "decimal literal invalid" in message:
+        return f"a pattern or a length in it has a count of more than {MAX_REPEATS}"
+    if "number out of range" in message:
+        return "a number in it is out of range: larger than 1.7e308"
     if "regex parse error" in message:
         lines = [each.strip() for each in message.strip().splitlines()]
         reason = next((each for each in lines if each.startswith("error: ")), "")

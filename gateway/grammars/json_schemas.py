@@ -24,6 +24,12 @@ from gateway.grammars.patterns import (
     enforceable_pattern,
     format_schemas,
 )
+from gateway.grammars.schema_numbers import (
+    MAX_COUNT,
+    place_of_huge_number,
+    without_idle_limits,
+    wrong_count,
+)
 from protocol.errors import InvalidRequest
 
 Schema = dict[str, Any] | bool
@@ -49,6 +55,8 @@ _TYPES = ("null", "boolean", "string", "number", "array", "object")
 _ANNOTATIONS = frozenset(("title", "description", "$comment", "examples", "deprecated"))
 _UNREADABLE = ("regex parse error", "nvalid regex", "lookarounds not supported")
 """What llguidance says of a pattern that it cannot follow."""
+_RANGES = ("regex for float range", "regex for integer range", "nested parentheses")
+"""What llguidance says of a bound with too many digits."""
 _UNIMPLEMENTED = re.compile(r'"([^"]+)"')
 
 
@@ -59,7 +67,7 @@ class SchemaReader:
 
     def __init__(self, schema: Schema, param: str, strict: bool) -> None:
         """Raises InvalidRequest for a schema that nests too deeply or that no finite value follows,
-        or a strict one that cannot be enforced."""
+        for numbers out of range, or for a strict schema that cannot be enforced."""
         self._param = param
         self._strict = strict
         self._dropped: dict[str, None] = {}
@@ -69,6 +77,11 @@ class SchemaReader:
         trouble = too_hard(schema)
         if trouble:
             raise InvalidRequest(f"'{param}' {trouble}", param)
+        huge = place_of_huge_number(schema)
+        if huge is not None:
+            raise InvalidRequest(
+                f"'{param}': the number at '#{huge}' is out of range: larger than 1.7e308", param
+            )
         self._source: Schema = with_integers(schema)  # with its definitions
         self.schema = self._read(self._source)
         self.grammar = json_schema_grammar(self.schema)
@@ -108,7 +121,7 @@ class SchemaReader:
             self._without.update(("minLength", "maxLength"))
         elif "too many digits" in trouble:
             self._without.add("multipleOf")
-        elif "regex for float range" in trouble or "regex for integer range" in trouble:
+        elif any(each in trouble for each in _RANGES):
             self._without.update(_BOUNDS)
         if (len(self._without), self._doubts_patterns) == before:
             return False
@@ -123,7 +136,9 @@ class SchemaReader:
         wrong with it."""
         if not isinstance(schema, dict):
             return schema
-        made = {key: self._inner(key, value, path) for key, value in schema.items()}
+        own = without_idle_limits(schema)
+        self._check_counts(own, path)
+        made = {key: self._inner(key, value, path) for key, value in own.items()}
         for key in self._without & made.keys():
             self._weaken(made, key, path)
         names = made.get("patternProperties")
@@ -132,6 +147,14 @@ class SchemaReader:
         for adapt in _STEPS:
             adapt(self, made, path)
         return _with_null(made)
+
+    def _check_counts(self, schema: dict[str, Any], path: str) -> None:
+        key = wrong_count(schema)
+        if key is not None:
+            raise InvalidRequest(
+                f"'{self._param}': '{key}' at '#{path}' must be an integer from 0 to {MAX_COUNT}",
+                self._param,
+            )
 
     def _inner(self, key: str, value: Any, path: str) -> Any:
         here = f"{path}/{key}"
