@@ -22,7 +22,7 @@ from http_kit.tenant import EVERYBODY, Tenant
 CALLER = "baton.caller"
 """The key of an ASGI scope under which its `Caller` is."""
 KEY_NAME = "baton.key_name"
-"""The key of an ASGI scope under which the name of the admin key is; only for the controls."""
+"""The key of an ASGI scope under which the name of an operator's key is."""
 _DIGEST_BYTES = 16
 _PURPOSE = b"baton caller"
 

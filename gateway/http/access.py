@@ -164,7 +164,7 @@ class KeyCheck:
             return True
         found = None if door is Door.OPEN else rules.find(door, keys)
         if door is not Door.OPEN and door is not Door.API:
-            if found is not None and door is Door.CONTROL:
+            if found is not None:
                 scope[KEY_NAME] = found.name
             return found is not None
         is_admin = (

@@ -50,6 +50,16 @@ def test_hello_then_messages_in_both_directions(bench: Bench) -> None:
     assert not server.refused
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_link_knows_the_address_of_a_server_that_has_answered(bench: Bench, host: str) -> None:
+    """An IPv4 address as such, though the socket of a link is of IPv6."""
+    server = bench.serve(tcp_endpoint(host, 0))
+    link = bench.link(server)
+    assert link.address == ""
+    connected(server, link)
+    assert link.address == host
+
+
 def test_what_both_ends_have_read_does_not_end_their_connection(bench: Bench) -> None:
     """Otherwise an honest connection would end after some minutes."""
     server = bench.serve()

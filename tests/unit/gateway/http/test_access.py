@@ -163,6 +163,26 @@ async def test_a_missing_admin_key_says_how_to_set_one() -> None:
     assert "BATON_ADMIN_KEYS" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("rings", "path", "has_keys"),
+    [
+        ({"viewer": ring(VIEWER)}, "/fleet", True),
+        ({"viewer": ring(VIEWER)}, "/later", False),
+        ({"viewer": ring(VIEWER)}, "/control/drain", False),
+        ({"admin": ring(ADMIN)}, "/fleet", True),
+        ({"admin": ring(ADMIN)}, "/control/drain", True),
+        ({"api": ring(API)}, "/v1/models", True),
+        ({"api": ring(API), "supervisor": ring(SUPERVISOR)}, "/later", False),
+    ],
+)
+async def test_a_refusal_says_if_no_key_opens_its_door(rings, path: str, has_keys: bool) -> None:
+    client, _ = guarded(**rings)
+    async with client:
+        answer = await client.get(path)
+    assert answer.status_code == 401
+    assert ("the router has none" in answer.json()["error"]["message"]) is not has_keys
+
+
 def settings(**values) -> RouterSettings:
     known = {"model": "m", "redis_url": "redis://x", "cluster_secret": "s" * 16}
     return RouterSettings(**(known | values))
@@ -212,22 +232,46 @@ async def test_a_receipt_opens_for_api_keys_and_for_operators() -> None:
     assert (await client.get("/v1/models", headers=headers)).status_code == 401
 
 
-async def test_the_caller_is_known_by_a_digest_of_its_key() -> None:
-    seen: list[Caller] = []
+async def callers(rules: AccessRules, path: str, *headers: dict[str, str]) -> list[Caller | None]:
+    """The callers that an application behind these rules sees."""
+    seen: list[Caller | None] = []
 
     async def app(scope, receive, send) -> None:
-        seen.append(scope[CALLER])
+        seen.append(scope.get(CALLER))
         await PlainTextResponse("inside")(scope, receive, send)
 
-    guard = KeyCheck(
-        app, AccessRules(api=ring(API), admin=ring(ADMIN), salt=b"salt"), CollectorRegistry()
-    )
-    transport = httpx.ASGITransport(guard)
+    transport = httpx.ASGITransport(KeyCheck(app, rules, CollectorRegistry()))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        for key in (API, API, ADMIN):
-            await client.get(RECEIPT, headers={"Authorization": f"Bearer {key}"})
-    first, second, admin = seen
+        for each in headers:
+            assert (await client.get(path, headers=each)).status_code == 200
+    return seen
+
+
+async def test_the_caller_is_known_by_a_digest_of_its_key() -> None:
+    rules = AccessRules(api=ring(API), admin=ring(ADMIN), salt=b"salt")
+    keys = [{"Authorization": f"Bearer {key}"} for key in (API, API, ADMIN)]
+    first, second, admin = await callers(rules, RECEIPT, *keys)
+    assert first is not None
+    assert admin is not None
     assert first == second == Caller(digest_of(API, b"salt"))
     assert API.encode() not in first.digest
     assert admin.is_admin
     assert admin.digest != first.digest
+
+
+async def test_without_keys_callers_are_told_apart_by_what_they_send() -> None:
+    both = {"Authorization": "Bearer one", "x-api-key": "two"}
+    found = await callers(AccessRules(salt=b"salt"), "/v1/models", {}, {"x-api-key": "two"}, both)
+    assert found == [None, Caller(digest_of("two", b"salt")), Caller(digest_of("one", b"salt"))]
+    assert await callers(AccessRules(salt=b"salt"), "/fleet", both) == [None]
+
+
+async def test_a_caller_with_two_keys_is_the_tenant_of_the_one_that_opens() -> None:
+    rules = AccessRules(api=ring(API), salt=b"salt")
+    [plain, both] = await callers(
+        rules, "/v1/models", {"x-api-key": API}, {"Authorization": "Bearer x", "x-api-key": API}
+    )
+    assert plain is not None
+    assert both is not None
+    assert both.tenant == plain.tenant
+    assert plain.tenant.share
