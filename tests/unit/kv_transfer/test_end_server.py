@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kv_transfer import service
 from kv_transfer.end_server import EndFailed, EndServer
 from kv_transfer.transports.end_messages import (
     AddPeer,
@@ -31,7 +32,7 @@ from kv_transfer.transports.end_messages import (
     encode,
 )
 from kv_transfer.transports.interface import PoolMemory, PoolPart, Transport
-from protocol.errors import ConfigError, ProtocolError
+from protocol.errors import ConfigError, ProtocolError, TransferError
 from tests.unit.kv_transfer.fake_transport import FakeTransport
 
 DEADLINE_S = 20.0
@@ -52,6 +53,8 @@ class End(FakeTransport):
 
     def __init__(self, agent: str) -> None:
         super().__init__(agent)
+        self.may_close = threading.Event()
+        self.may_close.set()
         self.closed = threading.Event()
         self.posted: SimpleQueue[object] = SimpleQueue()  # the groups of writes
 
@@ -60,6 +63,7 @@ class End(FakeTransport):
         return super().post_write(*arguments)
 
     def close(self) -> None:
+        assert self.may_close.wait(DEADLINE_S)
         super().close()
         self.closed.set()
 
@@ -69,7 +73,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.opened: list[End] = []
-        self.may_open = True
+        self.open_error: Exception | None = None
         self.opens_now = threading.Event()
         self.opens_now.set()
         self.woken = threading.Event()
@@ -80,8 +84,8 @@ class Rig:
 
     def _open(self) -> Transport:
         assert self.opens_now.wait(DEADLINE_S)
-        if not self.may_open:
-            raise ConfigError("no more")
+        if self.open_error is not None:
+            raise self.open_error
         self.opened.append(End(f"end-{len(self.opened)}"))
         return self.opened[-1]
 
@@ -177,6 +181,17 @@ def test_closing_an_end_that_still_opens_holds_up_nobody(rig: Rig) -> None:
     assert [each.is_closed for each in rig.opened] == [True]
 
 
+def test_an_end_that_does_not_close_is_logged(
+    rig: Rig, end: End, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "CLOSE_TIMEOUT_S", 0.01)
+    end.may_close.clear()
+    rig.server.close()
+    assert "was not closed cleanly: the transfer thread did not end" in caplog.text
+    end.may_close.set()
+    assert end.closed.wait(DEADLINE_S)
+
+
 def test_an_end_polls_more_often_only_while_it_is_told_to_expect_data(rig: Rig, end: End) -> None:
     assert end.expected == []
     rig.tell(Expect(3, True))
@@ -185,8 +200,9 @@ def test_an_end_polls_more_often_only_while_it_is_told_to_expect_data(rig: Rig, 
     assert end.expected == [True, False]
 
 
-def test_an_end_that_does_not_open_says_why(rig: Rig) -> None:
-    rig.may_open = False
+@pytest.mark.parametrize("error", [ConfigError("no more"), TransferError("no more")])
+def test_an_end_that_does_not_open_says_why(rig: Rig, error: Exception) -> None:
+    rig.open_error = error
     rig.tell(OpenEnd(3))
     assert rig.next() == [OpenFailed(3, "no more")]
 

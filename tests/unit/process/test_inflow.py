@@ -173,3 +173,31 @@ def test_a_descriptor_that_belongs_to_another_one_by_now_is_forgotten(
         assert inflow.unread() == {}
         inflow.took(descriptor, 1)
         assert list(inflow.unread()) == [descriptor], "the connection that is there now"
+
+
+def test_a_reader_of_one_connection_says_how_much_it_has_taken_so_far(
+    networks: tuple[Network, Network],
+) -> None:
+    ours, theirs = networks
+    inflow = Inflow(LIMIT)
+    server, endpoint = theirs.listening(zmq.ROUTER, ANY_PORT)
+    socket = ours.connecting(zmq.DEALER, inflow)
+    socket.connect(endpoint)
+    socket.send(b"hello")
+    name, num_taken = server.recv_multipart()[0], 0
+    while not inflow.num_open:
+        PAUSE.wait(0.005)
+    for _ in range(3):
+        server.send_multipart([name, BLOCK])
+        assert socket.poll(WAIT_MS)
+        socket.recv()
+        num_taken += wire_bytes(len(BLOCK))
+        inflow.took_in_all(num_taken)
+    assert list(inflow.unread().values()) == [0]
+    server.send_multipart([name, BLOCK])
+    assert socket.poll(WAIT_MS)
+    inflow.took_in_all(num_taken)
+    [unread] = inflow.unread().values()
+    assert len(BLOCK) - 1000 < unread < len(BLOCK) + 1000
+    socket.close()
+    server.close()
