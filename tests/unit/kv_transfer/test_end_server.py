@@ -158,6 +158,13 @@ def test_a_write_is_posted_in_time_or_not_at_all(rig: Rig, end: End) -> None:
     assert end.num_posted == 0
 
 
+def test_the_time_for_a_write_counts_from_the_beat_that_its_order_names(rig: Rig, end: End) -> None:
+    rig.tell(AddPeer(3, "peer", b"where", 8, ()))
+    assert rig.next() == [PeerIsReady(3, "peer")]
+    rig.tell(Write(3, 7, "peer", [1], [2], 0, 1, within_s=1e12))
+    assert end.posted.get(timeout=DEADLINE_S) == 0
+
+
 def test_ends_come_and_go_alone(rig: Rig, end: End) -> None:
     rig.tell(OpenEnd(4))
     assert rig.next() == [Opened(4, "end-1", b"fake descriptor", 2)]

@@ -73,3 +73,12 @@ def test_an_output_without_a_limit_ends_where_the_answer_is_full(api: LiveApi) -
     assert api.chat(logprobs=True, top_logprobs=20, n=2).status_code == 200
     limits = [request.sampling.max_tokens for request in api.generator.requests]
     assert limits == [3000 // 21 // 2] * 2
+
+
+def test_an_output_without_a_limit_has_a_token_at_least(
+    api: LiveApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice_planner, "MAX_REPORTED_VALUES", 20)
+    assert api.chat(logprobs=True, top_logprobs=20).status_code == 200
+    [request] = api.generator.requests
+    assert request.sampling.max_tokens == 1

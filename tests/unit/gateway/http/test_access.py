@@ -219,6 +219,11 @@ def test_an_open_door_to_strangers_is_told(host, keys, warns, caplog) -> None:
     assert bool(caplog.records) is warns
 
 
+def test_a_file_of_keys_closes_the_door_to_strangers(caplog) -> None:
+    warn_of_open_doors(settings(host="0.0.0.0", api_key_file="keys.json"))
+    assert caplog.records == []
+
+
 RECEIPT = "/v1/requests/cmpl-1/receipt"
 
 
