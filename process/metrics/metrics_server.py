@@ -25,6 +25,8 @@ Probe = Callable[[], str | None]
 MOST_CONNECTIONS = 32
 DEADLINE_S = 10.0
 _BACKLOG = 128
+_TURNS_TO_BEGIN = 4
+"""A connection that was accepted has begun to be served after so many turns of the loop."""
 _MAX_HEAD_BYTES = 16 * 1024
 _METRICS = "/metrics"
 _TEXT = "text/plain; charset=utf-8"
@@ -79,9 +81,12 @@ class MetricsServer:
         )
         await self._stop.wait()
         server.close()
+        for _ in range(_TURNS_TO_BEGIN):
+            await asyncio.sleep(0)
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.sleep(0)  # aborted transports close their sockets in the loop's next turn
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, in place of the oldest one if there are too many."""

@@ -38,7 +38,7 @@ NUM_WHOLE = sum(len(prompt) // BLOCK for prompt in PROMPTS)
 NETWORK = (
     f"--kv-interface={INTERFACE}",
     "--allow-kv-over-tcp=on",
-    "--peer-silence-s=2",
+    "--peer-silence-s=10",  # a full machine loads slowly
     "--stats-interval-ms=20",
 )
 PORTS = {"prefill": 29501, "decode": 29502}

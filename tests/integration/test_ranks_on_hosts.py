@@ -28,6 +28,7 @@ from tests.integration.one_engine import tokens_of_one_engine
 from tests.paths import DEMO_MODEL
 
 END_S = 120.0
+SILENCE_S = 4
 NUM_TOKENS = 24
 PROMPTS = [list(range(40, 77)), list(range(100, 340))]
 ENGINE = ("--dtype=float32", "--device=cpu", "--torch-threads=1", "--num-blocks=128")
@@ -36,12 +37,12 @@ SPAN = (
     f"--master-addr={ADDRESSES[0]}",
     f"--kv-interface={INTERFACE}",
     "--allow-kv-over-tcp=on",
-    "--peer-silence-s=2",
+    f"--peer-silence-s={SILENCE_S}",
 )
 FAULTS = {
     "killed": r"rank \d has ended by signal 9",
-    "stopped": "rank {rank} on node 1 has not answered for 6 s",
-    "cut off": rf"node 1 \({ADDRESSES[1]}\) has said nothing for 2 s",
+    "stopped": f"rank {{rank}} on node 1 has not answered for {3 * SILENCE_S} s",
+    "cut off": rf"node 1 \({ADDRESSES[1]}\) has said nothing for {SILENCE_S} s",
     "node killed": rf"node 1 \({ADDRESSES[1]}\) has closed the connection",
     "node told to stop": "stopped with the worker",
     "head killed": "the head at .* has closed the connection",

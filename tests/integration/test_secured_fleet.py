@@ -21,6 +21,7 @@ from cli.pods.check import main as check
 from cli.status import main as status
 from cli.up_settings import UpSettings
 from gateway.admission.api_keys import hash_key, make_key
+from protocol.errors import ServiceError
 from tests.forked import ForkedChildren
 from tests.integration.reference import DEMO_MODEL
 
@@ -173,8 +174,8 @@ def test_status_shows_the_fleet_with_key_and_certificate(fleet: Fleet, monkeypat
     assert status(flags) == 0
     assert "decode-1" in capsys.readouterr().out
     monkeypatch.setenv("BATON_ADMIN_KEY", API_KEY)
-    assert status(flags) == 1
-    assert "operator's key" in capsys.readouterr().err
+    with pytest.raises(ServiceError, match="operator's key"):
+        status(flags)
 
 
 def test_check_sends_a_chat_with_key_and_certificate(fleet: Fleet, monkeypatch, capsys) -> None:

@@ -110,11 +110,11 @@ def test_a_large_body_is_validated_and_hashed_in_a_thread(api, monkeypatch, size
 
     monkeypatch.setattr(CompletionRequest, "model_validate_json", validating)
     monkeypatch.setattr("gateway.api.body_reader.request_digest", hashing)
-    body = json.dumps({**MODEL_FIELD, "prompt": "Hi"}).encode()
+    body = json.dumps({**MODEL_FIELD, "prompt": "Hi", "stream": True}).encode()
     json_type = {"content-type": "application/json"}
     sent = api.http.post("/v1/completions", content=body.ljust(size), headers=json_type)
     assert sent.status_code == 200
-    assert [what for what, _ in threads] == ["hash", "validate"]
+    assert [what for what, _ in threads] == ["validate", "hash"]
     in_pool = {name.startswith("tokenizer") for _, name in threads}
     assert in_pool == {size > MAX_INLINE_BYTES}
 
