@@ -80,9 +80,10 @@ class MetricsServer:
             self._take, sock=self._listener, limit=_MAX_HEAD_BYTES, backlog=_BACKLOG
         )
         await self._stop.wait()
-        server.close()
+        self._loop.remove_reader(self._listener)  # closed first, it would leave accepted ones open
         for _ in range(_TURNS_TO_BEGIN):
             await asyncio.sleep(0)
+        server.close()
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
