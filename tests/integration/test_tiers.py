@@ -3,6 +3,7 @@ without tiers, also split in two and after a restart."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from cli.fleet import Fleet
+from kv_transfer.tiers.kv_tiers import SCAN_S
 from tests.effort import some
 from tests.integration.fleets import (
     all_counters,
@@ -107,6 +109,14 @@ def test_a_prompt_goes_to_the_worker_whose_tier_holds_its_beginning(long: list[R
             answer = complete(fleet, list(each.prompt), max_tokens=2)
             homes.append(home_of(trace_of(fleet, answer["id"])))
         assert set(homes) == {"decode-1", "decode-2"}
+        stored = [0]
+
+        def is_settled() -> bool:
+            time.sleep(2 * SCAN_S)
+            stored.append(total(fleet, "host_tier_stored_bytes"))
+            return stored[-1] == stored[-2] > 0
+
+        wait_for("all cold blocks in host memory, as routers were told", is_settled)
         loaded = 0
         for each, home in list(zip(long, homes, strict=True))[:NUM_EVICTED]:
             answer = complete(fleet, [*each.prompt[: SHARED * BLOCK], 7, 8, 9], max_tokens=2)
