@@ -3,8 +3,7 @@
 A protocol for uvicorn's server, with limits on requests, on how many are read ahead, and on the
 time that a client may leave an answer unread. Clients that leave, or send nothing more, are noticed
 at once. While a client does not read, flow control holds up the code that makes the answer. After
-the timeout the connection is aborted, and the code that makes the answer learns that the client is
-gone. Knows no paths.
+the timeout the connection is aborted, and that code learns that the client is gone. Knows no paths.
 """
 
 from __future__ import annotations

@@ -177,14 +177,17 @@ class HttpServer(uvicorn.Server):
         have received everything. The event loop would wait 30 s for them to close theirs, and
         clients that keep idle connections in a pool do not look."""
         await stop.wait()
-        closing: set[BoundedProtocol] = set()
+        ended: set[BoundedProtocol] = set()
         while True:
             await asyncio.sleep(CLOSE_WAIT_S)
-            connections = self._connections()
-            for each in connections:
-                if each in closing and _has_received_all(each.transport):
-                    each.transport.abort()
-            closing = {each for each in connections if each.transport.is_closing()}
+            former = ended
+            ended = {
+                each
+                for each in self._connections()
+                if each.transport.is_closing() and _has_received_all(each.transport)
+            }
+            for each in former & ended:  # looked at twice: at one look, more may wait to be written
+                each.transport.abort()
 
     def _connections(self) -> list[BoundedProtocol]:
         return [cast(BoundedProtocol, each) for each in self.server_state.connections]
@@ -192,10 +195,11 @@ class HttpServer(uvicorn.Server):
 
 def _has_received_all(transport: asyncio.Transport) -> bool:
     """Whether the client's host has confirmed all bytes. Linux only: False on other systems."""
+    opened = transport.get_extra_info("socket")
+    if opened is None:
+        return False  # the loop has closed it, and will tell the connection next
     try:
-        unconfirmed = fcntl.ioctl(
-            transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4)
-        )
+        unconfirmed = fcntl.ioctl(opened.fileno(), termios.TIOCOUTQ, bytes(4))
     except OSError:
-        return False  # it is closed, or this system does not say
+        return False  # this system does not say
     return struct.unpack("i", unconfirmed) == (0,)

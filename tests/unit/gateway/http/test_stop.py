@@ -13,6 +13,7 @@ import pytest
 import trustme
 
 from gateway.http.certificates import TlsFiles
+from gateway.http.connection import BoundedProtocol
 from gateway.text.tokenizer import Tokenizer
 from protocol.messages import FinishReason
 from router.requests.interface import TokenDelta
@@ -179,4 +180,36 @@ async def test_clients_that_pool_idle_tls_connections_do_not_keep_the_server(
         await connect(served, trusting)
         await served.until(lambda: len(served.server.server_state.connections) == 2)
         stop.set()
+    assert served.cuts("server stopped") == 0
+
+
+async def test_a_connection_that_is_lost_meanwhile_does_not_keep_other_tls_connections_open(
+    checkpoint: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop closes a TLS socket before it tells the connection."""
+    monkeypatch.setattr("gateway.http.server.CLOSE_WAIT_S", 0.05)
+    monkeypatch.setattr("gateway.http.server.ABORT_WAIT_S", 10.0)
+    lose, told = BoundedProtocol.connection_lost, asyncio.Event()
+
+    async def lose_late(connection: BoundedProtocol, exc: Exception | None) -> None:
+        await told.wait()
+        lose(connection, exc)
+
+    losing: list[asyncio.Task[None]] = []
+    monkeypatch.setattr(
+        BoundedProtocol,
+        "connection_lost",
+        lambda self, exc: losing.append(asyncio.create_task(lose_late(self, exc))),
+    )
+    files, trusting = certificate(tmp_path)
+    served = Served(checkpoint, tokenizer, files)
+    async with serving(served) as stop:
+        leaving = await connect(served, trusting)
+        await connect(served, trusting)
+        await served.until(lambda: len(served.server.server_state.connections) == 2)
+        leaving.close()
+        await served.until(lambda: len(losing) == 1)
+        stop.set()
+        await served.until(lambda: len(losing) == 2)
+        told.set()
     assert served.cuts("server stopped") == 0
