@@ -1,8 +1,8 @@
 """Workers whose ranks each have a pool and a NIXL agent of their own hand KV blocks over: their
 answers beside one worker's, in fp32.
 
-Ranks that share a card reach each other by gloo (`bench.tools.worker_apart`), which NCCL refuses:
-that checks the logic, and NIXL between pools of one card, but no speed.
+NCCL refuses ranks that share a card, so those use gloo (`bench.tools.worker_apart`): that checks
+the logic, and NIXL between pools of one card, but not speed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ON_CARDS = (((2, 1), (2, 1)), ((2, 1), (1, 2)), ((1, 2), (2, 1)), ((2, 1), ONE))
 
 @dataclass(frozen=True)
 class ExchangeLoad:
-    """Prompts of so many tokens, one after the other, between these prefill and decode workers."""
+    """Prompts of `prompts` tokens, one after the other, for each pair of workers: first the prefill
+    worker's layout, then the decode worker's."""
 
     pairs: Sequence[tuple[Layout, Layout]] = (((2, 1), (1, 2)), ((1, 2), ONE), (ONE, (2, 1)))
     prompts: Sequence[int] = (300, 65, 17, 130)
@@ -43,8 +44,8 @@ class ExchangeLoad:
 def check_exchange(
     part: str, folder: Path, devices: tuple[str, str], load: ExchangeLoad, is_shared: bool
 ) -> Iterator[Row]:
-    """`devices` are those of the first ranks of the prefill and the decode worker, which
-    `is_shared` by all ranks of the worker, or followed by a card for each other rank."""
+    """`devices`: the device of the first rank of the prefill worker and of the decode worker. If
+    `is_shared`, all ranks of a worker use that device, else each further rank the next card."""
     expected, _ = _answers(folder, devices, None, load, is_shared)
     for pair in load.pairs:
         answers, lost = _answers(folder, devices, pair, load, is_shared)

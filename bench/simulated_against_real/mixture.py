@@ -111,11 +111,13 @@ def _course(played: Played, trace: Mapping[str, Any], began_wall_s: float) -> _C
 
 
 def _by_computing(found: Mapping[int, Sequence[float]]) -> ByComputing:
-    """The samples by number. A number with few samples gets those of the number below, too."""
-    samples: list[tuple[float, ...]] = []
-    for number in range(max(found) + 1):
+    """The samples by number. A number with few samples gets those of the number below, too; the
+    numbers below the lowest one get that one's."""
+    lowest, highest = min(found), max(found)
+    samples = [sorted(max(0.0, each) for each in found[lowest])] * (lowest + 1)
+    for number in range(lowest + 1, highest + 1):
         own = [max(0.0, each) for each in found.get(number, ())]
-        if samples and len(own) < _LEAST_SAMPLES:
+        if len(own) < _LEAST_SAMPLES:
             own += samples[-1]
-        samples.append(tuple(sorted(own)))
-    return tuple(each for each in samples if each)
+        samples.append(sorted(own))
+    return tuple(map(tuple, samples))

@@ -1,9 +1,8 @@
 """A worker whose ranks share its device as if each had a card: `python -m bench.tools.worker_apart
 decode ...`, with the flags of `baton decode`.
 
-Each rank has a pool of its own, which it moves by an end of its own, and ranks reach each other by
-gloo. Only tests and checks of the logic start such workers: one card or one CPU's host for several
-ranks is slow.
+Each rank has a KV pool and a transport end of its own, and ranks reach each other by gloo. Such
+workers are slow; only tests and checks of the logic start them.
 """
 
 from __future__ import annotations

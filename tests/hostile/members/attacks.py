@@ -73,8 +73,8 @@ def _large_messages(insider: Insider) -> None:
 
 
 def _endless_messages(insider: Insider) -> None:
-    """Send messages without an end, to every port of the workers and from a worker to the router,
-    until each connection is cut or has carried 2 GB."""
+    """Send a message that does not end to every port of the workers, and from a worker to the
+    router, until each connection is cut or has carried 2 GB."""
     network = Network(insider.secret)
     try:
         for role in (Role.PREFILL, Role.DECODE):

@@ -155,15 +155,21 @@ def test_clients_wait_for_what_lies_around_the_fleet() -> None:
 
 
 def test_measured_delays_are_those_for_the_number_of_other_workers_that_compute() -> None:
-    measured = MeasuredDelays(((0.5,), (0.75,)), ((0.25,), (0.125,)), ((1.0,),), ((2.0,), (3.0,)))
-    computing = {"a", "b", "c"}
+    measured = MeasuredDelays(
+        placing=((0.5,), (0.75,)),  # the last one holds for higher numbers, too
+        sending=((0.25,), (0.125,), (9.0,)),
+        first=((9.0,), (1.0,), (9.0,)),
+        last=((2.0,), (3.0,), (9.0,)),
+    )
+    computing = {"a", "b"}
     draws = DelayDraws(
         Delays(message_s=0.125, measured=measured),
         random.Random(0),
         lambda worker: len(computing - {worker}),
     )
-    delays = (draws.placing_s(9), draws.sending_s("a"), draws.answering_s("a", is_last=False))
-    assert delays == (0.75, 0.125, 0.875)  # an answer also took `message_s` to the router
+    first, last = (draws.answering_s("a", is_last=each) for each in (False, True))
+    assert (draws.placing_s(9), draws.sending_s("a")) == (0.75, 0.125)
+    assert (first, last) == (0.875, 2.875)  # an answer also took `message_s` to the router
     computing.clear()
     last = draws.answering_s("a", is_last=True)
     assert (draws.placing_s(9), draws.sending_s("a"), last) == (0.5, 0.25, 1.875)

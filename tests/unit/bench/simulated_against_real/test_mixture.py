@@ -10,6 +10,7 @@ import pytest
 from bench.replay.player import Played
 from bench.simulated_against_real.mixture import Mixture
 from simulator.devices.measured_steps import TabledSteps
+from simulator.devices.step_times import ChunkWork
 
 BEGAN = 1000.0
 TIMES = TabledSteps(((1, 0.002),), ((100, 0.1), (200, 0.2)), 0.0, 0.0)
@@ -41,12 +42,38 @@ def test_delays_are_kept_by_the_number_of_other_workers_that_compute() -> None:
     assert max(found.sending[1]) == pytest.approx(0.006, abs=1e-5)
     assert found.first[0] == pytest.approx((0.003, 0.003), abs=1e-5)
     assert found.last[0] == pytest.approx((0.002, 0.002), abs=1e-5)
+    lengths = [len(each) for each in (found.placing, found.sending, found.first, found.last)]
+    assert lengths == [2, 2, 2, 2]  # none or one of the two workers
+
+
+def test_numbers_of_workers_without_samples_get_those_of_the_lowest_with_some() -> None:
+    one = served("d1", 0.0, 0.001, (0.002, 0.2), (0.2, 0.9))
+    other = served("d2", 0.0, 0.001, (0.002, 0.3), (0.3, 0.9))
+    both = pytest.approx((0.003, 0.003), abs=1e-5)
+    assert Mixture([one, other], BEGAN).delays().first == (both, both)
+
+
+def test_a_prompt_s_delays_are_those_of_the_worker_that_computes_it() -> None:
+    played, trace = served("d1", 0.0, 0.001, (0.002, 0.102), (0.103, 0.5))
+    attempt = trace["attempts"][-1]
+    attempt["prefill"] = {"worker_id": "p1", "chunks": attempt["decode"]["chunks"]}
+    attempt["decode"] = attempt["decode"] | {"chunks": []}
+    found = Mixture([(played, trace)], BEGAN).delays()
+    assert found.sending == (pytest.approx((0.001,), abs=1e-5),)
+    assert found.first == (pytest.approx((0.003,), abs=1e-5),)
+    assert found.last == (pytest.approx((0.002,), abs=1e-5),)
+
+
+def test_ten_samples_are_enough_for_a_number_of_workers() -> None:
+    found = Mixture([ALONE, *[BESIDE] * 10], BEGAN).delays()
+    assert found.placing[1] == pytest.approx([0.004] * 10, abs=1e-5)
 
 
 def test_a_prompt_that_waits_for_its_worker_s_step_tells_nothing_of_messages() -> None:
-    behind = served("d1", 0.2, 0.2, (0.5, 0.6), (0.6, 0.7))
+    behind = served("d1", 0.2, 0.2, (0.45, 0.6), (0.6, 0.7))
     found = Mixture([ALONE, behind], BEGAN).delays()
     assert found.sending == (pytest.approx((0.001,), abs=1e-5),)
+    assert found.last == (pytest.approx((0.002, 0.002), abs=1e-5),)  # d1 is no other worker
 
 
 def test_chunks_beside_other_steps_are_compared_with_those_of_a_worker_alone() -> None:
@@ -54,20 +81,37 @@ def test_chunks_beside_other_steps_are_compared_with_those_of_a_worker_alone() -
     assert Mixture([ALONE, LATER], BEGAN).contention(TIMES) == 0.0
 
 
-def test_decodes_beside_other_steps_are_compared_with_those_of_a_worker_alone() -> None:
-    """Alone they take 3 ms, half as long again as the table says, and 4.5 ms beside others."""
+def test_a_later_chunk_is_compared_with_one_behind_as_many_tokens() -> None:
+    """Alone they take 1.2 times as long as the table says, and 1.8 times beside others."""
+    times = replace(TIMES, per_pair_s=1e-5)
+    first_s, second_s = (
+        times.seconds(0, 0, ChunkWork(100, done * 100 + 5050, done + 100)) for done in (0, 100)
+    )
+    one = served("d1", 0.0, 0.0, (0.0, 1.2 * first_s), (0.7, 0.8))
+    begin, end = (round((BEGAN + each) * 1e6) for each in (0.2, 0.2 + 1.8 * second_s))
+    one[1]["attempts"][-1]["decode"]["chunks"].append([begin, end, 100])
+    other = served("d2", 0.19, 0.19, (0.19, 0.19 + 1.8 * first_s), (0.5, 0.75))
+    assert Mixture([one, other], BEGAN).contention(times) == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(("beside_s", "share"), [(0.00685, 0.5), (0.004, 0.0)])
+def test_decodes_beside_other_steps_are_compared_with_those_of_a_worker_alone(
+    beside_s: float, share: float
+) -> None:
+    """Alone they take 4.57 ms, half as long again as the table says for about 105 tokens."""
+    times = replace(TIMES, per_context_s=1e-5)
     alone, beside, other = (
         served("d1", 0.0, 0.001, (0.002, 0.102), (0.103, 0.5)),
         served("d1", 0.6, 0.605, (0.61, 0.71), (0.72, 0.8)),
         served("d2", 0.6, 0.605, (0.61, 0.71), (0.71, 0.9)),
     )
-    for (_, trace), begin, took in ((alone, 0.103, 0.003), (beside, 0.72, 0.0045)):
+    for (_, trace), begin, took in ((alone, 0.103, 0.00457), (beside, 0.72, beside_s)):
         starts = [begin + number * took for number in range(11)]
         spans = [[round((BEGAN + at) * 1e6) for at in (each, each + 0.002)] for each in starts]
         trace["attempts"][-1]["decode"]["steps"] = [[*each, 1, 1, 0] for each in spans]
     found = Mixture([alone, beside, other], BEGAN)
-    assert found.decodes(TIMES) == (pytest.approx(1.5, rel=0.01), pytest.approx(0.5, rel=0.01))
-    assert Mixture([alone], BEGAN).decodes(TIMES) == (pytest.approx(1.5, rel=0.01), 0.0)
+    assert found.decodes(times) == (pytest.approx(1.5, rel=0.01), pytest.approx(share, rel=0.01))
+    assert Mixture([alone], BEGAN).decodes(times) == (pytest.approx(1.5, rel=0.01), 0.0)
 
 
 def test_times_with_another_table_remember_none_of_the_former_one() -> None:
