@@ -22,7 +22,7 @@ MAX_WINDOW = 4096
 """The most units of a tier that are kept ready for eviction. Examining one that is saved already
 takes 0.1 us."""
 SCAN_S = 0.25
-"""The pool is examined this often while few blocks are allocated or released."""
+"""The pool is examined this often while few blocks are allocated or get new contents."""
 EXPIRE_S = 1.0
 
 

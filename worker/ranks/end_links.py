@@ -1,8 +1,9 @@
 """The head's side of the ends of KV transfers in its hands, whose pools no other process reaches.
 
 A thread passes on orders and reports over the hands' links, and ends the worker when a hand no
-longer answers: nobody knows what such a hand still writes. All processes of a host have one
-monotonic clock, so orders to hands name times and need no beat to count from.
+longer answers: nobody knows what such a hand still writes. Unanswered beats are counted, not
+seconds, so a hand is not lost because the head, or the whole machine, was suspended. All processes
+of a host have one monotonic clock, so orders to hands name times and need no beat to count from.
 """
 
 from __future__ import annotations
@@ -31,20 +32,26 @@ _PERIOD_MS = 250
 
 @dataclass
 class _Link:
-    """The link to the hand with this number. A hand answers once it has loaded."""
+    """The link to the hand with this number. A hand answers once it has loaded; until then its
+    unanswered beats are None."""
 
     rank: int
     stream: FramedStream
     orders: SimpleQueue[bytes] = field(default_factory=SimpleQueue)
-    heard_at: float | None = None
+    num_unanswered: int | None = None
 
 
 class EndLinks:
     """`hosts` are the ends in each hand, in the order of their numbers. `lost` is called from
-    another thread, once, with the reason, when a hand has not answered for `silence_s`."""
+    another thread, once, with the reason, when a hand has not answered the beats of `silence_s`, or
+    sends something invalid."""
 
     def __init__(
-        self, links: Sequence[socket.socket], silence_s: float, lost: Callable[[str], None]
+        self,
+        links: Sequence[socket.socket],
+        silence_s: float,
+        lost: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`links` lead to the hands from number 1 on, and belong to the caller."""
         self._links = [
@@ -52,6 +59,7 @@ class EndLinks:
         ]
         self._silence_s = silence_s
         self._lost = lost
+        self._clock = clock
         self._wakeup = Wakeup()
         self._beat_at = 0.0
         self._is_closing = False
@@ -82,37 +90,40 @@ class EndLinks:
                 self._poll.register(each.stream.socket, wanted)
             self._poll.poll(_PERIOD_MS)
             self._wakeup.clear()
-            now = time.monotonic()
+            now = self._clock()
             is_time = now >= self._beat_at
             self._beat_at = now + _BEAT_S if is_time else self._beat_at
             for each in list(open_links):
                 try:
-                    is_open = self._serve(each, now, is_time)
-                except ProtocolError as error:
-                    self._lost(f"rank {each.rank} makes no sense: {error}")
+                    is_open = self._serve(each, is_time)
+                except (OSError, ProtocolError) as error:
+                    self._lost(f"rank {each.rank} sent an invalid report: {error}")
                     return
                 if not is_open:
                     self._poll.unregister(each.stream.socket)
                     open_links.remove(each)
-                elif each.heard_at is not None and now - each.heard_at > self._silence_s:
+                elif (each.num_unanswered or 0) * _BEAT_S > self._silence_s:
                     self._lost(f"rank {each.rank} has not answered for {self._silence_s:g} s")
                     return
 
-    def _serve(self, link: _Link, now: float, is_time: bool) -> bool:
-        """Pass on orders and reports; False if the hand has ended, which another watch reports.
-        Raises ProtocolError."""
+    def _serve(self, link: _Link, is_time: bool) -> bool:
+        """Pass on orders and reports, and send a beat if `is_time`; False if the hand has ended,
+        which `LinkWatch` reports. Raises OSError for a frame that is too long, and
+        ProtocolError."""
         stream = link.stream
         for _ in range(link.orders.qsize()):
             stream.queue(link.orders.get())
         if is_time:
             stream.queue(BEAT)
+            if link.num_unanswered is not None:
+                link.num_unanswered += 1
         try:
             stream.flush()
             frames = stream.receive()
-        except OSError:
+        except ConnectionError:
             return False
         for frame in frames:
-            link.heard_at = now
+            link.num_unanswered = 0
             if frame != BEAT:
                 self.hosts[link.rank - 1].take(frame)
         return not stream.is_ended

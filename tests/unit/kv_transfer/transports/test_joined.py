@@ -187,10 +187,10 @@ def test_a_peer_is_ready_when_all_ends_reach_it(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("last", ["first", "far"])
-def test_the_peer_hears_of_a_write_when_all_parts_are_over(worker: Worker, last: str) -> None:
+def test_the_peer_is_notified_of_a_write_when_all_parts_are_over(worker: Worker, last: str) -> None:
     worker.ready()
     handle = worker.post()
-    assert worker.first.posted == [("peer", b"")], "no part tells of the whole"
+    assert worker.first.posted == [("peer", b"")], "no part notifies the peer"
     order = worker.far.last(Write)
     assert isinstance(order, Write)
     blocks = (order.source_blocks, order.target_blocks, order.group)

@@ -1,5 +1,5 @@
 """Ranks that each have a pool of their own move its blocks by ends of their own: a hand does what
-the head says once its own steps are over, and a hand that no longer answers is told."""
+the head orders once its own steps are over, and a hand that no longer answers ends its worker."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from queue import SimpleQueue
 from typing import Any
 
@@ -36,6 +38,8 @@ from worker.ranks.end_thread import EndThread
 from worker.ranks.pool_memory import pool_memory
 
 CPUS = ("cpu", "cpu")
+BEAT_FRAME = bytes(4)
+"""An empty frame: its length."""
 
 
 class Pool(PoolEnd):
@@ -90,7 +94,7 @@ def test_blocks_of_all_ranks_leave_and_arrive(num_stages: int) -> None:
 
 
 @with_forked_hands(1)
-def test_a_hand_that_no_longer_answers_is_told() -> None:
+def test_a_hand_that_no_longer_answers_ends_its_worker() -> None:
     with Group(devices=CPUS, transport="nixl", silence_s=1.0) as group:
         group.load()
         (end,) = open_ends(group.hands.hosts)
@@ -176,15 +180,38 @@ def test_orders_name_times_of_the_common_clock(rig: Rig) -> None:
     assert WriteDone(late, "our grant ended before it was posted") in events
 
 
-def test_reports_that_make_no_sense_are_told() -> None:
+@pytest.mark.parametrize("report", [b"\x01\0\0\0\xc1", b"\xff" * 4], ids=["unknown", "too long"])
+def test_an_invalid_report_of_a_hand_ends_its_worker(report: bytes) -> None:
+    with linked() as (theirs, lost):
+        theirs.sendall(report)
+        assert "rank 1 sent an invalid report" in lost.get(timeout=DEADLINE_S)
+
+
+def test_a_hand_is_lost_by_its_unanswered_beats_and_not_by_a_pause_of_the_head() -> None:
+    """The head's clock leaps by a minute at each look, as if the head was suspended each time."""
+    clock = count(step=60)
+    with linked(silence_s=2.0, clock=lambda: float(next(clock))) as (theirs, lost):
+        assert theirs.recv(len(BEAT_FRAME), socket.MSG_WAITALL) == BEAT_FRAME
+        theirs.sendall(BEAT_FRAME)
+        assert lost.get(timeout=DEADLINE_S) == "rank 1 has not answered for 2 s"
+        theirs.setblocking(False)
+        assert len(theirs.recv(65536)) > 4 * len(BEAT_FRAME), "beats of 2 s, and one more"
+
+
+@contextmanager
+def linked(
+    silence_s: float = DEADLINE_S, clock: Callable[[], float] = time.monotonic
+) -> Iterator[tuple[socket.socket, SimpleQueue[str]]]:
+    """The other end of a link, and the reasons for which its hand was lost."""
     ours, theirs = socket.socketpair()
     lost: SimpleQueue[str] = SimpleQueue()
-    links = EndLinks([ours], 60.0, lost.put)
-    theirs.sendall(b"\x01\0\0\0\xc1")
-    assert "rank 1 makes no sense" in lost.get(timeout=DEADLINE_S)
-    links.close()
-    ours.close()
-    theirs.close()
+    links = EndLinks([ours], silence_s, lost.put, clock)
+    try:
+        yield theirs, lost
+    finally:
+        links.close()
+        ours.close()
+        theirs.close()
 
 
 def test_a_hand_that_ends_is_left_to_the_watch_of_links() -> None:

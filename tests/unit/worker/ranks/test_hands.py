@@ -41,8 +41,8 @@ CONFIG = EngineConfig(
 
 
 class Group:
-    """Two ranks of the demo model, in one stage or in two, and what the head was told of them.
-    At the end of a `with` block, the hand must be gone."""
+    """Two ranks of the demo model, in one stage or in two. `told` are the reasons that the head got
+    for the loss of its hand. At the end of a `with` block, the hand must be gone."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Group:
 
 
 def hands() -> list[psutil.Process]:
-    """Those of this process that run: started, or forked by it."""
+    """The running hands that this process has started or forked."""
     me = psutil.Process()
     ways = [(each, each.cmdline()) for each in me.children()]
     return [each for each, way in ways if "worker.ranks.hand" in way or way == me.cmdline()]
