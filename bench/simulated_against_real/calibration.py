@@ -123,21 +123,30 @@ def calibrate(player: Player, target: Target, context: int, router_pid: int) -> 
     chunks, per_pair = chunk_table([each for _, each in alone], turn_s)
     decodes, per_context = decode_table(groups)
     times = TabledSteps(decodes, chunks, per_context, per_pair)
-    load = load_trace(MIXTURE, Costs(times, request_cpu_s, token_cpu_s), context, _MIXTURE_S)
+    handoff_s = _handoff_s([each for _, each in alone])
+    delays = delays_of(began_wall_s, alone)
+    bare = Profile(times, delays, handoff_s, request_cpu_s, token_cpu_s, turn_s=turn_s)
+    load = load_trace(MIXTURE, bare.costs, context, _MIXTURE_S)
     traced, _ = _traced(player, target, load, router_pid)
-    mixture = Mixture(traced, player.began_wall_s)
-    contention = mixture.contention(times)
+    profile = with_mixture(bare, Mixture(traced, player.began_wall_s))
+    return replace(profile, served=(lone, *others, load))
+
+
+def with_mixture(bare: Profile, mixture: Mixture) -> Profile:
+    """The profile with the mixture's delays and contention, and with decodes as quick as those
+    beside no other step."""
+    times = bare.times
     alone_share, decode_contention = mixture.decodes(times)
     decodes = tuple((rows, took * alone_share) for rows, took in times.decodes)
-    times = replace(times, decodes=decodes, per_context_s=times.per_context_s * alone_share)
-    delays, measured = delays_of(began_wall_s, alone), mixture.delays()
-    message_s = min(delays.message_s, _low(measured.sending[0]), _low(measured.last[0]))
-    delays = replace(delays, message_s=max(1e-5, message_s), measured=measured)
-    handoff_s = _handoff_s([each for _, each in alone])
-    return Profile(
-        times, delays, handoff_s, request_cpu_s, token_cpu_s, contention, turn_s,
-        decode_contention, served=(lone, *others, load),
-    )  # fmt: skip
+    measured = mixture.delays()
+    message_s = min(bare.delays.message_s, _low(measured.sending[0]), _low(measured.last[0]))
+    return replace(
+        bare,
+        times=replace(times, decodes=decodes, per_context_s=times.per_context_s * alone_share),
+        delays=replace(bare.delays, message_s=max(1e-5, message_s), measured=measured),
+        contention=mixture.contention(times),
+        decode_contention=decode_contention,
+    )
 
 
 def _low(samples: Sequence[float]) -> float:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from bench.replay.player import Played
+from bench.simulated_against_real.calibration import Profile, with_mixture
 from bench.simulated_against_real.mixture import Mixture
+from simulator.delays import Delays
 from simulator.devices.measured_steps import TabledSteps
 from simulator.devices.step_times import ChunkWork
 
@@ -111,7 +113,38 @@ def test_decodes_beside_other_steps_are_compared_with_those_of_a_worker_alone(
         trace["attempts"][-1]["decode"]["steps"] = [[*each, 1, 1, 0] for each in spans]
     found = Mixture([alone, beside, other], BEGAN)
     assert found.decodes(times) == (pytest.approx(1.5, rel=0.01), pytest.approx(share, rel=0.01))
+    profile = with_mixture(Profile(times, Delays(), 0.0), found)
+    assert profile.decode_contention == pytest.approx(share, rel=0.01)
     assert Mixture([alone], BEGAN).decodes(times) == (pytest.approx(1.5, rel=0.01), 0.0)
+
+
+def test_a_profile_takes_delays_contention_and_quicker_decodes_from_the_mixture() -> None:
+    played, trace = served("d1", 0.0, 0.001, (0.002, 0.102), (0.103, 0.5))
+    starts = [round((BEGAN + 0.103 + number * 0.001) * 1e6) for number in range(11)]
+    trace["attempts"][-1]["decode"]["steps"] = [[each, each + 900, 1, 1, 0] for each in starts]
+    mixture = Mixture([(played, trace)], BEGAN)
+    times = replace(TIMES, per_context_s=1e-9)
+    found = with_mixture(Profile(times, Delays(message_s=0.01), 0.0), mixture)
+    assert found.times.decodes == ((1, pytest.approx(0.001, rel=0.01)),)
+    assert found.times.per_context_s == pytest.approx(0.5e-9, rel=0.01)
+    assert found.times.chunks == TIMES.chunks
+    assert found.delays.measured == mixture.delays()
+    assert found.delays.message_s == pytest.approx(0.001, abs=1e-5)  # the shortest: `sending`
+    beside = with_mixture(Profile(TIMES, Delays(), 0.0), Mixture([ALONE, BESIDE, LATER], BEGAN))
+    assert (found.contention, beside.contention) == (0.0, pytest.approx(0.5, rel=0.01))
+
+
+def test_messages_take_the_least_of_the_measured_delays() -> None:
+    """A tenth of the messages may be quicker."""
+    quick = served("d2", 0.6, 0.6, (0.600002, 0.7), (0.7, 0.8))
+    usual = [
+        served("d1", each, each + 0.001, (each + 0.002, each + 0.102), (each + 0.103, each + 0.5))
+        for each in range(10)
+    ]
+    bare = Profile(TIMES, Delays(message_s=0.01), 0.0)
+    for others, message_s in ((usual, 0.001), (usual[:5], 1e-5)):
+        found = with_mixture(bare, Mixture([quick, *others], BEGAN))
+        assert found.delays.message_s == pytest.approx(message_s, abs=5e-6)
 
 
 def test_times_with_another_table_remember_none_of_the_former_one() -> None:
