@@ -140,6 +140,18 @@ def test_prompts_that_are_cached_whole_cause_no_search_for_cold_blocks(
         pool.tiers.turn(pool.now)
 
 
+def test_blocks_are_saved_soon_after_their_first_user_lets_go_of_them(pool: Pool) -> None:
+    """Not only by the next search that is due because time has passed."""
+    table = pool.blocks.allocate(4)
+    pool.turn()
+    for block, name in zip(table, chain("a", 4), strict=True):
+        pool.blocks.publish(block, name)
+    pool.blocks.release(table)
+    pool.tiers.turn(pool.now)
+    pool.tiers.turn(pool.now)
+    assert pool.host.counts.num_stored == 4
+
+
 def test_a_block_that_is_allocated_while_it_is_copied_is_not_kept(pool: Pool) -> None:
     pool.fill(chain("a", 8))
     pool.thread.is_held = True

@@ -96,6 +96,17 @@ def test_a_copy_whose_source_was_evicted_meanwhile_does_not_count(bench: DecodeB
     assert bench.counter(Count.LOADED_TOKENS) < 16 * BLOCK
 
 
+@pytest.mark.parametrize("part", [0, -1])
+def test_a_block_that_host_memory_has_in_part_is_saved_again(bench: DecodeBench, part: int) -> None:
+    run(bench, "first", LONG)
+    turn(bench, 20)
+    names = names_of(bench, 1)
+    assert host_tier(bench).has(names[part])
+    host_tier(bench).index.drop(names[part])
+    turn(bench, 20)
+    assert all(map(host_tier(bench).has, names))
+
+
 @pytest.mark.parametrize("group", [0, 1, 2])
 def test_a_unit_that_fails_costs_a_computation(bench: DecodeBench, group: int) -> None:
     warm(bench)
