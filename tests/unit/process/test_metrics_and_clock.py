@@ -116,3 +116,32 @@ def test_clients_that_do_not_read_do_not_keep_the_server(monkeypatch: pytest.Mon
         closing.start()
         closing.join(WAIT_S)
         assert not closing.is_alive()
+
+
+def test_clients_that_connect_while_the_server_ends_are_not_left_waiting() -> None:
+    """The loop accepts them in the turn in which it learns of the end."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow() -> str | None:
+        begun.set()
+        goes_on.wait(WAIT_S)
+        return None
+
+    server = start_metrics_server(0, "127.0.0.1", None, {"/slow": slow})
+    with contextlib.ExitStack() as stack:
+        first, *others = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), WAIT_S))
+            for _ in range(5)
+        )
+        first.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+        assert begun.wait(WAIT_S)
+        others += [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), WAIT_S))
+            for _ in range(5)
+        ]
+        server._loop.call_soon_threadsafe(server._stop.set)
+        goes_on.set()
+        server.close()
+        for each in others:
+            with contextlib.suppress(ConnectionResetError):
+                assert each.recv(1) == b""

@@ -181,6 +181,15 @@ def test_what_is_under_way_between_two_workers_turns_the_next_prompt_away() -> N
     assert placement.prefill.worker_id == "p2"
 
 
+def test_a_worker_that_reports_nothing_new_follows_the_typical_speed() -> None:
+    d1, d2 = worker("d1"), worker("d2")
+    view = view_of(d1, d2)
+    for token_us in (100.0, 500.0):
+        for _ in range(2):
+            view.take_stats(d2, stats("d2", step_fixed_us=1.0, step_per_token_us=token_us))
+        assert [each.pace.per_token_us for each in view.loads([d1])] == [token_us]
+
+
 def test_a_worker_whose_speed_is_not_proven_counts_as_a_typical_one() -> None:
     """Its first guess, or an unlucky step, would draw every request, or none ever again."""
     proven = {"prefill_tokens": 10**6, "steps": 10**5, "step_us": 10**7}
