@@ -325,7 +325,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "a file; none: Python's own documentation strings"
     parser.add_argument("--text", type=Path, help=text)
     parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--peers", default="", help="llama.cpp")
+    parser.add_argument("--peers", default="", help="llama.cpp, ik_llama.cpp")
     parser.add_argument("--peer-python", action="append", default=[], help="NAME=PYTHON")
     return parser
 

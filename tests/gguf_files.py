@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from gguf.quants import quantize
 from safetensors.torch import load_file
+
+from bench.tools.gguf_conversion import finish, in_pairs, write_dimensions
 
 TOKENS = ["<unk>", "<s>", "</s>", *"abcdefghij", "ab", "abc"]
 MERGES = ["a b", "ab c"]
@@ -82,14 +83,6 @@ def llama_cpp_name(name: str) -> str:
     return name
 
 
-def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of q or k in the order in which llama.cpp keeps those of llama: of each head by turns
-    one of the first half and one of the second."""
-    size = len(rows) // num_heads
-    order = [h * size + i // 2 + i % 2 * (size // 2) for h in range(num_heads) for i in range(size)]
-    return np.ascontiguousarray(rows[order])
-
-
 def write_metadata(
     writer: gguf.GGUFWriter,
     name: str,
@@ -101,9 +94,7 @@ def write_metadata(
     """Write the metadata that llama.cpp's converter writes for a config.json, and a small
     vocabulary."""
     heads = config["num_attention_heads"]
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    write_dimensions(writer, config)
     if has_inner:
         writer.add_feed_forward_length(config["intermediate_size"])
     if name == "deepseek2":
@@ -115,14 +106,11 @@ def write_metadata(
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         if size := config.get("shared_expert_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(size)
-    writer.add_head_count(heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     if name != "deepseek2":
         writer.add_head_count_kv(config["num_key_value_heads"])
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     if name == "llama":
         writer.add_rope_dimension_count(head_dim)
         if config.get("sliding_window"):
@@ -232,10 +220,7 @@ def write_gguf(  # noqa: PLR0913 - all but four are keywords of tests
         writer.add_tensor(llama_cpp_name(tensor_name), stored, raw_dtype=dtype)
     for tensor_name, tensor in (extra or {}).items():
         writer.add_tensor(tensor_name, tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return values
 
 

@@ -11,6 +11,7 @@ import torch
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
+from bench.tools.gguf_conversion import finish
 from checkpoint.model_source import resolve_model
 from tests.gguf_files import (
     in_pairs,
@@ -246,8 +247,5 @@ def _written(
     for name, tensor in tensors.items():
         type_ = gguf.GGMLQuantizationType[kind if name.endswith(of_kind) else "F32"]
         writer.add_tensor(name, quantize(tensor.contiguous().numpy(), type_), raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return resolve_model(file)

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 from gguf.quants import dequantize, quantize
 
+from bench.tools.gguf_conversion import finish
 from checkpoint.gguf.folder import gguf_folder
 from protocol.errors import BatonError
 
@@ -23,7 +24,7 @@ def folder_in_format(model: str, name: str, place: Path) -> Path:
     """The folder of a GGUF file that has the weights of the GGUF file `model` in the format `name`;
     both are made below `place`. Raises BatonError."""
     if not model.endswith(".gguf"):
-        raise BatonError("--format and --formats need a GGUF file")
+        raise BatonError(f"{model} is no GGUF file, so its weights are not made in other formats")
     target = place / f"{Path(model).stem}-{name}.gguf"
     return gguf_folder(requantized(Path(model), name, target), place)
 
@@ -50,8 +51,5 @@ def requantized(source: Path, name: str, target: Path) -> Path:
             writer.add_tensor(tensor.name, values, raw_dtype=kind)
         else:
             writer.add_tensor(tensor.name, values, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return target

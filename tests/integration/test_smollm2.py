@@ -15,6 +15,7 @@ import torch
 from gguf.quants import dequantize
 
 from bench.accuracy import Kind, compare, held_text
+from bench.tools.gguf_conversion import in_pairs
 from checkpoint.model_source import resolve_model
 from engine.attention.base import Segment
 from engine.attention.torch_attention import TorchAttention
@@ -32,7 +33,7 @@ from engine.models.decoder import DecoderModel
 from engine.native.library import load_library
 from scheduling.scheduler import SchedulerConfig
 from tests.effort import times
-from tests.gguf_files import in_pairs, smollm2
+from tests.gguf_files import smollm2
 from tests.integration.fleets import complete, running_fleet
 from tests.integration.reference import Reference
 from tests.integration.smollm2_reference import (

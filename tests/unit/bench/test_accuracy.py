@@ -28,6 +28,7 @@ from bench.accuracy import (
 from bench.engine import peer_process
 from bench.engine.limits import bits_per_weight
 from bench.engine.peer_process import PeerKind
+from bench.tools.gguf_conversion import finish
 from bench.tools.gguf_formats import requantized
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.errors import BatonError
@@ -146,10 +147,7 @@ def test_a_file_is_read_in_other_formats_too(tmp_path):
     write_metadata(writer, "llama", config)
     writer.add_tensor("blk.0.ffn_up.weight", matrix)
     writer.add_tensor("output_norm.weight", vector)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     before, errors = gguf.GGUFReader(source), []
     for name in ("Q8_0", "Q4_0"):
         made = gguf.GGUFReader(requantized(source, name, tmp_path / f"{name}.gguf"))

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from bench.tools.gguf_conversion import finish
 from checkpoint.gguf.folder import small_files, split_files
 from checkpoint.gguf.header import MAX_ELEMENTS, MAX_HEADER_BYTES, read_header
 from checkpoint.gguf.vocabulary import tokenizer_files
@@ -56,10 +57,7 @@ def write(file: Path, name: str = "llama", **others) -> Path:
     write_metadata(writer, name, CONFIG, **others)
     writer.add_tensor("token_embd.weight", np.ones((len(TOKENS), 32), np.float32))
     writer.add_tensor("blk.0.attn_norm.weight", np.ones(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return file
 
 
@@ -395,10 +393,7 @@ def split(folder: Path, count: int = 2) -> list[Path]:
     write_metadata(writer, "llama", CONFIG)
     writer.add_tensor("token_embd.weight", np.ones((len(TOKENS), 32), np.float32))
     writer.add_tensor("blk.0.attn_norm.weight", np.ones(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return sorted(folder.glob("m-*-of-*.gguf"))
 
 

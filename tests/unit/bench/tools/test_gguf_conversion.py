@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,9 @@ def _tensors(weights: object, place: str = "") -> Iterator[tuple[str, torch.Tens
     elif isinstance(weights, list | tuple):
         for index, each in enumerate(weights):
             yield from _tensors(each, f"{place}.{index}")
+    elif isinstance(weights, Mapping):
+        for name, each in weights.items():
+            yield from _tensors(each, f"{place}.{name}")
     elif dataclasses.is_dataclass(weights):
         for field in dataclasses.fields(weights):
             yield from _tensors(getattr(weights, field.name), f"{place}.{field.name}")
@@ -73,10 +76,13 @@ def test_a_converted_checkpoint_has_the_same_configuration_and_weights(tmp_path,
     assert theirs.experts == ours.experts
     expected = load_weights(source, ours, "cpu", torch.bfloat16)
     found = load_weights(made, theirs, "cpu", torch.bfloat16)
+    compared = set()
     for (place, ours_there), (_, theirs_there) in zip(
         _tensors(expected), _tensors(found), strict=True
     ):
         assert torch.equal(theirs_there.to(ours_there.dtype), ours_there), place
+        compared.add(place)
+    assert ".layers.1.attention.matrices.qkv" in compared
 
 
 def test_matrices_take_the_format_but_not_norms_and_routers(tmp_path):
@@ -107,6 +113,48 @@ def test_other_families_are_refused_by_name(tmp_path):
     (source / "config.json").write_text(json.dumps(config))
     with pytest.raises(BatonError, match="OtherForCausalLM"):
         write_gguf(source, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"model.norm.weight": torch.ones(64)},
+            "norm.weight is in F32; GGUF is made of BF16",
+        ),
+        (
+            {"model.layers.1.self_attn.q_norm.bias": torch.ones(64, dtype=torch.bfloat16)},
+            r"model.layers.1.self_attn.q_norm.bias has no place",
+        ),
+        (None, r"model.safetensors is missing; GGUF is made of one file only"),
+    ],
+)
+def test_checkpoints_that_are_not_converted_are_refused_in_one_line(tmp_path, changed, message):
+    source = tmp_path / "source"
+    config = _checkpoint(source, "M1")
+    weights = source / "model.safetensors"
+    if changed is None:
+        weights.rename(source / "model-00001-of-00002.safetensors")
+    else:
+        save_file(random_weights(config) | changed, weights)
+    with pytest.raises(BatonError, match=message) as error:
+        write_gguf(source, tmp_path / "model.gguf")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "model.gguf").exists()
+
+
+def test_what_a_config_may_leave_out_is_derived(tmp_path):
+    source = tmp_path / "source"
+    config = _checkpoint(source, "M1")
+    config |= {"hidden_size": 128, "tie_word_embeddings": False}
+    save_file(random_weights(config), source / "model.safetensors")
+    for key in ("head_dim", "tie_word_embeddings"):
+        del config[key]
+    (source / "config.json").write_text(json.dumps(config))
+    write_gguf(source, tmp_path / "model.gguf")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    assert reader.fields["llama.attention.key_length"].contents() == 32
+    assert "output.weight" in {tensor.name for tensor in reader.tensors}
 
 
 def test_both_forms_of_the_rope_are_read():

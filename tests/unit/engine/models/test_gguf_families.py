@@ -13,6 +13,7 @@ import torch
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file
 
+from bench.tools.gguf_conversion import finish
 from checkpoint.gguf.configuration import end_ids
 from checkpoint.json_keys import JsonKeys
 from checkpoint.model_source import resolve_model
@@ -111,10 +112,7 @@ def write(
         stored = quantize(data, type_)
         values[each] = torch.from_numpy(dequantize(stored, type_)).view(tensor.shape)
         writer.add_tensor(each, stored, raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return values
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import regex
 
+from bench.tools.gguf_conversion import finish
 from checkpoint.gguf.header import read_header
 from checkpoint.model_source import resolve_model
 from gateway.text.tokenizer import Tokenizer
@@ -148,10 +149,7 @@ def write_pieces(file: Path, scores: dict[str, float], chat_template: object = N
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     writer.add_tensor("token_embd.weight", np.ones((len(pieces), 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def test_sentence_pieces_merge_by_score(sentence_pieces, tmp_path, monkeypatch):
