@@ -26,7 +26,7 @@ MOST_CONNECTIONS = 32
 DEADLINE_S = 10.0
 _BACKLOG = 128
 _TURNS_TO_BEGIN = 4
-"""A connection that was accepted has begun to be served after so many turns of the loop."""
+"""Turns of the loop after which `_take` runs for every connection accepted before."""
 _MAX_HEAD_BYTES = 16 * 1024
 _METRICS = "/metrics"
 _TEXT = "text/plain; charset=utf-8"
@@ -80,14 +80,13 @@ class MetricsServer:
             self._take, sock=self._listener, limit=_MAX_HEAD_BYTES, backlog=_BACKLOG
         )
         await self._stop.wait()
-        self._loop.remove_reader(self._listener)  # closed first, it would leave accepted ones open
+        self._loop.remove_reader(self._listener)  # a listener closed now may leave some open
         for _ in range(_TURNS_TO_BEGIN):
             await asyncio.sleep(0)
         server.close()
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        await asyncio.sleep(0)  # aborted transports close their sockets in the loop's next turn
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, in place of the oldest one if there are too many."""

@@ -187,5 +187,5 @@ class _Answers:
         while not self._stop.is_set():
             for key, _ in self._selector.select(_PERIOD_S):
                 assert isinstance(key.fileobj, socket.socket)
-                with suppress(OSError), key.fileobj.accept()[0] as link:  # who may have left
+                with suppress(OSError), key.fileobj.accept()[0] as link:  # the client may have left
                     link.sendall(self.listeners.token)

@@ -61,7 +61,7 @@ def test_a_caller_may_hold_as_much_as_it_leaves_for_others() -> None:
                 budget.take(each, 1)
     with pytest.raises(TooManyRequests, match="requests hold 20 bytes"):
         budget.take("a", 1)
-    assert budget.in_flight == 80, "each of four has a fifth, and so has whoever comes next"
+    assert budget.in_flight == 80, "each of four has a fifth; the last fifth is for the next caller"
     budget.take("e", 10)
     for each in greedy:
         budget.give_back(each, 20)

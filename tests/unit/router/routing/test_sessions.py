@@ -104,6 +104,16 @@ def test_a_block_that_two_sessions_continue_tells_neither() -> None:
     assert asked(sessions, 1, 2, 3, 5) not in ("", first, branch)
 
 
+def test_only_the_last_blocks_are_compared_with_earlier_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.routing.sessions.LOOK_BACK", 3)
+    sessions = Sessions()
+    first = asked(sessions, 1)
+    assert asked(sessions, 1, 2, 3, 4) not in ("", first)
+    assert asked(sessions, 1, 7, 8) == first
+
+
 def test_ends_of_prompts_are_forgotten() -> None:
     sessions = Sessions(most=2)
     first = asked(sessions, 1)
