@@ -157,25 +157,18 @@ def _load(
 def _as_stored(tensors: StoredTensors, config: ModelConfig) -> ModelConfig:
     """The configuration, untied if the checkpoint has weights of the logits that are not the
     embedding's, as in transformers. Those of another worker are not compared, but used."""
-    head = tensors.entries.get(LM_HEAD)
-    if not config.tie_word_embeddings or head is None or head.dtype not in PLAIN_DTYPES:
+    entries = tensors.entries
+    stored = [entries[name].dtype for name in (EMBED, LM_HEAD) if name in entries]
+    are_both_plain = len(stored) == 2 and PLAIN_DTYPES.keys() >= set(stored)
+    if not config.tie_word_embeddings or not are_both_plain:
         return config
-    if isinstance(tensors, FileTensors) and _are_equal(tensors, LM_HEAD, EMBED):
+    if isinstance(tensors, FileTensors) and torch.equal(*map(tensors.read, (EMBED, LM_HEAD))):
         return config
     logger.warning(
         "%s: config.json ties the embedding to the logits; %r is stored and used for the logits",
         tensors.where, LM_HEAD,
     )  # fmt: skip
     return replace(config, tie_word_embeddings=False)
-
-
-def _are_equal(tensors: FileTensors, *names: str) -> bool:
-    """Whether two tensors are stored alike. One that is missing equals all others."""
-    found = [tensors.entries[name] for name in names if name in tensors.entries]
-    if len({(each.dtype, each.shape) for each in found}) > 1:
-        return False
-    first, *others = (tensors.read(name) for name in names if name in tensors.entries)
-    return all(torch.equal(first, other) for other in others)
 
 
 def has_blocks(folder: Path, config: ModelConfig) -> bool:

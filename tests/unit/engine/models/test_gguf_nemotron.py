@@ -35,9 +35,13 @@ def tiny_of(make_tiny: Any, name: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", NEMOTRON_FAMILIES)
-@pytest.mark.parametrize("has_conv_bias", [True, False])
-def test_logits_equal_transformers(make_tiny, paged_model, text, tmp_path, name, has_conv_bias):
-    tiny = tiny_of(make_tiny, name, use_conv_bias=has_conv_bias)
+@pytest.mark.parametrize(
+    "options",
+    [{"use_conv_bias": True}, {"use_conv_bias": False}, {"n_group": 4, "topk_group": 2}],
+    ids=str,
+)
+def test_logits_equal_transformers(make_tiny, paged_model, text, tmp_path, name, options):
+    tiny = tiny_of(make_tiny, name, **options)
     folder = write_nemotron(tmp_path / "tiny.gguf", tiny.folder, name)
     tokens = text(30)
     logits = paged_model(folder).in_chunks(tokens, 8, TABLE)
