@@ -5,9 +5,9 @@ of workers that compute, and how much longer steps take beside other workers' st
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.replay.player import Played
 from bench.simulated_against_real.computing import Computing, Traced, timed_decodes
@@ -31,6 +31,17 @@ class _Course:
     end: float
     prompt: str
     decode: str
+
+
+class _Step(NamedTuple):
+    """A step of a worker by the wall clock, the seconds that it took, and those that a table has
+    for it."""
+
+    worker: str
+    start: float
+    end: float
+    took_s: float
+    expected_s: float
 
 
 class Mixture:
@@ -58,39 +69,44 @@ class Mixture:
     def contention(self, times: TabledSteps) -> float:
         """The share by which chunks took longer, in all, while another worker computed, than while
         none did."""
-        took, expected = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
-        for each in self._courses:
-            done = 0
-            for start, end, tokens in each.chunks:
-                pairs = done * tokens + tokens * (tokens + 1) // 2
-                alone = times.seconds(0, 0, ChunkWork(tokens, pairs, done + tokens))
-                done += tokens
-                share = self._computing.share_beside(each.prompt, start, end)
-                if share in (0.0, 1.0):
-                    took[share == 1.0] += end - start
-                    expected[share == 1.0] += alone
-        if not all(expected.values()):
-            return 0.0
-        alone_ratio, beside_ratio = (took[key] / expected[key] for key in (False, True))
-        return min(1.0, max(0.0, beside_ratio / alone_ratio - 1.0))
+        alone, beside = self._ratios(self._chunks(times))
+        return min(1.0, max(0.0, beside / alone - 1.0))
 
     def decodes(self, times: TabledSteps) -> tuple[float, float]:
         """By what factor decodes took longer than those times while no other worker computed, and
         by what share they took longer still, in all, while one did."""
-        took, expected = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
-        for played, trace in self._traced:
-            for each in timed_decodes(played, trace):
-                worker = trace["attempts"][-1]["decode"]["worker_id"]
-                share = self._computing.share_beside(worker, each.start, each.end)
-                if share in (0.0, 1.0):
-                    fixed_s, slope_s = times.decode_line(each.rows)
-                    took[share == 1.0] += each.seconds
-                    expected[share == 1.0] += fixed_s + slope_s * each.context
-        if not expected[False]:
-            return 1.0, 0.0
-        alone = took[False] / expected[False]
-        beside = took[True] / expected[True] if expected[True] else alone
+        alone, beside = self._ratios(self._decodes(times))
         return alone, max(0.0, beside / alone - 1.0)
+
+    def _ratios(self, steps: Iterable[_Step]) -> tuple[float, float]:
+        """By what factor steps took longer than expected, in all: those during which no other
+        worker computed, and those during which one did all the time."""
+        took, expected = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+        for each in steps:
+            share = self._computing.share_beside(each.worker, each.start, each.end)
+            if share in (0.0, 1.0):
+                took[share == 1.0] += each.took_s
+                expected[share == 1.0] += each.expected_s
+        if not expected[False]:
+            return 1.0, 1.0
+        alone = took[False] / expected[False]
+        return alone, took[True] / expected[True] if expected[True] else alone
+
+    def _chunks(self, times: TabledSteps) -> Iterator[_Step]:
+        for each in self._courses:
+            done = 0
+            for start, end, tokens in each.chunks:
+                pairs = done * tokens + tokens * (tokens + 1) // 2
+                expected_s = times.seconds(0, 0, ChunkWork(tokens, pairs, done + tokens))
+                yield _Step(each.prompt, start, end, end - start, expected_s)
+                done += tokens
+
+    def _decodes(self, times: TabledSteps) -> Iterator[_Step]:
+        for course, (played, trace) in zip(self._courses, self._traced, strict=True):
+            for each in timed_decodes(played, trace):
+                fixed_s, slope_s = times.decode_line(each.rows)
+                expected_s = fixed_s + slope_s * each.context
+                yield _Step(course.decode, each.start, each.end, each.seconds, expected_s)
 
 
 def _course(played: Played, trace: Mapping[str, Any], began_wall_s: float) -> _Course:

@@ -15,17 +15,20 @@ import pytest
 from bench.tools.processes import Processes
 
 WAIT_S = 30
-TREE = ("sh", "-c", "setsid sh -c 'sleep 600 & wait' & wait")
-"""A command with a child in a session of its own, which has a child."""
+TREE = ("sh", "-c", "setsid sh -c 'sleep 600 & echo >$0; wait' $0 & wait")
+"""A command with a child in a session of its own, which has a child. Then it writes to the pipe
+that is its last argument."""
 BENCHMARK = f"""
-import signal, time
+import os, signal
 import psutil
 from bench.tools.processes import Processes
 processes = Processes("test")
-processes.start("leader", {TREE!r}, {{}})
+ready = processes.folder / "ready"
+os.mkfifo(ready)
+processes.start("leader", [*{TREE!r}, str(ready)], {{}})
+ready.read_text()
 leader = psutil.Process(processes.pids["leader"])
-while len(children := leader.children(recursive=True)) < 2:
-    time.sleep(0.01)
+children = leader.children(recursive=True)
 for each in (leader, *children):
     each.send_signal(signal.SIGSTOP)
 print(leader.pid, *(each.pid for each in children), flush=True)
