@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.tools.fleet import BenchFleet, FleetConfig, OtherNode
+from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.two_hosts import ADDRESSES, TwoHosts
 from tests.effort import NIGHTLY
-from tests.integration.distant_hosts import forked_on_host, two_hosts
+from tests.integration.distant_hosts import forked_on_host, node_in, two_hosts
 from tests.integration.one_engine import tokens_of_one_engine
 from tests.integration.test_exchange_between_hosts import NETWORK, count_of, flags_of, reported
 from tests.integration.test_ranks_on_hosts import END_S, ENGINE, complete, left_after, ranks_of
@@ -114,7 +114,6 @@ def config_of(role: str, other: str) -> FleetConfig:
     both do."""
     roles = ["decode"] if role == "decode" else ["prefill", "decode"]
     flags = {each: flags_of(each, *LAYOUTS[each]) for each in roles}
-    inside = ("ip", "netns", "exec", other)
     here = (f"--host={ADDRESSES[0]}", f"--chunk-max-tokens={CHUNK_TOKENS}", "--num-blocks=512")
     return FleetConfig(
         str(DEMO_MODEL),
@@ -124,10 +123,5 @@ def config_of(role: str, other: str) -> FleetConfig:
         role_flags={f"{each}-1": flags[each] for each in roles},
         router_flags=("--placement=load", "--local-prefill-threshold-tokens=512"),
         store_host=ADDRESSES[0],
-        other_nodes={
-            f"node-{each}": OtherNode(
-                each, (*flags[each], "--node-rank=1", f"--host={ADDRESSES[1]}"), inside
-            )
-            for each in roles
-        },
+        other_nodes={f"node-{each}": node_in(other, each, flags[each]) for each in roles},
     )

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from bench.tools import fleet_between_hosts
+from bench.tools.fleet import OtherNode
 from bench.tools.processes import Processes
-from bench.tools.two_hosts import INTERFACE, TwoHosts
+from bench.tools.two_hosts import ADDRESSES, INTERFACE, TwoHosts
 from tests.forked import fork_context, run_module
 from tests.forks import ForkedProcess
 from tests.integration.transport_workers import wait_until
@@ -47,6 +48,12 @@ def two_hosts() -> Iterator[TwoHosts]:
     with TwoHosts() as both:
         yield both
     assert not [each for each in both.namespaces if Path("/run/netns", each).exists()]
+
+
+def node_in(namespace: str, role: str, flags: Sequence[str]) -> OtherNode:
+    """The second host of a worker with these flags, which is this namespace."""
+    own = ("--node-rank=1", f"--host={ADDRESSES[1]}")
+    return OtherNode(role, (*flags, *own), ("ip", "netns", "exec", namespace))
 
 
 Main = Callable[[list[str]], int]

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from bench.tools.fleet import BenchFleet, FleetConfig, OtherNode
+from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.two_hosts import ADDRESSES, INTERFACE, TwoHosts
 from tests.effort import NIGHTLY
-from tests.integration.distant_hosts import forked_on_host, two_hosts
+from tests.integration.distant_hosts import forked_on_host, node_in, two_hosts
 from tests.integration.one_engine import tokens_of_one_engine
 from tests.integration.reference import BLOCK
 from tests.integration.test_ranks_on_hosts import (
@@ -76,7 +76,6 @@ def main(argv: list[str]) -> int:
     layouts = {"prefill": sizes[:2], "decode": sizes[2:]}
     flags = {role: flags_of(role, *map(int, layout)) for role, layout in layouts.items()}
     flags["prefill"] += ("--chunk-max-tokens=32",)
-    inside = ("ip", "netns", "exec", other)
     config = FleetConfig(
         str(DEMO_MODEL),
         worker_flags=(*ENGINE, *NETWORK, "--num-blocks=512"),  # some stay fenced for a while
@@ -84,9 +83,7 @@ def main(argv: list[str]) -> int:
         router_flags=("--local-prefill-threshold-tokens=0",),
         store_host=ADDRESSES[0],
         other_nodes={
-            f"node-{role}": OtherNode(
-                role, (*each, "--node-rank=1", f"--host={ADDRESSES[1]}"), inside
-            )
+            f"node-{role}": node_in(other, role, each)
             for role, each in flags.items()
             if "--nnodes=2" in each
         },

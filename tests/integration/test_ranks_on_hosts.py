@@ -20,10 +20,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from bench.tools.fleet import BenchFleet, FleetConfig, OtherNode
+from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.two_hosts import ADDRESSES, INTERFACE, TwoHosts
 from tests.effort import NIGHTLY
-from tests.integration.distant_hosts import forked_on_host, two_hosts
+from tests.integration.distant_hosts import forked_on_host, node_in, two_hosts
 from tests.integration.one_engine import tokens_of_one_engine
 from tests.paths import DEMO_MODEL
 
@@ -76,15 +76,13 @@ def main(argv: list[str]) -> int:
     _, other, tp_size, num_stages, fault = argv
     span = (*SPAN, f"--tensor-parallel={tp_size}", f"--pipeline-parallel={num_stages}")
     head = (*span, "--node-rank=0", f"--host={ADDRESSES[0]}")
-    node = (*span, "--node-rank=1", f"--host={ADDRESSES[1]}")
-    inside = ("ip", "netns", "exec", other)
     config = FleetConfig(
         str(DEMO_MODEL),
         num_prefill=0,
         worker_flags=ENGINE,
         role_flags={"decode": head},
         store_host=ADDRESSES[0],
-        other_nodes={"node-1": OtherNode("decode", node, inside)},
+        other_nodes={"node-1": node_in(other, "decode", span)},
     )
     with BenchFleet(config) as fleet:
         name = fleet.workers("router-1")["decode-1"]["model"]
