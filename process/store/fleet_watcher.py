@@ -94,6 +94,7 @@ class FleetWatcher:
                 try:
                     await self._follow()
                 except (RedisError, OSError) as error:
+                    check_cancelled()
                     if not self._was_served and is_refusal(error):
                         raise refused(self._where, error) from error
                     backoff = BACKOFF_S if self.is_connected else min(2 * backoff, BACKOFF_MAX_S)
@@ -111,6 +112,7 @@ class FleetWatcher:
                 self._take(await answer_of(self._client.eval(*self._registry.read())))
                 check_cancelled()
                 await answer_of(announcements.get_message(timeout=self._poll_s))
+                check_cancelled()
 
     def _take(self, reply: list[bytes]) -> None:
         if self._was_reported_away:

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 import redis
+import redis.asyncio.client
 
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.fleet_watcher import FleetWatcher
@@ -47,6 +48,31 @@ async def test_a_router_ends_its_work_with_the_store(store: EmbeddedValkey, clus
     _, running = await asyncio.wait(tasks, timeout=WAIT_S)
     assert not running
     assert [task.cancelled() for task in tasks] == [True] * 3
+
+
+@pytest.mark.parametrize("error", [None, redis.ConnectionError("reset")])
+async def test_a_watcher_ends_although_its_client_swallows_the_cancellation(
+    monkeypatch: pytest.MonkeyPatch, store: EmbeddedValkey, cluster: str, error: Exception | None
+) -> None:
+    """As `asyncio.wait_for` may before Python 3.12. What the watcher asks next finds no answer."""
+    waits = asyncio.Event()
+
+    async def get_message(channel: object, timeout: float) -> None:
+        waits.set()
+        try:
+            await asyncio.Future()
+        except asyncio.CancelledError:
+            os.kill(store.pid, signal.SIGSTOP)
+            if error is not None:
+                raise error from None
+
+    monkeypatch.setattr(redis.asyncio.client.PubSub, "get_message", get_message)
+    watcher = asyncio.create_task(FleetWatcher(store.url, cluster, lambda members: None).run())
+    async with asyncio.timeout(WAIT_S):
+        await waits.wait()
+    watcher.cancel()
+    await asyncio.wait([watcher], timeout=WAIT_S)
+    assert watcher.cancelled()
 
 
 async def test_a_worker_ends_its_lease(
