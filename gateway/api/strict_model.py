@@ -22,10 +22,14 @@ MAX_VALUES = 1 << 17
 """The most values in a body without token ids."""
 MAX_VALUES_WITH_IDS = MAX_TOKEN_IDS + 1024
 MAX_BYTES_OUTSIDE = 1 << 24
-"""The most bytes outside strings: converting a number takes quadratic time in its length."""
+"""The most bytes outside strings."""
+MAX_DIGITS = 1000
+"""The most digits of a number in a long body: converting one takes quadratic time in its length."""
 MAX_ESCAPES = 3_000_000
 """The most escaped characters in strings: they are slow to parse, and other requests wait."""
 SLICE_BYTES = 1 << 20
+_DIGITS_ALIKE = bytes.maketrans(b"0123456789", b"0" * 10)
+_LONG_NUMBER = b"0" * (MAX_DIGITS + 1)
 PART_BYTES, VALUE_BYTES = 256, 48
 """Bytes of memory of a string, list or object, and of any value, in a request's fields."""
 
@@ -58,7 +62,7 @@ class StrictModel(BaseModel):
 
 def check_bounds(body: bytes, max_values: int = MAX_VALUES) -> int:
     """Bytes of memory that the body's fields will take, estimated. Raises InvalidRequest for JSON
-    with too many values, before any of them becomes an object.
+    with too many values or too long a number, before any of them becomes an object.
 
     Counts in C, slice by slice, so that other threads can run in between. The number of values is
     exact for valid JSON.
@@ -76,6 +80,8 @@ def check_bounds(body: bytes, max_values: int = MAX_VALUES) -> int:
         num_quotes += part.count(b'"')
         _check(num_quotes // 2, MAX_PARTS, "strings, lists and objects")
         outside = b"".join(part.split(b'"')[is_inside::2])
+        if _LONG_NUMBER in outside.translate(_DIGITS_ALIKE):
+            raise InvalidRequest(f"a number in the body has more than {MAX_DIGITS} digits")
         num_brackets += outside.count(b"[") + outside.count(b"{")
         num_commas += outside.count(b",")
         num_outside += len(outside)

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from gateway.api.openapi import openapi_document
+from gateway.api.strict_model import MAX_DIGITS
 from tests.hostile.sizes import Body, BodyAttack, Sizes, base_of
 
 Schema = dict[str, Any]
@@ -29,7 +30,8 @@ def _names(sizes: Sizes) -> Any:
 
 
 def _digits(sizes: Sizes) -> bytes:
-    return b"[" + b",".join([b"9" * 4000] * (sizes.body_bytes // 4001 - 1)) + b"]"
+    number = b"9" * MAX_DIGITS
+    return b"[" + b",".join([number] * (sizes.body_bytes // (MAX_DIGITS + 1) - 1)) + b"]"
 
 
 WRONG: dict[str, Callable[[Sizes], Any]] = {

@@ -16,7 +16,13 @@ from gateway.api.body_reader import MAX_INLINE_BYTES
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.completion_request import CompletionRequest
 from gateway.api.openai_responses.request import ResponsesRequest
-from gateway.api.strict_model import MAX_BYTES_OUTSIDE, MAX_PARTS, MAX_VALUES, check_bounds
+from gateway.api.strict_model import (
+    MAX_BYTES_OUTSIDE,
+    MAX_DIGITS,
+    MAX_PARTS,
+    MAX_VALUES,
+    check_bounds,
+)
 from gateway.api.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.output.event_ids import request_digest
 from http_kit.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS
@@ -150,6 +156,15 @@ def test_values_are_counted_outside_strings(monkeypatch, body, num_parts, num_va
 def test_too_many_values_are_refused_before_validation(value):
     with pytest.raises(InvalidRequest, match="the limit is"):
         check_bounds(f'{{"messages": [{value}1]}}'.encode())
+
+
+def test_digits_of_a_number_are_bounded():
+    """Converting one takes quadratic time."""
+    longest = "9" * MAX_DIGITS
+    check_bounds(f'{{"seed": {longest}, "user": "9{longest}"}}'.encode())
+    for number in (longest + "0", f"0.{longest}1", f"1e{longest}1"):
+        with pytest.raises(InvalidRequest, match="more than 1000 digits"):
+            check_bounds(f'{{"user": "a", "seed": {number}}}'.encode())
 
 
 def test_escaped_characters_are_bounded(monkeypatch):
