@@ -87,10 +87,12 @@ class Batch(msgspec.Struct, frozen=True):
     @property
     def cost(self) -> StepCost:
         """The step's cost, as input for the step model."""
-        num_tokens = len(self.decodes) + self.num_chunk_tokens
-        attended = len(self.decodes)
-        attended += sum([each.num_computed + each.num_ahead for each in self.decodes])
-        attended += sum([attended_pairs(chunk.num_tokens, chunk.start) for chunk in self.chunks])
+        num_tokens = attended = len(self.decodes)
+        for each in self.decodes:
+            attended += each.num_computed + each.num_ahead
+        for chunk in self.chunks:
+            num_tokens += chunk.num_tokens
+            attended += attended_pairs(chunk.num_tokens, chunk.start)
         return StepCost(num_tokens, attended)
 
 

@@ -143,9 +143,10 @@ class BlockManager:
         pins, free, hash_of = self._pins, self._free, self._hash_of
         uses, released = self._num_uses, self._released_use
         for block in reversed(blocks):
-            assert pins[block] > 0, f"block {block} released twice"
-            pins[block] -= 1
-            if pins[block] == 0:
+            num_pins = pins[block]
+            assert num_pins > 0, f"block {block} released twice"
+            pins[block] = num_pins - 1
+            if num_pins == 1:
                 if released[block] != uses[block]:
                     released[block] = uses[block]
                     self.num_changes += 1

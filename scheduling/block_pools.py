@@ -57,6 +57,11 @@ class BlockPools:
         self.rules = tuple(rules)
         self.checkpoint_blocks = checkpoint_blocks
         self._pages = pages
+        self.is_plain = pages is None
+        """Whether there is one group, without a window, whose blocks are the pages."""
+        self.has_shared_pages = any(rule.blocks_per_page > 1 for rule in rules)
+        """Whether a page holds several blocks, so that a few blocks in use may occupy many
+        pages."""
         groups = list(zip(self.managers, self.rules, strict=True))
         self._full = [manager for manager, rule in groups if rule.window is None]
         self._windowed = [
@@ -64,6 +69,8 @@ class BlockPools:
             for group, (manager, rule) in enumerate(groups)
             if rule.window is not None and isinstance(manager, GroupBlocks)
         ]
+        self.has_windows = bool(self._windowed)
+        """Whether a group has a window."""
         self._ends = PrefixEnds([rule.cover for _, _, rule in self._windowed])
         self.is_kept_below: Callable[[bytes], bool] = lambda _: False
         """Whether a block of the groups without a window, by its hash, is in a tier."""
@@ -120,17 +127,6 @@ class BlockPools:
         if self._pages is None:
             return self.managers[0].num_cached_free
         return self.in_blocks(self._pages.num_idle)
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether a group has a window."""
-        return bool(self._windowed)
-
-    @property
-    def has_shared_pages(self) -> bool:
-        """Whether a page holds several blocks, so that a few blocks in use may occupy many
-        pages."""
-        return any(rule.blocks_per_page > 1 for rule in self.rules)
 
     def in_blocks(self, num_pages: int) -> int:
         """The number of blocks of the first group that fit into the pages. Workers report their

@@ -108,11 +108,13 @@ class Scheduler:
         decodes, preempted = self._growth.grow(ready, self._preempt, bool(self._leaving))
         if decodes is None:
             return Batch(expired=expired, preempted=preempted, held=held)
-        cost, budget_s = Batch(decodes=decodes).cost, self._budget(decodes, now)
-        step = StepPlan(cost, budget_s, self.config, self.model)
-        self._continue_prefills(step)
-        self._admission.admit(step, self.choose_fetch)
-        batch = Batch(decodes, step.chunks, step.received, expired, preempted, held, step.fetching)
+        batch = Batch(decodes, expired=expired, preempted=preempted, held=held)
+        if self.roster.prefilling or self.roster.waiting:
+            step = StepPlan(batch, self._budget(decodes, now), self.config, self.model)
+            self._continue_prefills(step)
+            self._admission.admit(step, self.choose_fetch)
+        else:
+            self._admission.pause()
         self.tables.stage(batch)
         return batch
 

@@ -32,6 +32,7 @@ class SequenceBlocks:
     def __init__(self, pools: BlockPools, chunk_max: int) -> None:
         self.pools = pools
         self._chunk_max = chunk_max
+        self._is_plain = pools.is_plain
         self._groups = list(zip(range(len(pools.rules)), pools.managers, pools.rules, strict=True))
         self._windowed = [
             (index, manager, rule)
@@ -48,7 +49,10 @@ class SequenceBlocks:
     def pages_for(self, sequence: Sequence, num_tokens: int) -> int:
         """Number of pages that the sequence holds while it computes up to `num_tokens` tokens, if
         it shares none with others."""
-        num_blocks, step = sequence.blocks_for(num_tokens), self._step_tokens(sequence)
+        num_blocks = sequence.blocks_for(num_tokens)
+        if self._is_plain:
+            return num_blocks
+        step = self._step_tokens(sequence)
         return self.pools.pages_for(rule.held(num_blocks, step) for rule in self.pools.rules)
 
     def num_needed(self, sequence: Sequence, num_tokens: int) -> int:
@@ -58,6 +62,8 @@ class SequenceBlocks:
 
     def num_held(self, sequence: Sequence) -> int:
         """The memory that the sequence holds, in blocks of the first group."""
+        if self._is_plain:
+            return len(sequence.tables[0].blocks)
         counts = (len(table.blocks) for table in sequence.tables)
         return self.pools.in_blocks(self.pools.pages_for(counts))
 
@@ -143,9 +149,9 @@ class SequenceBlocks:
 
     def lacks_room(self, sequence: Sequence) -> bool:
         """Whether the newest token, which may be under way, needs one more block."""
-        needed = sequence.blocks_for(sequence.num_tokens + sequence.num_ahead)
-        for table in sequence.tables:  # noqa: SIM110 - asked of each running sequence in each step
-            if table.first + len(table.blocks) < needed:
+        num_tokens, size = len(sequence.tokens) + sequence.num_ahead, sequence.block_size
+        for table in sequence.tables:
+            if (table.first + len(table.blocks)) * size < num_tokens:
                 return True
         return False
 

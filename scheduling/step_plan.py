@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scheduling.batch import Chunk
+from scheduling.batch import Batch, Chunk
 from scheduling.sequence import Sequence
 from scheduling.step_model import StepCost, StepModel
 
@@ -30,24 +30,25 @@ class ChunkLimits(Protocol):
         """Limit on one prompt's chunk in a step; None: only the limit on all chunks applies."""
 
 
-@dataclass
+@dataclass(slots=True)
 class StepPlan:
-    """A step under construction. With `budget_s` None, only the limits in tokens apply. `received`
-    and `fetching` are sequences that wait for blocks in this step."""
+    """A step under construction: `batch` has its decodes, and gets its chunks. With `budget_s`
+    None, only the limits in tokens apply."""
 
-    cost: StepCost
+    batch: Batch
     budget_s: float | None
     limits: ChunkLimits
     model: StepModel
-    chunks: list[Chunk] = field(default_factory=list)
-    received: list[Sequence] = field(default_factory=list)
-    fetching: list[Sequence] = field(default_factory=list)
+    cost: StepCost = field(init=False)
     num_chunk_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.cost = self.batch.cost
 
     def add(self, sequence: Sequence, size: int) -> None:
         """Compute `size` more tokens of `sequence`."""
         start = sequence.num_launched
-        self.chunks.append(Chunk(sequence, start, size, start + size == sequence.num_tokens))
+        self.batch.chunks.append(Chunk(sequence, start, size, start + size == sequence.num_tokens))
         self.cost = self.cost.plus(size, start)
         self.num_chunk_tokens += size
 
@@ -70,6 +71,6 @@ class StepPlan:
         size = limit
         if self.budget_s is not None:
             size = self.model.tokens_within(self.budget_s, self.cost, start, limit)
-            if not self.chunks:
+            if not self.batch.chunks:
                 size = min(limit, max(size, self.limits.chunk_min_tokens))
         return size if size == rest else size - size % self.limits.block_size

@@ -11,7 +11,7 @@ Sequences of a priority below 0 cost their share more, so background work yields
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from itertools import count
 
 from scheduling.sequence import Sequence
@@ -48,14 +48,18 @@ class Turns:
     def in_turn(self, waiting: Collection[Sequence]) -> Iterator[Sequence]:
         """The waiting sequences in the order in which they may be admitted. The order follows the
         admissions that happen meanwhile."""
+        shares = {each.share for each in waiting}
+        self._join(shares)
+        if len(waiting) < 2:
+            yield from list(waiting)
+            return
         ordered = sorted(waiting, key=self._rank_in_share)
+        if len(shares) < 2:
+            yield from ordered
+            return
         queues: dict[str, list[Sequence]] = {}
         for sequence in reversed(ordered):
             queues.setdefault(sequence.share, []).append(sequence)
-        self._join(queues.keys())
-        if len(queues) < 2:
-            yield from ordered
-            return
         ties = count()
         heap = [(*self._rank(queue[-1]), next(ties), queue) for queue in queues.values()]
         heapq.heapify(heap)
@@ -64,6 +68,10 @@ class Turns:
             yield queue.pop()
             if queue:
                 heapq.heappush(heap, (*self._rank(queue[-1]), next(ties), queue))
+
+    def pause(self) -> None:
+        """Note that no sequence waits."""
+        self._join(set())
 
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
         """Admit a sequence, and charge its share for `num_tokens`."""
@@ -89,9 +97,8 @@ class Turns:
     def _rank(self, head: Sequence) -> tuple[float, tuple[float, int]]:
         return self._accounts.had(head.share), self._rank_in_share(head)
 
-    def _join(self, shares: Iterable[str]) -> None:
+    def _join(self, backlogged: set[str]) -> None:
         """A share that starts to wait is charged up to the virtual time."""
-        backlogged = set(shares)
         if not backlogged and not self._backlogged:
             return
         for share in backlogged - self._backlogged:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scheduling.batch import Batch
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class DecodeRun:
     """A run of steps that only decode, from `begun` on: `num_done` are over, `num_planned` more are
     leapt over at once. With `learns`, the step model learns from the first step."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from simulator.event_queue import Action, EventQueue
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Flow:
     source: int
     sink: int
@@ -20,7 +20,7 @@ class _Flow:
     version: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Card:
     """The flows of a worker; dicts keep their order."""
 

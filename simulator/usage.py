@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import log
 
 
-@dataclass
+@dataclass(slots=True)
 class Usage:
     """The counts of a worker so far. `prefill_s` is the time of steps with prompt chunks,
     `decode_s` that of all other steps. `gaps` has the number of decoded tokens by buckets of the

@@ -10,7 +10,7 @@ from kv_transfer.handoff.key import HandoffKey
 from protocol.handoff_messages import KvAsk
 
 
-@dataclass
+@dataclass(slots=True)
 class Ask:
     """An ask to source `peer`, which is repeated until the grant."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from math import inf
 
 from kv_transfer.handoff.states import SinkState
@@ -20,7 +21,7 @@ class FetchLimits:
     stop_wait_s: float
 
 
-@dataclass
+@dataclass(slots=True)
 class IncomingGroup:
     """The granted blocks of one group. `digests` are those of arrived blocks, by prompt index."""
 
@@ -62,14 +63,14 @@ class IncomingGroup:
 
     def add(self, written: KvWritten) -> int:
         """Note arrived blocks. Returns how many of them had not arrived before."""
-        before = len(self.digests)
-        for i in range(written.num_blocks):
-            digest = written.digests[i] if written.digests else b""
-            self.digests.setdefault(written.first_block + i, digest)
-        return len(self.digests) - before
+        first, digests = written.first_block, written.digests or repeat(b"")
+        arrived = zip(range(first, first + written.num_blocks), digests, strict=False)
+        new = {block: digest for block, digest in arrived if block not in self.digests}
+        self.digests |= new
+        return len(new)
 
 
-@dataclass
+@dataclass(slots=True)
 class Incoming:
     """Changed by `HandoffSink` only. The first group of a fetch has blocks of the prompt, others
     have slots, which count from 0 and are of use only if every block that the peer writes has

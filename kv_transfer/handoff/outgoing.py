@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     chunk: int
 
 
-@dataclass
+@dataclass(slots=True)
 class OutgoingGroup:
     """The blocks of one group that are ready, and those that the sink granted."""
 
@@ -80,7 +80,7 @@ class OutgoingGroup:
         )
 
 
-@dataclass
+@dataclass(slots=True)
 class Outgoing:
     """Changed by `HandoffSource` only. A fetch is served all at once."""
 

@@ -86,6 +86,11 @@ class Admission:
             overtaking.passed(sequence)
             self._begin(step, sequence, num_fetched)
 
+    def pause(self) -> None:
+        """Note that no sequence waits."""
+        if not self._is_full:
+            self._turns.pause()
+
     @property
     def _is_full(self) -> bool:
         return self._roster.num_begun >= self._config.max_batch_size
@@ -109,11 +114,11 @@ class Admission:
         charge = max(sequence.num_remaining, sequence.block_size)
         if sequence.remote:
             self._roster.move(sequence, SequenceState.RECEIVING)
-            step.received.append(sequence)
+            step.batch.received.append(sequence)
         elif num_fetched:
             self._roster.move(sequence, SequenceState.FETCHING)
             self._expected.expect(sequence, num_fetched)
-            step.fetching.append(sequence)
+            step.batch.fetching.append(sequence)
             charge = 0
         else:
             self._roster.move(sequence, SequenceState.PREFILLING)

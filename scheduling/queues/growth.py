@@ -32,8 +32,11 @@ class Growth:
         (`frees_soon`).
         """
         preempted: list[Sequence] = []
+        lacks_room = self._blocks.lacks_room
         for sequence in running:
-            while sequence.state is SequenceState.RUNNING and self._lacks_room(sequence):
+            while sequence.state is SequenceState.RUNNING and lacks_room(sequence):
+                if _is_ending(sequence):
+                    break
                 if self._blocks.try_grow(sequence):
                     continue
                 victim = self._victim()
@@ -42,11 +45,7 @@ class Growth:
                 preempt(victim)
                 preempted.append(victim)
         left = [sequence for sequence in running if sequence.state is SequenceState.RUNNING]
-        return [sequence for sequence in left if not _is_ending(sequence)], preempted
-
-    def _lacks_room(self, sequence: Sequence) -> bool:
-        """Whether the newest token, which may be under way, needs a block."""
-        return self._blocks.lacks_room(sequence) and not _is_ending(sequence)
+        return [s for s in left if not s.num_ahead or not _is_ending(s)], preempted
 
     def _victim(self) -> Sequence:
         """The sequence to preempt: the least senior of those that are not immune, or of all if

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from scheduling.queues.waiting_work import WaitingWork
 from scheduling.sequence import Key, Sequence, SequenceState
@@ -28,6 +29,7 @@ class Roster:
         self._block_size = block_size
         self._blocks = blocks
         self._work = WaitingWork(block_size)
+        self._next_deadline = inf  # no sequence has an earlier one
 
     def __iter__(self) -> Iterator[Sequence]:
         """All unfinished sequences."""
@@ -40,16 +42,15 @@ class Roster:
 
     def expired(self, now: float) -> list[Sequence]:
         """The sequences past their deadline."""
-        return [
-            sequence
-            for each in self._by_state.values()
-            for sequence in each.values()
-            if sequence.deadline <= now
-        ]
+        if now < self._next_deadline:
+            return []
+        self._next_deadline = min([each.deadline for each in self], default=inf)
+        return [each for each in self if each.deadline <= now]
 
     def wait(self, sequence: Sequence) -> None:
         """Queue a sequence that is in the state WAITING."""
         self.waiting[sequence.key] = sequence
+        self._next_deadline = min(self._next_deadline, sequence.deadline)
         num_cached = self._blocks.usable_prefix(sequence).num_blocks
         self._work.add(sequence, num_cached, self._blocks.num_needed(sequence, sequence.num_tokens))
 

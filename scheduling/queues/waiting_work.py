@@ -7,13 +7,12 @@ Tokens of a prefix that was cached when a sequence began to wait do not count. P
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduling.sequence import Key, Sequence
 
 
-@dataclass(frozen=True)
-class _Noted:
+class _Noted(NamedTuple):
     """The counts of a sequence: its full blocks, those of them that are not cached, and the blocks
     that it needs besides: the partial one at its end, and those of other groups of layers."""
 
@@ -58,8 +57,9 @@ class WaitingWork:
             0 if sequence.remote else sequence.num_tokens - len(full) * self._block_size,
         )
         self._noted[sequence.key] = noted
-        self._blocks.update(noted.blocks)
-        self._missing.update(noted.missing)
+        if full:
+            self._blocks.update(noted.blocks)
+            self._missing.update(noted.missing)
         self._blocks_beside += noted.blocks_beside
         self._partial_tokens += noted.partial_tokens
 
