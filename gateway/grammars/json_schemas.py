@@ -55,6 +55,8 @@ _TYPES = ("null", "boolean", "string", "number", "array", "object")
 _ANNOTATIONS = frozenset(("title", "description", "$comment", "examples", "deprecated"))
 _UNREADABLE = ("regex parse error", "nvalid regex", "lookarounds not supported")
 """What llguidance says of a pattern that it cannot follow."""
+_COUNTED = "min/maxProperties only supported"
+"""What llguidance says of a count of properties, some of which are optional."""
 _RANGES = ("regex for float range", "regex for integer range", "nested parentheses")
 """What llguidance says of a bound with too many digits."""
 _UNIMPLEMENTED = re.compile(r'"([^"]+)"')
@@ -117,6 +119,8 @@ class SchemaReader:
             self._doubts_patterns = True
         elif "oneOf constraints" in trouble:
             self._without.add("oneOf")
+        elif _COUNTED in trouble:
+            self._without.update(("minProperties", "maxProperties"))
         elif "determine if regex is empty" in trouble:
             self._without.update(("minLength", "maxLength"))
         elif "too many digits" in trouble:

@@ -287,6 +287,8 @@ def test_a_schema_that_nests_too_deeply_is_refused():
         ({"type": "object", "patternProperties": {"^f": STRING, "o$": {}}}, "/patternProperties"),
         ({"type": "string", "pattern": "(?<=a)b*"}, "/pattern"),
         ({"type": "integer", "multipleOf": 0.123456789}, "/multipleOf"),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "/minProperties"),
+        (obj(a={}, b={}) | {"maxProperties": 0}, "/maxProperties"),
     ],
 )
 def test_what_only_the_compiler_refuses_is_dropped_then(vocabulary, schema, dropped):
