@@ -1,10 +1,13 @@
 """The grammar that workers enforce on answers that may call tools.
 
 Each tool's schema is enforced as far as it can be, as those of `response_format` are. Errors name
-the field of the caller's tool that holds the schema.
+the field of the caller's tool that holds the schema. A call has no arguments besides those that the
+schema lists, unless the schema says more of others than nothing.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from msgspec.structs import replace
 from starlette.types import Scope
@@ -15,6 +18,14 @@ from gateway.chat.conversation import Conversation, ToolMode
 from gateway.grammars.grammar import only_rule
 from gateway.grammars.json_schemas import SchemaReader
 from protocol.errors import InvalidRequest
+
+_LISTING = frozenset(
+    (
+        "type", "properties", "required", "title", "description", "$schema", "$id", "$comment",
+        "$defs", "definitions", "default", "examples", "deprecated",
+    )
+)  # fmt: skip
+"""Keywords that say nothing of arguments that are neither listed nor required."""
 
 
 async def call_grammar(
@@ -64,7 +75,7 @@ async def _enforced(
     def read() -> str | None:
         for place, tool in enumerate(conversation.tools):
             if chosen in (None, tool.name) and (tool.strict or not only_strict):
-                readers[place] = SchemaReader(tool.schema, tool.param, tool.strict)
+                readers[place] = SchemaReader(_closed(tool.schema), tool.param, tool.strict)
         return written()
 
     grammar = await context.tokenizer.in_thread(read)
@@ -82,3 +93,13 @@ async def _enforced(
     if dropped:
         context.name_ignored(scope, dropped)
     return grammar
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without arguments that it allows only by saying nothing of them: a function takes
+    those that its schema lists or requires."""
+    listed, required = schema.get("properties"), schema.get("required", [])
+    if schema.keys() - _LISTING or not isinstance(listed, dict) or not isinstance(required, list):
+        return schema
+    unlisted = {name: True for name in required if isinstance(name, str) and name not in listed}
+    return schema | {"properties": listed | unlisted, "additionalProperties": False}
