@@ -131,6 +131,7 @@ class EmbeddedValkey:
         settings = (
             f"bind {self._host}\nport {self._port}\nrequirepass {self._password}\n"
             'save ""\nappendonly no\ndaemonize no\n'
+            f"dbfilename {secrets.token_hex(16)}.rdb\n"  # else it loads a /dump.rdb that lies there
         )
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), str(binary), "-"],

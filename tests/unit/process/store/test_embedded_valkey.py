@@ -8,6 +8,9 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -69,6 +72,23 @@ def test_restarts_at_the_same_url_without_memory() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="uses the kernel's parent-death signal")
+def test_loads_no_dump_that_lies_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", partial(_spawned_in, subprocess.Popen, tmp_path))
+    with EmbeddedValkey() as other, redis.Redis.from_url(other.url) as client:
+        client.set("a", "b")
+        client.save()
+    (dump,) = tmp_path.iterdir()
+    dump.rename(tmp_path / "dump.rdb")
+    with EmbeddedValkey() as valkey, redis.Redis.from_url(valkey.url) as client:
+        assert client.dbsize() == 0
+
+
+def _spawned_in(popen: Any, folder: Path, *arguments: Any, **options: Any) -> Any:
+    return popen(*arguments, **options | {"cwd": folder})
+
+
 def test_ends_when_its_starter_is_killed() -> None:
     code = """
         import os, signal
