@@ -1,7 +1,9 @@
-"""Staged states of a fleet in trouble: what an operator meets, with the names that pods have."""
+"""Staged states of a fleet in trouble: what an operator meets, with the names that pods have,
+or short ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from protocol.traces import ChunkSpan, DecodeTrace, PrefillTrace, StepSpan, WriteSpan, pack_steps
@@ -10,12 +12,19 @@ from router.requests.trace_json import row_json, trace_json
 from router.routing.placement import Candidate, Mode, Placement
 from tests.browser import incident
 
+Name = Callable[[str, int], str]
+"""A worker's name, from its role and number."""
 VIEWS = ("fleet", "requests", "doctor", "cache")
 
 
 def pod(role: str, number: int) -> str:
     """A name as long as those that Kubernetes gives."""
     return f"production-eu1-baton-{role}-h100-6d9f7c5b8-x{number:04}"
+
+
+def short(role: str, number: int) -> str:
+    """A name as `baton up` gives it."""
+    return f"{role}-{number}"
 
 
 def pods(now_us: int, prefill: int = 4, decode: int = 5) -> dict[str, Any]:
@@ -110,9 +119,9 @@ def no_point_yet(now_us: int) -> dict[str, Any]:
     return {**fleet, "history": history, "totals": totals, "events": []}
 
 
-def slow_request(now_us: int) -> RequestTrace:
-    """A request of a quarter of a minute between pods: stages of 10 s and more."""
-    since, prefill, decode = now_us - 60_000_000, pod("prefill", 2), pod("decode", 3)
+def slow_request(now_us: int, name: Name = pod) -> RequestTrace:
+    """A request of a quarter of a minute: stages of 10 s and more."""
+    since, prefill, decode = now_us - 60_000_000, name("prefill", 2), name("decode", 3)
 
     def at(ms: float) -> int:
         return since + round(ms * 1000)
@@ -124,7 +133,7 @@ def slow_request(now_us: int) -> RequestTrace:
     )
     steps = [StepSpan(at(19_200 + 130 * i), at(19_320 + 130 * i), 48) for i in range(90)]
     chosen = [
-        Candidate(pod(role, i), 16_000.0 + i, 10_000, 9_000, wait_ms=12_000.0, delay_ms=900.0)
+        Candidate(name(role, i), 16_000.0 + i, 10_000, 9_000, wait_ms=12_000.0, delay_ms=900.0)
         for role in ("prefill", "decode")
         for i in (2, 3)
     ]
@@ -156,22 +165,22 @@ def slow_request(now_us: int) -> RequestTrace:
     return trace
 
 
-def sources(now_us: int) -> dict[str, Any]:
+def sources(now_us: int, name: Name = pod) -> dict[str, Any]:
     """Everything that the page reads about the slow request, for `staged`; the fleet is not
     included."""
-    trace = slow_request(now_us)
+    trace = slow_request(now_us, name)
     doctor = incident.doctor(now_us)
     for finding in doctor["findings"]:
         for bar in finding["evidence"]["bars"]:
-            bar["name"] = pod("prefill", 1)
+            bar["name"] = name("prefill", 1)
     return {
-        "doctor": doctor, "cache": _cache(now_us),
+        "doctor": doctor, "cache": _cache(now_us, name),
         "requests": {"rows": [row_json(trace, now_us)]}, "trace": trace_json(trace, now_us),
     }  # fmt: skip
 
 
-def _cache(now_us: int) -> dict[str, Any]:
+def _cache(now_us: int, name: Name) -> dict[str, Any]:
     cache = incident.cache(now_us)
     for i, worker in enumerate(cache["workers"]):
-        worker["worker_id"] = pod(worker["role"], i)
+        worker["worker_id"] = name(worker["role"], i)
     return cache

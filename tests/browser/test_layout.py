@@ -26,8 +26,11 @@ FLEETS: dict[str, Any] = {
     "no-decode-left": states.no_decode_left,
 }
 STATES = [(fleet, "fleet") for fleet in FLEETS]
-STATES += [("pods", view) for view in ("requests", "doctor", "cache")]
+STATES += [("pods", "requests"), ("pods", "doctor"), ("incident", "requests"), ("pods", "cache")]
 LAYOUTS = [(WIDE, "light"), (PHONE, "dark"), (PHONE, "light"), (WIDE, "dark")]
+HIDDEN = """() => [...document.querySelectorAll(".scroll")]
+    .filter((each) => each.scrollWidth > each.clientWidth)
+    .map((each) => `${each.ariaLabel}: ${each.scrollWidth} in ${each.clientWidth} px`)"""
 SHOTS = os.environ.get("BATON_SCREENSHOTS")
 """A folder for pictures of everything that is looked at."""
 
@@ -41,7 +44,8 @@ def test_no_text_is_cut_or_printed_over(
     browser: Browser, state: tuple[str, str], layout: tuple[tuple[int, int], str]
 ) -> None:
     (fleet, view), (size, scheme) = state, layout
-    with staged(fleet=lambda: FLEETS[fleet](now_us()), **states.sources(now_us())) as router:
+    sources = states.sources(now_us(), states.short if fleet == "incident" else states.pod)
+    with staged(fleet=lambda: FLEETS[fleet](now_us()), **sources) as router:
         pages = Watched(browser, router.url)
         with pages.page(view, size, scheme) as page:
             page.locator("main .card").first.wait_for()
@@ -53,6 +57,8 @@ def test_no_text_is_cut_or_printed_over(
             assert faults(page) == []
             too_wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert too_wide <= 0, f"{too_wide} pixels too wide"
+            if size == WIDE:
+                assert page.evaluate(HIDDEN) == [], "columns that show only after scrolling"
         pages.assert_clean()
 
 
