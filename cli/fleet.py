@@ -86,7 +86,7 @@ class Fleet:
     @property
     def access(self) -> RouterAccess:
         """Access to the router's operators' paths, whatever keys the router was given."""
-        return RouterAccess(self._supervisor_key, self.settings.tls_cert_file)
+        return RouterAccess(self._supervisor_key, self.settings.tls_cert_file, is_here=True)
 
     @property
     def redis_url(self) -> str:

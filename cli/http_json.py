@@ -1,6 +1,7 @@
 """Small HTTP requests to a router for operators' commands, with the standard library.
 
-All text of the router is made harmless for a terminal, errors included.
+All text of the router is made harmless for a terminal, errors included. The proxies that the
+environment names (`http_proxy`, `https_proxy`, `no_proxy`) serve routers on other hosts only.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from cli.output.terminal_text import shown, shown_json
+from process.sockets.host_names import is_loopback
 from protocol.addresses import parsed_address, shown_address
 from protocol.errors import ConfigError, ServiceError
 
@@ -28,17 +31,24 @@ class RouterAccess:
     """How to access a router: the key to send, and the certificate to trust.
 
     `cert_file` is the router's own PEM file, which is trusted for any host name. Without it, an
-    https router must have a certificate that this host trusts.
+    https router must have a certificate that this host trusts. `is_here` says that the router runs
+    on this host, whatever its address.
     """
 
     key: str | None = field(default=None, repr=False)
     cert_file: str | None = None
+    is_here: bool = False
 
     def open(self, request: urllib.request.Request, timeout_s: float) -> Any:
         """The response, a context manager. Raises as `urlopen` does."""
         if self.key is not None:
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
-        return urllib.request.urlopen(request, timeout=timeout_s, context=self._tls())
+        handlers: list[urllib.request.BaseHandler] = []
+        if (context := self._tls()) is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        if self.is_here or is_loopback(urlsplit(request.full_url).hostname or ""):
+            handlers.append(urllib.request.ProxyHandler({}))
+        return urllib.request.build_opener(*handlers).open(request, timeout=timeout_s)
 
     def _tls(self) -> ssl.SSLContext | None:
         """The TLS context; None for the default one. Raises ConfigError."""
