@@ -15,6 +15,7 @@ from typing import Any
 from cli.child import Child, baton_command, baton_environment
 from cli.commands import COMMANDS
 from cli.up_settings import TO_STDOUT, UpSettings
+from engine.cpu_quota import threads_within_quota
 from process.core_shares import by_neighbourhood, core_shares
 from process.cores import can_keep_to_cores, ranges_of, usable_cores
 from process.settings.loader import CONFIG_ENV
@@ -64,10 +65,11 @@ class ChildSettings:
 
     @property
     def torch_threads(self) -> int:
-        """CPU threads of each worker: the setting, or an even share of the cores."""
+        """CPU threads of each worker: the setting, or an even share of the cores, or of the threads
+        that a container's CPU quota allows."""
         if self._settings.torch_threads is not None:
             return self._settings.torch_threads
-        return max(1, len(usable_cores()) // self._num_workers)
+        return max(1, threads_within_quota(len(usable_cores())) // self._num_workers)
 
     @property
     def core_shares(self) -> list[list[int]]:

@@ -100,7 +100,8 @@ class UpSettings:
     torch_threads: int | None = setting_of(
         WorkerSettings,
         "torch_threads",
-        help="CPU threads of each worker; none: the cores, divided evenly",
+        help="CPU threads of each worker; none: the cores, or as many as a container's CPU quota "
+        "allows, divided evenly",
     )
     pin: bool = setting(
         True,

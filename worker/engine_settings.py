@@ -121,8 +121,8 @@ class EngineSettings(NodeSettings):
     )
     torch_threads: int | None = setting(
         None,
-        help="CPU threads of torch, divided among the ranks; none: one for each of `cores`, or "
-        "torch's own choice without `cores`",
+        help="CPU threads of torch, divided among the ranks; none: one for each of `cores`, or, "
+        "without `cores`, as many as torch chooses and a container's CPU quota allows",
         unit="threads",
         minimum=1,
     )

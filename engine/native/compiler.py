@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
+from engine.cpu_quota import threads_within_quota
+
 _TIMEOUT_S = 600.0  # for one compiler run; others may run at the same time
 _LOOK_S = 0.2
 
@@ -43,7 +45,8 @@ def compile_objects(command: list[str], sources: Sequence[Path], folder: Path) -
         run([*command, "-c", str(source), "-o", target], running)
         return target
 
-    with ThreadPoolExecutor(len(cores), initializer=_use, initargs=(cores,)) as threads:
+    num_threads = threads_within_quota(len(cores))
+    with ThreadPoolExecutor(num_threads, initializer=_use, initargs=(cores,)) as threads:
         try:
             compiled = [threads.submit(compile_one, source) for source in sources]
             while wait(compiled, _LOOK_S).not_done:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from functools import lru_cache, partial
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from engine.cpu_quota import threads_within_quota
+from process.cores import usable_cores
 from simulator.commands.fleets import Devices, Size, load_trace
 from simulator.commands.settings import SimulationSettings
 from simulator.fleet import Fleet
@@ -100,8 +101,9 @@ def _uncollected() -> Iterator[None]:
 
 
 def num_jobs(wanted: int | None) -> int:
-    """The processes of a setting; None is one for each core that this process may use."""
-    return wanted or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    """The processes of a setting; None is one for each core that this process may use, or as many
+    as a CPU quota keeps busy."""
+    return wanted or threads_within_quota(len(usable_cores()))
 
 
 def _in_processes(

@@ -16,6 +16,7 @@ from checkpoint.model_source import HUB_PATTERNS, TEXT_PATTERNS, model_name, res
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.stored_tensors import OpenTensors
+from engine.cpu_quota import threads_within_quota
 from engine.device import pick_device
 from engine.engine_config import EngineConfig
 from engine.loader import LoadedEngine, load_engine
@@ -96,9 +97,9 @@ class ModelLoading:
         settings, started = self._settings, time.monotonic()
         threads = settings.torch_threads or len(cores_in(settings.cores))
         if settings.num_ranks > 1:
-            threads = self._start_hands(stack, threads or len(usable_cores()))
-        if threads:
-            torch.set_num_threads(threads)
+            wanted = threads or threads_within_quota(len(usable_cores()))
+            threads = self._start_hands(stack, wanted)
+        torch.set_num_threads(threads or threads_within_quota(torch.get_num_threads()))
         loaded = None
         if settings.weights_from == PEER:
             loaded = self._try_load_from_peer(stack)

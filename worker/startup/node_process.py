@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.shard import Shard
+from engine.cpu_quota import threads_within_quota
 from engine.parallel.sums import RankLost
 from process.cores import cores_in, usable_cores
 from process.lifecycle import StopSignal
@@ -80,7 +81,11 @@ def _started(
     numbers = ranks_of(settings, settings.node_rank or 0)
     first = Shard.numbered(numbers.start, settings.tensor_parallel, settings.pipeline_parallel)
     load_model_config(folder).part_of(first)  # fails in one line, not once per rank
-    threads = settings.torch_threads or len(cores_in(settings.cores)) or len(usable_cores())
+    threads = (
+        settings.torch_threads
+        or len(cores_in(settings.cores))
+        or threads_within_quota(len(usable_cores()))
+    )
     hands = hand_settings(settings, engine_config(settings, folder), threads, role)
     shared = HostRanks(hands, silence_s(settings))
     processes = HandProcesses(hands, shared, numbers, silence_s(settings), LOADING_S)

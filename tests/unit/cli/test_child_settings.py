@@ -119,6 +119,7 @@ def six_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     cores = [2, 3, 4, 5, 8, 9]
     monkeypatch.setattr(child_settings, "usable_cores", lambda: list(cores))
     monkeypatch.setattr(child_settings, "by_neighbourhood", list)
+    monkeypatch.setattr(child_settings, "threads_within_quota", lambda num_cores: num_cores)
     return cores
 
 
@@ -141,6 +142,15 @@ def test_cores_are_shared(
     children = ChildSettings(UpSettings(model="/m", **({"device": "cpu"} | settings)), environ={})
     assert children.torch_threads == threads
     assert children.core_shares == shares
+
+
+def test_workers_share_the_threads_of_a_container_s_cpu_quota(
+    six_cores: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_settings, "threads_within_quota", lambda num_cores: num_cores - 2)
+    children = ChildSettings(UpSettings(model="/m", device="cpu"), environ={})
+    assert children.torch_threads == 2
+    assert children.core_shares == [[2, 3, 4], [5, 8, 9]]
 
 
 def test_a_worker_is_told_its_cores() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from engine.device import available_bytes
 from engine.host_memory import available_memory
+from tests.unit.engine.fake_groups import FakeGroups
 
 MIB = 1 << 20
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -17,30 +18,15 @@ V2 = ("memory.max", "memory.current", "inactive_file")
 UNLIMITED_V1 = 9223372036854771712
 
 
-class FakeSystem:
-    """`proc` and `sys` of a process in a control group."""
+class FakeSystem(FakeGroups):
+    """Memory of a process in a control group."""
 
-    def __init__(self, root: Path, group: str, mounted: str, is_v2: bool) -> None:
-        self.root = root
-        self.names = V2 if is_v2 else V1
-        self.mount = root / ("sys/fs/cgroup" if is_v2 else "sys/fs/cgroup/memory")
-        self.mount.mkdir(parents=True)
-        lines = [f"0::{group}"] if is_v2 else ["5:cpu,cpuacct:/other", f"4:memory:{group}", "0::/"]
-        kind = "cgroup2 cgroup2 rw" if is_v2 else "cgroup cgroup rw,memory"
-        where = "/" + str(self.mount.relative_to(root))
-        mounts = f"22 1 0:5 / /proc rw - proc proc rw\n30 23 0:26 {mounted} {where} ro - {kind}\n"
-        folder = root / "proc/self"
-        folder.mkdir(parents=True)
-        (folder / "cgroup").write_text("\n".join(lines) + "\n")
-        (folder / "mountinfo").write_text(mounts)
+    controller = "memory"
 
     def group(self, path: str, limit: int | str, usage: int, unused_files: int = 0) -> None:
-        folder = self.mount / path
-        folder.mkdir(parents=True, exist_ok=True)
-        limit_name, usage_name, field = self.names
-        (folder / limit_name).write_text(f"{limit}\n")
-        (folder / usage_name).write_text(f"{usage}\n")
-        (folder / "memory.stat").write_text(f"anon 5\n{field} {unused_files}\nzswap 0\n")
+        limit_name, usage_name, field = V2 if self.is_v2 else V1
+        statistics = f"anon 5\n{field} {unused_files}\nzswap 0"
+        self.write(path, {limit_name: limit, usage_name: usage, "memory.stat": statistics})
 
     def available(self) -> int:
         return available_memory(self.root)
