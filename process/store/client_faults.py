@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -22,6 +22,15 @@ async def answer_of(asked: Awaitable[T]) -> T:
         return await asked
     except RuntimeError as error:
         raise RedisConnectionError(f"the connection is gone: {error}") from error
+
+
+async def drop_connections(client: Any) -> None:
+    """Close idle connections after an error of the store, so that its name is looked up again.
+
+    The client keeps a connection on which an error was the answer. A store that has become a
+    replica answers every write so, while its name leads to the new primary already.
+    """
+    await client.connection_pool.disconnect(inuse_connections=False)
 
 
 def check_cancelled() -> None:

@@ -17,7 +17,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-from process.store.client_faults import answer_of, check_cancelled
+from process.store.client_faults import answer_of, check_cancelled, drop_connections
 from process.store.first_contact import advised, is_refusal, refused
 from process.store.ignored_entries import IgnoredEntries
 from process.store.registry import (
@@ -95,6 +95,7 @@ class FleetWatcher:
                     await self._follow()
                 except (RedisError, OSError) as error:
                     check_cancelled()
+                    await drop_connections(self._client)
                     if not self._was_served and is_refusal(error):
                         raise refused(self._where, error) from error
                     backoff = BACKOFF_S if self.is_connected else min(2 * backoff, BACKOFF_MAX_S)

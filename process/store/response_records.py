@@ -20,9 +20,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import redis.asyncio
-from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
-from process.store.client_faults import answer_of, check_cancelled
+from process.store.client_faults import answer_of, check_cancelled, drop_connections
 from process.store.registry import BACKOFF_MAX_S, CLAIM_KIND, client_from_url
 from protocol.error_line import one_line
 from protocol.errors import StoreAway, StoreFull, StoreRefused
@@ -352,16 +358,23 @@ class ResponseRecords:
                 return await answer_of(ask())
         except OutOfMemoryError as error:
             raise StoreFull from error
+        except ReadOnlyError as error:
+            await self._note_away(error)
+            raise StoreAway from error
         except (AuthenticationError, ResponseError) as error:
             if _IS_FULL in str(error):
                 raise StoreFull from error
             log.warning("the store of %s refuses a call: %s", self._shelf.name, one_line(error))
             raise StoreRefused from error
         except (RedisError, OSError) as error:
-            if not self.is_away:
-                log.warning("the store of %s cannot be used: %s", self._shelf.name, error)
-            self._away_until = self._clock() + BACKOFF_MAX_S
+            await self._note_away(error)
             raise StoreAway from error
+
+    async def _note_away(self, error: Exception) -> None:
+        if not self.is_away:
+            log.warning("the store of %s cannot be used: %s", self._shelf.name, error)
+        self._away_until = self._clock() + BACKOFF_MAX_S
+        await drop_connections(self._client)
 
 
 def _record_of(found: list[bytes | None] | None) -> ResponseRecord | None:

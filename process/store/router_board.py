@@ -20,7 +20,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from process.store.client_faults import answer_of, check_cancelled
+from process.store.client_faults import answer_of, check_cancelled, drop_connections
 from process.store.ignored_entries import (
     DECODE_ERRORS,
     QUESTION,
@@ -128,6 +128,7 @@ class RouterBoard:
             except (RedisError, OSError) as error:
                 check_cancelled()
                 log.debug("the store is away: %s", error)
+                await drop_connections(self._client)
                 self._num_peers = 0
                 self._on_peers({})
                 await asyncio.sleep(BACKOFF_MAX_S)

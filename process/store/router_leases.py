@@ -14,7 +14,7 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from process.store.client_faults import answer_of, check_cancelled
+from process.store.client_faults import answer_of, check_cancelled, drop_connections
 from process.store.registry import BACKOFF_MAX_S, CLAIM_KIND, client_from_url
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class RouterLease:
             await answer_of(self._client.eval(_RENEW, 2, *self._keys, self._name, lease_ms))
         except (RedisError, OSError) as error:
             log.debug("the router's lease was not renewed: %s", error)
+            await drop_connections(self._client)
             return min(BACKOFF_MAX_S, self._lease_s / _RENEWALS)
         return self._lease_s / _RENEWALS
 

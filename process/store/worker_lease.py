@@ -278,6 +278,7 @@ class WorkerLease:
         return 0.0 if claim.may_succeed_now else _CLAIM_POLL_S
 
     def _note_away(self, error: Exception) -> None:
+        self._client.connection_pool.disconnect()  # the store's name may lead elsewhere by now
         self._view.interrupted()
         if self._is_reachable is not False:
             log.warning("cannot reach %s, still trying: %s", self._where, error)
