@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import shutil
 import signal
 import ssl
@@ -23,6 +22,8 @@ from cryptography import x509
 import process.bound_command
 from cli.pods.store_settings import StoreSettings, configuration
 from gateway.http.certificates import LOOK_S, CertificateReloader, TlsFiles
+from process.open_files import allow_open_files
+from process.sockets.certificate_chain import load_chain
 from process.store.certificate_expiry import Expiry
 from process.store.front import FrontPorts, StoreFront
 from process.store.password_certificate import SERVER_NAME, certificate_of
@@ -34,25 +35,18 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.02
 _STOP_S = 25.0
 _MOST_FILES = 8192
+"""A connection takes two, and some 50 KB."""
 
 
 def serve_with_tls(settings: StoreSettings, binary: Path, folder: Path) -> int:
     """Serve until a signal comes or the server ends; returns its status. Raises ConfigError."""
-    _allow_many_connections()
+    allow_open_files(_MOST_FILES)
     with ExitStack() as stack:
         private = temporary_folder("baton-store-")
         stack.callback(shutil.rmtree, private, ignore_errors=True)
         certificate = ServedCertificate(settings, private)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings, certificate, (binary, folder), private))
-
-
-def _allow_many_connections() -> None:
-    """Raise this process's limit on open files: a connection takes two (and some 50 KB), and the
-    usual limit is 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 async def _serve(
@@ -167,7 +161,7 @@ class ServedCertificate:
 
     def _load_files(self, files: TlsFiles) -> None:
         try:
-            self.context.load_cert_chain(files.cert, files.key)
+            load_chain(self.context, files.cert, files.key)
         except OSError as error:
             raise ConfigError(f"tls_cert_file {files.cert} cannot be used: {error}") from error
 

@@ -12,6 +12,8 @@ import os
 import ssl
 from dataclasses import dataclass
 
+from process.sockets.certificate_chain import load_chain
+
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
@@ -50,8 +52,8 @@ class CertificateReloader:
         cert, key = self._files.cert, self._files.key
         try:
             # A context that has refused files may have taken one of them.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
-            self._context.load_cert_chain(cert, key)
+            load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert, key)
+            load_chain(self._context, cert, key)
         except OSError as error:  # includes ssl.SSLError
             self._failed = stamp
             log.warning(

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 from gateway.http.certificates import CertificateReloader, TlsFiles
 from gateway.http.connection import BoundedProtocol, BoundedProtocols
 from gateway.http.exchange import CLOSE_HEADER
+from process.sockets.certificate_chain import load_chain
 from process.sockets.host_names import unbracketed
 from protocol.errors import ConfigError
 
@@ -107,6 +108,8 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
         )
         try:
+            if tls is not None:
+                load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls.cert, tls.key)
             config.load()
         except OSError as error:  # includes ssl.SSLError
             assert tls is not None, "nothing else is read here"

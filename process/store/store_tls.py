@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from process.sockets.certificate_chain import load_chain
 from process.store.certificate_expiry import Expiry
 from process.store.password_certificate import SERVER_NAME, certificate_of
 from protocol.addresses import shown_address
@@ -145,7 +146,7 @@ def _context(tls: StoreTls, stamps: tuple[object, ...]) -> ssl.SSLContext:
     else:
         context.load_default_certs()
     if tls.ssl_certfile:
-        context.load_cert_chain(tls.ssl_certfile, tls.ssl_keyfile, tls.ssl_password)
+        load_chain(context, tls.ssl_certfile, tls.ssl_keyfile, tls.ssl_password)
     return context
 
 

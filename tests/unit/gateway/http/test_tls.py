@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from prometheus_client import CollectorRegistry
 
 from gateway.http.certificates import CertificateReloader, TlsFiles
@@ -127,3 +134,27 @@ def test_wrong_tls_files_are_a_configuration_error(tmp_path: Path) -> None:
         )
         with pytest.raises(ConfigError, match=f"TLS with {cert}"):
             HttpServer(lambda *args: None, doorway, 1.0, lambda: None, lambda: None)
+
+
+async def test_nobody_is_asked_for_the_passphrase_of_a_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither at the start nor when a key is renewed, where the question would stop the router."""
+    authority, text = trustme.CA(), "the key in .*/key.pem has a passphrase: give a key without one"
+    async with tls_server(authority, tmp_path) as server, trusting(authority) as client:
+        server.rotate(authority)
+        encrypt(tmp_path / "key.pem")
+        server.reloader.reload_if_changed()
+        assert re.search(text, caplog.text)
+        assert (await client.get(server.url)).status_code == 200
+    files = TlsFiles(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
+    doorway = Doorway(BoundedProtocols(ConnectionLimits(), CollectorRegistry()), files)
+    with pytest.raises(ConfigError, match=text):
+        HttpServer(lambda *args: None, doorway, 1.0, lambda: None, lambda: None)
+
+
+def encrypt(file: Path) -> None:
+    """Give a key a passphrase."""
+    key = load_pem_private_key(file.read_bytes(), None)
+    kind, how = PrivateFormat.PKCS8, BestAvailableEncryption(b"a passphrase")
+    file.write_bytes(key.private_bytes(Encoding.PEM, kind, how))
