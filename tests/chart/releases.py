@@ -351,6 +351,7 @@ RELEASES = [
             "pools": {"decode": {"role": "decode", "replicas": 2}},
             "kv": {"path": "tcp"},
             "networkPolicy": {"egress": {"enabled": True}},
+            "preflight": {"enabled": True},
         },
     ),
 ]

@@ -128,6 +128,33 @@ def test_ranks_of_one_worker_reach_each_other_and_nobody_else_does() -> None:
             assert spec.get("egress", []) == [{"to": [{"podSelector": group}]}] * (len(kinds) - 1)
 
 
+def test_the_preflight_connects_the_ranks_of_one_worker() -> None:
+    """Its pods have the names of an Indexed Job's pods in the subdomain of a headless Service."""
+    egress = {"networkPolicy": {"egress": {"enabled": True}}}
+    for values, kinds in ((SPAN, ["Ingress"]), (SPAN | egress, ["Ingress", "Egress"])):
+        found = objects(values | {"preflight": {"enabled": True, "pool": "decode"}})
+        (job,) = (each for name, each in of_kind(found, "Job").items() if "preflight" in name)
+        pod, run = job["spec"]["template"]["spec"], job["metadata"]["name"]
+        (container,) = pod["containers"]
+        flags = dict(flag.split("=", 1) for flag in container["args"] if "=" in flag)
+        service = of_kind(found, "Service")[pod["subdomain"].removeprefix("demo-baton-")]
+        assert service["spec"]["clusterIP"] == "None"
+        labels = job["spec"]["template"]["metadata"]["labels"]
+        assert service["spec"]["selector"].items() <= labels.items()
+        assert flags["--master-addr"] == f"{run}-0.{pod['subdomain']}"
+        sizes = ("--nnodes", "--tensor-parallel", "--pipeline-parallel")
+        assert [flags[each] for each in sizes] == ["2", "2", "2"]
+        assert f"--master-port={flags['--master-port']}" in workers(SPAN)["decode"]["args"]
+        policy = of_kind(found, "NetworkPolicy")["preflight"]["spec"]
+        pods = [{"podSelector": {"matchLabels": {"baton-run": run}}}]
+        assert policy["podSelector"] == pods[0]["podSelector"]
+        assert policy["policyTypes"] == kinds
+        assert policy["ingress"] == [{"from": pods}]
+        assert policy.get("egress", []) == [{"to": pods}] * (len(kinds) - 1)
+    alone = objects(SPAN | {"preflight": {"enabled": True, "pool": "small"}})
+    assert "preflight" not in of_kind(alone, "NetworkPolicy")
+
+
 def test_without_other_policies_the_ranks_keep_the_ports_of_the_worker_open() -> None:
     values = SPAN | {"networkPolicy": {"enabled": False}}
     policies = of_kind(objects(values), "NetworkPolicy")

@@ -163,6 +163,10 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
         "pools.decode.nodesPerWorker: ranks on cards lie on one node",
     ),
     (
+        spanning(tensorParallel=4, nodesPerWorker=4) | {"preflight": {"enabled": True}},
+        "preflight.pods: its pods stand for those of one worker of the pool decode; set 4",
+    ),
+    (
         {"inferencePool": {"enabled": True}},
         "inferencePool.endpointPickerRef: name the Service of your endpoint picker",
     ),

@@ -176,7 +176,7 @@ def test_policies_name_every_reachable_port(release: Release, found: list[Object
 
 
 def ports_of(spec: Object, direction: str = "ingress") -> list[Object]:
-    return [port for rule in spec[direction] for port in rule["ports"]]
+    return [port for rule in spec[direction] for port in rule.get("ports", [])]
 
 
 MODEL_AND_STORE = {"443", "6379", "6380"}

@@ -151,6 +151,13 @@
 {{- if and .Values.preflight.pool (not (hasKey (include "baton.pools" . | fromYaml) .Values.preflight.pool)) -}}
 {{- $wrong = append $wrong (printf "preflight.pool: there is no pool %s" .Values.preflight.pool) -}}
 {{- end -}}
+{{- if .Values.preflight.enabled -}}
+{{- $checked := include "baton.preflightPool" . -}}
+{{- $nodes := dig $checked "nodesPerWorker" 1 (include "baton.pools" . | fromYaml) | int -}}
+{{- if and (gt $nodes 1) (ne $nodes (.Values.preflight.pods | int)) -}}
+{{- $wrong = append $wrong (printf "preflight.pods: its pods stand for those of one worker of the pool %s; set %d, its nodesPerWorker" $checked $nodes) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.podConditions (not .Values.podEvents) -}}
 {{- $wrong = append $wrong "podConditions: workers write conditions as they write Events; set podEvents: true" -}}
 {{- end -}}

@@ -23,6 +23,11 @@
 {{- $has -}}
 {{- end -}}
 
+{{/* The pool whose nodes the preflight Job checks. */}}
+{{- define "baton.preflightPool" -}}
+{{- default (keys (include "baton.pools" . | fromYaml) | sortAlpha | first) .Values.preflight.pool -}}
+{{- end -}}
+
 {{/* Processes of a worker that its model is split over: dict "pool". */}}
 {{- define "baton.numRanks" -}}
 {{- mul (.pool.tensorParallel | int) (.pool.pipelineParallel | int) -}}
