@@ -7,6 +7,7 @@ more, so the work runs in a few threads that this object owns (`close`), in fair
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -39,6 +40,9 @@ known, even `word_table.MAX_TEXT_CHARS` characters take at most half a milliseco
 
 PIECE_CHARS = 1 << 16
 """Longer texts are encoded in pieces if the tokenizer's `WordTable` finds places to cut them."""
+MAX_FREE_IDS = 1 << 15
+"""Making a list of more ids holds the interpreter's lock for milliseconds. Threads that did so at
+once would pass the lock to each other, past the event loop."""
 DECODED_AT_ONCE = 1 << 14
 ENCODE_S_PER_CHAR, CHECK_S_PER_BYTE = 5e-7, 1e-8
 """Estimates of how long jobs take."""
@@ -87,6 +91,7 @@ class Tokenizer:
         self._token_bytes = TokenBytes(self._tokenizer)
         self._words = make_word_table(self._tokenizer)
         self._threads = FairThreads(threads, ENCODE_S_PER_CHAR, "tokenizer")
+        self._long_list = threading.Lock()
         self._one_thread = FairThreads(1, CHECK_S_PER_BYTE, "tokenizer-one")
 
     def close(self) -> None:
@@ -115,7 +120,12 @@ class Tokenizer:
                 (encoding,) = self._tokenizer.encode_batch_fast(  # no offsets: a fifth faster
                     [text], add_special_tokens=add_special_tokens
                 )
-        return self._as_set(encoding.ids) if add_special_tokens else encoding.ids
+        if len(encoding) <= MAX_FREE_IDS:
+            ids = encoding.ids
+        else:
+            with self._long_list:
+                ids = encoding.ids
+        return self._as_set(ids) if add_special_tokens else ids
 
     def _as_set(self, ids: list[int]) -> list[int]:
         """Add or remove the BOS token if `add_bos_token` overrides the tokenizer's processor."""

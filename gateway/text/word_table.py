@@ -47,6 +47,8 @@ _SAMPLE = (
 
 _STAND_INS = {byte: character for character, byte in byte_alphabet().items()}
 _find_seam = re.compile("[A-Za-z](?= [A-Za-z])").search
+_SEARCH_CHARS = 1 << 16
+"""A search holds the interpreter's lock, so a long text is searched in parts."""
 _Ids = tuple[int, ...]
 
 
@@ -122,8 +124,13 @@ class WordTable:
         unchanged: the first one that this table recognizes. None if there is none. Such a place is
         a space between letters: all patterns begin a word there, and no normalizer joins the space
         to the text before it."""
-        found = _find_seam(text, start) if self._has_seams else None
-        return None if found is None else found.end()
+        if not self._has_seams:
+            return None
+        for place in range(start, len(text), _SEARCH_CHARS):
+            found = _find_seam(text, place, place + _SEARCH_CHARS + 2)  # two follow the letter
+            if found is not None:
+                return found.end()
+        return None
 
     def _words(self, text: str) -> list[str]:
         """The words of a text; added tokens count as words."""

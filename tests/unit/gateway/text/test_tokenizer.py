@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Regex
@@ -14,7 +18,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 
-from gateway.text.tokenizer import Tokenizer
+from gateway.text.tokenizer import MAX_FREE_IDS, Tokenizer
 from protocol.errors import InvalidRequest, ModelLoadError
 
 
@@ -224,6 +228,33 @@ async def test_the_loop_has_a_turn_between_two_works_that_hold_the_interpreter(
     for number in range(19):
         between = seen[seen.index(f"end {number}") : seen.index(f"begin {number + 1}")]
         assert "turn" in between
+
+
+class _LongEncoding:
+    """Notes whether two threads make lists of its ids at once."""
+
+    meet = threading.Barrier(2)
+
+    def __len__(self) -> int:
+        return MAX_FREE_IDS + 1
+
+    @property
+    def ids(self) -> list[int]:
+        with suppress(threading.BrokenBarrierError):
+            self.meet.wait(0.1)
+            return [1]
+        return [0]
+
+
+def test_one_thread_at_a_time_makes_a_long_list_of_ids(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    """The interpreter's lock is held meanwhile: two would pass it to each other."""
+    encoder = SimpleNamespace(encode_batch_fast=lambda *_, **__: [_LongEncoding()])
+    monkeypatch.setattr(tokenizer, "_tokenizer", encoder)
+    text = "x" * 100_000
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(tokenizer.encode, [text] * 2, [False] * 2)) == [[0], [0]]
 
 
 async def test_a_pattern_that_gives_up_on_a_text_is_an_error_of_the_request(folder, load):

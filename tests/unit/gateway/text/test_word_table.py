@@ -78,6 +78,16 @@ def test_a_text_that_is_cut_at_a_seam_has_the_same_ids(name: str, parts: list[st
         assert before + behind == whole
 
 
+@pytest.mark.parametrize("place", range(8, 16))
+def test_a_seam_is_found_wherever_a_long_search_is_parted(
+    monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    monkeypatch.setattr(word_table, "_SEARCH_CHARS", 4)
+    text = f"{'.' * place}a b{'.' * 9}"
+    assert table_of(demo()).seam(text, 3) == place + 1
+    assert table_of(demo()).seam(text, place + 1) is None
+
+
 def test_with_spaces_in_added_tokens_no_seam_is_certain() -> None:
     tokenizer = demo()
     tokenizer.add_tokens([AddedToken("of the", normalized=False)])
