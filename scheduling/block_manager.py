@@ -45,7 +45,10 @@ class BlockManager:
         self._on_allocate = on_allocate
         self.on_withdraw: Callable[[list[bytes]], None] = lambda _: None
         self.retention = Retention(num_blocks)
-        self._free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        """Free blocks without contents, which are handed out first; the next one is the last."""
+        self._free: OrderedDict[int, None] = OrderedDict()
+        """The other free blocks, in the order of their eviction."""
         self._pins = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._parent_of: list[bytes | None] = [None] * num_blocks
@@ -64,12 +67,12 @@ class BlockManager:
     @property
     def num_free(self) -> int:
         """Blocks that `allocate` can hand out, cached ones included."""
-        return len(self._free)
+        return len(self._blank) + len(self._free)
 
     @property
     def num_pinned(self) -> int:
         """Blocks in use."""
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - len(self._blank) - len(self._free)
 
     @property
     def num_cached(self) -> int:
@@ -97,7 +100,7 @@ class BlockManager:
 
     def num_free_after_pinning(self, blocks: Iterable[int]) -> int:
         """Number of free blocks that would be left if `blocks` were pinned."""
-        return len(self._free) - sum(1 for block in blocks if self._pins[block] == 0)
+        return self.num_free - sum(1 for block in blocks if self._pins[block] == 0)
 
     def is_pinned(self, block: int) -> bool:
         """Whether the block is in use."""
@@ -123,11 +126,15 @@ class BlockManager:
     def allocate(self, count: int) -> list[int]:
         """Pin `count` blocks, evicting the least recently used prefixes, those that `retention`
         protects last. Raises ValueError, and takes no block, if fewer are free."""
-        if count > len(self._free):
-            raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
+        if count > self.num_free:
+            raise ValueError(f"{count} blocks wanted, {self.num_free} free")
         self.num_moves += 1
         self.num_changes += count
-        blocks = self.retention.take(self._free, count)
+        first_blank = max(0, len(self._blank) - count)
+        blocks = self._blank[first_blank:][::-1]
+        del self._blank[first_blank:]
+        if len(blocks) < count:
+            blocks += self.retention.take(self._free, count - len(blocks))
         pins, uses, hash_of = self._pins, self._num_uses, self._hash_of
         for block in blocks:
             if hash_of[block] is not None:
@@ -142,6 +149,7 @@ class BlockManager:
         self.num_moves += 1
         pins, free, hash_of = self._pins, self._free, self._hash_of
         uses, released = self._num_uses, self._released_use
+        blank = []
         for block in reversed(blocks):
             num_pins = pins[block]
             assert num_pins > 0, f"block {block} released twice"
@@ -150,11 +158,12 @@ class BlockManager:
                 if released[block] != uses[block]:
                     released[block] = uses[block]
                     self.num_changes += 1
-                free[block] = None
                 if hash_of[block] is None:
-                    free.move_to_end(block, last=False)
+                    blank.append(block)
                 else:
+                    free[block] = None
                     self._num_cached_free += 1
+        self._add_blank(blank)
 
     def withdraw(self, blocks: Iterable[int], hashes: Sequence[bytes] = ()) -> None:
         """Forget the hashes of pinned blocks whose contents cannot be trusted. `hashes` are those
@@ -201,7 +210,7 @@ class BlockManager:
         without those whose hash `is_kept`. Considers fewer blocks if many are protected."""
         return [
             ColdBlock(block, digest, self._num_uses[block])
-            for block in self.retention.next(self._free, count)
+            for block in self.retention.next(self._free, max(0, count - len(self._blank)))
             if (digest := self._hash_of[block]) is not None
             and not is_kept(digest)
             and block not in self._stays_here
@@ -262,15 +271,23 @@ class BlockManager:
 
     def clear_cache(self) -> None:
         """Forget every hash; pinned blocks stay pinned."""
-        for block in list(self._block_of.values()):
+        blocks = list(self._block_of.values())
+        for block in blocks:
             self._forget(block)
-            if block in self._free:
-                self._free.move_to_end(block, last=False)
+        blank = [block for block in blocks if block in self._free]
+        for block in blank:
+            del self._free[block]
+        self._add_blank(blank)
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant holds; for tests."""
+        blank = set(self._blank)
+        assert len(blank) == len(self._blank)
+        assert not blank & self._free.keys()
         for block in range(self.num_blocks):
-            assert (self._pins[block] == 0) == (block in self._free), f"block {block}"
+            is_free = block in blank or block in self._free
+            assert (self._pins[block] == 0) == is_free, f"block {block}"
+        assert all(self._hash_of[block] is None for block in blank)
         for digest, block in self._block_of.items():
             assert self._hash_of[block] == digest
         assert sum(h is not None for h in self._hash_of) == len(self._block_of)
@@ -279,8 +296,12 @@ class BlockManager:
         )
 
     def _latest_first(self) -> Iterator[int]:
-        """The free blocks in reverse order of eviction."""
+        """The free blocks that may hold something, in reverse order of eviction."""
         return reversed(self._free)
+
+    def _add_blank(self, blocks: list[int]) -> None:
+        """Hand out these free blocks, which hold nothing, before all others; the last one first."""
+        self._blank += blocks
 
     def _forget(self, block: int) -> None:
         digest = self._hash_of[block]

@@ -101,7 +101,7 @@ class LargePages:
 
 class GroupBlocks(BlockManager):
     """Owner of one group's block numbers, in the pages that the group has. `_free` holds the free
-    blocks of open pages.
+    blocks of open pages, blank ones included.
 
     With `exchanges`, a sequence gives blocks back while it runs and takes another block for each.
     It must find one even if another sequence still uses the block that it gave back. So one block
@@ -119,7 +119,7 @@ class GroupBlocks(BlockManager):
         self.retention = Retention(0)  # whole pages are evicted, whatever hints say
         self._exchanges = exchanges
         self._aside: list[int] = []
-        self._free.clear()
+        self._blank.clear()
         self.pages = pages
         self.blocks_per_page = blocks_per_page
         self.on_evict: Callable[[bytes], None] = lambda _: None
@@ -281,6 +281,12 @@ class GroupBlocks(BlockManager):
         assert self._num_cached_free == sum(
             self._pins[block] == 0 for block in self._block_of.values()
         )
+
+    def _add_blank(self, blocks: list[int]) -> None:
+        """See BlockManager."""
+        for block in blocks:
+            self._free[block] = None
+            self._free.move_to_end(block, last=False)
 
     def _latest_first(self) -> Iterator[int]:
         idle = (block for page in self.pages.idle_pages(self) for block in self._blocks_of(page))

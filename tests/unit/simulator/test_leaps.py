@@ -73,7 +73,7 @@ def blocks_of(manager: BlockManager) -> tuple[Any, ...]:
     """What is cached where, and what is evicted next."""
     free = list(manager._free)
     if not isinstance(manager, GroupBlocks):
-        return ([manager._hash_of[block] for block in free],)
+        return ([manager._hash_of[block] for block in free], len(manager._blank))
     manager.check()
     assert not manager.num_pinned
     pages = manager.pages
