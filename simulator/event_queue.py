@@ -1,21 +1,24 @@
 """Virtual time: events in the order of their times.
 
 Events of one moment run in a fixed order, so that a simulation is a function of its inputs:
-messages first, in the order in which they were sent, then the ends of steps, by worker.
+arrivals first, then messages in the order in which they were sent, then the ends of steps, by
+worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-_MESSAGE = -1
-"""The place of messages among the events of one moment; that of the end of a step is its worker's
-number."""
+_ARRIVAL, _MESSAGE = -2, -1
+"""The places of arrivals and messages among the events of one moment; that of the end of a step is
+its worker's number."""
 
 Action = Callable[..., None]
+Arrival = tuple[float, Action, tuple[Any, ...]]
+"""Its time, and what is called then with which arguments."""
 
 
 class EventQueue:
@@ -35,9 +38,26 @@ class EventQueue:
         """Call `action(*arguments)` at `time`, which must not be past."""
         heappush(self._heap, (time, _MESSAGE, next(self._numbers), action, arguments))
 
+    def arrive(self, arrivals: Iterable[Arrival]) -> None:
+        """Let events arrive, in the order of their times. Only the next one is queued at a time,
+        because a short queue is quicker."""
+        self._arrive_next(iter(arrivals))
+
     def step_end(self, time: float, worker: int, action: Action, *arguments: Any) -> None:
         """Call `action` at the end of a step of the worker with this number."""
         heappush(self._heap, (time, worker, next(self._numbers), action, arguments))
+
+    def _arrive_next(self, arrivals: Iterator[Arrival]) -> None:
+        for time, *others in arrivals:
+            event = (time, _ARRIVAL, next(self._numbers), self._arrive, (arrivals, *others))
+            heappush(self._heap, event)
+            break
+
+    def _arrive(
+        self, arrivals: Iterator[Arrival], action: Action, arguments: tuple[Any, ...]
+    ) -> None:
+        self._arrive_next(arrivals)
+        action(*arguments)
 
     def stop(self) -> None:
         """Forget the events to come."""
@@ -49,6 +69,6 @@ class EventQueue:
         while heap:
             self.now, _, _, action, arguments = heappop(heap)
             action(*arguments)
-            self.num_run += 1
-            if not self.num_run & 0x3FF:
+            self.num_run = num_run = self.num_run + 1
+            if not num_run & 0x3FF:
                 on_event()

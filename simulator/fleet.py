@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from router.routing.placement import NO_TARGETS, Targets
 from simulator.delays import USUAL_DELAYS, DelayDraws, Delays
@@ -101,8 +102,12 @@ class Fleet:
         that are over. `goes_on` is called with each such request; if it returns False, the
         simulation ends at once."""
         self._goes_on = goes_on
-        for session in trace.sessions:
-            self._begin(session, session.start_s)
+        firsts = [
+            (each.start_s + each.turns[0].pause_s, self._submit, (each, 0))
+            for each in trace.sessions
+            if each.turns
+        ]
+        self._queue.arrive(sorted(firsts, key=itemgetter(0)))
         self._queue.run(lambda: on_progress(self._num_ended))
         on_progress(self._num_ended)
         self._outcome.duration_s = self._queue.now
