@@ -11,18 +11,18 @@ from scheduling.step_model import StepTotals
 
 def load_report(scheduler: Scheduler, **others: Any) -> WorkerStats:
     """The load of a worker. `others` are the fields that the scheduler does not know."""
-    blocks = scheduler.blocks
+    blocks, roster = scheduler.blocks, scheduler.roster
     fixed, per_token, per_attended = scheduler.model.coefficients
     return WorkerStats(
-        num_waiting=scheduler.num_waiting,
-        num_running=scheduler.num_running,
-        queued_tokens=scheduler.roster.queued_tokens,
+        num_waiting=len(roster.waiting),
+        num_running=roster.num_begun,
+        queued_tokens=roster.queued_tokens,
         blocks_total=blocks.num_blocks,
         blocks_used=scheduler.blocks_used,
         blocks_cached=scheduler.pools.num_cached_free,
         blocks_retained=len(blocks.retention),
-        blocks_waiting=scheduler.roster.blocks_waiting,
-        blocks_granted=scheduler.roster.blocks_granted,
+        blocks_waiting=roster.blocks_waiting,
+        blocks_granted=roster.blocks_granted,
         step_fixed_us=fixed * 1e6,
         step_per_token_us=per_token * 1e6,
         step_per_attended_us=per_attended * 1e6,

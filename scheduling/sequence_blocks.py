@@ -86,6 +86,8 @@ class SequenceBlocks:
     def can_ever_fit(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether an idle pool has room for `num_tokens` tokens of the sequence, computed here."""
         num_blocks = sequence.blocks_for(num_tokens)
+        if self._is_plain:
+            return num_blocks <= self.pools.num_pages
         held = (rule.held(num_blocks, self._chunk_max) for rule in self.pools.rules)
         return self.pools.pages_for(held) <= self.pools.num_pages
 
@@ -257,6 +259,13 @@ class SequenceBlocks:
         self, sequence: Sequence, prefix: Prefix, headroom: int, may_fetch: bool = False
     ) -> bool:
         num_blocks = sequence.blocks_for(sequence.num_tokens)
+        if self._is_plain:
+            wanted = [num_blocks - prefix.num_blocks]
+            if not self.pools.fits(prefix, wanted, headroom):
+                return False
+            blocks = prefix.blocks[0] + self.pools.take(prefix, wanted)[0]
+            self._begin_after(sequence, prefix, [BlockTable(blocks)])
+            return True
         step = self._step_tokens(sequence)
         firsts, used, wanted = [], [], []
         for (_, _, rule), blocks in zip(self._groups, prefix.blocks, strict=True):
@@ -275,14 +284,18 @@ class SequenceBlocks:
         if not self.pools.fits(kept, wanted, headroom):
             return False
         taken = self.pools.take(kept, wanted)
-        sequence.tables = [
-            BlockTable(cached + more, first)
-            for cached, more, first in zip(used, taken, firsts, strict=True)
-        ]
+        parts = zip(used, taken, firsts, strict=True)
+        tables = [BlockTable(cached + more, first) for cached, more, first in parts]
+        self._begin_after(sequence, prefix, tables)
+        return True
+
+    @staticmethod
+    def _begin_after(sequence: Sequence, prefix: Prefix, tables: list[BlockTable]) -> None:
+        """Give a sequence the tables of its blocks, of which the prefix is computed."""
+        sequence.tables = tables
         sequence.num_computed = sequence.num_cached = prefix.num_blocks * sequence.block_size
         sequence.num_fetched, sequence.fork_block = 0, prefix.num_full
         sequence.num_published = prefix.num_blocks
-        return True
 
     def _slide(
         self, sequence: Sequence, table: BlockTable, manager: GroupBlocks, rule: GroupRule

@@ -85,7 +85,8 @@ class Turns:
         if sequence.priority < 0:
             cost <<= min(MOST_STEPS, -sequence.priority)
         self._accounts.charge(sequence.share, cost)
-        self._sessions.charge(_session(sequence), num_tokens)
+        if sequence.session:
+            self._sessions.charge(_session(sequence), num_tokens)
 
     def _rank_in_share(self, sequence: Sequence) -> tuple[float, int]:
         senior_at, order = self.seniority(sequence)

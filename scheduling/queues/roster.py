@@ -82,8 +82,12 @@ class Roster:
     @property
     def blocks_granted(self) -> int:
         """Blocks of sequences whose KV a peer is writing."""
-        received = sum([self._blocks.num_held(each) for each in self.receiving.values()])
-        return received + sum([each.num_expected for each in self.fetching.values()])
+        granted = 0
+        for each in self.receiving.values():
+            granted += self._blocks.num_held(each)
+        for each in self.fetching.values():
+            granted += each.num_expected
+        return granted
 
     @property
     def blocks_waiting(self) -> int:
@@ -93,7 +97,9 @@ class Roster:
     @property
     def queued_tokens(self) -> int:
         """Tokens that this worker still has to prefill."""
-        begun = sum([sequence.num_remaining for sequence in self.prefilling.values()])
+        queued = self._work.num_tokens
+        for each in self.prefilling.values():
+            queued += each.num_remaining
         for each in self.fetching.values():
-            begun += each.num_remaining - each.num_expected * self._block_size
-        return self._work.num_tokens + begun
+            queued += each.num_remaining - each.num_expected * self._block_size
+        return queued
