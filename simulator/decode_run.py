@@ -31,6 +31,8 @@ class DecodeRun:
         """How many steps are over at the end of the step that is under way at `now`."""
         most = self.num_done + self.num_planned
         least = self.num_done + 1
+        if least == most:
+            return most
         step_s = self.fixed_s + self.slope_s * (self.context + self.rows * least)
         number = min(most, max(least, int((now - self.begun) / step_s)))
         while number < most and self.end(number) < now:

@@ -116,8 +116,8 @@ def _most_pages(scheduler: Scheduler, decodes: Seq[SimulatedSequence], num_steps
 def _allocate(scheduler: Scheduler, decodes: Seq[SimulatedSequence], num_steps: int) -> None:
     """Allocate in bulk: where nothing is cached, the order does not matter."""
     for each in decodes:
-        blocks = each.tables[0].blocks
-        lacking = each.blocks_for(len(each.tokens) + num_steps - 1) - len(blocks)
+        blocks, num_tokens = each.tables[0].blocks, len(each.tokens) + num_steps - 1
+        lacking = -(-num_tokens // each.block_size) - len(blocks)
         if lacking > 0:
             blocks += scheduler.blocks.allocate(lacking)
         if each.content:

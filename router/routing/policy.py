@@ -222,17 +222,20 @@ class _Picker:
             return Choice(query, self.cheapest(quick), self.cheapest(timely), 0.0)
         if query.prefer_decode is not None:
             quick = [e for e in quick if e.worker_id == query.prefer_decode] or quick
-        found = []
-        sources, in_windows = self._first(timely), pairs.in_windows(blocks_of(query))
+        found, least_ms = [], inf
+        sources = [(each.worker_id, each.cost_ms, each) for each in self._first(timely)]
+        in_windows = pairs.in_windows(blocks_of(query))
         for sink in self._first(quick):
             blocks = exposed_blocks(sink.recompute_tokens, query.block_size) + in_windows
-            known = pairs.of_sink(sink.worker_id)
-            for source in sources:
-                pair, extra_ms = known.get(source.worker_id), 0.0
+            known, sink_ms, usual_ms = pairs.of_sink(sink.worker_id), sink.cost_ms, blocks * usual
+            for name, source_ms, source in sources:
+                pair, extra_ms = known.get(name), 0.0
                 if pair is not None:
-                    extra_ms = pair.transfer_ms(blocks, usual) - blocks * usual
-                found.append((sink.cost_ms + source.cost_ms + extra_ms, sink, source, extra_ms))
-        least_ms = min([each[0] for each in found])
+                    extra_ms = pair.transfer_ms(blocks, usual) - usual_ms
+                cost_ms = sink_ms + source_ms + extra_ms
+                if cost_ms < least_ms:
+                    least_ms = cost_ms
+                found.append((cost_ms, sink, source, extra_ms))
         limit = least_ms + self.tie_ms(least_ms)
         near = [
             (sink.worker_id, source.worker_id, sink, source, extra_ms)
