@@ -42,7 +42,14 @@ from router.fleet.election import WantedModel
 from router.fleet.fleet import Fleet
 from router.requests.interface import ReadinessCheck
 from router_process.front import Front
-from router_process.parts import Parts, assemble, board_of, dashboard_of, operators_of
+from router_process.parts import (
+    Parts,
+    assemble,
+    board_of,
+    dashboard_of,
+    load_channel_of,
+    operators_of,
+)
 from router_process.settings import RouterSettings
 from router_process.side_work import SideWork, measurements, reload_certificate, serve_beside
 
@@ -132,6 +139,7 @@ def _store_work(settings: RouterSettings, parts: Parts) -> list[SideWork]:
     return [
         keep_running("watching the fleet", watcher.run),
         keep_running("telling other routers", board_of(settings, parts).run),
+        keep_running("telling of sent requests", load_channel_of(settings, parts).run),
         keep_running("the router's lease", RouterLease(url, cluster, parts.name).run),
     ]
 

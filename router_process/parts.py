@@ -34,6 +34,7 @@ from process.flight_recorder import FlightRecorder
 from process.metrics.metrics_server import process_registry
 from process.sockets.encrypted_sockets import Network
 from process.store.ignored_entries import IgnoredEntries
+from process.store.load_channel import LoadChannel
 from process.store.router_board import RouterBoard
 from process.store.store_url import store_url
 from protocol.flight import FlightKind
@@ -50,6 +51,7 @@ from router.requests.dispatcher import Dispatcher
 from router.requests.trace_store import TraceStore
 from router.routing.caches.cache_index import CacheIndex
 from router.routing.placement import Targets as Limits
+from router.routing.sent_requests import decode, encode
 from router_process.settings import RouterSettings
 
 
@@ -145,6 +147,26 @@ def board_of(settings: RouterSettings, parts: Parts) -> RouterBoard:
     )
     parts.log.ask = board.ask
     return board
+
+
+def load_channel_of(settings: RouterSettings, parts: Parts) -> LoadChannel:
+    """The channel on which routers tell each other what they have sent to workers."""
+    view, peers = parts.fleet.view(), parts.report.peers
+
+    def news() -> bytes | None:
+        sent = view.newly_sent()
+        return encode(sent) if sent else None
+
+    channel = LoadChannel(
+        store_url(settings),
+        settings.cluster,
+        news,
+        lambda message: view.reserve_for_others(decode(message)),
+        lambda: bool(peers.summaries),
+        parts.ignored,
+    )
+    view.on_applied = channel.wake
+    return channel
 
 
 def dashboard_of(settings: RouterSettings, parts: Parts, tokenizer: Tokenizer) -> Dashboard:

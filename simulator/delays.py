@@ -11,6 +11,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from process.message_budget import PERIOD_S
+
 ByComputing = tuple[tuple[float, ...], ...]
 """Measured delays in seconds, by the number of workers whose steps are under way; the last ones
 hold for higher numbers, too."""
@@ -42,6 +44,9 @@ class Delays:
     - `request_s`, `request_token_s`: from the client's sending until the request is placed, and
       what each token of its prompt adds; `answer_s`: from the router to the client.
     - `report_s`: the least time between two reports of a worker's load.
+    - `tell_s`: the mean time between two messages in which a router tells the others what it has
+      sent, if there is anything to tell; 0: it tells nothing. A message goes through the store, in
+      twice `message_s`.
     - `measured`, if given, replaces these times for requests and tokens. Messages between workers
       and reports keep `message_s`.
     """
@@ -51,6 +56,7 @@ class Delays:
     request_token_s: float = 0.0
     answer_s: float = 0.0
     report_s: float = 0.1
+    tell_s: float = PERIOD_S
     measured: MeasuredDelays | None = None
 
 

@@ -13,7 +13,7 @@ from simulator.event_queue import EventQueue
 from simulator.network import Network
 from simulator.policies.choices import Policy
 from simulator.requests import Request
-from simulator.router import Reports, SimulatedRouter
+from simulator.router import Exchange, Reports, SimulatedRouter
 from simulator.traces.sessions import Session, Trace
 from simulator.worker import SimulatedWorker
 from simulator.worker_spec import WorkerSpec
@@ -83,6 +83,7 @@ class Fleet:
             self._routers.append(router)
             for worker in self._outcome.workers:
                 router.connect(worker)
+        Exchange(self._queue, spec.delays, self._routers)
         self._turns: dict[int, tuple[Session, int]] = {}
         self._num_ended = 0
         self._goes_on: Callable[[Request], bool] = lambda _: True

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from process.message_budget import MessageBudget
 from protocol.errors import Overloaded, PromptTooLong, TargetUnreachable
 from protocol.events import CacheEvents, WorkerStats
 from protocol.messages import CacheDump
@@ -57,7 +59,7 @@ class SimulatedRouter:
         self._rng = rng
         self._draws = draws
         self._targets = targets
-        self._view = FleetView(CacheIndex(EXPECTED_S))
+        self.view = self._view = FleetView(CacheIndex(EXPECTED_S))
         self._workers: dict[str, SimulatedWorker] = {}
         self._num_sent: dict[str, int] = {}
         self._waiting: dict[int, WaitingPrompt] = {}
@@ -167,6 +169,39 @@ class SimulatedRouter:
         view = self._view.worker(stats.worker_id)
         assert view is not None, "all workers stay"
         self._view.take_stats(view, stats)
+
+
+class Exchange:
+    """The channel on which a router tells the others what it has sent, as often as `LoadChannel`
+    does."""
+
+    def __init__(
+        self, queue: EventQueue, delays: Delays, routers: Sequence[SimulatedRouter]
+    ) -> None:
+        self._queue = queue
+        self._takes_s = 2 * delays.message_s
+        self._routers = routers
+        self._allowed = {each.name: 0.0 for each in routers}
+        self._telling: set[str] = set()
+        if delays.tell_s and len(routers) > 1:
+            self._budgets = {each.name: MessageBudget(delays.tell_s) for each in routers}
+            for each in routers:
+                each.view.on_applied = partial(self._tell_soon, each)
+
+    def _tell_soon(self, router: SimulatedRouter) -> None:
+        if router.name not in self._telling:
+            self._telling.add(router.name)
+            due = max(self._queue.now, self._allowed[router.name])
+            self._queue.at(due, self._tell, router)
+
+    def _tell(self, router: SimulatedRouter) -> None:
+        now = self._queue.now
+        self._telling.remove(router.name)
+        self._allowed[router.name] = self._budgets[router.name].spend(now)
+        sent, arrives = router.view.newly_sent(), now + self._takes_s
+        for each in self._routers:
+            if each is not router:
+                self._queue.at(arrives, each.view.reserve_for_others, sent)
 
 
 class Reports:

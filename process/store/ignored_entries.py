@@ -21,7 +21,7 @@ from protocol.error_line import one_line
 
 log = logging.getLogger(__name__)
 
-REGISTRATION, DRAIN_REQUEST, ROUTER, SUMMARY, QUESTION, RESPONSE, ANSWER = KINDS = (
+REGISTRATION, DRAIN_REQUEST, ROUTER, SUMMARY, QUESTION, RESPONSE, ANSWER, SENT = KINDS = (
     "registration",
     "drain_request",
     "router",
@@ -29,6 +29,7 @@ REGISTRATION, DRAIN_REQUEST, ROUTER, SUMMARY, QUESTION, RESPONSE, ANSWER = KINDS
     "question",
     "response",
     "answer",
+    "sent",
 )
 _MOST_KNOWN = 1000
 _SHOWN_CHARS = 100

@@ -65,7 +65,7 @@ def check_targets(
     others_share: float,
 ) -> None:
     """Raises TargetUnreachable if the request is predicted to miss its own targets because of the
-    load. Other routers send `others_share` of the fleet's requests."""
+    load. Other routers send `others_share` of the fleet's requests untold."""
     request = generation.request
     ttft_ms, tpot_ms = request.ttft_target_ms, request.tpot_target_ms
     if ttft_ms is None and tpot_ms is None:

@@ -134,6 +134,7 @@ def apply(view: FleetView, decision: Decision, now: float) -> list[Charge]:
     view.sessions.note(decision.session, decode.worker_id, computing)
     if not query.session and not query.inferred:
         view.sessions.note_prompt(decision.session, query.hashes)
+    view.on_applied()
     return charges
 
 

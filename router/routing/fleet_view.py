@@ -7,7 +7,7 @@ equal decisions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from protocol.events import WorkerStats
@@ -17,6 +17,7 @@ from router.routing.pace import typical_speed
 from router.routing.pairs import Pairs
 from router.routing.placement import WorkerLoad
 from router.routing.prediction import WorkerSpeed
+from router.routing.sent_requests import SentRequests
 from router.routing.sessions import Sessions
 from router.routing.unseen_load import others_of, unseen_of_others
 from router.routing.worker_view import Liveness, WorkerView
@@ -29,6 +30,8 @@ class FleetView:
         self.index = index
         self.sessions = Sessions()
         self.pairs = Pairs()
+        self.on_applied: Callable[[], object] = lambda: None
+        """Called after each decision that was applied, before its requests are sent."""
         self._workers: dict[str, WorkerView] = {}
         self._typical: WorkerSpeed | None = None
         self._others = 0.0
@@ -53,6 +56,18 @@ class FleetView:
         """Take the newest stats of a worker."""
         worker.take_stats(stats)
         self._num_unaveraged += 1
+
+    def newly_sent(self) -> list[SentRequests]:
+        """What this router has sent since the last call, for the other routers."""
+        found = [each.newly_sent() for each in self._workers.values()]
+        return [each for each in found if each is not None]
+
+    def reserve_for_others(self, sent: Iterable[SentRequests]) -> None:
+        """Count what another router has sent."""
+        for each in sent:
+            worker = self._workers.get(each.worker_id)
+            if worker is not None:
+                worker.reserve_for_others(each)
 
     def worker(self, worker_id: str) -> WorkerView | None:
         """The worker with this id."""
@@ -106,12 +121,12 @@ class FleetView:
 
     @property
     def others_share(self) -> float:
-        """The share of the workers' recent requests that other routers sent, as of the last
-        decision."""
+        """The share of the workers' recent requests that other routers sent without telling this
+        one, as of the last decision."""
         return self._others / (1.0 + self._others)
 
     def _averages(self) -> tuple[WorkerSpeed | None, float]:
-        """The speed of a typical worker, and how many requests others send for each of ours. They
+        """The speed of a typical worker, and how many requests others send for each known one. They
         are computed again after as many reports as there are workers."""
         if self._num_unaveraged >= len(self._workers):
             everybody = self._workers.values()

@@ -25,7 +25,8 @@ MARGIN_STEP = 0.05
 `LEAST_MARGIN` and `MOST_MARGIN`."""
 LEAST_MARGIN, MOST_MARGIN = 0.05, 0.5
 OTHERS_MARGIN = 0.2
-"""The margin is wider by this times the part of the fleet's requests that other routers send."""
+"""The margin is wider by this times the part of the fleet's requests that other routers send
+without telling this one."""
 LEAST_WAIT = 0.1
 """A request that would be late even without a queue may wait for this part of its target."""
 TRUST = 0.1
@@ -45,7 +46,7 @@ class WaitingPrompt(NamedTuple):
 class Asker(NamedTuple):
     """The request's share and priority, and its targets. `left` is the part of its time
     that more urgent requests to come leave it, see `UrgentWork.left_for`. `others_share`: the part
-    of the fleet's requests that other routers send."""
+    of the fleet's requests that other routers send without telling this one."""
 
     targets: Targets
     share: str = ""

@@ -1,9 +1,10 @@
 """How much load other routers have put on workers that this router does not see yet.
 
-Pure. Between two reports of a worker, a router sees only its own requests there. Workers report how
-many requests each router has sent, which shows how many others send for each of this router's. Part
-of them go where this router's went, because routers that see the same fleet choose alike; the rest
-go anywhere.
+Pure. Between two reports of a worker, a router sees only its own requests there, and those that
+others have told it of (`sent_requests`). Workers report how many requests each router has sent,
+which shows how many others send for each known one: none while all messages arrive. Part of them go
+where the known ones went, because routers that see the same fleet choose alike; the rest go
+anywhere.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import NamedTuple
 HALF_LIFE = 64
 """A request counts half once this many others have followed."""
 MOST_OTHERS = 15.0
-"""Most requests of other routers that are assumed for each one of this router's."""
+"""Most requests of other routers that are assumed for each known one."""
 ALIKE = 0.2
-"""The part of others' requests that counts as sent where this router's went."""
+"""The part of others' requests that counts as sent where the known ones went."""
 
 
 class Unseen(NamedTuple):
@@ -31,12 +32,18 @@ NOTHING = Unseen()
 
 
 class Arrivals:
-    """The requests that a worker has lately received, in all and from this router."""
+    """The requests that a worker has lately received: all of them, and the known ones, which this
+    router has sent or was told of."""
 
-    __slots__ = ("everybody", "own")
+    __slots__ = ("_num_told", "everybody", "known")
 
     def __init__(self) -> None:
-        self.own = self.everybody = 0.0
+        self.known = self.everybody = 0.0
+        self._num_told = 0
+
+    def note_told(self, count: int) -> None:
+        """Note that another router has told of its requests."""
+        self._num_told += count
 
     def observe(self, former: dict[str, int], received: dict[str, int], session: str) -> None:
         """Take a worker's new numbers of received requests, by session; `session` is this
@@ -46,26 +53,28 @@ class Arrivals:
         new = {name: count - former.get(name, 0) for name, count in received.items()}
         count = sum([each for each in new.values() if each > 0])
         kept = 0.5 ** (count / HALF_LIFE)
-        self.own = kept * self.own + max(0, new.get(session, 0))
+        own = max(0, new.get(session, 0))
+        self.known = kept * self.known + own + min(self._num_told, count - own)
+        self._num_told = 0
         self.everybody = kept * self.everybody + count
 
 
 def others_of(arrivals: Iterable[Arrivals]) -> float:
-    """How many requests other routers have lately sent for each of this router's."""
-    own = everybody = 0.0
+    """How many requests other routers have lately sent for each known one."""
+    known = everybody = 0.0
     for each in arrivals:
-        own += each.own
+        known += each.known
         everybody += each.everybody
-    return min(MOST_OTHERS, max(0.0, everybody - own) / (own + 1))
+    return min(MOST_OTHERS, max(0.0, everybody - known) / (known + 1))
 
 
-def unseen_of_others(own: list[Unseen], others: float) -> list[Unseen]:
-    """What others have probably sent to each worker of a pool, if this router has sent `own`."""
-    if not others or not own:
-        return [NOTHING] * len(own)
-    near, far = others * ALIKE, others * (1 - ALIKE) / len(own)
-    requests, tokens, blocks = (far * sum([each[at] for each in own]) for at in range(3))
+def unseen_of_others(known: list[Unseen], others: float) -> list[Unseen]:
+    """What others have probably sent to each worker of a pool, besides what is `known`."""
+    if not others or not known:
+        return [NOTHING] * len(known)
+    near, far = others * ALIKE, others * (1 - ALIKE) / len(known)
+    requests, tokens, blocks = (far * sum([each[at] for each in known]) for at in range(3))
     return [
         Unseen(requests + near * each[0], tokens + near * each[1], blocks + near * each[2])
-        for each in own
+        for each in known
     ]

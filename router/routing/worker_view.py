@@ -17,9 +17,12 @@ from protocol.registration import WorkerInfo, WorkerState
 from router.routing.pace import Pace, trusts, under_load, unloaded_pace
 from router.routing.placement import WorkerLoad
 from router.routing.prediction import WorkerSpeed
+from router.routing.sent_requests import MOST_REQUESTS, SentRequest, SentRequests
 from router.routing.unseen_load import NOTHING, Arrivals, Unseen
 
 _CHUNK_TOKENS, _ITL_TARGET_MS = 512, 50.0  # of workers that do not report them
+_MOST_REPORTS = 3
+"""A request of another router that so many reports do not count has not arrived."""
 
 
 class Liveness(Enum):
@@ -35,16 +38,21 @@ class Liveness(Enum):
 @dataclass(eq=False, slots=True)
 class Reservation:
     """Load that was sent to a worker whose stats do not include it yet. `number` counts the
-    requests that `session` has sent; 0 until this one is sent."""
+    requests that `session` has sent; 0 until this one is sent. `reports_left`: the number of
+    reports after which another router's reservation ends in any case."""
 
     tokens: int
     blocks: int
     session: str = ""
     number: int = 0
+    reports_left: int = 0
 
-    def is_counted(self, received: dict[str, int]) -> bool:
-        """Whether stats with these numbers of received requests include this one."""
-        return 0 < self.number <= received.get(self.session, 0)
+    def ends_with(self, received: dict[str, int]) -> bool:
+        """Whether stats with these numbers of received requests end the reservation."""
+        if 0 < self.number <= received.get(self.session, 0):
+            return True
+        self.reports_left -= 1
+        return self.reports_left == 0
 
 
 class WorkerView:
@@ -63,7 +71,7 @@ class WorkerView:
         self.stats: WorkerStats | None = None
         self.speed: WorkerSpeed | None = None
         self.arrivals = Arrivals()
-        self._session = ""
+        self._session, self._num_sent, self._num_told = "", 0, 0
         self._reservations: set[Reservation] = set()
         self._reserved_tokens = self._reserved_blocks = 0
         self._stepped_us = 0
@@ -87,7 +95,7 @@ class WorkerView:
 
     @property
     def num_reservations(self) -> int:
-        """Number of sent requests that the stats may not include yet."""
+        """Number of sent requests, also of other routers, that the stats may not include yet."""
         return len(self._reservations)
 
     @property
@@ -124,7 +132,7 @@ class WorkerView:
         self.speed = _speed(self.info, stats, stats.reported_us - self._stepped_us)
         self._load = self._unloaded = None
         if self._reservations:
-            for each in [e for e in self._reservations if e.is_counted(stats.received)]:
+            for each in [e for e in self._reservations if e.ends_with(stats.received)]:
                 self.release(each)
 
     def reserve(self, tokens: int, blocks: int) -> Reservation:
@@ -140,7 +148,32 @@ class WorkerView:
         """Note that the request of a reservation has just been sent, as this session's
         `number`th."""
         reservation.session, reservation.number = session, number
-        self._session = session
+        if session != self._session:
+            self._session, self._num_told = session, 0
+        self._num_sent = number
+
+    def newly_sent(self) -> SentRequests | None:
+        """This router's requests since the last call; None if there are none."""
+        first, last, session = self._num_told + 1, self._num_sent, self._session
+        if first > last:
+            return None
+        self._num_told = last
+        requests = [
+            SentRequest(each.number, each.tokens, each.blocks)
+            for each in self._reservations
+            if each.number >= first and each.session == session
+        ]
+        return SentRequests(self.worker_id, session, first, last, requests[:MOST_REQUESTS])
+
+    def reserve_for_others(self, sent: SentRequests) -> None:
+        """Reserve the load of another router's requests until the stats include them."""
+        self.arrivals.note_told(max(0, sent.last - sent.first + 1))
+        num_seen = 0 if self.stats is None else self.stats.received.get(sent.session, 0)
+        for each in sent.requests:
+            if each.number > num_seen and len(self._reservations) < MOST_REQUESTS:
+                reservation = self.reserve(each.tokens, each.blocks)
+                reservation.session, reservation.number = sent.session, each.number
+                reservation.reports_left = _MOST_REPORTS
 
     def release(self, reservation: Reservation) -> None:
         """End a reservation: its request is over there or was never sent. May be called again."""
@@ -152,7 +185,7 @@ class WorkerView:
 
     @property
     def unseen(self) -> Unseen:
-        """What this router has sent, and no report counts yet."""
+        """What this router has sent, or was told of, and no report counts yet."""
         return Unseen(len(self._reservations), self._reserved_tokens, self._reserved_blocks)
 
     def load(self, typical: WorkerSpeed | None = None, others: Unseen = NOTHING) -> WorkerLoad:

@@ -108,7 +108,11 @@ class Devices:
             policy,
             link,
             settings.link_latency_us / 1e6,
-            Delays(settings.message_ms / 1e3, report_s=settings.report_ms / 1e3),
+            Delays(
+                settings.message_ms / 1e3,
+                report_s=settings.report_ms / 1e3,
+                tell_s=settings.tell_ms / 1e3,
+            ),
             settings.routers,
             Targets(settings.ttft_ms, settings.tpot_ms) if settings.name_targets else NO_TARGETS,
             settings.refuse_late,

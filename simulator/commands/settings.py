@@ -118,6 +118,13 @@ class SimulationSettings:
         100.0, help="least time between two reports of a worker's load", unit="ms", minimum=0
     )
     routers: int = setting(1, help="routers among which requests are spread", minimum=1)
+    tell_ms: float = setting(
+        20.0,
+        help="mean time between two messages in which a router tells the others what it has sent; "
+        "0: it tells nothing",
+        unit="ms",
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
