@@ -95,6 +95,11 @@ def _check(settings: WorkerSettings) -> None:
         raise ConfigError(f"nnodes {nodes}: transport shm stays on one host; leave it out")
     if settings.kv_checksum:
         raise ConfigError(f"nnodes {nodes}: no host has whole KV blocks; leave kv_checksum out")
+    if settings.host_tier_bytes:
+        raise ConfigError(
+            f"nnodes {nodes}: no host has whole KV blocks for tiers; leave host_tier_bytes, "
+            "disk_tier_bytes and disk_tier_dir out"
+        )
     device = pick_device(settings.device)
     if device.type != "cpu":
         raise ConfigError(f"nnodes {nodes}: on cpu, not {device}")

@@ -39,8 +39,7 @@ def open_tiers(
         return None
     pool = loaded.pool
     if not pool.has_all_ranks:
-        where = "hosts" if settings.num_nodes > 1 else "cards"
-        log.warning("host_tier_bytes has no effect: ranks on several %s have no tiers", where)
+        log.warning("host_tier_bytes has no effect: ranks on several cards have no tiers")
         return None
     units = _units(pool)
     copies = _copies(pool, units, settings.host_tier_bytes)

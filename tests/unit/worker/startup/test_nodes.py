@@ -52,6 +52,11 @@ def test_a_leader_worker_set_gives_the_same_as_flags() -> None:
         ),
         ({"nnodes": 2, "master_addr": HEAD, "transport": "shm"}, {}, "transport shm stays on one"),
         ({"nnodes": 2, "master_addr": HEAD, "kv_checksum": True}, {}, "leave kv_checksum out"),
+        (
+            {"nnodes": 2, "master_addr": HEAD, "host_tier_bytes": 1},
+            {},
+            "leave host_tier_bytes, disk_tier_bytes and disk_tier_dir out",
+        ),
         ({}, {**LWS, "LWS_WORKER_INDEX": "one"}, "LWS_WORKER_INDEX is one, which is no number"),
         ({}, {**LWS, "LWS_GROUP_SIZE": "3"}, "nnodes 3 must divide the 2 ranks"),
     ],
