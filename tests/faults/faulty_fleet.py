@@ -21,6 +21,7 @@ from cli.child import Child
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
 from protocol.messages import Role
+from tests.faults.armed_points import ArmedPoints
 from tests.faults.faulty_worker import FAULTS_DIR
 from tests.forked import ROOT, ForkedChildren
 from tests.http_client import HTTP
@@ -48,12 +49,12 @@ PAUSE_S = 0.2
 """What the others get between two steps of a worker that runs one by one."""
 
 
-class FaultyFleet:
+class FaultyFleet(ArmedPoints):
     """A running fleet and the folder that arms its fault points."""
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
+        super().__init__(folder)
         self.fleet = fleet
-        self._folder = folder
 
     @property
     def url(self) -> str:
@@ -69,44 +70,6 @@ class FaultyFleet:
         """The names of the running workers of a role."""
         children = self.fleet.processes.values()
         return [each.name for each in children if each.role is role and each.is_running()]
-
-    def arm(self, names: list[str], point: str, passes: int = 1) -> None:
-        """The named workers are held when they pass the point for the `passes`th time."""
-        for name in names:
-            temporary = self._folder / f".{name}"
-            temporary.write_text(str(passes))
-            temporary.rename(self._folder / f"{name}.{point}")
-
-    def spoil(self, role: Role, kind: str, passes: int = 1) -> None:
-        """The `passes`th write of one worker of a role will `fail`, `hang` or be `corrupt`, or its
-        lookup for a fetch meets a cache that it will `evict`."""
-        temporary = self._folder / f".{role.value}"
-        temporary.write_text(str(passes))
-        temporary.rename(self._folder / f"{role.value}.{kind}")
-
-    def spoilt(self, kind: str) -> str:
-        """Wait until a write was spoilt, and return the worker that wrote."""
-        (reached,) = wait_for(
-            f"a write to {kind}", lambda: list(self._folder.glob(f"*.{kind}.reached"))
-        )
-        reached.unlink()
-        return reached.name.removesuffix(f".{kind}.reached")
-
-    def is_any_held(self, point: str) -> bool:
-        """Whether a worker is held at a point."""
-        return any(self._folder.glob(f"*.{point}.reached"))
-
-    def held(self, point: str) -> str:
-        """Wait until a worker is held at a point, and disarm the others. Returns the worker's
-        name."""
-        reached = wait_for(
-            f"a worker to reach {point}", lambda: list(self._folder.glob(f"*.{point}.reached"))
-        )
-        name = reached[0].name.removesuffix(f".{point}.reached")
-        for armed in self._folder.glob(f"*.{point}"):
-            if armed.name != f"{name}.{point}":
-                armed.unlink()
-        return name
 
     def move_on(self, name: str, point: str, passes: int) -> None:
         """Let a held worker go on to the `passes`th time that it passes the point since it was
@@ -154,12 +117,6 @@ class FaultyFleet:
                     return step
                 PAUSE.wait(POLL_S)
         raise AssertionError(f"{name} still ran after step {last}")
-
-    def release(self, name: str, point: str) -> None:
-        """Let a held worker, which is not stopped, continue; it may be armed again after that."""
-        (self._folder / f"{name}.{point}").unlink()
-        reached = self._folder / f"{name}.{point}.reached"
-        wait_for(f"{name} to leave {point}", lambda: not reached.exists())
 
     def release_all(self) -> None:
         """Disarm all points, and let all held and stopped workers continue."""
