@@ -140,3 +140,30 @@ def test_a_link_says_hello_until_somebody_answers(bench: Bench) -> None:
 
     until(accepted, server.socket, link.socket)
     assert abort(1) in [message for _, message in received(server)]
+
+
+def test_a_server_of_a_new_incarnation_is_met_anew(bench: Bench) -> None:
+    server = bench.serve()
+    link = bench.link(server, ping_interval_s=0.1)
+    peer = connected(server, link)
+    server.reincarnate("life-2")
+    assert (server.peers, server.legs_received) == ([], {})
+    assert server.lost(bench.clock.now) == [peer]
+    assert server.lost(bench.clock.now + 1000) == [], "it is reported once"
+    assert link.send(abort(1))
+    assert received_after_reset(server, link) == [abort(2)]
+    assert link.accepted is not None
+    assert link.accepted.incarnation == "life-2"
+
+
+def test_a_peer_whose_messages_are_of_no_use_is_dropped_once(bench: Bench) -> None:
+    server = bench.serve()
+    link = bench.link(server)
+    peer = connected(server, link)
+    server.drop(peer)
+    server.drop(peer)
+    assert server.refused == {"unusable": 1}
+    assert server.lost(bench.clock.now) == [peer]
+    assert server.lost(bench.clock.now + 1000) == []
+    assert link.send(abort(1))
+    assert received_after_reset(server, link) == [abort(2)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import socket as tcp
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -201,3 +203,127 @@ def test_a_reader_of_one_connection_says_how_much_it_has_taken_so_far(
     assert len(BLOCK) - 1000 < unread < len(BLOCK) + 1000
     socket.close()
     server.close()
+
+
+FREE = 1024
+"""Bytes of a connection that count as its handshake."""
+Connect = Callable[[], tuple[tcp.socket, int]]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes a connection: the end that sends, and the descriptor of the other one."""
+    opened: list[tcp.socket] = []
+
+    def make() -> tuple[tcp.socket, int]:
+        with tcp.create_server(("127.0.0.1", 0)) as listener:
+            sender = tcp.create_connection(listener.getsockname(), timeout=WAIT_MS / 1000)
+            receiver, _ = listener.accept()
+        opened.extend((sender, receiver))
+        return sender, receiver.fileno()
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def send(sender: tcp.socket, num_bytes: int, inflow: Inflow, descriptor: int) -> None:
+    """Returns when the bytes have come."""
+    before = inflow.unread()[descriptor]
+    sender.sendall(bytes(num_bytes))
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while inflow.unread()[descriptor] < before + num_bytes - FREE:
+        assert time.monotonic() < deadline, "the bytes do not come"
+        PAUSE.wait(0.001)
+
+
+def test_events_open_and_close_connections(connect: Connect) -> None:
+    inflow = Inflow(LIMIT, lambda: 0.0)
+    sender, descriptor = connect()
+    assert (inflow.num_open, inflow.unread()) == (0, {})
+    inflow.note(zmq.EVENT_ACCEPTED, descriptor)
+    send(sender, 3000, inflow, descriptor)
+    inflow.took(descriptor, 500)
+    assert inflow.unread() == {descriptor: 3000 - 500 - FREE}
+    inflow.note(zmq.EVENT_ACCEPTED, descriptor)
+    assert inflow.unread() == {descriptor: 3000 - 500 - FREE}, "an event may come late"
+    assert inflow.num_open == 1
+    inflow.note(zmq.EVENT_DISCONNECTED, descriptor)
+    assert (inflow.num_open, inflow.unread()) == (0, {})
+
+
+def test_without_a_limit_no_connection_is_ended(connect: Connect) -> None:
+    inflow = Inflow(None, lambda: 0.0)
+    sender, descriptor = connect()
+    inflow.note(zmq.EVENT_ACCEPTED, descriptor)
+    send(sender, 100_000, inflow, descriptor)
+    assert not inflow.check()
+    assert (inflow.num_open, inflow.num_ended) == (0, 0)
+    assert list(inflow.unread()) == [descriptor]
+
+
+def test_connections_end_by_what_they_have_sent_until_the_rest_is_within_the_limit(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    inflow = Inflow(8000, lambda: 0.0)
+    sizes = [5000, 9000, 2000, 7000, 1000]
+    connections = [connect() for _ in sizes]
+    for size, (sender, descriptor) in zip(sizes, connections, strict=True):
+        inflow.note(zmq.EVENT_ACCEPTED, descriptor)
+        send(sender, size + FREE, inflow, descriptor)
+    assert sum(inflow.unread().values()) == sum(sizes)
+    assert inflow.check()
+    assert list(inflow.unread().values()) == [5000, 2000, 1000]
+    assert (inflow.num_open, inflow.num_ended) == (3, 2)
+    for size, (sender, _) in zip(sizes, connections, strict=True):
+        sender.setblocking(False)
+        if size in (9000, 7000):
+            assert sender.recv(1) == b""
+        else:
+            with pytest.raises(BlockingIOError):
+                sender.recv(1)
+    assert not inflow.check(), "just as much as the limit is allowed"
+    assert inflow.num_ended == 2
+    said = re.findall(r"which sent (\d+) bytes .* \((\d+) so far\)", caplog.text)
+    assert said == [("9000", "1"), ("7000", "2")]
+
+
+def test_a_flood_of_ended_connections_fills_no_log(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    inflow = Inflow(0, lambda: 0.0)
+    for _ in range(5):
+        sender, descriptor = connect()
+        inflow.note(zmq.EVENT_ACCEPTED, descriptor)
+        send(sender, 1 + FREE, inflow, descriptor)
+        inflow.check()
+    assert inflow.num_ended == 5
+    assert re.findall(r"\((\d+) so far\)", caplog.text) == ["1", "2", "4"]
+
+
+def test_a_connection_that_is_another_one_by_now_is_not_ended(connect: Connect) -> None:
+    inflow = Inflow(0, lambda: 0.0)
+    sender, descriptor = connect()
+    inflow.note(zmq.EVENT_ACCEPTED, descriptor)
+    send(sender, 1 + FREE, inflow, descriptor)
+    inflow._connections[descriptor].name = ("192.0.2.1", 1)
+    inflow._end(descriptor, 1)
+    assert inflow.num_ended == 0
+    sender.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        sender.recv(1)
+
+
+def test_what_was_taken_in_all_counts_for_the_connection_that_came_last(connect: Connect) -> None:
+    inflow = Inflow(LIMIT, lambda: 0.0)
+    inflow.took_in_all(700)  # of a connection that is closed
+    descriptors = []
+    for _ in range(2):
+        sender, descriptor = connect()
+        inflow.note(zmq.EVENT_CONNECTED, descriptor)
+        send(sender, 5000, inflow, descriptor)
+        descriptors.append(descriptor)
+    inflow.took_in_all(1000)
+    inflow.took_in_all(1200)
+    first, last = descriptors
+    assert inflow.unread() == {first: 5000 - FREE, last: 5000 - FREE - 500}
