@@ -4,10 +4,12 @@ the head orders once its own steps are over, and a hand that no longer answers e
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -25,7 +27,16 @@ from engine.parallel.blocks_under_way import BlocksUnderWay
 from engine.parallel.ranks import Step
 from kv_transfer.head_slices import plan_shares
 from kv_transfer.transports.distant_end import open_ends
-from kv_transfer.transports.end_messages import OpenEnd, encode
+from kv_transfer.transports.end_messages import (
+    AddPeer,
+    Disconnect,
+    Disconnected,
+    Opened,
+    OpenEnd,
+    decode_report,
+    encode,
+)
+from kv_transfer.transports.framed_stream import FramedStream
 from kv_transfer.transports.interface import Notification, PeerReady, PoolMemory, WriteDone
 from kv_transfer.transports.joined import JoinedTransport
 from kv_transfer.transports.nixl import NixlTransport
@@ -33,13 +44,16 @@ from tests.forked_tests import with_forked_hands
 from tests.integration.pool_ends import PoolEnd, poll_until
 from tests.unit.kv_transfer.fake_transport import FakeTransport
 from tests.unit.worker.ranks.test_hands import CONFIG, DEADLINE_S, Group, generate
-from worker.ranks.end_links import EndLinks
+from worker.ranks import end_links
+from worker.ranks.end_links import BEAT, MOST_BYTES, EndLinks
 from worker.ranks.end_thread import EndThread
 from worker.ranks.pool_memory import pool_memory
 
 CPUS = ("cpu", "cpu")
 BEAT_FRAME = bytes(4)
 """An empty frame: its length."""
+NUM_REPORTS = 5000
+"""More than a socket holds."""
 
 
 class Pool(PoolEnd):
@@ -187,15 +201,100 @@ def test_an_invalid_report_of_a_hand_ends_its_worker(report: bytes) -> None:
         assert "rank 1 sent an invalid report" in lost.get(timeout=DEADLINE_S)
 
 
-def test_a_hand_is_lost_by_its_unanswered_beats_and_not_by_a_pause_of_the_head() -> None:
-    """The head's clock leaps by a minute at each look, as if the head was suspended each time."""
+def test_a_hand_is_lost_by_its_unanswered_beats_and_not_by_a_pause_of_the_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The head's clock leaps by a minute at each look, as if the head was suspended each time. A
+    hand that still loads answers nothing."""
+    monkeypatch.setattr(end_links, "_PERIOD_MS", 1)
     clock = count(step=60)
     with linked(silence_s=2.0, clock=lambda: float(next(clock))) as (theirs, lost):
-        assert theirs.recv(len(BEAT_FRAME), socket.MSG_WAITALL) == BEAT_FRAME
+        for _ in range(20):
+            assert theirs.recv(len(BEAT_FRAME), socket.MSG_WAITALL) == BEAT_FRAME
+        assert lost.empty()
         theirs.sendall(BEAT_FRAME)
         assert lost.get(timeout=DEADLINE_S) == "rank 1 has not answered for 2 s"
         theirs.setblocking(False)
         assert len(theirs.recv(65536)) > 4 * len(BEAT_FRAME), "beats of 2 s, and one more"
+
+
+def test_a_head_beats_by_time_and_not_with_each_order() -> None:
+    now = [0.0]
+    ours, theirs = socket.socketpair()
+    links = EndLinks([ours], DEADLINE_S, lambda reason: None, lambda: now[0])
+    hand = FramedStream(theirs, MOST_BYTES)
+    for number in range(5):
+        links.hosts[0].begin_end()
+        frames = frames_until(hand, encode(OpenEnd(number)))
+        assert frames.count(BEAT) == 0 or number == 0
+    now[0] = 0.5
+    links.hosts[0].begin_end()
+    assert BEAT in frames_until(hand, encode(OpenEnd(5)), BEAT)
+    links.close()
+    ours.close()
+    hand.close()
+
+
+def frames_until(hand: FramedStream, *wanted: bytes) -> list[bytes]:
+    """What a hand gets until all these frames have come."""
+    frames: list[bytes] = []
+    while not set(wanted) <= set(frames):
+        assert select.select([hand.socket], [], [], DEADLINE_S)[0]
+        frames += hand.receive()
+    return frames
+
+
+def test_orders_that_a_link_does_not_take_at_once_wait_for_room_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(end_links, "_PERIOD_MS", -1)  # no end of a period helps
+    ours, theirs = socket.socketpair()
+    links = EndLinks([ours], DEADLINE_S, lambda reason: None, lambda: 0.0)
+    hand = FramedStream(theirs, MOST_BYTES)
+    large = encode(AddPeer(0, "peer", bytes(4 << 20), 8, ()))
+    links.hosts[0].tell(AddPeer(0, "peer", bytes(4 << 20), 8, ()))
+    assert large in frames_until(hand, large)
+    links.close()
+    ours.close()
+    hand.close()
+
+
+def test_reports_reach_the_ends_of_the_hand_that_sent_them() -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    hands = [FramedStream(theirs, MOST_BYTES) for _, theirs in pairs]
+    links = EndLinks([ours for ours, _ in pairs], DEADLINE_S, lambda reason: None)
+    with ThreadPoolExecutor(1) as threads:
+        opened = threads.submit(open_ends, links.hosts, DEADLINE_S)
+        for hand, name in zip(hands, ("first", "second"), strict=True):
+            frames_until(hand, encode(OpenEnd(0)))
+            hand.queue(encode(Opened(0, name, b"where", 1)))
+            hand.flush()
+        assert [each.agent for each in opened.result(DEADLINE_S)] == ["first", "second"]
+    links.close()
+    for each in (*pairs[0], *pairs[1]):
+        each.close()
+
+
+def test_a_hand_closes_its_ends_when_its_head_is_gone(rig: Rig) -> None:
+    open_ends(rig.links.hosts)
+    rig.links.close()
+    rig.sockets[0].close()
+    rig.thread._thread.join(DEADLINE_S)
+    assert rig.end.is_closed
+
+
+def test_reports_that_a_link_does_not_take_at_once_wait_for_room_alone(rig: Rig) -> None:
+    open_ends(rig.links.hosts)
+    rig.links.close()
+    order = encode(Disconnect(0, []))
+    rig.sockets[0].settimeout(DEADLINE_S)
+    rig.sockets[0].sendall((len(order).to_bytes(4, "little") + order) * NUM_REPORTS)
+    head = FramedStream(rig.sockets[0], MOST_BYTES)
+    reports: list[bytes] = []
+    while len(reports) < NUM_REPORTS:
+        assert select.select([head.socket], [], [], DEADLINE_S)[0]
+        reports += [each for each in head.receive() if each != BEAT]
+    assert set(map(decode_report, reports)) == {Disconnected(0, 1)}
 
 
 @contextmanager
