@@ -60,6 +60,7 @@ class Fleet:
         self._reports = Reports(self._queue, spec.delays)
         count = sum(number for _, number in spec.pools)
         network = Network(self._queue, [spec.link_bytes_per_s] * count, spec.link_s)
+        rng_of_steps = random.Random(f"{seed}/steps")
         self._outcome = Outcome()
         for pool, number in spec.pools:
             for _ in range(number):
@@ -67,6 +68,7 @@ class Fleet:
                 worker = SimulatedWorker(
                     index, pool, self._queue, network, self._reports, spec.delays.message_s
                 )
+                worker.rng = rng_of_steps
                 self._outcome.workers.append(worker)
         self._introduce()
         self._routers: list[SimulatedRouter] = []

@@ -8,6 +8,7 @@ something happens that the next plan depends on; then the leap ends with the ste
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -78,6 +79,7 @@ class SimulatedWorker:
         self.received: dict[str, int] = {}
         self.neighbours: Seq[SimulatedWorker] = ()
         """The other workers of its host."""
+        self.rng = random.Random(number)
         self._queue = queue
         self._listener = listener
         self._tasks: dict[str, Task] = {}
@@ -270,14 +272,12 @@ class SimulatedWorker:
         """Begin a step with prompt chunks."""
         rows, context = len(batch.decodes), sum([each.num_tokens for each in batch.decodes])
         now, work = self._queue.now, chunk_work(batch, self.spec.windows)
-        seconds = self.spec.times.seconds(rows, context, work)
-        seconds *= self._slowdown(self.spec.contention)
+        seconds = self._noisy(True, self.spec.times.seconds(rows, context, work))
         self._step_ends = ends = now + seconds
         self._queue.step_end(ends, self.number, self._end_step, batch, batch.cost, seconds)
 
     def _end_step(self, batch: Batch, cost: StepCost, seconds: float) -> None:
-        now = self._queue.now
-        produced = self.scheduler.commit(batch, [0] * len(batch.sampled), now)
+        produced = self.scheduler.commit(batch, [0] * len(batch.sampled), self._queue.now)
         self.spec.teach(self.scheduler.model, cost, seconds)
         self._learnt_rows = -1
         self._has_changed = True
@@ -321,18 +321,19 @@ class SimulatedWorker:
                 blocks = moved_blocks(task.sequence, group, num_tokens, start)
                 self.handoffs.ready(task.request.key, blocks, task.num_chunks)
 
-    def _slowdown(self, contention: float) -> float:
-        """The factor by which a step that begins now takes longer, because a neighbour computes."""
-        is_beside = contention and any(each.is_busy for each in self.neighbours)
-        return 1.0 + contention if is_beside else 1.0
+    def _noisy(self, has_chunks: bool, seconds: float) -> float:
+        """The time of a step that begins now and was predicted to take `seconds`."""
+        if self.spec.noise is None:
+            return seconds
+        others = sum(each.is_busy for each in self.neighbours)
+        return seconds * self.spec.noise.draw(has_chunks, seconds, others, self.rng)
 
     def _decode(self, batch: Batch) -> None:
         """Begin a run of steps, of which as many are leapt over as can follow each other."""
         rows, now = len(batch.decodes), self._queue.now
         context = sum([len(each.tokens) for each in batch.decodes])
         fixed, slope = self.spec.times.decode_line(rows)
-        slower = self._slowdown(self.spec.decode_contention)
-        fixed, slope = fixed * slower, slope * slower
+        fixed += self._noisy(False, seconds := fixed + slope * context) - seconds
         learns = rows != self._learnt_rows or self.spec.learns_every_step
         self._leap(DecodeRun(batch, now, rows, context, fixed, slope, learns))
 

@@ -15,6 +15,7 @@ from scheduling.block_pools import BlockPools
 from scheduling.pool_sizes import pages_of
 from scheduling.scheduler import SchedulerConfig
 from scheduling.step_model import StepCost, StepModel, attended_pairs
+from simulator.devices.step_noise import StepNoise
 from simulator.devices.step_times import ChunkWork, StepTimes
 from simulator.leaps import MAX_STEPS
 from worker.moved_blocks import bytes_by_group
@@ -29,11 +30,9 @@ class WorkerSpec:
     `num_blocks` blocks of all layers, of `block_bytes` each, fit into memory. If layers are in
     groups, `layout` says which. `windows` are those of the model. `max_leap` 1 computes every step
     by itself. So do `learns_every_step`, with which the step model learns from the warm-up and from
-    every step, as those of real workers do, and contention: a step that begins while another
-    worker computes takes longer, as on cores that share their memory's bandwidth, by the share
-    `contention` if it has prompt chunks, and by `decode_contention` if it has none.
-    `turn_s` is the part of each step's time that lies between two steps, of which step models do
-    not learn.
+    every step, as those of real workers do, and `noise`, with which steps take longer or shorter
+    than `times` says. `turn_s` is the part of each step's time that lies between two steps, of
+    which step models do not learn.
     """
 
     role: Role
@@ -44,8 +43,7 @@ class WorkerSpec:
     times: StepTimes
     num_cards: int = 1
     max_leap: int = MAX_STEPS
-    contention: float = 0.0
-    decode_contention: float = 0.0
+    noise: StepNoise | None = None
     learns_every_step: bool = False
     turn_s: float = 0.0
     layout: KvLayout | None = None
@@ -54,7 +52,7 @@ class WorkerSpec:
     @property
     def is_stepwise(self) -> bool:
         """Whether equal steps may take or teach something else."""
-        return bool(self.contention or self.decode_contention or self.learns_every_step)
+        return self.noise is not None or self.learns_every_step
 
     @property
     def most_steps(self) -> int:

@@ -5,7 +5,7 @@
 
 Starts each fleet, times its steps and messages, sends it three loads, and simulates the same.
 Prints for each load the real and the simulated latencies, their difference and its limit. One model
-on one fleet takes about two minutes; `--record` joins the rows of several runs.
+on one fleet takes three to six minutes; `--record` joins the rows of several runs.
 `--profile FILE` only times the steps of the first model, and writes a file for
 `baton simulate --gpu`. Ends with status 0 if all figures are within their limits, 1 if not, 2 if
 other programs used the machine too much to judge.
@@ -14,17 +14,17 @@ other programs used the machine too much to judge.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.simulated_against_real.calibration import Profile, calibrate
+from bench.simulated_against_real.calibration import Calibration, Served
 from bench.simulated_against_real.comparison import (
     LIMITS,
     Comparison,
@@ -32,18 +32,21 @@ from bench.simulated_against_real.comparison import (
     simulate,
     with_handoff,
 )
+from bench.simulated_against_real.fleet_profile import Profile
 from bench.simulated_against_real.fleets import SHAPES, Shape, max_context, player_of, real_fleet
-from bench.simulated_against_real.loads import LOADS, Load, load_trace
-from bench.simulated_against_real.machine import MachineWatch, machine_name
+from bench.simulated_against_real.loads import LOADS, Load
+from bench.simulated_against_real.machine import MachineWatch, Usage, machine_name
+from bench.tools.fleet import BenchFleet
 from bench.tools.paths import DEMO_MODEL
 from bench.tools.records import add_record_option, keep_table
 from checkpoint.packaged_model import smollm2_file
 from protocol.errors import BatonError
 from simulator.commands.simulate import print_wide
-from simulator.traces.sessions import Trace
+from simulator.devices.step_noise import StepNoise
 
 _SMOLLM2, _BUNDLED = "smollm2", "demo_model"
 _MOST_CONTEXT = 2048
+_MIXTURE_S = 15.0
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -71,9 +74,8 @@ def main(argv: Sequence[str]) -> int:
         if args.profile is not None:
             shape = SHAPES["colocated"]
             with real_fleet(_path_of(args.models[0]), shape) as fleet:
-                player, target = player_of(fleet)
-                context = min(_MOST_CONTEXT, max_context(target))
-                profile = calibrate(player, target, context, fleet.pids["router-1"])
+                calibration, _ = _calibration(fleet)
+                profile = calibration.profile([calibration.play_mixture(_MIXTURE_S)])
             args.profile.write_text(json.dumps(profile.as_card(), indent=1))
             return 0
         found: list[Comparison] = []
@@ -100,26 +102,31 @@ def _compare(
 ) -> Iterator[Comparison]:
     """Loads on one fleet."""
     with real_fleet(_path_of(model), shape) as fleet:
-        player, target = player_of(fleet)
-        context = min(_MOST_CONTEXT, max_context(target))
-        measured = calibrate(player, target, context, fleet.pids["router-1"])
-        profile = with_handoff(shape, measured, context)
-        console.print(f"{model}, {shape.name}: {_in_words(profile)}")
-        traces: list[Trace] = []
+        calibration, context = _calibration(fleet)
+        found = list[tuple[Served, Usage, Profile]]()
+        before = calibration.play_mixture(seconds / 2)
         for load in loads:
-            trace = load_trace(load, profile.costs, context, seconds)
             watch = MachineWatch()
-            played = asyncio.run(player.play(trace))
-            usage = watch.usage()
-            failed = [each.error for each in played if each.error]
-            if failed:
-                raise BatonError(f"{len(failed)} requests failed, such as: {failed[0]}")
-            traces.append(trace)
-            simulated = simulate(shape, profile, context, traces)
-            yield Comparison(
-                model, shape.name, load.name, len(played), Figures.of(played),
-                Figures.of(simulated), usage,
-            )  # fmt: skip
+            served, usage = calibration.play_load(load, seconds), watch.usage()
+            after = calibration.play_mixture(seconds / 2)
+            found.append((served, usage, calibration.profile([before, after])))
+            before = after
+    traces = [each.trace for each in calibration.served]
+    for served, usage, measured in found:
+        profile = with_handoff(shape, measured, context, traces)
+        console.print(f"{model}, {shape.name}, {served.trace.name}: {_in_words(profile)}")
+        requests = simulate(shape, profile, context, traces)[served.trace.name]
+        real = Figures.of([each for each, _ in served.traced])
+        yield Comparison(
+            model, shape.name, served.trace.name, len(requests), real, Figures.of(requests), usage
+        )
+
+
+def _calibration(fleet: BenchFleet) -> tuple[Calibration, int]:
+    """The begun calibration of a fleet, and the longest context of its loads."""
+    player, target = player_of(fleet)
+    context = min(_MOST_CONTEXT, max_context(target))
+    return Calibration(player, target, context, fleet.pids["router-1"]), context
 
 
 def _in_words(profile: Profile) -> str:
@@ -129,11 +136,24 @@ def _in_words(profile: Profile) -> str:
     return (
         f"decodes {decodes} ms; chunks {chunks} ms; request {1e3 * delays.request_s:.2f} ms, "
         f"message {1e3 * delays.message_s:.2f} ms, answer {1e3 * delays.answer_s:.2f} ms, "
-        f"link {1e3 * profile.handoff_s:.2f} ms; steps beside others "
-        f"{profile.contention:+.0%}, decodes {profile.decode_contention:+.0%}; "
+        f"link {1e3 * profile.link_s:.2f} ms, turn {1e3 * profile.turn_s:.2f} ms; "
+        f"{_noise_in_words(profile.noise)}"
         f"CPU of router and client {1e3 * profile.request_cpu_s:.2f} ms a request, "
         f"{1e3 * profile.token_cpu_s:.3f} a token"
     )
+
+
+def _noise_in_words(noise: StepNoise | None) -> str:
+    if noise is None:
+        return ""
+    chunks, decodes = (
+        ", ".join(
+            f"up to {1e3 * most:.2f} ms: " + "/".join(f"{fmean(each):.2f}" for each in factors)
+            for most, factors in classes
+        )
+        for classes in (noise.chunks, noise.decodes)
+    )
+    return f"mean factors beside 0/1/... workers: chunks {chunks}; decodes {decodes}; "
 
 
 def report(machine: str, found: Sequence[Comparison]) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.replay.player import Played
-from bench.simulated_against_real.calibration import Profile, calibration_traces
+from bench.simulated_against_real.fleet_profile import Profile
 from bench.simulated_against_real.fleets import Shape, simulated_fleet
 from bench.simulated_against_real.machine import Usage
 from simulator.fleet import Fleet
@@ -20,6 +20,8 @@ LIMITS = {MEAN_TOTAL: 0.05, MEAN_TTFT: 0.10, P99_TTFT: 0.20}
 """How far a simulated figure may be from the real one."""
 _GAP_S = 1.0
 """Between two traces."""
+_FITS = 2
+"""Simulations by which the latency of links is fitted; each one halves its error at least."""
 
 
 @dataclass(frozen=True)
@@ -71,33 +73,37 @@ class Comparison:
         return all(abs(error) <= LIMITS[name] for name, error in self.errors().items())
 
 
-def simulate(shape: Shape, profile: Profile, context: int, loads: Sequence[Trace]) -> list[Request]:
-    """The simulated requests of the last load, in the order of their arrival. Before it, the fleet
-    serves the profile's requests and the other loads, one trace after the other, as the real one
-    does."""
+def simulate(
+    shape: Shape, profile: Profile, context: int, traces: Sequence[Trace]
+) -> dict[str, list[Request]]:
+    """The simulated requests of each trace, in the order of their arrival, by the trace's name. The
+    fleet serves one trace after the other, as the real one does."""
     fleet = Fleet(simulated_fleet(shape, context, profile.timing), seed=0)
-    requests, num_before, begin_s = list[Request](), 0, 0.0
-    for trace in (*profile.served, *loads):
-        num_before = len(requests)
+    found, num_before, begin_s = dict[str, list[Request]](), 0, 0.0
+    for trace in traces:
         later = [replace(each, start_s=each.start_s + begin_s) for each in trace.sessions]
         outcome = fleet.run(Trace(trace.name, later))
-        requests, begin_s = list(outcome.requests), outcome.duration_s + _GAP_S
-    return requests[num_before:]
+        found[trace.name] = outcome.requests[num_before:]
+        num_before, begin_s = len(outcome.requests), outcome.duration_s + _GAP_S
+    return found
 
 
-def with_handoff(shape: Shape, profile: Profile, context: int) -> Profile:
-    """The profile with the latency of links by which simulated handoffs, messages included, take as
-    long as the real ones that were measured."""
-    if not profile.handoff_s:
-        return replace(profile, handoff_s=2e-5)
-    bare = replace(profile, handoff_s=0.0)
-    lone = calibration_traces(context)[0]
-    spec = simulated_fleet(shape, context, bare.timing)
-    moved = [each for each in Fleet(spec, seed=0).run(lone).requests if each.prefill is not None]
-    if not moved:
-        return profile
-    exposed = sorted(each.exposed_s for each in moved)[len(moved) // 2]
-    return replace(profile, handoff_s=max(0.0, profile.handoff_s - exposed))
+def with_handoff(shape: Shape, profile: Profile, context: int, traces: Sequence[Trace]) -> Profile:
+    """The profile with the latency of links by which simulated handoffs of the mixtures, messages
+    included, take as long as the real ones did. Without any, the latency stays."""
+    for _ in range(_FITS if profile.handoff_s else 0):
+        simulated = simulate(shape, profile, context, traces)
+        took_s = [
+            each.exposed_s
+            for name in profile.handoffs_of
+            for each in simulated[name]
+            if each.prefill is not None
+        ]
+        if not took_s:
+            break
+        missing_s = profile.handoff_s - math.fsum(took_s) / len(took_s)
+        profile = replace(profile, link_s=max(0.0, profile.link_s + missing_s))
+    return profile
 
 
 def _total_s(request: Played | Request) -> float:

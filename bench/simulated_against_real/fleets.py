@@ -12,6 +12,7 @@ from router.routing.decision import decide
 from router.routing.placement import Targets
 from scheduling.scheduler import SchedulerConfig
 from simulator.delays import Delays
+from simulator.devices.step_noise import StepNoise
 from simulator.devices.step_times import StepTimes
 from simulator.fleet import FleetSpec
 from simulator.worker_spec import WorkerSpec
@@ -81,16 +82,14 @@ def max_context(target: Target) -> int:
 
 @dataclass(frozen=True)
 class Timing:
-    """The machine's times for the simulator: steps of a worker alone (`times`), the share by which
-    a busy second worker lengthens them (`contention`, `decode_contention`), the part of a
-    step's time between two steps (`turn_s`), messages, and the latency of a transfer."""
+    """The machine's times for the simulator: steps of a worker, messages, the latency of a
+    transfer, the part of a step's time between two steps, and what other processes add to steps."""
 
     times: StepTimes
     delays: Delays
-    contention: float
     link_s: float
     turn_s: float = 0.0
-    decode_contention: float = 0.0
+    noise: StepNoise | None = None
 
 
 def simulated_fleet(shape: Shape, context: int, timing: Timing) -> FleetSpec:
@@ -111,8 +110,7 @@ def simulated_fleet(shape: Shape, context: int, timing: Timing) -> FleetSpec:
                 _BYTES_PER_BLOCK,
                 context,
                 timing.times,
-                contention=timing.contention,
-                decode_contention=timing.decode_contention,
+                noise=timing.noise,
                 learns_every_step=True,
                 turn_s=timing.turn_s,
             ),

@@ -1,4 +1,5 @@
-"""The traffic of a comparison: kinds of loads, as dense as the fleet that was measured allows."""
+"""The traffic of a comparison: single prompts and groups, by which a fleet is measured, and kinds
+of loads, as dense as that fleet allows."""
 
 from __future__ import annotations
 
@@ -8,9 +9,14 @@ from dataclasses import dataclass, replace
 from bench.simulated_against_real.fleets import BLOCK_TOKENS
 from simulator.devices.measured_steps import TabledSteps, table_value
 from simulator.traces.files import TraceOptions, read_trace
-from simulator.traces.sessions import Trace, Turn
+from simulator.traces.sessions import Session, Trace, Turn
 
 _PROMPT, _OUTPUT = 160, 32
+_LONE_PROMPTS, _REPEATS, _PAUSE_S = (16, 32, 64, 128, 256, 512), 8, 0.03
+_AT_ONCE = (2, 4, 8, 16, 32)
+_SHORT_PROMPT, _LONG_PROMPT, _GROUP_OUTPUT = 24, 400, 40
+LONGEST_SHORT = _SHORT_PROMPT + _GROUP_OUTPUT
+"""The longest context of the groups with short prompts."""
 _MOST_BESIDE = 0.3
 """Cores' worth of router and client, which share the workers' cores: with more of them, the steps
 that were timed would not be those of the load."""
@@ -49,6 +55,22 @@ class Costs:
     times: TabledSteps
     request_cpu_s: float
     token_cpu_s: float
+
+
+def calibration_traces(context: int) -> list[Trace]:
+    """Single prompts of growing length; then groups of requests at once, the last ones with long
+    prompts."""
+    longest = context - _GROUP_OUTPUT - 1
+    lengths = [each for each in _LONE_PROMPTS if each < longest]
+    lengths.append(min(longest, 900))
+    lone = [Turn(_PAUSE_S, each, 4) for each in lengths for _ in range(_REPEATS)]
+    traces = [Trace("lone", [Session("lone", 0.0, tuple(lone))])]
+    groups = [(each, _SHORT_PROMPT) for each in _AT_ONCE]
+    groups += [(each, min(longest, _LONG_PROMPT)) for each in (2, 4, 8)]
+    for count, prompt in groups:
+        name, turn = f"group {count}x{prompt}", Turn(0.0, prompt, _GROUP_OUTPUT)
+        traces.append(Trace(name, [Session(f"{name} {n}", 0.0, (turn,)) for n in range(count)]))
+    return traces
 
 
 def load_trace(load: Load, costs: Costs, context: int, seconds: float) -> Trace:

@@ -1,125 +1,144 @@
-"""What a fleet's processes do to each other, measured under a load of its own: delays by the number
-of workers that compute, and how much longer steps take beside other workers' steps.
+"""What a fleet's processes do to each other, measured under a load of its own: delays and the
+factors by which steps take longer than predicted, by the number of workers that compute.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bench.replay.player import Played
-from bench.simulated_against_real.computing import Computing, Traced, timed_decodes
+from bench.simulated_against_real.timeline import TimedStep, Timeline, Traced
 from simulator.delays import ByComputing, MeasuredDelays
 from simulator.devices.measured_steps import TabledSteps
-from simulator.devices.step_times import ChunkWork
+from simulator.devices.step_noise import Classes, Factors, StepNoise
 
 _LEAST_SAMPLES = 10
+_MOST_CLASSES, _LEAST_OF_CLASS = 6, 20
+"""Classes of steps by their predicted time, and the least number of steps of each."""
 
 
 @dataclass(frozen=True)
 class _Course:
-    """The times of a request, by the wall clock: `chunks` on the worker `prompt`, steps until
-    `last_step` on the worker `decode`."""
+    """The times of a request, by the wall clock: its chunks on the worker `prompt`, steps from
+    `first_step` until `last_step` on the worker `decode`."""
 
     sent: float
     placed: float
-    chunks: list[tuple[float, float, int]]
+    begun: float
+    done: float
     first_token: float
+    first_step: float
     last_step: float
     end: float
     prompt: str
     decode: str
 
 
-class _Step(NamedTuple):
-    """A step of a worker by the wall clock, the seconds that it took, and those that a table has
-    for it."""
-
-    worker: str
-    start: float
-    end: float
-    took_s: float
-    expected_s: float
-
-
 class Mixture:
-    """A load that was played, from `began_wall_s` on, in seconds since the Unix epoch."""
+    """Loads that were played one after the other, each from a begin on in seconds since the Unix
+    epoch."""
 
-    def __init__(self, traced: Traced, began_wall_s: float) -> None:
-        self._courses = [_course(played, trace, began_wall_s) for played, trace in traced]
-        self._traced = traced
-        self._computing = Computing([trace for _, trace in traced])
+    def __init__(self, played: Sequence[tuple[Traced, float]]) -> None:
+        self._pieces = [
+            (Timeline(traced), [_course(one, trace, began) for one, trace in traced])
+            for traced, began in played
+        ]
+
+    @property
+    def turn_s(self) -> float:
+        """The time between two steps of a worker that has work, the mean of the loads."""
+        return math.fsum(each.turn_s for each, _ in self._pieces) / len(self._pieces)
+
+    @property
+    def handoff_s(self) -> float:
+        """The mean time from the turn's end behind a prompt until its first decode step on another
+        worker; 0 if all prompts stayed."""
+        found = [
+            max(0.0, each.first_step - each.done - timeline.turn_s)
+            for timeline, courses in self._pieces
+            for each in courses
+            if each.prompt != each.decode and each.first_step > each.done
+        ]
+        return math.fsum(found) / len(found) if found else 0.0
 
     def delays(self) -> MeasuredDelays:
-        """The delays of the load's requests."""
+        """The delays of the loads' requests. Those behind a step begin with the turn's end."""
         placing, sending, first, last = (defaultdict[int, list[float]](list) for _ in range(4))
-        for each in self._courses:
-            placing[self._computing.number(each.sent)].append(each.placed - each.sent)
-            if not self._computing.is_under_way(each.prompt, each.placed):
-                number = self._computing.number(each.placed, each.prompt)
-                sending[number].append(each.chunks[0][0] - each.placed)
-            done = each.chunks[-1][1]
-            first[self._computing.number(done, each.prompt)].append(each.first_token - done)
-            number = self._computing.number(each.last_step, each.decode)
-            last[number].append(each.end - each.last_step)
+        for timeline, courses in self._pieces:
+            for each in courses:
+                placing[timeline.number(each.sent)].append(each.placed - each.sent)
+                if not timeline.is_under_way(each.prompt, each.placed):
+                    number = timeline.number(each.placed, each.prompt)
+                    sending[number].append(each.begun - each.placed)
+                number = timeline.number(each.done, each.prompt)
+                first[number].append(each.first_token - each.done - timeline.turn_s)
+                number = timeline.number(each.last_step, each.decode)
+                last[number].append(each.end - each.last_step - timeline.turn_s)
         return MeasuredDelays(*map(_by_computing, (placing, sending, first, last)))
 
-    def contention(self, times: TabledSteps) -> float:
-        """The share by which chunks took longer, in all, while another worker computed, than while
-        none did."""
-        alone, beside = self._ratios(self._chunks(times))
-        return min(1.0, max(0.0, beside / alone - 1.0))
+    def noise(self, times: TabledSteps) -> StepNoise:
+        """By what factors steps took longer than those times."""
+        chunks, decodes = list[_Factor](), list[_Factor]()
+        for timeline, _ in self._pieces:
+            for step in timeline.steps:
+                predicted_s = _predicted_s(step, times)
+                factor = step.seconds / predicted_s
+                found = _Factor(predicted_s, timeline.number(step.start, step.worker), factor)
+                (chunks if step.num_tokens else decodes).append(found)
+        return StepNoise(_classes(chunks), _classes(decodes))
 
-    def decodes(self, times: TabledSteps) -> tuple[float, float]:
-        """By what factor decodes took longer than those times while no other worker computed, and
-        by what share they took longer still, in all, while one did."""
-        alone, beside = self._ratios(self._decodes(times))
-        return alone, max(0.0, beside / alone - 1.0)
 
-    def _ratios(self, steps: Iterable[_Step]) -> tuple[float, float]:
-        """By what factor steps took longer than expected, in all: those during which no other
-        worker computed, and those during which one did all the time."""
-        took, expected = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
-        for each in steps:
-            share = self._computing.share_beside(each.worker, each.start, each.end)
-            if share in (0.0, 1.0):
-                took[share == 1.0] += each.took_s
-                expected[share == 1.0] += each.expected_s
-        if not expected[False]:
-            return 1.0, 1.0
-        alone = took[False] / expected[False]
-        return alone, took[True] / expected[True] if expected[True] else alone
+class _Factor(NamedTuple):
+    predicted_s: float
+    num_computing: int
+    factor: float
 
-    def _chunks(self, times: TabledSteps) -> Iterator[_Step]:
-        for each in self._courses:
-            done = 0
-            for start, end, tokens in each.chunks:
-                pairs = done * tokens + tokens * (tokens + 1) // 2
-                expected_s = times.seconds(0, 0, ChunkWork(tokens, pairs, done + tokens))
-                yield _Step(each.prompt, start, end, end - start, expected_s)
-                done += tokens
 
-    def _decodes(self, times: TabledSteps) -> Iterator[_Step]:
-        for course, (played, trace) in zip(self._courses, self._traced, strict=True):
-            for each in timed_decodes(played, trace):
-                fixed_s, slope_s = times.decode_line(each.rows)
-                expected_s = fixed_s + slope_s * each.context
-                yield _Step(course.decode, each.start, each.end, each.seconds, expected_s)
+def _classes(factors: Sequence[_Factor]) -> Classes:
+    """Classes of steps that take about equally long in all. Equally long steps are in one class."""
+    of_class_s = math.fsum(each.predicted_s for each in factors) / _MOST_CLASSES
+    rising = sorted(factors, key=lambda each: each.predicted_s)
+    found: list[tuple[float, Factors]] = []
+    members, sum_s = list[_Factor](), 0.0
+    for number, each in enumerate(rising, 1):
+        members.append(each)
+        sum_s += each.predicted_s
+        num_left = len(rising) - number
+        is_full = len(members) >= _LEAST_OF_CLASS and sum_s >= of_class_s
+        may_end = num_left >= _LEAST_OF_CLASS and rising[number].predicted_s > each.predicted_s
+        if not num_left or (is_full and may_end):
+            by_number = defaultdict[int, list[float]](list)
+            for member in members:
+                by_number[member.num_computing].append(member.factor)
+            found.append((each.predicted_s, _by_computing(by_number)))
+            members, sum_s = [], 0.0
+    return tuple(found)
+
+
+def _predicted_s(step: TimedStep, times: TabledSteps) -> float:
+    if step.num_tokens:
+        return times.seconds(step.rows, step.context, step.chunks)
+    fixed_s, slope_s = times.decode_line(step.rows)
+    return fixed_s + slope_s * step.context
 
 
 def _course(played: Played, trace: Mapping[str, Any], began_wall_s: float) -> _Course:
     attempt = trace["attempts"][-1]
     prompt, decode = attempt["prefill"] or attempt["decode"], attempt["decode"]
-    chunks = [(start / 1e6, end / 1e6, tokens) for start, end, tokens in prompt["chunks"]]
-    steps = decode["steps"] if decode else []
+    chunks, steps = prompt["chunks"], decode["steps"] if decode else []
+    done = chunks[-1][1] / 1e6
     return _Course(
         sent=began_wall_s + played.sent,
         placed=attempt["started_us"] / 1e6,
-        chunks=chunks,
+        begun=chunks[0][0] / 1e6,
+        done=done,
         first_token=began_wall_s + played.first_token,
-        last_step=steps[-1][1] / 1e6 if steps else chunks[-1][1],
+        first_step=steps[0][0] / 1e6 if steps else done,
+        last_step=steps[-1][1] / 1e6 if steps else done,
         end=began_wall_s + played.end,
         prompt=prompt["worker_id"],
         decode=(decode or prompt)["worker_id"],

@@ -10,19 +10,13 @@ import pytest
 
 from bench.replay.player import Played
 from bench.simulated_against_real import machine
-from bench.simulated_against_real.calibration import (
+from bench.simulated_against_real.comparison import Comparison, Figures, simulate, with_handoff
+from bench.simulated_against_real.fleet_profile import (
     Profile,
-    calibration_traces,
     chunk_table,
     decode_table,
     delays_of,
     rising,
-)
-from bench.simulated_against_real.comparison import (
-    Comparison,
-    Figures,
-    simulate,
-    with_handoff,
 )
 from bench.simulated_against_real.fleets import (
     BLOCK_TOKENS,
@@ -30,17 +24,24 @@ from bench.simulated_against_real.fleets import (
     TTFT_TARGET_MS,
     fleet_config,
 )
-from bench.simulated_against_real.loads import LOADS, MIXTURE, Load, load_trace
+from bench.simulated_against_real.loads import (
+    LOADS,
+    MIXTURE,
+    Load,
+    calibration_traces,
+    load_trace,
+)
 from bench.simulated_against_real.machine import MachineWatch, Usage
+from bench.simulated_against_real.timeline import TimedStep
 from simulator.delays import Delays
 from simulator.devices.measured_steps import TabledSteps
+from simulator.devices.step_noise import StepNoise
 from simulator.traces.sessions import BlockRuns, Session, Trace, Turn
 
 US = 1_000_000
 PROFILE = Profile(
     TabledSteps(((1, 0.002), (8, 0.004)), ((16, 0.003), (512, 0.06)), 1e-7, 1e-9),
     Delays(2e-4, 1e-3, 1e-6, 5e-4),
-    2e-3,
 )
 
 
@@ -52,33 +53,31 @@ def alone(prompt: int, *chunks: tuple[float, float, int]) -> tuple[Played, dict[
     return played, {"attempts": [attempt], "handoff_ms": None}
 
 
-def decoding(prompt: int, *steps: tuple[float, float, int]) -> tuple[Played, dict[str, Any]]:
-    spans = [[round(begin * US), round(end * US), rows, 1, 0] for begin, end, rows in steps]
-    played = Played("s", 0, 0.0, num_prompt=prompt)
-    decode = {"worker_id": "d1", "chunks": [], "steps": spans}
-    return played, {"attempts": [{"decode": decode, "prefill": None}]}
-
-
-def test_chunks_are_timed_with_the_pause_behind_them() -> None:
-    traces = [
-        alone(16, (1.0, 1.003, 16))[1],
-        alone(900, (1.0, 1.05, 512), (1.05, 1.11, 388))[1],
-        alone(388, (1.0, 1.03, 388))[1],
+def test_chunks_are_timed_by_their_tokens_and_pairs() -> None:
+    steps = [
+        TimedStep("p", 0, 0, num_tokens=16, pairs=136, seconds=0.004),
+        TimedStep("p", 0, 0, num_tokens=512, pairs=512 * 513 // 2, seconds=0.051),
+        TimedStep("p", 0, 0, num_tokens=388, pairs=388 * 512 + 388 * 389 // 2, seconds=0.061),
+        TimedStep("p", 0, 0, num_tokens=388, pairs=388 * 389 // 2, seconds=0.031),
+        TimedStep("p", 0, 0, rows=1, context=9, num_tokens=16, pairs=136, seconds=0.4),
+        TimedStep("p", 0, 0, rows=1, context=9, seconds=0.5),
     ]
-    table, per_pair = chunk_table(traces, turn_s=0.001)
+    table, per_pair = chunk_table(steps)
     assert per_pair == pytest.approx(0.03 / (388 * 512))
     known = dict(table)
+    assert sorted(known) == [16, 388, 512]
     assert known[16] == pytest.approx(0.004 - per_pair * 16 * 17 / 2)
     assert known[388] == pytest.approx(0.031 - per_pair * 388 * 389 / 2)
 
 
-def test_decodes_are_timed_from_begin_to_begin() -> None:
-    short = [(n * 0.01, n * 0.01 + 0.009, 2) for n in range(11)]
-    long = [(n * 0.012, n * 0.012 + 0.009, 2) for n in range(11)]
-    table, per_context = decode_table([decoding(24, *short), decoding(424, *long)])
+def test_decodes_are_timed_by_their_sequences_and_contexts() -> None:
+    short = [TimedStep("d", 0, 0, 2, 2 * (24 + n), 0, 0, True, 0.010) for n in range(11)]
+    long = [TimedStep("d", 0, 0, 2, 2 * (424 + n), 0, 0, True, 0.012) for n in range(11)]
+    others = [TimedStep("d", 0, 0, 2, 2 * 24, 0, 0, False, 0.1)] * 99
+    others += [TimedStep("d", 0, 0, 2, 2 * 24, 8, 36, True, 0.1)] * 99
+    table, per_context = decode_table([*short, *long, *others])
     assert per_context == pytest.approx(0.002 / 800)
-    assert table[0][0] == 2
-    assert table[0][1] == pytest.approx(0.01 - per_context * 2 * (24 + 4.5), rel=0.02)
+    assert table == ((2, pytest.approx(0.01 - per_context * 2 * (24 + 5))),)
 
 
 def test_more_work_never_takes_less_time() -> None:
@@ -98,7 +97,7 @@ def test_what_lies_around_a_prompt_is_shared_out() -> None:
 def test_a_load_is_as_dense_as_the_fleet_allows() -> None:
     load = Load("x", 0.3, "poisson:rate={rate},requests={count},prompt={prompt},output={output}")
     trace = load_trace(load, PROFILE.costs, 1024, 10.0)
-    requests = simulate(SHAPES["split"], PROFILE, 1024, [trace])
+    requests = simulate(SHAPES["split"], PROFILE, 1024, [trace])["x"]
     assert len(requests) == trace.num_turns
     assert all(0 < each.ttft_s < each.end - each.arrival + 1e-9 for each in requests)
     assert all(
@@ -118,14 +117,10 @@ def test_no_load_repeats_a_prompt_of_another_one() -> None:
 
 
 def test_steps_beside_another_worker_s_take_longer() -> None:
+    noise = StepNoise(((1.0, ((1.0,), (1.25,))),), ((1.0, ((1.0,), (1.5,))),))
     lone, crowded = (
-        simulate(
-            SHAPES["colocated"],
-            replace(PROFILE, contention=each, decode_contention=2 * each),
-            1024,
-            [two_at_once()],
-        )
-        for each in (0.0, 0.25)
+        simulate(SHAPES["colocated"], replace(PROFILE, noise=each), 1024, [two_at_once()])["two"]
+        for each in (None, noise)
     )
     assert lone[0].decode != lone[1].decode
     assert sum(e.ttft_s for e in crowded) > 1.1 * sum(e.ttft_s for e in lone)
@@ -138,29 +133,27 @@ def two_at_once() -> Trace:
 
 
 def test_a_load_is_simulated_after_all_that_the_real_fleet_served_before() -> None:
-    first, second, third = (
-        Trace(f"t{n}", [Session("s", 0.0, (Turn(0.0, 100, 9, BlockRuns(n, 16, ((0, 6),))),))])
-        for n in range(3)
-    )
-    profile = replace(PROFILE, served=(first, second))
-    for repeated in (first, second, third):
-        (found,) = simulate(SHAPES["split"], profile, 1024, [third, repeated])
-        assert (found.number, found.cached_tokens) == (3, 96)
-    assert simulate(SHAPES["split"], profile, 1024, [third])[0].cached_tokens == 0
+    blocks = [BlockRuns(number, 16, ((0, 6),)) for number in (0, 1, 1, 0)]
+    traces = [
+        Trace(f"t{number}", [Session("s", 0.0, (Turn(0.0, 100, 9, each),))])
+        for number, each in enumerate(blocks)
+    ]
+    found = simulate(SHAPES["split"], PROFILE, 1024, traces)
+    cached = {name: [each.cached_tokens for each in requests] for name, requests in found.items()}
+    assert cached == {"t0": [0], "t1": [0], "t2": [96], "t3": [96]}
 
 
 def test_traces_before_a_load_are_over_when_it_begins() -> None:
     long = Trace("long", [Session("s", 0.0, (Turn(0.0, 900, 40),) * 5)])
-    profile = replace(PROFILE, served=(long,))
-    (found,) = simulate(SHAPES["colocated"], profile, 1024, [single(1.0)])
+    (found,) = simulate(SHAPES["colocated"], PROFILE, 1024, [long, single(1.0)])["single"]
     assert found.arrival > 1.0 + 5 * (0.1 + 40 * 0.002)
 
 
 def test_a_decode_worker_computes_prompts_that_miss_the_router_s_target_elsewhere() -> None:
     """Forty prompts of 60 ms at once: the last ones would wait for more than a second."""
     sessions = [Session(f"s{n}", 0.0, (Turn(0.0, 500, 2),)) for n in range(40)]
-    taught = replace(PROFILE, served=tuple(calibration_traces(1024)))
-    found = simulate(SHAPES["split"], taught, 1024, [Trace("burst", sessions)])
+    traces = [*calibration_traces(1024), Trace("burst", sessions)]
+    found = simulate(SHAPES["split"], PROFILE, 1024, traces)["burst"]
     assert 0 < sum(each.prefill is None for each in found) < len(found) / 2
     flag = f"--ttft-target-ms={TTFT_TARGET_MS}"
     assert flag in fleet_config("m", SHAPES["split"]).router_flags
@@ -171,9 +164,17 @@ def single(start_s: float) -> Trace:
 
 
 def test_links_take_what_messages_leave_of_a_handoff() -> None:
-    fitted = with_handoff(SHAPES["split"], PROFILE, 1024)
-    assert 0 < fitted.handoff_s < PROFILE.handoff_s
-    assert calibration_traces(1024)[0].sessions[0].turns[-1].num_prompt <= 1024
+    """Prompts that stay tell nothing of handoffs; the mean of the mixture's handoffs is met."""
+    lone, *_ = calibration_traces(1024)
+    mixture = load_trace(MIXTURE, PROFILE.costs, 1024, 0.5)
+    measured = replace(PROFILE, handoff_s=8e-3, handoffs_of=(mixture.name,))
+    fitted = with_handoff(SHAPES["split"], measured, 1024, [lone, mixture])
+    assert 0 < fitted.link_s < 8e-3
+    found = simulate(SHAPES["split"], fitted, 1024, [lone, mixture])[mixture.name]
+    moved = [each.exposed_s for each in found if each.prefill is not None]
+    assert sum(moved) / len(moved) == pytest.approx(8e-3, rel=0.05)
+    assert with_handoff(SHAPES["split"], PROFILE, 1024, [lone]) == PROFILE
+    assert with_handoff(SHAPES["colocated"], measured, 1024, [mixture]) == measured
 
 
 def compared(real: float, simulated: float, foreign: float = 0.01) -> Comparison:
