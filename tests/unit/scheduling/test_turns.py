@@ -154,6 +154,22 @@ def test_a_key_that_was_idle_has_saved_no_turns() -> None:
     assert abs(turns["busy"] - turns["idle"]) <= 2
 
 
+def test_a_key_that_waits_again_after_a_step_without_waiting_has_saved_no_turns() -> None:
+    scheduler = make_scheduler(num_blocks=200, max_batch_size=2, chunk_max_tokens=32)
+    scheduler.add(make_sequence("long", prompt(0), max_tokens=200, share="busy"))
+    while scheduler.sequences:
+        run_step(scheduler)
+    flood(scheduler, "calm", 1)
+    flood(scheduler, "busy", 1)
+    assert len(run_step(scheduler).chunks) == 2
+    run_step(scheduler)  # nothing waits
+    flood(scheduler, "calm", 20, start=1)
+    flood(scheduler, "busy", 20, start=1)
+    batches = [run_step(scheduler) for _ in range(5)]
+    turns = Counter(chunk.sequence.share for each in batches for chunk in each.chunks)
+    assert abs(turns["busy"] - turns["calm"]) <= 2
+
+
 def test_requests_of_a_late_priority_cost_their_key_more_turns() -> None:
     """A batch job yields to the others, and is served nevertheless."""
     scheduler = make_scheduler(max_batch_size=1)
