@@ -107,7 +107,7 @@ def _fetched(
         download = snapshot_download
     try:
         found = download(name, revision=revision, allow_patterns=list(patterns))
-    except (OSError, ValueError) as error:  # the hub's own errors derive from these
+    except Exception as error:  # also its transports' errors, which have no class in common
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         at = f" at revision {revision!r}" if revision else ""
         raise ModelLoadError(

@@ -24,10 +24,12 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
+_LFS = b"version https://git-lfs"
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file for reading. Raises ModelLoadError if it is missing or no regular file."""
+    """The file for reading. Raises ModelLoadError if it is missing, no regular file, or the pointer
+    that Git leaves in a file's place if Git LFS is not installed."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except FileNotFoundError as error:
@@ -35,11 +37,22 @@ def open_regular(path: Path) -> BinaryIO:
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
     mode = os.fstat(handle).st_mode
-    if stat.S_ISREG(mode):
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "of an unknown kind")
+        flaw = f"{path} is {kind}, not a regular file"
+    elif _starts_with(handle, _LFS):
+        flaw = f"{path} is a pointer of Git LFS: fetch the file itself, as by `git lfs pull`"
+    else:
         return open(handle, "rb")
     os.close(handle)
-    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "of an unknown kind")
-    raise ModelLoadError(f"{path} is {kind}, not a regular file")
+    raise ModelLoadError(flaw)
+
+
+def _starts_with(handle: int, start: bytes) -> bool:
+    try:
+        return os.pread(handle, len(start), 0) == start
+    except OSError:  # the reader sees it, too
+        return False
 
 
 def read_small(path: Path, max_bytes: int = MAX_SMALL_BYTES) -> bytes:

@@ -17,15 +17,18 @@ NOT_FOUND = 404, {"X-Error-Code": "RevisionNotFound"}, b'{"error": "Invalid rev 
 
 
 @contextmanager
-def hub(repository: str, files: Files) -> Iterator[str]:
-    """Serves `files` by commit and name as one repository; gives the endpoint's URL."""
+def hub(repository: str, files: Files, cut: str = "") -> Iterator[str]:
+    """Serves `files` by commit and name as one repository; gives the endpoint's URL. Connections
+    break off in the middle of the file `cut`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             self._answer()
 
         def do_GET(self) -> None:
-            self.wfile.write(self._answer())
+            body = self._answer()
+            is_cut = bool(cut) and self.path.endswith(cut)
+            self.wfile.write(body[: len(body) // 2] if is_cut else body)
 
         def _answer(self) -> bytes:
             path = self.path.partition("?")[0]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from checkpoint.model_source import commit_of, resolve_model
 from tests.paths import ROOT
 from tests.unit.checkpoint.hub_server import COMMITS, hub
@@ -64,6 +66,25 @@ def test_a_revision_is_fetched_and_its_commit_logged(tmp_path: Path) -> None:
     assert again == folder
     assert commit_of(folder) == COMMITS["v1"]
     assert resolve_model(folder) == Path(folder)
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", ":"])
+def test_a_proxy_that_does_not_work_is_one_line(tmp_path: Path, proxy: str) -> None:
+    """The hub's client passes on the errors of its transport."""
+    more = {"http_proxy": proxy, "HTTP_PROXY": proxy, "NO_PROXY": "", "no_proxy": ""}
+    refused, log = fetch("http://hub.example", tmp_path, "", **more)
+    assert refused.startswith(f"refused: '{REPOSITORY}' is neither a local folder nor could it be")
+    assert "\n" not in refused
+    assert "Traceback" not in log
+
+
+@pytest.mark.nightly
+def test_a_download_that_breaks_off_is_one_line(tmp_path: Path) -> None:
+    with hub(REPOSITORY, FILES, cut="chat_template.jinja") as url:
+        refused, log = fetch(url, tmp_path, "")
+    assert refused.startswith(f"refused: '{REPOSITORY}' is neither a local folder nor could it be")
+    assert "\n" not in refused
+    assert "Traceback" not in log
 
 
 def test_other_folders_have_no_commit(tmp_path: Path) -> None:
