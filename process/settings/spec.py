@@ -177,8 +177,9 @@ class SettingSpec:
             )  # line breaks that `echo` and editors put at the end of a file
         if type(value) is not self.base:
             raise self._wrong(value)
-        if self.details.secret and value == ():
-            raise ValueError(f"is empty; leave it unset, or give {self.accepted()}")
+        if (value == "" and self.default != "") or (value == () and self.details.secret):
+            unset = "" if self.required else "leave it unset, or "
+            raise ValueError(f"is empty; {unset}give {self.accepted()}")
         parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
         if not self.details.free_text:
             self._check_spaces(parts)

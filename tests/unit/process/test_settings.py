@@ -236,6 +236,11 @@ def test_a_wrong_flag_is_named(flags: list[str], words: list[str]) -> None:
         ({"BATON_SPEEDS": "3"}, ["environment BATON_SPEEDS", "unknown", "mean BATON_SPEED?"]),
         ({"BATON_KEYS": ""}, ["environment BATON_KEYS", "is empty", "leave it unset", "a list"]),
         ({"BATON_KEYS": " , "}, ["environment BATON_KEYS", "is empty"]),
+        (
+            {"BATON_NAME": ""},
+            ["environment BATON_NAME", "is empty; leave it unset, or give a text"],
+        ),
+        ({"BATON_MODEL": ""}, ["environment BATON_MODEL", "is empty; give a text"]),
         ({"BATON_PASSWORD": "abc"}, ["environment BATON_PASSWORD", "matching .{4,}"]),
         ({"BATON_PASSWORD": "abc\ndef"}, ["environment BATON_PASSWORD", "has a line break"]),
         ({"BATON_PASSWORD": " abcdef"}, ["environment BATON_PASSWORD", "begins with a space"]),
