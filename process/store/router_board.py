@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -136,7 +135,8 @@ class RouterBoard:
     async def _exchange(self) -> None:
         """Publish our summary and read those of the others, every `PERIOD_S`."""
         while True:
-            peers = await self._summaries(await self._publish(self._summary(), time.time()))
+            now = await self._store_time()
+            peers = await self._summaries(await self._publish(self._summary(), now))
             self._num_peers = len(peers)
             self._on_peers(peers)
             check_cancelled()
@@ -151,6 +151,11 @@ class RouterBoard:
                 await answer_of(pipe.execute())
         except (RedisError, OSError) as error:
             log.debug("the router's summary expires by itself: %s", error)
+
+    async def _store_time(self) -> float:
+        """The store's clock, in seconds: those of the routers' hosts may differ."""
+        seconds, microseconds = await self._client.time()
+        return float(seconds + microseconds / 1e6)
 
     async def _publish(self, body: bytes, now: float) -> list[str]:
         """Publish our summary; returns the ids of the other routers."""

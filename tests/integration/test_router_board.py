@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 
 import pytest
 
@@ -61,6 +63,18 @@ async def test_each_sees_the_others_and_gets_an_answer_from_the_one_that_knows(
         assert await a.board.ask(b"b", WAIT_S) == b"it is b"
         assert await b.board.ask(b"c", WAIT_S) == b"it is c"
         assert await a.board.ask(b"nobody", WAIT_S) is None, "all have said no"
+
+
+async def test_routers_see_each_other_whatever_their_hosts_clocks_say(
+    valkey: EmbeddedValkey, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_s, now = ContextVar("ahead_s", default=0.0), time.time
+    monkeypatch.setattr("time.time", lambda: now() + ahead_s.get())
+    async with routers(valkey, cluster, b"a") as (a,):
+        ahead_s.set(3600.0)
+        async with routers(valkey, cluster, b"b") as (b,), asyncio.timeout(WAIT_S):
+            while [*a.peers.values(), *b.peers.values()] != [b"b", b"a"]:
+                await asyncio.sleep(0.02)
 
 
 async def test_a_router_that_leaves_takes_its_summary_away(
