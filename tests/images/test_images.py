@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import tomllib
@@ -149,6 +150,21 @@ def test_compose_gives_the_container_no_more_than_it_needs() -> None:
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
     context = ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]
     assert Path(context).resolve() == DOCKER / "Dockerfile.cpu"
+
+
+def test_compose_asks_the_routers_health_without_a_proxy() -> None:
+    kind, program, *arguments = compose()["healthcheck"]["test"]
+    assert (kind, program) == ("CMD", "python")
+    proxies = {"http_proxy": "http://127.0.0.1:1", "HTTP_PROXY": "http://127.0.0.1:1"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        text = arguments[-1].replace(":8000/", f":{server.getsockname()[1]}/")
+        command = [sys.executable, *arguments[:-1], text]
+        with subprocess.Popen(command, env=os.environ | proxies | {"no_proxy": ""}) as asking:
+            server.settimeout(60)
+            with server.accept()[0] as link:
+                assert link.recv(4096).startswith(b"GET /health HTTP/1.1")
+                link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            assert asking.wait(60) == 0
 
 
 def test_nothing_unchecked_and_no_secret_gets_into_an_image(dockerfile: Dockerfile) -> None:
