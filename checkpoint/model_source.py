@@ -14,6 +14,7 @@ from pathlib import Path
 from checkpoint.gguf.folder import SUFFIX, gguf_folder, gguf_in, model_stem
 from checkpoint.regular_file import is_there
 from protocol.addresses import with_addresses_shown
+from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
 
 log = logging.getLogger(__name__)
@@ -108,14 +109,23 @@ def _fetched(
     try:
         found = download(name, revision=revision, allow_patterns=list(patterns))
     except Exception as error:  # also its transports' errors, which have no class in common
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = one_line(with_addresses_shown(str(error))) or type(error).__name__
         at = f" at revision {revision!r}" if revision else ""
         raise ModelLoadError(
             f"{name!r} is neither a local folder nor could it be fetched from the "
-            f"Hugging Face hub{at} (is there a network?): {with_addresses_shown(reason)}"
+            f"Hugging Face hub{at} ({_what_to_check(error)}): {reason}"
         ) from error
     log.info("%s at revision %s is commit %s", name, revision or "main", commit_of(found))
     return Path(found)
+
+
+def _what_to_check(error: Exception) -> str:
+    """A question about the likeliest cause. The hub also refuses what does not exist, and hides
+    what is private."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403, 404):
+        return "does it exist, and may the account of HF_TOKEN read it?"
+    return "is there a network?"
 
 
 def commit_of(folder: str | Path) -> str | None:

@@ -17,9 +17,11 @@ NOT_FOUND = 404, {"X-Error-Code": "RevisionNotFound"}, b'{"error": "Invalid rev 
 
 
 @contextmanager
-def hub(repository: str, files: Files, cut: str = "") -> Iterator[str]:
+def hub(
+    repository: str, files: Files, cut: str = "", refusal: Answer | None = None
+) -> Iterator[str]:
     """Serves `files` by commit and name as one repository; gives the endpoint's URL. Connections
-    break off in the middle of the file `cut`."""
+    break off in the middle of the file `cut`; `refusal` answers everything."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -32,7 +34,7 @@ def hub(repository: str, files: Files, cut: str = "") -> Iterator[str]:
 
         def _answer(self) -> bytes:
             path = self.path.partition("?")[0]
-            status, headers, body = answer(repository, files, path)
+            status, headers, body = refusal or answer(repository, files, path)
             self.send_response(status)
             for name, value in (headers | {"Content-Length": str(len(body))}).items():
                 self.send_header(name, value)
