@@ -90,11 +90,6 @@ class ApiMetrics:
         """The metrics of one endpoint, which callers keep."""
         return self._endpoints.add(name)
 
-    def probe(self, arrived: float, counts_prompt: bool) -> LatencyProbe:
-        """A probe for one choice of a request that arrived at `arrived` (by `clock`). Of the
-        choices of a prompt, one counts the prompt's cached tokens."""
-        return LatencyProbe(self, arrived, counts_prompt)
-
 
 class EndpointMetrics:
     """The requests of one endpoint, as plain numbers: every request updates them."""
@@ -146,7 +141,9 @@ class _Endpoints(Collector):
 
 
 class LatencyProbe:
-    """Observes the deltas of one choice. Every token pays for it."""
+    """Observes the deltas of one choice of a request that arrived at `arrived` (by the metrics'
+    clock). Of the choices of a prompt, one counts the prompt's cached tokens. Every token pays for
+    it."""
 
     def __init__(self, metrics: ApiMetrics, arrived: float, counts_prompt: bool) -> None:
         self._metrics = metrics

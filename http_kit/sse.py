@@ -78,14 +78,15 @@ class EventWriter:
         self._count = self._counted = 0
         self._timer = self._loop.call_later(keepalive_s, self._on_interval)
         self._pending: list[bytes] = []
-        self._outlet: ClientConnection | None = None
+        self.outlet: ClientConnection | None = None
+        """The client's connection once the response has begun."""
 
     def write(self, events: bytes) -> None:
         """Queue one or several whole events for sending. Never waits."""
         self._count += 1
         pending = self._pending
         if not pending:
-            if self._outlet is not None:
+            if self.outlet is not None:
                 self._loop.call_soon(self.flush)
             elif not self.begun.done():
                 self.begun.set_result(None)
@@ -94,23 +95,23 @@ class EventWriter:
     @property
     def is_full(self) -> bool:
         """Whether the client reads too slowly."""
-        return self._outlet is not None and self._outlet.is_paused
+        return self.outlet is not None and self.outlet.is_paused
 
     async def wait_room(self) -> None:
         """Wait until the client has caught up or left."""
-        if self._outlet is not None:
-            await self._outlet.wait_writable()
+        if self.outlet is not None:
+            await self.outlet.wait_writable()
 
     def open(self, outlet: ClientConnection) -> None:
         """Send events from now on: the response has begun."""
-        self._outlet = outlet
+        self.outlet = outlet
         self.flush()
 
     def flush(self) -> None:
         """Send the queued events."""
         pending, self._pending = self._pending, []
-        if pending and self._outlet is not None:
-            self._outlet.write_chunk(pending[0] if len(pending) == 1 else b"".join(pending))
+        if pending and self.outlet is not None:
+            self.outlet.write_chunk(pending[0] if len(pending) == 1 else b"".join(pending))
 
     def close(self) -> None:
         """Stop sending comments."""

@@ -43,7 +43,7 @@ class AddressShares:
 
     def take(self, address: str, num: int) -> None:
         """Note that the address holds `num` more places."""
-        self._held[address] = self.held(address) + num
+        self._held[address] = self._held.get(address, 0) + num
 
     def give_back(self, address: str, num: int) -> None:
         """Note that the address holds `num` fewer places."""

@@ -145,9 +145,11 @@ class Gate:
         """Checks that a tenant may have `num` more sequences, and returns the tenant's flow. Raises
         as `passing`. A request whose `own` sequences are the only ones in flight may take all
         places."""
-        flow, limit = self._flow(tenant), self.limit_of(tenant)
-        if flow is self._all:
+        flow, limit = self._all, None
+        if tenant is EVERYBODY:
             self._addresses.note(address, self._clock())
+        else:
+            flow, limit = self._flow(tenant), self.limit_of(tenant)
         if limit is not None and flow.in_flight + num > limit:
             retry_s = flow.refuse(self._clock(), f"key {tenant.terms.name}", self._counted)
             self._refused.labels("key_limit").inc()
@@ -190,18 +192,18 @@ class Gate:
 
     def leave(self, tenant: Tenant, num: int, address: str = "") -> None:
         """Note that `num` sequences of a tenant have ended."""
-        now, flow = self._clock(), self._flow(tenant)
+        now = self._clock()
         self._all.in_flight -= num
         self._all.ended.add(now, num)
-        if flow is not self._all:
+        if tenant is EVERYBODY:
+            self._addresses.give_back(address, num)
+        else:
+            flow = self._flow(tenant)
             flow.in_flight -= num
             flow.ended.add(now, num)
-        else:
-            self._addresses.give_back(address, num)
 
     def _flow(self, tenant: Tenant) -> _Flow:
-        if tenant is EVERYBODY:
-            return self._all
+        """The flow of a tenant with a key."""
         flow = self._by_tenant.get(tenant.share)
         if flow is None:
             flow = self._by_tenant[tenant.share] = _Flow()

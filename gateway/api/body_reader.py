@@ -11,6 +11,7 @@ import re
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, LiteralString, TypeVar
 
 from fastapi import Request
@@ -100,17 +101,25 @@ async def read_fields(
     if encoding is not None:
         body = await _decoded(record, body, encoding.decode("latin-1"), max_body_bytes, in_turn)
 
-    def check() -> Fields:
-        fields, record.ignored = fields_of(schema, body, refuse_unknown)
-        if getattr(fields, "stream", False):
-            record.request_digest = request_digest(body, owner_of(request.scope))
-        return fields
-
     if len(body) <= MAX_INLINE_BYTES:
         record.hold(rough_memory(body))
-        return check()
+        return _checked(request, record, schema, body, refuse_unknown)
     record.hold(await in_turn(lambda: check_bounds(body, schema.max_values), len(body)))
+    check = partial(_checked, request, record, schema, body, refuse_unknown)
     fields: Fields = await in_turn(check, len(body))
+    return fields
+
+
+def _checked(
+    request: Request,
+    record: RequestRecord,
+    schema: type[Fields],
+    body: bytes,
+    refuse_unknown: bool,
+) -> Fields:
+    fields, record.ignored = fields_of(schema, body, refuse_unknown)
+    if getattr(fields, "stream", False):
+        record.request_digest = request_digest(body, owner_of(request.scope))
     return fields
 
 

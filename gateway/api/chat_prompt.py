@@ -75,7 +75,9 @@ async def plan_conversation(
         context, conversation, answers, with_special, param
     )
     markup, text = context.markup, encoded.text
-    grammar = await call_grammar(context, scope, conversation, text, wish.grammar)
+    grammar = None
+    if conversation.tools:
+        grammar = await call_grammar(context, scope, conversation, text, wish.grammar)
     if grammar is None and wish.grammar is not None:
         grammar = await _after_thoughts(context, conversation, text, wish.grammar)
     reasons = wish.grammar is None or grammar is not None
@@ -123,7 +125,7 @@ async def encode_conversation(
     """
     parts, token_ids = await _encode(context, conversation, add_special_tokens, limited_param)
     if "assistant" not in [message.role for message in conversation.messages]:
-        return PromptText("".join(parts), scope), token_ids
+        return PromptText(parts[0] if len(parts) == 1 else "".join(parts), scope), token_ids
     return await restore(context, scope, parts, token_ids)
 
 

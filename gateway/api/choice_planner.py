@@ -123,6 +123,9 @@ def check_prompt_report(
     fields: GenerationFields, wish: OutputWish, prompts: list[EncodedPrompt]
 ) -> None:
     """Raises InvalidRequest if an answer would report too much of its prompts."""
+    repeats_text = [prompt for prompt in prompts if prompt.echo]
+    if wish.prompt_logprobs is None and not fields.return_token_ids and not repeats_text:
+        return
     per_token = 0 if wish.prompt_logprobs is None else wish.prompt_logprobs + 1
     num_tokens = num_values = 0
     for prompt in prompts:
@@ -259,42 +262,44 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
         return not self.context.tokenizer.special_ids.issuperset(prompt.token_ids)
 
     def _choice(self, index: int, shared: _Shared, sampling: SamplingParams) -> Choice:
-        prompt, tokenizer = shared.prompt, self.context.tokenizer
-        skips_special = self.fields.skip_special_tokens is not False
-        detokenizer = tokenizer.detokenizer(skips_special, not shared.has_text, prompt.kept_ids)
-        rules = stop_rules(self.fields, sampling, self.context.defaults)
+        prompt, fields, identity = shared.prompt, self.fields, self.identity
+        terms, wish, is_stream = identity.terms, self.wish, bool(self.fields.stream)
+        tenant = terms.tenant
+        detokenizer = self.context.tokenizer.detokenizer(
+            fields.skip_special_tokens is not False, not shared.has_text, prompt.kept_ids
+        )
+        rules = stop_rules(fields, sampling, self.context.defaults)
         contents = prompt.contents() if rules.strings else None
         return Choice(
             index=index,
             prompt_index=shared.prompt_index,
             request=GenerationRequest(
-                request_id=choice_id(self.identity.request_id, index),
+                request_id=choice_id(identity.request_id, index),
                 token_ids=prompt.token_ids,
                 sampling=sampling,
                 # in the API, lower is earlier
-                priority=-self.identity.terms.tenant.priority_of(self.fields.priority),
+                priority=-tenant.priority_of(fields.priority),
                 deadline_ms=self._deadline_ms(),
-                cache_salt=self.identity.terms.tenant.salt_with(self.fields.cache_salt or ""),
-                share=self.identity.terms.tenant.share,
+                cache_salt=tenant.salt_with(fields.cache_salt or ""),
+                share=tenant.share,
                 shared_tokens=shared.num_shared,
-                session=self.identity.terms.session_or(self.fields.session_id),
-                ttft_target_ms=self.identity.terms.ttft_ms,
-                tpot_target_ms=self.identity.terms.tpot_ms,
-                stays_in_pool=not self.identity.terms.tenant.terms.tiers,
+                session=terms.session_or(fields.session_id),
+                ttft_target_ms=terms.ttft_ms,
+                tpot_target_ms=terms.tpot_ms,
+                stays_in_pool=not tenant.terms.tiers,
                 retention=self._retention(),
                 # prompt log-probabilities are not kept with the tokens
-                is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,
-                life=self.identity.life,
-                is_open_ended=self.wish.requested_tokens is None
-                and self.wish.default_tokens is None,
+                is_resumable=is_stream and sampling.prompt_logprobs is None,
+                life=identity.life,
+                is_open_ended=wish.requested_tokens is None and wish.default_tokens is None,
                 hashes=shared.hashes,
             ),
             output=OutputText(detokenizer, rules, prompt.thoughts, contents),
             echo=prompt.echo,
-            is_echo_only=self.wish.is_echo_only,
-            known=self.identity.position_of(index),
+            is_echo_only=wish.is_echo_only,
+            known=identity.position_of(index),
             prompt_text=prompt.text,
-            by_token=bool(self.fields.stream) and self.identity.numbers_events,
+            by_token=is_stream and identity.numbers_events,
         )
 
     def _retention(self) -> RetentionHint | None:

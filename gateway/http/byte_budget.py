@@ -57,9 +57,10 @@ class ByteBudget:
 
     def take(self, share: str, num_bytes: int, own_bytes: int = 0) -> None:
         """Count bytes that are held from now on. Raises as `check`."""
-        self.check(share, num_bytes, own_bytes)
-        self.in_flight += num_bytes
-        self._held[share] = self._held.get(share, 0) + num_bytes
+        held, total = self._held.get(share, 0) + num_bytes, self.in_flight + num_bytes
+        if self._limit is not None and held + total > self._limit:  # otherwise there is room
+            self.check(share, num_bytes, own_bytes)
+        self.in_flight, self._held[share] = total, held
 
     def give_back(self, share: str, num_bytes: int) -> None:
         """Release the bytes of a request that has ended."""

@@ -133,7 +133,7 @@ class BoundedProtocol(RequestReader):
             self.flow.pause_reading()  # an application that waits for a body had resumed it
         else:
             for start in range(0, len(data), PARSED_AT_ONCE):
-                if self._num_ahead() >= MAX_PIPELINED:
+                if len(self._exchanges) > MAX_PIPELINED:
                     self._waiting = data[start:]
                     self.flow.pause_reading()
                     break
@@ -246,7 +246,7 @@ class BoundedProtocol(RequestReader):
     def on_message_complete(self) -> None:
         """Handle the end of the request."""
         super().on_message_complete()
-        if not self._is_upgrade and self._exchange is self._running():
+        if self.flow.read_paused and not self._is_upgrade and self._exchange is self._running():
             self.flow.resume_reading()  # the body is complete: read on, to notice the client's end
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -359,22 +359,24 @@ class BoundedProtocol(RequestReader):
     def _on_complete(self) -> None:
         """Go on to the next request, and start the stall timer if bytes of the written answer are
         still buffered."""
-        self._exchanges.popleft()
-        following = self._running()
+        exchanges = self._exchanges
+        exchanges.popleft()
+        following = exchanges[0] if exchanges else None
         if following is not None and not following.is_received:
             self._receiving.stop()  # until now we did not read its body
             self._receiving.start(self._limits.body_window_s)
         if not self.transport.is_closing():
-            self.flow.resume_reading()
+            if self.flow.read_paused:
+                self.flow.resume_reading()
             if following is None:
                 self._idle.start()
             else:
                 self._start(following)
-        if self._num_ahead() >= MAX_PIPELINED:
+        if len(exchanges) > MAX_PIPELINED:
             self.flow.pause_reading()
         elif self._waiting:
             self._loop.call_soon(self._parse_waiting)
-        if self._last_answer is not None and not self._exchanges:
+        if self._last_answer is not None and not exchanges:
             if not self.transport.is_closing():
                 self._send_last_answer()
         elif self.transport.get_write_buffer_size() > 0:

@@ -40,12 +40,12 @@ class ConnectionLimits:
     idle_timeout_s: float = 75.0
     min_body_rate: int = 1024
 
-    @property
+    @cached_property
     def max_message_bytes(self) -> int:
         """Bytes of one request on the wire."""
         return self.max_head_bytes + 2 * self.max_body_bytes
 
-    @property
+    @cached_property
     def body_window_s(self) -> float:
         """The time over which the rate of a body is measured: long enough for a bad line to recover
         and resend lost packets."""

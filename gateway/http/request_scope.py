@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import urandom
 from typing import Protocol
 from urllib.parse import quote
@@ -136,18 +137,22 @@ class RequestRecord:
                 return session_of(self.tenant, value.decode("latin-1"))
         return ""
 
-    def receiving(self, receive: Receive) -> Receive:
-        """A `receive` that counts the body; its end takes the request's place behind the gate."""
+    async def receive(self, receive: Receive) -> Message:
+        """Receive a part of the body and count it; the end of the body takes the request's place
+        behind the gate."""
+        message = await receive()
+        if message["type"] == "http.request":
+            self.take_body(len(message.get("body", b"")))
+            if not message.get("more_body", False):
+                self.enter_gate()
+        return message
 
-        async def counting() -> Message:
-            message = await receive()
-            if message["type"] == "http.request":
-                self.take_body(len(message.get("body", b"")))
-                if not message.get("more_body", False):
-                    self.enter_gate()
-            return message
-
-        return counting
+    async def send(self, send: Send, message: Message) -> None:
+        """Send a part of the answer. The first one gets the id headers, and its status is noted."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self.names()]
+        await send(message)
 
     def enter_gate(self) -> None:
         """Count the request, whose whole body has arrived. Raises TooManyRequests or Overloaded."""
@@ -190,10 +195,10 @@ class RequestRecord:
     def names(self) -> list[tuple[bytes, bytes]]:
         """The headers that identify the request in the answer."""
         own = self.request_id.encode("latin-1")
-        client_id = self.header(b"x-request-id")
-        is_shown = client_id is not None and is_sane_id(client_id)
+        client_id = self.headers.get(b"x-request-id")
+        is_shown = client_id is not None and is_sane_id(client_id.decode("latin-1"))
         names = [
-            (b"x-request-id", self.headers[b"x-request-id"] if is_shown else own),
+            (b"x-request-id", client_id if client_id is not None and is_shown else own),
             (b"x-baton-request-id", own),
         ]
         if self.path in GENERATION:
@@ -203,7 +208,9 @@ class RequestRecord:
             names.append((b"request-id", own))
         if self.trace is not None:
             names.append((b"traceparent", self.trace.traceparent.encode("latin-1")))
-        limit = None if self.gate is None else self.gate.rate_limit(self.tenant)
+        limit = None
+        if self.gate is not None and self.tenant is not EVERYBODY:  # everybody has no limit
+            limit = self.gate.rate_limit(self.tenant)
         if limit is not None:
             names += [
                 (b"x-ratelimit-limit-requests", b"%d" % limit.limit),
@@ -275,16 +282,13 @@ class RequestScope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(reversed(scope["headers"]))
-        record = scope[_KEY] = RequestRecord(
-            self._metrics.clock(),
-            scope["path"],
-            headers,
-            self._budget,
-            share_of(scope),
-            root_path=self._root_path,
+        path, clock = scope["path"], self._metrics.clock
+        headers, share = dict(reversed(scope["headers"])), share_of(scope)
+        record = RequestRecord(
+            clock(), path, headers, self._budget, share, root_path=self._root_path
         )
-        endpoint = scope["path"] if scope["path"] in COUNTED else _OTHER
+        scope[_KEY] = record
+        generates, endpoint = path in GENERATION, path if path in COUNTED else _OTHER
         shown = self._shown.get(endpoint)
         if shown is None:
             shown = self._shown[endpoint] = self._metrics.endpoint(endpoint)
@@ -292,22 +296,21 @@ class RequestScope:
         try:
             await self._answer(record, scope, receive, send)
         finally:
-            self._budget.give_back(record.share, record.held_bytes)
-            seconds = self._metrics.clock() - record.arrived
+            self._budget.give_back(share, record.held_bytes)
             status = record.status or CLIENT_GONE_STATUS
-            shown.ended(status, seconds)
-            if record.path in GENERATION:
+            shown.ended(status, clock() - record.arrived)
+            if generates:
                 self._metrics.door.count(record.tenant.terms.name, status)
             shown.in_flight -= 1
-            if self._tracer is not None and record.path in GENERATION:
+            if self._tracer is not None and generates:
                 record.ended_us = wall_us()
                 self._tracer.end(record)
 
     async def _answer(
         self, record: RequestRecord, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        traceparent = record.header(b"traceparent")
-        record.trace = None if traceparent is None else read_traceparent(traceparent)
+        if b"traceparent" in record.headers:
+            record.trace = read_traceparent(record.headers[b"traceparent"].decode("latin-1"))
         if self._tracer is not None and record.trace is None and record.path in GENERATION:
             record.trace = self._tracer.start()
         CURRENT_TRACE.set(record.trace)
@@ -316,15 +319,15 @@ class RequestScope:
         origin = CURRENT_ORIGIN.set(Origin(record.arrived_us, caller, record.share, connection))
         record.tenant = caller.tenant
         record.gate = self._gate_of(record.path, scope["method"])
-        named_send = _naming(record, send)
+        counting, named_send = partial(record.receive, receive), partial(record.send, send)
         try:
             if record.gate is None:
-                await self._app(scope, record.receiving(receive), named_send)
+                await self._app(scope, counting, named_send)
             else:
                 has_body = connection.has_body(scope)
                 with record.gate.passing(caller.tenant, has_body, record.share) as ticket:
                     record.ticket = ticket
-                    await self._app(scope, record.receiving(receive), named_send)
+                    await self._app(scope, counting, named_send)
         except ClientGone:
             record.status = CLIENT_GONE_STATUS
         except Exception as error:
@@ -341,18 +344,6 @@ class RequestScope:
         if path in GENERATION:
             return self._gate if method == "POST" else None
         return self._gate.for_text if passes_gate(path) else None
-
-
-def _naming(record: RequestRecord, send: Send) -> Send:
-    """A `send` that adds the id headers and notes the status."""
-
-    async def named_send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            record.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *record.names()]
-        await send(message)
-
-    return named_send
 
 
 def is_sane_id(client_id: str) -> bool:

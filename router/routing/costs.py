@@ -75,7 +75,8 @@ class Costs:
         pace = load.pace
         match = self._matches.get(load.worker_id, NO_MATCH)
         missing, recompute, fetched, fetch_ms, compute_ms, work_ms = self._prompt(load, match)
-        shortage = self._shortage(load, match)
+        lacking = self._room_blocks - load.blocks_total + load.blocks_claimed
+        shortage = self._shortage(lacking, match) if lacking > 0 else 0
         wait_ms, room_ms = pace.wait_ms, shortage * pace.per_token_us / US_PER_MS
         ttft_ms = wait_ms + fetch_ms + compute_ms + room_ms
         delay_ms = PREFILL_WEIGHT * work_ms
@@ -106,7 +107,9 @@ class Costs:
         `begins_ms` at the earliest."""
         query, pace = self._query, load.pace
         match = self._matches.get(load.worker_id, NO_MATCH)
-        missing, recompute = self._needs(match)
+        if match is not self._last_match:
+            self._find_needs(match)
+        missing, recompute = self._last_needs
         decoding = self._decoding.get(load.worker_id) or self._decode(load, match)
         wait_ms, room_ms, tpot_ms = pace.wait_ms, decoding.room_ms, decoding.tpot_ms
         step_ms = tpot_ms
@@ -148,7 +151,9 @@ class Costs:
         """The missing tokens, now and when the prompt's turn comes; how many of these are loaded or
         fetched, and how long that takes; the time from the first to the last chunk, and the work on
         the prompt in it."""
-        missing, recompute = self._needs(match)
+        if match is not self._last_match:
+            self._find_needs(match)
+        missing, recompute = self._last_needs
         if self._query.by_load:
             return missing, recompute, 0, 0.0, 0.0, 0.0
         fetched, fetch_ms = 0, 0.0
@@ -162,14 +167,12 @@ class Costs:
         compute_ms, work_ms = load.pace.prompt_ms(num_tokens, attended)
         return missing, recompute, fetched, fetch_ms, compute_ms, work_ms
 
-    def _needs(self, match: PrefixMatch) -> tuple[int, int]:
-        """The missing tokens: now, and when the prompt's turn comes."""
-        if match is not self._last_match:
-            held, soon = match.held, match.expected
-            missing = self.missing(held)
-            self._last_needs = missing, missing if soon <= held else self.missing(soon)
-            self._last_match = match
-        return self._last_needs
+    def _find_needs(self, match: PrefixMatch) -> None:
+        """Find the missing tokens: now, and when the prompt's turn comes."""
+        held, soon = match.held, match.expected
+        missing = self.missing(held)
+        self._last_needs = missing, missing if soon <= held else self.missing(soon)
+        self._last_match = match
 
     def _load(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
         """How many of the missing tokens the worker loads from its own tiers, and how long that
@@ -204,17 +207,16 @@ class Costs:
         fetch_ms += FETCH_MS
         return (fetched, fetch_ms) if fetch_ms < compute_ms else (0, 0.0)
 
-    def _shortage(self, load: WorkerLoad, match: PrefixMatch) -> int:
-        lacking = self._room_blocks - load.blocks_total + load.blocks_claimed
-        if lacking > 0:
-            lacking -= max(match.held, match.expected)
-        return lacking * self._block_size if lacking > 0 else 0
+    def _shortage(self, lacking: int, match: PrefixMatch) -> int:
+        """The tokens without room on a worker that lacks so many blocks, if it held none."""
+        return max(0, lacking - max(match.held, match.expected)) * self._block_size
 
     def _decode(self, load: WorkerLoad, match: PrefixMatch) -> _Decoding:
         pace, output, num_requests = load.pace, self._query.output_tokens, load.num_requests
         row_ms = (pace.per_token_us + pace.per_attended_us * self._num_tokens) / US_PER_MS
         tpot_ms, idle_ms = pace.step_ms + row_ms, pace.idle_ms
-        shortage, room_ms = self._shortage(load, match), 0.0
+        lacking = self._room_blocks - load.blocks_total + load.blocks_claimed
+        shortage, room_ms = self._shortage(lacking, match) if lacking > 0 else 0, 0.0
         if shortage:
             claimed = load.blocks_claimed * self._block_size
             freed_ms = output * tpot_ms * shortage / max(1, claimed)

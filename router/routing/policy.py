@@ -52,13 +52,16 @@ class Choice:
     def __init__(
         self, query: PlacementQuery, decode: Candidate, prefill: Candidate | None, pair_ms: float
     ) -> None:
-        computing = prefill or decode
-        assert computing.ttft_ms is not None, "it computes the prompt"
+        ttft_ms, tpot_ms = decode.ttft_ms, decode.tpot_ms
+        cost_ms = decode.cost_ms + pair_ms
+        if prefill is not None:
+            ttft_ms, cost_ms = prefill.ttft_ms, cost_ms + prefill.cost_ms
+        assert ttft_ms is not None, "the worker that computes the prompt has a time"
         self.decode, self.prefill = decode, prefill
-        self.cost_ms = decode.cost_ms + pair_ms + (prefill.cost_ms if prefill is not None else 0.0)
-        self.ttft_ms, self.tpot_ms = computing.ttft_ms, decode.tpot_ms
-        self.meets = query.targets is NO_TARGETS or (
-            _starts_in_time(query, computing) and _is_quick(query, decode)
+        self.cost_ms, self.ttft_ms, self.tpot_ms = cost_ms, ttft_ms, tpot_ms
+        most_ttft_ms, most_tpot_ms = query.targets.ttft_ms, query.targets.tpot_ms
+        self.meets = (most_ttft_ms is None or ttft_ms <= most_ttft_ms) and (
+            most_tpot_ms is None or tpot_ms <= most_tpot_ms
         )
 
 
@@ -194,14 +197,14 @@ class _Picker:
         if not candidates:
             return None
         query = self._query
-        if query.targets is not NO_TARGETS:
-            candidates = [e for e in candidates if _starts_in_time(query, e)] or candidates
-            candidates = [e for e in candidates if _is_quick(query, e)] or candidates
+        if query.targets is not NO_TARGETS and len(candidates) > 1:
+            candidates = _timely(query, candidates) or candidates
+            candidates = _quick(query, candidates) or candidates
         return Choice(query, self.cheapest(candidates), None, 0.0)
 
     def spare(self, candidates: Sequence[Candidate]) -> Choice | None:
         """The best candidate that meets the targets; None if no candidate does."""
-        best = self.local([e for e in candidates if _starts_in_time(self._query, e)])
+        best = self.local(_timely(self._query, candidates))
         return best if best is not None and best.meets else None
 
     def pair(
@@ -215,8 +218,8 @@ class _Picker:
         query = self._query
         timely, quick = prefill, decode
         if query.targets is not NO_TARGETS:
-            timely = [each for each in prefill if _starts_in_time(query, each)] or prefill
-            quick = [each for each in decode if _is_quick(query, each)] or decode
+            timely = _timely(query, prefill) or prefill
+            quick = _quick(query, decode) or decode
         usual = pairs.usual_ms_per_block
         if usual is None or query.by_load:
             return Choice(query, self.cheapest(quick), self.cheapest(timely), 0.0)
@@ -277,14 +280,18 @@ class _Picker:
         return [each for *_, each in ranked[:PAIRED]]
 
 
-def _starts_in_time(query: PlacementQuery, computing: Candidate) -> bool:
-    target, ttft_ms = query.targets.ttft_ms, computing.ttft_ms
-    return target is None or ttft_ms is None or ttft_ms <= target
+def _timely(query: PlacementQuery, computing: Sequence[Candidate]) -> Sequence[Candidate]:
+    """The workers that would give the first token within the target."""
+    target = query.targets.ttft_ms
+    if target is None:
+        return computing
+    return [each for each in computing if each.ttft_ms is None or each.ttft_ms <= target]
 
 
-def _is_quick(query: PlacementQuery, decode: Candidate) -> bool:
+def _quick(query: PlacementQuery, decode: Sequence[Candidate]) -> Sequence[Candidate]:
+    """The decode workers whose tokens would come within the target."""
     target = query.targets.tpot_ms
-    return target is None or decode.tpot_ms <= target
+    return decode if target is None else [each for each in decode if each.tpot_ms <= target]
 
 
 def _is_ample(query: PlacementQuery, choice: Choice | None) -> bool:

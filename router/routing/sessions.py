@@ -90,6 +90,8 @@ class Sessions:
     def _continued(self, hashes: Sequence[bytes]) -> int | None:
         """The place of the last block that ends an earlier prompt."""
         chains = self._chains
+        if chains.keys().isdisjoint(hashes[-LOOK_BACK:]):  # the usual, quick case
+            return None
         for at in range(len(hashes) - 1, max(0, len(hashes) - LOOK_BACK) - 1, -1):
             if hashes[at] in chains:
                 return at

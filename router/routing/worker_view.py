@@ -194,9 +194,11 @@ class WorkerView:
         as the worker's own is not trusted."""
         if typical is not self._typical:
             self._typical, self._unloaded, self._load = typical, None, None
-        if self._load is None or others != self._others:
-            self._load, self._others = self._new_load(others), others
-        return self._load
+        load = self._load
+        if load is None or (others is not self._others and others != self._others):
+            load = self._load = self._new_load(others)
+            self._others = others
+        return load
 
     def _new_load(self, others: Unseen) -> WorkerLoad:
         stats, info = self.stats, self.info

@@ -60,18 +60,22 @@ def chat_router(context: ApiContext) -> APIRouter:
         fields = await read_body(request, context, ChatRequest)
         identity = identify(request, context, fields)
         check_model(context, fields.model)
-        grammar = await wanted_grammar(fields.constraints, context, request.scope)
-        bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
+        grammar = bad_words = None
+        if constraints := fields.constraints:
+            grammar = await wanted_grammar(constraints, context, request.scope)
+        if fields.bad_words:
+            bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words)
+        num_choices = fields.n or 1
         wish = OutputWish(
             fields.output_limit,
             None,
             fields.logprobs_count,
             "messages",
             grammar,
-            bad_words,
+            bad_words or (),
             fields.prompt_logprobs,
-            fields.n or 1,
-            prompt_copies=(fields.n or 1) if fields.stream else 1,
+            num_choices,
+            prompt_copies=num_choices if fields.stream else 1,
             may_be_kept=fields.store is not False,
         )
         conversation = await context.convert(request.scope, lambda: fields.conversation)
@@ -89,6 +93,7 @@ def chat_router(context: ApiContext) -> APIRouter:
             context.tokenizer,
             fields,
             planned.parsers,
+            is_text=not (fields.logprobs or fields.return_token_ids),
         )
         plan = Plan(identity, fields, planned.choices)
         return await reply(request, context, plan, answer_format)
@@ -106,12 +111,14 @@ class ChatFormat(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     fields: ChatRequest
     parsers: Sequence[MessageParser]
+    is_text: bool
+    """Whether chunks carry text alone, without log-probabilities or token ids."""
     frames: dict[int, TextFrame] = {}
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat. The first chunk of a choice always names the role; a later one without
         new content is ""."""
-        is_text = not (is_first or self.fields.logprobs or self.fields.return_token_ids)
+        is_text = self.is_text and not is_first
         text = self.parsers[choice.index].push_plain(delta) if is_text else None
         if text is None:
             message = self._parsed(choice, delta)

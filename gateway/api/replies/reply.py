@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -84,7 +85,7 @@ async def reply(
 ) -> Response:
     """Runs the choices. Raises errors that occur before there is anything to send."""
     record, fields, choices = record_of(request.scope), plan.fields, plan.choices
-    if wants_timing(record.header(_TIMING)):
+    if _TIMING in record.headers and wants_timing(record.header(_TIMING)):
         answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.timing_of)
     usage = UsageCount(choices)
     run = _runner(context, record, plan, usage)
@@ -139,18 +140,15 @@ def _runner(
     context: ApiContext, record: RequestRecord, plan: Plan, usage: UsageCount
 ) -> Callable[[TextSink], Coroutine[Any, Any, None]]:
     """Returns a function that runs the choices into a sink. Counts their prompt tokens now."""
-    is_new = not plan.identity.life
+    is_new, metrics = not plan.identity.life, context.metrics
     if is_new:
-        context.metrics.prompt_tokens.value += usage.num_prompt
+        metrics.prompt_tokens.value += usage.num_prompt
 
     def probe(choice: Choice) -> LatencyProbe:
-        return context.metrics.probe(record.arrived, is_new and usage.counts_cached(choice))
+        return LatencyProbe(metrics, record.arrived, is_new and usage.counts_cached(choice))
 
-    def run(sink: TextSink) -> Coroutine[Any, Any, None]:
-        unfinished = [choice for choice in plan.choices if not choice.known.has_ended]
-        return run_choices(context.generator, unfinished, sink, probe, context.answers)
-
-    return run
+    unfinished = [choice for choice in plan.choices if not choice.known.has_ended]
+    return partial(run_choices, context.generator, unfinished, probe=probe, answers=context.answers)
 
 
 class _Answer:
@@ -278,8 +276,10 @@ class _Chunks:
 
     @property
     def is_full(self) -> bool:
-        writing = self._long_write
-        return self._writer.is_full or (writing is not None and not writing.done())
+        outlet, writing = self._writer.outlet, self._long_write
+        if outlet is not None and outlet.is_paused:
+            return True
+        return writing is not None and not writing.done()
 
     async def wait_room(self) -> None:
         if self._long_write is not None:
@@ -300,8 +300,8 @@ class _Chunks:
             return
         if is_first or delta.text or delta.tokens or delta.finish or self._sends_all:
             document = self._format.chunk(choice, delta, is_first)
-            if is_new and document:
-                self._write(document)
+            if is_new and document and (events := bookmark.marked(self._frame(document))):
+                self._writer.write(events)
 
     async def _write_in_pieces(
         self, pieces: Iterator[bytes], earlier: asyncio.Task[None] | None
@@ -339,17 +339,14 @@ class _Chunks:
         if self._ends_long:
             await self._write_long(lambda: self._frame(self._format.usage_chunk(usage)))
         else:
-            self._write(self._format.usage_chunk(usage))
+            events = self._bookmark.marked(self._frame(self._format.usage_chunk(usage)))
+            if events:
+                self._writer.write(events)
 
     def close(self) -> None:
         """Stops writing; pending prompt log-probabilities are dropped."""
         if self._long_write is not None:
             self._long_write.cancel()
-
-    def _write(self, document: bytes) -> None:
-        events = self._bookmark.marked(self._frame(document))
-        if events:
-            self._writer.write(events)
 
 
 def _note_end(context: ApiContext, record: RequestRecord, error: Exception | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from gateway.metrics import ApiMetrics
+from gateway.metrics import ApiMetrics, LatencyProbe
 from process.metrics.fast_metrics import MAX_ASIDE
 
 
@@ -31,7 +31,7 @@ def test_an_endpoint_counts_its_requests_by_status_and_by_time() -> None:
 def test_the_tokens_of_a_choice_are_counted_and_timed() -> None:
     now, registry = 10.0, CollectorRegistry()
     metrics = ApiMetrics(registry, lambda: now)
-    probe, other = metrics.probe(now, True), metrics.probe(now, False)
+    probe, other = LatencyProbe(metrics, now, True), LatencyProbe(metrics, now, False)
     for seconds, num_tokens, cached in (
         (0.5, 0, 0), (1.5, 2, 16), (0.25, 1, 16), (0.5, 2, 16), (0.25, 1, 48), (0.5, 0, 48),
     ):  # fmt: skip
@@ -54,7 +54,7 @@ def test_the_tokens_of_a_choice_are_counted_and_timed() -> None:
 def test_many_tokens_are_not_put_aside_for_ever() -> None:
     now, registry = 0.0, CollectorRegistry()
     metrics = ApiMetrics(registry, lambda: now)
-    probe = metrics.probe(now, True)
+    probe = LatencyProbe(metrics, now, True)
     for _ in range(3 * MAX_ASIDE):
         now += 0.5
         probe.observe(1, 0)
