@@ -9,12 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from gateway.api.strict_model import StrictModel, first_error
-from gateway.api.union_branches import LEFT_OUT, OBJECT, TEXT, LeftOut, by_shape, by_type
+from gateway.api.union_branches import LEFT_OUT, OBJECT, TEXT, LeftOut, by_shape, by_type, null_as
 from gateway.chat.conversation import Tool, ToolCall
 from protocol.errors import InvalidRequest
 
 MAX_TOOLS = 128
+NONE = "{}"
+"""The text of no arguments."""
 Hint = Annotated[Any, Field(description="Accepted, and changes nothing.")]
+FunctionType = Annotated[Literal["function"], null_as("function")]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
@@ -35,7 +38,7 @@ class FunctionFields(StrictModel):
 class FunctionTool(StrictModel):
     """A function as a tool."""
 
-    type: Literal["function"] = "function"
+    type: FunctionType = "function"
     function: FunctionFields
     cache_control: Hint = None
 
@@ -70,7 +73,7 @@ class ChosenFunction(StrictModel):
 class NamedToolChoice(StrictModel):
     """The choice of one function that must be called."""
 
-    type: Literal["function"] = "function"
+    type: FunctionType = "function"
     function: ChosenFunction
 
 
@@ -88,8 +91,11 @@ class AllowedToolsChoice(StrictModel):
     allowed_tools: AllowedTools
 
 
-Arguments = Annotated[Annotated[str, TEXT] | Annotated[dict[str, Any], OBJECT], by_shape(str, dict)]
-"""The arguments of an earlier call: JSON text, or the object, as clients of other APIs keep it."""
+Arguments = Annotated[
+    Annotated[str, TEXT] | Annotated[dict[str, Any], OBJECT], by_shape(str, dict), null_as(NONE)
+]
+"""The arguments of an earlier call: JSON text, or the object, as clients of other APIs keep it.
+Without any, some clients keep nothing or null."""
 
 
 def text_of(arguments: str | dict[str, Any]) -> str:
@@ -106,7 +112,7 @@ class CalledFunction(StrictModel):
     """
 
     name: str
-    arguments: Arguments
+    arguments: Arguments = NONE
     parsed_arguments: Any = None
 
     def as_call(self, call_id: str) -> ToolCall:
@@ -119,7 +125,7 @@ class FunctionCallFields(StrictModel):
     client that keeps no ids sends none, or null."""
 
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: FunctionType = "function"
     function: CalledFunction
     index: int | None = None
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NoReturn
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from gateway.api.strict_model import StrictModel
@@ -55,6 +55,11 @@ def by_type(
         custom_error_type="unsupported",
         custom_error_message=f"its type must be {' or '.join(map(repr, known))}",
     )
+
+
+def null_as(usual: str) -> BeforeValidator:
+    """Makes null the `usual` value, which a field that is absent has, too."""
+    return BeforeValidator(lambda value: usual if value is None else value)
 
 
 def type_branches(

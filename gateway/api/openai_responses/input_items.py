@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from gateway.api.function_tools import Arguments, custom_call, text_of
+from gateway.api.function_tools import NONE, Arguments, custom_call, text_of
 from gateway.api.openai.chat_messages import RefusalPart
 from gateway.api.strict_model import StrictModel, bounded
 from gateway.api.tool_result_text import has_unreadable, text_in
@@ -26,6 +26,7 @@ from gateway.api.union_branches import (
     LeftOut,
     Refused,
     by_type,
+    null_as,
     type_branches,
 )
 from gateway.api.unknown_fields.ignorable_fields import ignorable, ignorable_if
@@ -73,7 +74,7 @@ class _Item(StrictModel):
 class MessageItem(_Item):
     """A message of the conversation so far."""
 
-    type: Literal["message"] = "message"
+    type: Annotated[Literal["message"], null_as("message")] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: ItemContent
     status: _Status | None = None
@@ -86,7 +87,7 @@ class FunctionCallItem(_Item):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: Arguments
+    arguments: Arguments = NONE
     status: _Status | None = None
 
     def as_call(self) -> ToolCall:

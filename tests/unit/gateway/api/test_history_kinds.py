@@ -20,7 +20,7 @@ from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai_responses import conversation as responses
 from gateway.api.openai_responses.kept_items import items_of, kept_json, read_items
 from gateway.api.openai_responses.request import ResponsesRequest
-from gateway.chat.conversation import Message
+from gateway.chat.conversation import Message, ToolCall
 from protocol.errors import InvalidRequest
 from tests.unit.gateway.api.typed_samples import kind_of, members, samples
 
@@ -164,6 +164,20 @@ def test_calls_without_ids_are_answered_in_their_order():
     results[0]["tool_call_id"] = ids[1]
     messages, _ = of_chat({"role": "assistant", "tool_calls": calls}, *results[:3])
     assert [each.tool_call_id for each in messages[2:]] == [ids[1], ids[0], ids[2]]
+
+
+@pytest.mark.parametrize("none", [{}, {"arguments": None}])
+def test_a_call_without_arguments_has_none(none):
+    """Nor without a type, or with null for one."""
+    function = {"name": "f", **none}
+    for call in ({"function": function}, {"type": None, "function": function}):
+        messages, _ = of_chat({"role": "assistant", "tool_calls": [{"id": "c", **call}]})
+        assert messages[1].tool_calls == (ToolCall("c", "f", "{}"),)
+    messages, _ = of_chat({"role": "assistant", "function_call": function})
+    assert messages[1].tool_calls[0].arguments == "{}"
+    asked = {"type": None, "role": "user", "content": "Hi"}
+    messages, _ = of_items(asked, {"type": "function_call", "call_id": "c", **function})
+    assert (messages[1].content, messages[2].tool_calls) == ("Hi", (ToolCall("c", "f", "{}"),))
 
 
 def test_arguments_may_be_an_object():
