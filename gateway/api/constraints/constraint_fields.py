@@ -37,10 +37,10 @@ class ConstraintFields(StrictModel):
 
 
 class JsonSchema(ConstraintFields):
-    """A named schema. Parts that cannot be enforced are dropped and listed in a response header.
+    """A schema. Parts that cannot be enforced are dropped and listed in a response header.
     With `strict`, they are an error."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
     description: str | None = None
     schema_: Annotated[
         Annotated[

@@ -162,6 +162,7 @@ class ChatCompletion(Struct, frozen=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptTokenLogprobs | UnsetType = UNSET
     service_tier: Literal["default"] | UnsetType = UNSET
+    system_fingerprint: None = None
     object: Literal["chat.completion"] = "chat.completion"
 
 

@@ -52,7 +52,7 @@ class ChatRequest(GenerationFields):
     tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS), first_error] | None = None
     tool_choice: (
         Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
+            Annotated[Literal["none", "auto", "required", "any"], Tag("<mode>")]
             | Annotated[NamedToolChoice, Tag("<named>")]
             | Annotated[AllowedToolsChoice, Tag("<allowed>")],
             Discriminator(tool_choice_shape),
@@ -156,7 +156,7 @@ class ChatRequest(GenerationFields):
             return ToolChoice(ToolMode.NAMED, chosen.function.name)
         if isinstance(chosen, ChosenFunction):
             return ToolChoice(ToolMode.NAMED, chosen.name)
-        return ToolChoice(ToolMode(chosen))
+        return ToolChoice(ToolMode.REQUIRED if chosen == "any" else ToolMode(chosen))
 
     def check_together(self) -> None:
         """See the base class."""

@@ -110,6 +110,8 @@ class Response(Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
+    presence_penalty: float
+    frequency_penalty: float
     reasoning: dict[str, Any]
     temperature: float | None
     text: dict[str, Any]

@@ -197,6 +197,8 @@ def blank_response(
         max_output_tokens=fields.output_limit,
         metadata=fields.metadata or {},
         parallel_tool_calls=fields.parallel_tool_calls is not False,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
         reasoning=shown.get("reasoning", {}),
         temperature=fields.temperature,
         text={"format": {"type": "text"}, **shown.get("text", {})},

@@ -61,6 +61,16 @@ def test_text(client, api):
     )
 
 
+def test_an_answer_has_the_fields_of_strict_clients(api):
+    """OpenRouter's client, which people also use with servers of their own, requires them."""
+    asked = {"model": MODEL, "input": "Say it"}
+    answer = api.post("/v1/responses", asked).json()
+    assert (answer["presence_penalty"], answer["frequency_penalty"]) == (0, 0)
+    answer = api.post("/v1/responses", {**asked, "presence_penalty": 1}).json()
+    assert (answer["presence_penalty"], answer["frequency_penalty"]) == (1, 0)
+    assert api.chat().json()["system_fingerprint"] is None
+
+
 def test_an_answer_that_reaches_its_limit_is_incomplete(client, api):
     api.says("one two three", FinishReason.LENGTH)
     answer = ask(client)

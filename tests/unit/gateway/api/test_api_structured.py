@@ -27,6 +27,10 @@ WISHES = [
         json_object_grammar(),
     ),
     ({"structured_outputs": {"json": SCHEMA}}, json_schema_grammar(SCHEMA)),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        json_schema_grammar(SCHEMA),
+    ),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, json_schema_grammar(SCHEMA)),
     ({"structured_outputs": {"json_object": True}}, json_object_grammar()),
     ({"structured_outputs": {"regex": "[a-c]+"}}, regex_grammar("[a-c]+")),
@@ -41,7 +45,7 @@ DENIED = {"not": {"const": 1}}
 ERRORS = [
     ({"response_format": {"type": "structural_tag"}}, "response_format"),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
         "response_format.json_schema.name",
     ),
     (

@@ -137,8 +137,9 @@ def test_thoughts_before_calls_stay_apart_whatever_the_form_of_a_text(tools_api,
     assert "<think>" not in str(message["content"])
 
 
-def test_arguments_of_required_calls_come_in_pieces(tools_api):
-    answer = tools_api.chat(tools=[TOOL], tool_choice="required", stream=True)
+@pytest.mark.parametrize("choice", ["required", "any"])
+def test_arguments_of_required_calls_come_in_pieces(tools_api, choice):
+    answer = tools_api.chat(tools=[TOOL], tool_choice=choice, stream=True)
     events = events_of(answer.text)
     deltas = [event["choices"][0]["delta"] for event in events]
     pieces = [call for delta in deltas for call in delta.get("tool_calls", ())]
