@@ -56,7 +56,7 @@ class Loss(NamedTuple):
 EVERYDAY = [Loss("handoff", signal.SIGKILL, (2, 1))]
 ALL = [
     Loss(moving, how, layout)
-    for moving in ("handoff",)
+    for moving in ("handoff", "fetch")
     for how in (signal.SIGKILL, signal.SIGSTOP)
     for layout in ((2, 1), (1, 2))
 ]

@@ -69,24 +69,28 @@ def test_whole_steps_give_the_bits_of_single_layers(
     assert_same_bits(group, job)
 
 
+@pytest.mark.parametrize("ranks", some([(2, 1), (4, 1), (2, 2), (4, 2)], 1))
 def test_blocks_of_a_file_are_shared_out(
-    group: RankGroup, make_tiny: Any, text: Any, tmp_path: Path
+    group: RankGroup, make_tiny: Any, text: Any, tmp_path: Path, ranks: tuple[int, int]
 ) -> None:
     tiny = make_tiny("LlamaForCausalLM", **SIZES, intermediate_size=128)
     write_gguf(tmp_path / "tiny.gguf", tiny.folder, "llama", kind="Q8_0")
     folder = resolve_model(tmp_path / "tiny.gguf")
-    job = Job(folder, 2, prompts_of(text)[:1], attention="auto", dtype="bfloat16")
+    prompts = prompts_of(text)[:1]
+    job = Job(folder, ranks[0], prompts, ranks[1], attention="auto", dtype="bfloat16")
     answers = assert_same_bits(group, job)
     whole = load_engine(engine_config(folder, "auto", "bfloat16"), lambda: 0.0)
     generate(whole.engine, job.prompts)
-    for layout, pool, _ in answers[:2]:
+    for layout, pool, _ in answers[: ranks[0]]:
         assert layout.model_fingerprint.endswith("-blocks")
-        heads = layout.heads
-        own = whole.pool.tensor[:, :, :, heads.start : heads.stop].float().numpy()
-        np.testing.assert_allclose(pool[:, 0], own[:, 0], rtol=0.0, atol=0.0)
+        layers, heads = layout.layers, layout.heads
+        own = whole.pool.tensor[:, layers.start : layers.stop, :, heads.start : heads.stop]
+        own = own.float().numpy()
+        if layers.start == 0:
+            np.testing.assert_allclose(pool[:, 0], own[:, 0], rtol=0.0, atol=0.0)
         prompt_blocks = len(job.prompts[0]) // layout.block_size
         difference = np.abs(pool[:prompt_blocks] - own[:prompt_blocks])
-        assert difference.mean() < 0.01 * np.abs(own[:prompt_blocks]).mean()
+        assert difference.mean() < 0.02 * np.abs(own[:prompt_blocks]).mean()
 
 
 def test_log_probabilities_of_prompts_are_those_of_one_rank(
