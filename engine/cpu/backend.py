@@ -46,16 +46,17 @@ _DEFAULT_FRACTION = 0.3
 _CPU = torch.device("cpu")
 _BF16 = "bfloat16"
 _EXACT_BITS = (16, 12)
-_LEAST_LOGITS_BITS = 8
+_MORE_BITS = {4: 5}
+"""Bits of weights that lose most when they are rounded to so many."""
 
 
 class CpuBackend:
     """A `Backend` by `kernels` (see engine.native) as far as they support the model, else by torch.
 
     With `weight_bits` 12 the kernels store the same values in fewer bits. With 8 or 4 the weights
-    of all products are rounded to integers, those of the logits to 8 bits in either case. Without
-    kernels, weights are in `dtype`. With `int8_inputs` the kernels multiply integers by inputs that
-    are rounded to 8 bits.
+    of all products are rounded to integers; instead of 4 bits, those of the logits and of layers
+    that are added to the residual take 5. Without kernels, weights are in `dtype`. With
+    `int8_inputs` the kernels multiply integers by inputs that are rounded to 8 bits.
     """
 
     shard = WHOLE
@@ -97,7 +98,7 @@ class CpuBackend:
 
     def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """See Backend."""
-        return self.linear(weight, bias)
+        return self._linear(weight, bias, self._more_bits)
 
     def experts(self, config: ExpertsConfig, weights: ExpertWeights) -> Experts:
         """See LayerFactory; torch computes experts whose activation the kernels do not have."""
@@ -117,8 +118,11 @@ class CpuBackend:
 
     def logits_linear(self, weight: Matrix) -> LinearLayer:
         """See Backend."""
-        bits = max(self.weight_bits, _LEAST_LOGITS_BITS)
-        return self._linear(weight, None, bits)
+        return self._linear(weight, None, self._more_bits)
+
+    @property
+    def _more_bits(self) -> int:
+        return _MORE_BITS.get(self.weight_bits, self.weight_bits)
 
     def _linear(self, weight: Matrix, bias: torch.Tensor | None, bits: int) -> LinearLayer:
         return cpu_linear(weight, bias, self._kernels, bits, self._memory, self._int8_inputs)

@@ -24,8 +24,9 @@ def cpu_linear(
 
     Blocks need kernels. Parts that one layer cannot hold together become a layer each. With 12
     `bits` the kernels store the same values in fewer bits (see engine.cpu.native_linear); with 8
-    and 4 they round the weight to integers (see engine.cpu.integer_weights). With `int8_inputs`
-    they multiply integers by inputs of 8 bits where they can (see NativeLinear).
+    they round the weight to integers (see engine.cpu.integer_weights), with 5 and 4 to blocks (see
+    engine.cpu.rounded_rows). With `int8_inputs` they multiply integers by inputs of 8 bits where
+    they can (see NativeLinear).
 
     Some layers pack the weight: drop your reference to `weight` to free the original. The kernels
     put their copy into `memory`.

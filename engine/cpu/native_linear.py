@@ -1,9 +1,9 @@
 """A linear layer with our own kernel: weights are packed in panels that a core streams once.
 
 Inputs are bf16. Weights are bf16, the same values in 12 bits (see native/narrow.h), integers of 8
-or 4 bits, or a GGUF file's quantized blocks. Each output adds its products in a fixed order, so
-neither the other rows nor the number of threads changes a single bit of a row's result. Owns the
-packed weight; `native/linear.h` multiplies.
+bits, or quantized blocks: a GGUF file's, or those that weights in 4 or 5 bits are rounded to. Each
+output adds its products in a fixed order, so neither the other rows nor the number of threads
+changes a single bit of a row's result. Owns the packed weight; `native/linear.h` multiplies.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch.nn.functional import pad
 from engine.checkpoint.quantized_blocks import PANEL_OUTPUTS, BlockMatrix, fit_panels
 from engine.cpu.block_panels import BlockPanels
 from engine.cpu.huge_pages import HugePages
-from engine.cpu.integer_weights import GROUP_INPUTS, QuantizedWeight, quantize
+from engine.cpu.integer_weights import GROUP_INPUTS, quantize
+from engine.cpu.rounded_rows import KINDS, RoundedRows, can_round
 from engine.layers.linear import LinearLayer
 
-_LANES = 16
 _WORD_BYTES = {16: 256, 12: 192}
 """Bytes of a word (64 outputs by two inputs), by the bits of a weight."""
 _MOST_PLAIN = 1 / 8
@@ -70,10 +70,10 @@ def can_pack(kernels: ctypes.CDLL | None, weight: torch.Tensor | BlockMatrix) ->
 class NativeLinear:
     """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None, bf16.
 
-    Keeps a packed copy of `weight` with `bits` (16, 12, 8 or 4) per weight; blocks keep their own.
-    Uses 16 instead of 8 or 4 if the inputs are not whole groups, and instead of 12 if the exponents
-    are too far apart. Drop your reference to free the original. The copy is in `memory`, which a
-    model's layers share.
+    Keeps a packed copy of `weight` with `bits` (16, 12, 8, 5 or 4) per weight; blocks keep their
+    own. Uses 16 instead of 8, 5 or 4 if the inputs are not whole groups or blocks, and instead of
+    12 if the exponents are too far apart. Drop your reference to free the original. The copy is in
+    `memory`, which a model's layers share.
 
     With `int8_inputs` the inputs are rounded to integers of 8 bits if the weights are integers and
     the CPU multiplies such fast (see native/int8_linear.h).
@@ -95,6 +95,8 @@ class NativeLinear:
         self._scales: torch.Tensor | None = None
         self._narrow: _Narrow | None = None
         self._blocks: BlockPanels | None = None
+        if bits in KINDS and isinstance(weight, torch.Tensor) and can_round(weight):
+            weight = BlockMatrix([RoundedRows(weight, KINDS[bits], kernels)])
         if isinstance(weight, BlockMatrix):
             self._blocks = BlockPanels(weight, kernels, memory)
             parts = self._blocks.parts
@@ -112,8 +114,8 @@ class NativeLinear:
     ) -> Weight:
         """Pack `weight` [outputs, inputs] and return where its parts are."""
         outputs, inputs = weight.shape
-        if bits < 12 and inputs % GROUP_INPUTS == 0:
-            self._panels, self._scales = _quantized_panels(weight, bits, memory)
+        if bits == 8 and inputs % GROUP_INPUTS == 0:
+            self._panels, self._scales = _integer_panels(weight, memory)
         else:
             weight = weight.contiguous()
             self._narrow = _Narrow.of(weight, kernels) if bits == 12 else None
@@ -252,35 +254,21 @@ class _Narrow:
         kernels.baton_pack_narrow(ctypes.c_void_p(weight.data_ptr()), ctypes.byref(to))
 
 
-def _quantized_panels(
-    weight: torch.Tensor, bits: int, memory: HugePages
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`weight` [outputs, inputs] as `_pack_integers` panels, and scales [panels, groups, 64]."""
+def _integer_panels(weight: torch.Tensor, memory: HugePages) -> tuple[torch.Tensor, torch.Tensor]:
+    """`weight` [outputs, inputs] as panels [panels, inputs / 2, 128] of int8 (see LinearWeight in
+    native/panels.h), and scales [panels, groups, 64]."""
     outputs, inputs = weight.shape
     count = -(-outputs // PANEL_OUTPUTS)
-    width, dtype = {8: (128, torch.int8), 4: (32, torch.int16)}[bits]
-    panels = memory.empty((count, inputs // 2, width), dtype)
+    panels = memory.empty((count, inputs // 2, 2 * PANEL_OUTPUTS), torch.int8)
     scales = memory.empty((count, inputs // GROUP_INPUTS, PANEL_OUTPUTS), torch.float32)
     for first in range(0, count, _SLICE_PANELS):
         part = slice(first, first + _SLICE_PANELS)
         rows = slice(first * PANEL_OUTPUTS, (first + _SLICE_PANELS) * PANEL_OUTPUTS)
-        quantized = quantize(weight[rows], bits)
-        panels[part] = _pack_integers(quantized)
+        quantized = quantize(weight[rows])
+        values = _by_panel(quantized.values)  # [panels, 64, inputs]
+        panels[part] = values.unflatten(2, (-1, 2)).transpose(1, 2).flatten(2)
         scales[part] = _by_panel(quantized.scales).transpose(1, 2)
     return panels, scales
-
-
-def _pack_integers(weight: QuantizedWeight) -> torch.Tensor:
-    """Panels with 8 bits, [panels, inputs / 2, 128], or with 4, [panels, inputs / 2, 32], which
-    hold four vectors' values in each 16-bit lane (see LinearWeight in native/panels.h)."""
-    values = _by_panel(weight.values)  # [panels, 64, inputs]
-    words = values.unflatten(2, (-1, 2)).transpose(1, 2).flatten(2)  # [panels, inputs / 2, 128]
-    if weight.bits == 8:
-        return words
-    vectors = words.unflatten(2, (-1, 2 * _LANES)).to(torch.int32) + 8  # [.., 4, 32]
-    lanes = sum(vectors[:, :, j] << 4 * j for j in range(4))
-    assert isinstance(lanes, torch.Tensor)
-    return lanes.to(torch.int16)
 
 
 def _by_panel(rows: torch.Tensor) -> torch.Tensor:

@@ -87,20 +87,16 @@ struct BlockSource {
   BATON_INLINE void read(int group, GroupScales& to) const { to.read(Format(), panel, group, 0); }
 };
 
-// The same of a panel of Baton's own integers.
-template <int kBits>
+// The same of a panel of Baton's own integers of 8 bits.
 struct IntegerSource {
   const char* panel;
   const float* scales;
   static constexpr int kInputs = 32;
-  static constexpr int kGroupBytes = kInputs * kPanelOutputs * kBits / 8;
-  static constexpr int kZero = kBits == 8 ? 128 : 8;
+  static constexpr int kGroupBytes = kInputs * kPanelOutputs;
+  static constexpr int kZero = 128;
   static constexpr bool kHasOffsets = false;
   BATON_INLINE const char* at(int group) const { return panel + (int64_t)group * kGroupBytes; }
-  BATON_INLINE auto codes(int group) const {
-    if constexpr (kBits == 8) return Int8Panel{at(group)};
-    else return CodeWords<4>{at(group), nullptr};
-  }
+  BATON_INLINE Int8Panel codes(int group) const { return {at(group)}; }
   BATON_INLINE void read(int group, GroupScales& to) const {
     const int wide = group * kInputs / (2 * kGroupWords);
     std::memcpy(to.scales, scales + (int64_t)wide * kPanelOutputs, sizeof to.scales);
@@ -197,7 +193,7 @@ bool has_int8() { return __builtin_cpu_supports("avx512vnni"); }
 
 bool takes_int8(const LinearWeight& weight) {
   if (!has_int8()) return false;
-  if (weight.bits != 0) return weight.bits == 8 || weight.bits == 4;
+  if (weight.bits != 0) return weight.bits == 8;
   bool takes = true;
   for (int i = 0; i < weight.num_parts; ++i)
     with_format(weight.parts[i].kind, [&](auto format) { takes = takes && format.kIsInteger; });
@@ -217,9 +213,7 @@ void int8_rows(const LinearCall& call, const Int8Inputs& inputs, const Item& ite
   if (weight.bits != 0) {
     const float* scales =
         weight.scales + (int64_t)item.panel * (weight.inputs / (2 * kGroupWords)) * kPanelOutputs;
-    const char* panel = panel_at(weight, item.panel);
-    if (weight.bits == 8) return multiply(IntegerSource<8>{panel, scales});
-    return multiply(IntegerSource<4>{panel, scales});
+    return multiply(IntegerSource{panel_at(weight, item.panel), scales});
   }
   const BlockPart& part = part_of_panel(weight, item.panel);
   with_format(part.kind, [&](auto format) {

@@ -1,4 +1,4 @@
-// Panels of integers and floats of 8 or 4 bits.
+// Panels of integers of 8 bits, and of floats of 8 or 4.
 
 #pragma once
 
@@ -36,45 +36,36 @@ struct Int8Panel {
 #endif
 };
 
-// -8 to 7 in bf16.
-#define BATON_VALUES                                                                               \
-  0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, \
-      0x4080, 0x40a0, 0x40c0, 0x40e0
-
 // e2m1 in bf16.
 #define BATON_FLOATS                                                                               \
   0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, \
       0xc000, 0xc040, 0xc080, 0xc0c0
 
-// Looks up one of sixteen numbers for each 16 bits, by their lower four bits.
-template <bool kFloats>
-BATON_INLINE inline Vec nibble_numbers(Bits codes) {
+// Looks up one of sixteen floats for each 16 bits, by their lower four bits.
+BATON_INLINE inline Vec float4_numbers(Bits codes) {
 #if defined(BATON_HALVES)
-  static constexpr NumberTable kIntegers({BATON_VALUES}), kOfFloats({BATON_FLOATS});
-  return (Vec)(kFloats ? kOfFloats : kIntegers).look_up(codes);
+  static constexpr NumberTable kFloats({BATON_FLOATS});
+  return (Vec)kFloats.look_up(codes);
 #else
-  alignas(64) static constexpr uint16_t kIntegers[32] = {BATON_VALUES, BATON_VALUES};
-  alignas(64) static constexpr uint16_t kOfFloats[32] = {BATON_FLOATS, BATON_FLOATS};
-  const Bits values = _mm512_load_si512(kFloats ? kOfFloats : kIntegers);
-  return (Vec)_mm512_permutexvar_epi16(codes, values);  // the index is five bits, one of them idle
+  alignas(64) static constexpr uint16_t kFloats[32] = {BATON_FLOATS, BATON_FLOATS};
+  const Bits floats = _mm512_load_si512(kFloats);
+  return (Vec)_mm512_permutexvar_epi16(codes, floats);  // the index is five bits, one of them idle
 #endif
 }
 #undef BATON_FLOATS
 
-template <bool kFloats>
-struct NibblePanel {
+// Nibble j of the 16-bit lane l of a word is half l % 2 of output 16 j + l / 2.
+struct Float4Panel {
   const char* at;
   static constexpr int kWordBytes = 64;
   BATON_INLINE void read(int w, Vec* to) const {
     const Bits packed = _mm512_load_si512(at + w * kWordBytes);
-    to[0] = nibble_numbers<kFloats>(packed);
-    to[1] = nibble_numbers<kFloats>(_mm512_srli_epi16(packed, 4));
-    to[2] = nibble_numbers<kFloats>(_mm512_srli_epi16(packed, 8));
-    to[3] = nibble_numbers<kFloats>(_mm512_srli_epi16(packed, 12));
+    to[0] = float4_numbers(packed);
+    to[1] = float4_numbers(_mm512_srli_epi16(packed, 4));
+    to[2] = float4_numbers(_mm512_srli_epi16(packed, 8));
+    to[3] = float4_numbers(_mm512_srli_epi16(packed, 12));
   }
 };
-using Int4Panel = NibblePanel<false>;
-using Float4Panel = NibblePanel<true>;
 
 // e4m3, in the order of Int8Panel.
 struct Float8Panel {
@@ -85,7 +76,6 @@ struct Float8Panel {
       to[j] = (Vec)load_pairs(0xffffffffu, (const Fp8*)(at + w * kWordBytes + 32 * j));
   }
 };
-#undef BATON_VALUES
 
 }  // namespace baton
 

@@ -25,8 +25,7 @@ struct BlockPart {
 };
 
 // Mirrors `Weight` in native_linear.py. A word is a pair of inputs; bf16 words have 32 bits each
-// and lie in order, or 24 (see narrow.h); of 8 bits, 64 words are 128 bytes in order; of 4 bits,
-// 64 words are 64 bytes: nibble j of the 16-bit lane l is half l % 2 of word 16 j + l / 2, plus 8.
+// and lie in order, or 24 (see narrow.h); of 8 bits, 64 words are 128 bytes in order.
 struct LinearWeight {
   const void* panels;     // [outputs / 64, inputs / 2, 64 words]
   const float* scales;    // [outputs / 64, inputs / 64, 64]; null: bf16
@@ -37,7 +36,7 @@ struct LinearWeight {
   const BlockPart* parts; // of quantized blocks: [num_parts], in order
   int32_t inputs;         // even; whole groups where there are scales
   int32_t outputs;
-  int32_t bits;           // of a weight: 16, 12, 8 or 4; 0: quantized blocks
+  int32_t bits;           // of a weight: 16, 12 or 8; 0: quantized blocks
   int32_t num_parts;
   int32_t has_int8_inputs;  // whether x is rounded to integers of 8 bits (int8_linear.h)
 };

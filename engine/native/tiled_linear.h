@@ -347,10 +347,8 @@ class TiledWorker {
       case 12:
         ask_for_plan(call.weight, item.panel);
         return multiply<true>(call, item, sums);
-      case 8:
-        return multiply_quantized<Int8Panel>(call, item, sums);
       default:
-        return multiply_quantized<Int4Panel>(call, item, sums);
+        return multiply_quantized<Int8Panel>(call, item, sums);
     }
   }
 

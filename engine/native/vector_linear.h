@@ -507,11 +507,8 @@ class VectorWorker {
         return bf16_item<false>(call, item, left_, unpacked_, sums);
       case 12:
         return bf16_item<true>(call, item, left_, unpacked_, sums);
-      case 8:
-        quantized_item<Int8Panel>(call, left_, item.panel, item.first_row, item.rows, sums);
-        break;
       default:
-        quantized_item<Int4Panel>(call, left_, item.panel, item.first_row, item.rows, sums);
+        quantized_item<Int8Panel>(call, left_, item.panel, item.first_row, item.rows, sums);
     }
     finish_rows(call, sums, item.first_row, item.rows, item.panel);
   }

@@ -20,6 +20,7 @@ from engine.cpu.integer_weights import GROUP_INPUTS, quantize
 from engine.cpu.native_experts import ExpertsMemory, NativeExperts
 from engine.cpu.native_linear import NativeLinear
 from engine.cpu.native_ops import GATES
+from engine.cpu.rounded_rows import KINDS, RoundedRows, can_round
 from engine.layers.experts import ExpertWeights, TorchExperts
 from engine.layers.linear import TorchLinear
 from engine.layers.ops import TorchOps
@@ -96,8 +97,10 @@ def wide_weights(config: ExpertsConfig, hidden: int, bits: int = 16) -> ExpertWe
     """The random weights in fp32, rounded to so many bits."""
 
     def rounded(matrix):
-        is_rounded = bits < 12 and matrix.shape[1] % GROUP_INPUTS == 0
-        return quantize(matrix, bits).dequantized() if is_rounded else matrix.float()
+        if bits in KINDS and can_round(matrix):
+            return RoundedRows(matrix, KINDS[bits], load_library()).dequantized()
+        is_rounded = bits == 8 and matrix.shape[1] % GROUP_INPUTS == 0
+        return quantize(matrix).dequantized() if is_rounded else matrix.float()
 
     weights = random_weights(config, hidden)
     weights.gate_up = [rounded(each) for each in weights.gate_up]
