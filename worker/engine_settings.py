@@ -32,8 +32,8 @@ class EngineSettings(NodeSettings):
         "auto",
         help="exact16: as dtype says; exact12: the same bfloat16 numbers in 12 bits, on a CPU; "
         "auto: exact12 if possible, otherwise exact16; int8, int4: rounded to integers at "
-        "load (bfloat16 on a CPU), with int4 some of them to 5 bits; fp8: weights and inputs of products in e4m3 (bfloat16 on "
-        "a card)",
+        "load (bfloat16 on a CPU), with int4 some of them to 5 bits; fp8: weights "
+        "and inputs of products in e4m3 (bfloat16 on a card)",
         choices=("auto", "exact16", "exact12", "int8", "int4", "fp8"),
     )
     activations: str = setting(
