@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from process.message_budget import PERIOD_S
+from process.sockets.message_budget import PERIOD_S
 
 ByComputing = tuple[tuple[float, ...], ...]
 """Measured delays in seconds, by the number of workers whose steps are under way; the last ones

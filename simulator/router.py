@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from process.message_budget import MessageBudget
+from process.sockets.message_budget import MessageBudget
 from protocol.errors import Overloaded, PromptTooLong, TargetUnreachable
 from protocol.events import CacheEvents, WorkerStats
 from protocol.messages import CacheDump

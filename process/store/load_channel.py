@@ -16,7 +16,7 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from process.message_budget import MessageBudget
+from process.sockets.message_budget import MessageBudget
 from process.store.client_faults import answer_of, check_cancelled
 from process.store.ignored_entries import DECODE_ERRORS, SENT, IgnoredEntries
 from process.store.registry import BACKOFF_MAX_S, client_from_url

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from process.message_budget import MessageBudget
+from process.sockets.message_budget import MessageBudget
 
 
 def times_of(num_messages: int, gap_s: float, budget: MessageBudget) -> list[float]:
