@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 
 T = TypeVar("T")
 
@@ -30,7 +32,8 @@ async def drop_connections(client: Any) -> None:
     The client keeps a connection on which an error was the answer. A store that has become a
     replica answers every write so, while its name leads to the new primary already.
     """
-    await client.connection_pool.disconnect(inuse_connections=False)
+    with suppress(RedisError, OSError):  # a store that is gone does not answer the end of TLS
+        await answer_of(client.connection_pool.disconnect(inuse_connections=False))
 
 
 def check_cancelled() -> None:

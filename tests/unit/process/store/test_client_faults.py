@@ -1,19 +1,26 @@
-"""Tasks that keep something in the store end when they are cancelled, even if the client swallows
-the cancellation, as `asyncio.wait_for` may before Python 3.12."""
+"""What the store's client hides from its callers. Tasks that keep something in the store end when
+they are cancelled, even if the client swallows the cancellation, as `asyncio.wait_for` may before
+Python 3.12."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis.asyncio
 from redis.exceptions import RedisError
 
-from process.store.client_faults import answer_of
+from process.store.client_faults import answer_of, drop_connections
+from process.store.registry import client_from_url
 from process.store.router_board import RouterBoard
 from process.store.router_leases import RouterLease
+from tests.tls_store import TlsStore, tls_store
 
+WAIT_S = 60.0
 URL = "redis://127.0.0.1:1"
 
 
@@ -114,3 +121,49 @@ async def test_a_write_to_a_reset_connection_is_an_error_of_the_store() -> None:
     asked: Awaitable[None] = write()
     with pytest.raises(RedisError, match="the connection is gone"):
         await answer_of(asked)
+
+
+@asynccontextmanager
+async def carried(port: int, goes_on: asyncio.Event) -> AsyncIterator[int]:
+    """Another port that leads to this one, and carries bytes while `goes_on` is set."""
+
+    async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(65536):
+                await goes_on.wait()
+                target.write(data)
+        target.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, orders = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(carry(reader, orders), carry(answers, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            goes_on.set()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TlsStore]:
+    with tls_store(tmp_path) as running:
+        yield running
+
+
+async def test_connections_to_a_store_that_is_gone_are_dropped(store: TlsStore) -> None:
+    """Nobody answers the end of TLS, for which the client waits."""
+    goes_on = asyncio.Event()
+    goes_on.set()
+    async with carried(store.tls_port, goes_on) as port:
+        url = store.url.replace(f":{store.tls_port}", f":{port}")
+        async with client_from_url(redis.asyncio.Redis, url, WAIT_S) as client:
+            await client.ping()
+            (idle,) = client.connection_pool._available_connections
+            idle.socket_connect_timeout = 0.05
+            goes_on.clear()
+            await drop_connections(client)
+            assert not idle.is_connected
+            idle.socket_connect_timeout = WAIT_S
+            goes_on.set()
+            assert await client.ping()
