@@ -93,15 +93,19 @@ async def test_everybody_goes_to_the_new_primary(cluster: str) -> None:
             name.target = new.port
             with redis.Redis.from_url(new_url) as client:
                 keys = (f"baton:{cluster}:router_lease:one", f"baton:{cluster}:routers")
+                client.delete(*keys)  # which were replicated
                 await _until(lambda: client.exists(*keys) == len(keys))
             await _until(lambda: read_fleet(new_url, cluster) == {"a": registration("a")})
-            await _until(lambda: watcher.is_connected and "a" in watcher.members)
+            other = WorkerLease(new_url, cluster, registration("b"), WAIT_S)
+            other.start()
+            await _until(lambda: "b" in watcher.members)
             await _put(records, ResponseName("owner", "second"), record)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
             await records.close()
-            await asyncio.to_thread(lease.close)
+            for each in (lease, other):
+                await asyncio.to_thread(each.close)
 
 
 async def _put(records: ResponseRecords, name: ResponseName, record: ResponseRecord) -> None:
