@@ -1,7 +1,7 @@
 """Small HTTP requests to a router for operators' commands, with the standard library.
 
-All text of the router is made harmless for a terminal, errors included. The proxies that the
-environment names (`http_proxy`, `https_proxy`, `no_proxy`) serve routers on other hosts only.
+All text of the router is made harmless for a terminal, errors included. Requests to loopback use no
+proxy, others those that the environment names (`http_proxy`, `https_proxy`, `no_proxy`).
 """
 
 from __future__ import annotations
