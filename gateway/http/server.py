@@ -108,7 +108,7 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
         )
         try:
-            if tls is not None:
+            if tls is not None:  # uvicorn would ask for the passphrase of a key
                 load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls.cert, tls.key)
             config.load()
         except OSError as error:  # includes ssl.SSLError
