@@ -33,9 +33,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest) -> Iterator[Recording]:
+def server() -> Iterator[Recording]:
     with Recording("127.0.0.1") as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         yield running
         running.shutdown()
