@@ -91,12 +91,14 @@ class Tokenizer:
         self._token_bytes = TokenBytes(self._tokenizer)
         self._words = make_word_table(self._tokenizer)
         self._threads = FairThreads(threads, ENCODE_S_PER_CHAR, "tokenizer")
+        self._answer_thread = FairThreads(1, ENCODE_S_PER_CHAR, "tokenizer-answer")
         self._long_list = threading.Lock()
         self._one_thread = FairThreads(1, CHECK_S_PER_BYTE, "tokenizer-one")
 
     def close(self) -> None:
         """Stop the threads after the encodings that are running."""
         self._threads.close()
+        self._answer_thread.close()
         self._one_thread.close()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -240,8 +242,9 @@ class Tokenizer:
         return await self._threads.run_steps(steps, num_chars)
 
     async def for_answer(self, work: Callable[[], _T]) -> _T:
-        """`in_thread` for a part of an answer, which is never refused."""
-        return await self._threads.run(work, 0, Standing.ANSWERING)
+        """`in_thread` for a part of an answer, which is never refused, in a thread of its own: a
+        client waits for its end, which long prompts of others must not delay."""
+        return await self._answer_thread.run(work, 0, Standing.ANSWERING)
 
     def start_in_thread(self, work: Callable[[], None]) -> None:
         """Run work in a thread, without waiting for its result or for a turn."""

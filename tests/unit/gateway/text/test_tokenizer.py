@@ -21,6 +21,8 @@ from tokenizers.processors import TemplateProcessing
 from gateway.text.tokenizer import MAX_FREE_IDS, Tokenizer
 from protocol.errors import InvalidRequest, ModelLoadError
 
+WAIT_S = 30.0
+
 
 @pytest.fixture
 def folder(checkpoint: Path, tmp_path: Path) -> Path:
@@ -228,6 +230,18 @@ async def test_the_loop_has_a_turn_between_two_works_that_hold_the_interpreter(
     for number in range(19):
         between = seen[seen.index(f"end {number}") : seen.index(f"begin {number + 1}")]
         assert "turn" in between
+
+
+async def test_long_prompts_do_not_delay_a_part_of_an_answer(tokenizer: Tokenizer) -> None:
+    release = threading.Event()
+    prompts = [asyncio.ensure_future(tokenizer.in_thread(release.wait)) for _ in range(3)]
+    try:
+        async with asyncio.timeout(WAIT_S):
+            assert await tokenizer.for_answer(lambda: "answered") == "answered"
+        assert not any(each.done() for each in prompts)
+    finally:
+        release.set()
+        await asyncio.gather(*prompts)
 
 
 class _LongEncoding:
