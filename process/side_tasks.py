@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from protocol.errors import ConfigError, ModelLoadError
 
@@ -26,3 +27,14 @@ async def keep_running(what: str, run: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(RESTART_S)
         else:
             return
+
+
+async def run_together(*works: Coroutine[Any, Any, None]) -> None:
+    """Run until all have ended. If one fails or this is cancelled, end the others, too."""
+    tasks = [asyncio.create_task(each) for each in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)

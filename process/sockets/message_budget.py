@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PERIOD_S, BURST = 0.02, 10
-"""Of the messages that routers send each other."""
+"""The defaults, with which routers tell each other what they have sent."""
 
 
 class MessageBudget:

@@ -13,11 +13,13 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from process.side_tasks import run_together
 from process.sockets.message_budget import MessageBudget
-from process.store.client_faults import answer_of, check_cancelled
+from process.store.client_faults import answer_of, check_cancelled, drop_connections
 from process.store.ignored_entries import DECODE_ERRORS, SENT, IgnoredEntries
 from process.store.registry import BACKOFF_MAX_S, client_from_url
 
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 
 ALONE_S = 1.0
 """How often a router that is alone looks for others, and the longest wait for a message."""
+RENEW_S = 60.0
+"""How long messages go out over one connection. A store that has become a replica keeps it and
+accepts messages, but its name leads to the new primary, where other routers listen."""
 MAX_BYTES = 1 << 20
 """Longer messages are not sent, and ignored."""
 _ID_BYTES = 12
@@ -61,21 +66,23 @@ class LoadChannel:
     async def run(self) -> None:
         """Tell and listen until cancelled. Closes the connections."""
         try:
-            await asyncio.gather(self._repeat(self._tell), self._repeat(self._listen))
+            await run_together(self._repeat(self._tell), self._repeat(self._listen))
         finally:
             await self._client.aclose()
 
     async def _repeat(self, work: Callable[[], Any]) -> None:
         while True:
             try:
-                await answer_of(work())
+                await work()
             except (RedisError, OSError) as error:
                 check_cancelled()
                 log.debug("the store is away: %s", error)
+                await drop_connections(self._client)
                 await asyncio.sleep(BACKOFF_MAX_S)
 
     async def _tell(self) -> None:
         budget, now = MessageBudget(), asyncio.get_running_loop().time
+        renewed = now()
         while True:
             await self._woken.wait()
             if not self._has_others():
@@ -85,24 +92,30 @@ class LoadChannel:
             news = self._news()
             if news is None or len(news) > MAX_BYTES:
                 continue
-            await self._client.publish(self._channel, self._id + news)
+            if now() >= renewed + RENEW_S:
+                await drop_connections(self._client)
+                renewed = now()
+            await answer_of(self._client.publish(self._channel, self._id + news))
             check_cancelled()
             sent = now()
             await asyncio.sleep(budget.spend(sent) - sent)
 
     async def _listen(self) -> None:
         async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
-            await channel.subscribe(self._channel)
+            await answer_of(channel.subscribe(self._channel))
             while True:
-                message = await channel.get_message(timeout=ALONE_S)
+                message = await answer_of(channel.get_message(timeout=ALONE_S))
                 check_cancelled()
                 if message is not None:
                     self._take(message["data"])
 
     def _take(self, data: bytes) -> None:
-        if data.startswith(self._id) or len(data) > _ID_BYTES + MAX_BYTES:
+        if data.startswith(self._id):
             return
+        sender, news = data[:_ID_BYTES], data[_ID_BYTES:]
         try:
-            self._on_news(data[_ID_BYTES:])
-        except DECODE_ERRORS as error:
-            self._ignored.note(SENT, self._channel, data, error)
+            if len(news) > MAX_BYTES:
+                raise msgspec.DecodeError(f"it has more than {MAX_BYTES} bytes")
+            self._on_news(news)
+        except DECODE_ERRORS as error:  # logged once for each sender, not for each message
+            self._ignored.note(SENT, f"{self._channel} of {sender.hex()}", b"", error)

@@ -19,6 +19,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
+from process.side_tasks import run_together
 from process.store.client_faults import answer_of, check_cancelled, drop_connections
 from process.store.ignored_entries import (
     DECODE_ERRORS,
@@ -97,7 +98,7 @@ class RouterBoard:
     async def run(self) -> None:
         """Publish, read and answer until cancelled. Closes the connections."""
         try:
-            await asyncio.gather(self._repeat(self._exchange), self._repeat(self._listen))
+            await run_together(self._repeat(self._exchange), self._repeat(self._listen))
         finally:
             await self._leave()
             await self._client.aclose()
@@ -112,7 +113,7 @@ class RouterBoard:
         try:
             async with asyncio.timeout(timeout_s):
                 message = msgspec.msgpack.encode(_Ask(self.router_id, nonce, question))
-                await self._client.publish(f"{self._prefix}ask", message)
+                await answer_of(self._client.publish(f"{self._prefix}ask", message))
                 return await waiting.found
         except (TimeoutError, RedisError, OSError) as error:
             log.debug("no router answered: %s", error)
@@ -123,7 +124,7 @@ class RouterBoard:
     async def _repeat(self, work: Callable[[], Any]) -> None:
         while True:
             try:
-                await answer_of(work())
+                await work()
             except (RedisError, OSError) as error:
                 check_cancelled()
                 log.debug("the store is away: %s", error)
@@ -154,7 +155,7 @@ class RouterBoard:
 
     async def _store_time(self) -> float:
         """The store's clock, in seconds: those of the routers' hosts may differ."""
-        seconds, microseconds = await self._client.time()
+        seconds, microseconds = await answer_of(self._client.time())
         return float(seconds + microseconds / 1e6)
 
     async def _publish(self, body: bytes, now: float) -> list[str]:
@@ -167,11 +168,11 @@ class RouterBoard:
             pipe.zremrangebyscore(index, "-inf", now)
             pipe.zrange(index, 0, _MOST_PEERS)
             try:
-                *_, members = await pipe.execute()
+                *_, members = await answer_of(pipe.execute())
             except ResponseError as error:
                 if _WRONG_TYPE in str(error):
                     self._ignored.note(ROUTER, index, b"", error)
-                    await self._client.delete(index)
+                    await answer_of(self._client.delete(index))
                 raise
         for each in members:
             if not _ROUTER_ID.fullmatch(each):
@@ -184,7 +185,7 @@ class RouterBoard:
         async with self._client.pipeline(transaction=False) as pipe:
             for each in others:  # a summary that is too long is cut, so it cannot be decoded
                 pipe.getrange(f"{self._prefix}router:{each}", 0, MAX_BYTES)
-            bodies = await pipe.execute(raise_on_error=False)
+            bodies = await answer_of(pipe.execute(raise_on_error=False))
         peers: dict[str, bytes] = {}
         for name, body in zip(others, bodies, strict=True):
             if isinstance(body, Exception):
@@ -197,9 +198,9 @@ class RouterBoard:
         """Answer questions, and take the answers to ours."""
         asked, answered = f"{self._prefix}ask", f"{self._prefix}answer:{self.router_id}"
         async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
-            await channel.subscribe(asked, answered)
+            await answer_of(channel.subscribe(asked, answered))
             while True:
-                message = await channel.get_message(timeout=PERIOD_S)
+                message = await answer_of(channel.get_message(timeout=PERIOD_S))
                 check_cancelled()
                 if message is None:
                     continue
@@ -219,7 +220,7 @@ class RouterBoard:
         body = self._on_question(asked.question) or b""
         answer = _Answer(asked.nonce, body if len(body) <= MAX_BYTES else b"")
         channel = f"{self._prefix}answer:{asked.router}"
-        await self._client.publish(channel, msgspec.msgpack.encode(answer))
+        await answer_of(self._client.publish(channel, msgspec.msgpack.encode(answer)))
 
     def _take_answer(self, data: bytes) -> None:
         try:

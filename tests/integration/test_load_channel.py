@@ -46,7 +46,7 @@ class Router:
         return self.says.pop(0)
 
     def _take(self, message: bytes) -> None:
-        if message == b"malformed":
+        if message.startswith(b"malformed"):
             raise msgspec.DecodeError("it is malformed")
         self.heard.append(message)
 
@@ -103,16 +103,29 @@ async def test_a_router_alone_keeps_its_news(valkey: EmbeddedValkey, cluster: st
         assert (a.says, b.heard) == ([b"kept"], [])
 
 
-async def test_malformed_messages_are_counted_and_long_ones_left_out(
+async def test_long_messages_are_neither_sent_nor_taken(
     valkey: EmbeddedValkey, cluster: str
 ) -> None:
     async with routers(valkey, cluster, 2) as (a, b):
-        a.say(b"malformed", b"x" * (MAX_BYTES + 1))
+        a.say(b"x" * (MAX_BYTES + 1))
+        await heard_by(a, [b], b"good")
+        assert b.ignored.counts[SENT] == 0
         with redis.Redis.from_url(valkey.url) as store:
             store.publish(f"baton:{cluster}:sent", b"i" * 12 + b"x" * (MAX_BYTES + 1))
-        await heard_by(a, [b], b"good")
-        assert {each for each in b.heard if each != b"hello"} == {b"good"}
+        await heard_by(a, [b], b"better")
+        assert set(b.heard) - {b"hello"} == {b"good", b"better"}
         assert b.ignored.counts[SENT] == 1
+
+
+async def test_malformed_messages_are_counted_and_logged_once_for_each_sender(
+    valkey: EmbeddedValkey, cluster: str
+) -> None:
+    async with routers(valkey, cluster, 3) as (a, b, c):
+        for sender, good in ((a, b"good"), (c, b"better")):
+            sender.say(b"malformed 1", b"malformed 2")
+            await heard_by(sender, [b], good)
+        assert set(b.heard) - {b"hello"} == {b"good", b"better"}
+        assert b.ignored.counts[SENT] == 2
 
 
 async def test_the_channel_goes_on_after_its_connections_have_broken(

@@ -10,10 +10,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
+import pytest
 import redis
 
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.fleet_watcher import FleetWatcher, read_fleet
+from process.store.load_channel import LoadChannel
 from process.store.response_records import ResponseName, ResponseRecord, ResponseRecords
 from process.store.router_board import RouterBoard
 from process.store.router_leases import RouterLease
@@ -106,6 +108,38 @@ async def test_everybody_goes_to_the_new_primary(cluster: str) -> None:
             await records.close()
             for each in (lease, other):
                 await asyncio.to_thread(each.close)
+
+
+async def test_routers_that_stay_tell_those_that_come_after_a_failover(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("process.store.load_channel.RENEW_S", 0.1)
+    with EmbeddedValkey() as old, EmbeddedValkey() as new:
+        name = MovingName(old.port)
+        async with name.serving():
+            url = old.url.replace(f":{old.port}", f":{name.port}")
+            early, late = list[bytes](), list[bytes]()
+            stays, listens, comes = (
+                LoadChannel(url, cluster, lambda: b"news", heard.append, lambda: True)
+                for heard in ([], early, late)
+            )
+            tasks = [asyncio.create_task(each.run()) for each in (stays, listens)]
+            await _tell(stays, early)
+            await asyncio.to_thread(fail_over, old, new)
+            name.target = new.port
+            tasks.append(asyncio.create_task(comes.run()))
+            await _tell(stays, late)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+async def _tell(channel: LoadChannel, heard: list[bytes]) -> None:
+    """Tell until another router has heard it."""
+    async with asyncio.timeout(WAIT_S):
+        while not heard:
+            channel.wake()
+            await asyncio.sleep(0.02)
 
 
 async def _put(records: ResponseRecords, name: ResponseName, record: ResponseRecord) -> None:

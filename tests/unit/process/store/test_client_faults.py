@@ -1,12 +1,13 @@
-"""What the store's client hides from its callers. Tasks that keep something in the store end when
-they are cancelled, even if the client swallows the cancellation, as `asyncio.wait_for` may before
-Python 3.12."""
+"""What the store's client hides from its callers. Tasks that keep something in the store end
+together, and when they are cancelled, even if the client swallows the cancellation, as
+`asyncio.wait_for` may before Python 3.12."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from process.store.client_faults import answer_of, drop_connections
+from process.store.load_channel import LoadChannel
 from process.store.registry import client_from_url
 from process.store.router_board import RouterBoard
 from process.store.router_leases import RouterLease
@@ -46,7 +48,7 @@ class SwallowingClient:
                 break
         return None
 
-    eval = time = answer
+    eval = time = publish = answer
 
     async def aclose(self) -> None:
         self.is_closed = True
@@ -93,11 +95,17 @@ def lease() -> RouterLease:
     return RouterLease(URL, "cluster", "one")
 
 
-def board() -> RouterBoard:
-    return RouterBoard(URL, "cluster", lambda: b"", lambda peers: None, lambda question: None)
+def board(summary: Callable[[], bytes] = lambda: b"") -> RouterBoard:
+    return RouterBoard(URL, "cluster", summary, lambda peers: None, lambda question: None)
 
 
-@pytest.mark.parametrize(("make", "num_asked"), [(lease, 1), (board, 2)])
+def channel(news: Callable[[], bytes] = lambda: b"news") -> LoadChannel:
+    made = LoadChannel(URL, "cluster", news, lambda message: None, lambda: True)
+    made.wake()
+    return made
+
+
+@pytest.mark.parametrize(("make", "num_asked"), [(lease, 1), (board, 2), (channel, 2)])
 async def test_a_cancellation_that_the_client_swallows_ends_the_task(
     make: Callable[[], Any], num_asked: int
 ) -> None:
@@ -112,6 +120,38 @@ async def test_a_cancellation_that_the_client_swallows_ends_the_task(
     assert done == {task}
     assert task.cancelled()
     assert client.is_closed
+
+
+class QuickClient(SwallowingClient):
+    """Writes and asks at once; only messages of its channels never come."""
+
+    async def time(self, *args: Any, **named: Any) -> tuple[int, int]:
+        return 0, 0
+
+    def pipeline(self, **named: Any) -> Pipeline:
+        return QuickPipeline(self)
+
+
+class QuickPipeline(Pipeline):
+    async def execute(self) -> list[Any]:
+        return [[]]
+
+
+def mistaken() -> bytes:
+    raise RuntimeError("a mistake of ours, not of the client")
+
+
+@pytest.mark.parametrize("make", [partial(board, mistaken), partial(channel, mistaken)])
+async def test_our_own_mistake_ends_all_tasks_so_that_none_runs_twice_after_the_restart(
+    make: Callable[[], Any],
+) -> None:
+    kept = make()
+    kept._client = QuickClient()
+    before = asyncio.all_tasks()
+    (outcome,) = await asyncio.gather(kept.run(), return_exceptions=True)
+    assert isinstance(outcome, Exception)
+    assert kept._client.is_closed
+    assert asyncio.all_tasks() == before
 
 
 async def test_a_write_to_a_reset_connection_is_an_error_of_the_store() -> None:
