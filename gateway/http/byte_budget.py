@@ -57,6 +57,8 @@ class ByteBudget:
 
     def take(self, share: str, num_bytes: int, own_bytes: int = 0) -> None:
         """Count bytes that are held from now on. Raises as `check`."""
+        if num_bytes == 0:
+            return
         held, total = self._held.get(share, 0) + num_bytes, self.in_flight + num_bytes
         if self._limit is not None and held + total > self._limit:  # otherwise there is room
             self.check(share, num_bytes, own_bytes)

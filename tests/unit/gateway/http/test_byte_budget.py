@@ -71,6 +71,14 @@ def test_a_caller_may_hold_as_much_as_it_leaves_for_others() -> None:
         budget.take("a", 1)
 
 
+def test_a_caller_that_holds_nothing_is_forgotten() -> None:
+    budget = ByteBudget(100)
+    for num_bytes in (7, 0):
+        budget.take("a", num_bytes)
+        budget.give_back("a", num_bytes)
+    assert (budget.in_flight, budget._held) == (0, {})
+
+
 def test_what_is_given_back_counts_no_more() -> None:
     budget = ByteBudget(100)
     budget.take("other", 20)
