@@ -59,7 +59,7 @@ class SimulatedRouter:
         self._rng = rng
         self._draws = draws
         self._targets = targets
-        self.view = self._view = FleetView(CacheIndex(EXPECTED_S))
+        self.view = FleetView(CacheIndex(EXPECTED_S))
         self._workers: dict[str, SimulatedWorker] = {}
         self._num_sent: dict[str, int] = {}
         self._waiting: dict[int, WaitingPrompt] = {}
@@ -70,8 +70,8 @@ class SimulatedRouter:
     def connect(self, worker: SimulatedWorker) -> None:
         """Use a worker from now on."""
         view = WorkerView(_registration(worker), Liveness.ANSWERS)
-        self._view.join(view)
-        self._view.index.apply_dump(
+        self.view.join(view)
+        self.view.index.apply_dump(
             worker.name, CacheDump(incarnation=worker.name, seq=0, hashes=[])
         )
         self._workers[worker.name] = worker
@@ -94,7 +94,7 @@ class SimulatedRouter:
             targets=self._targets,
         )
         try:
-            decision = self._policy(self._view, query, now, self._rng)
+            decision = self._policy(self.view, query, now, self._rng)
             if self.refuses_late:
                 self._check_targets(request, decision)
         except (Overloaded, PromptTooLong) as error:
@@ -102,7 +102,7 @@ class SimulatedRouter:
             self.on_end(request)
             return
         request.session = decision.session
-        self._reserved[request.number] = apply(self._view, decision, now)
+        self._reserved[request.number] = apply(self.view, decision, now)
         for owner, reservation in self._reserved[request.number]:
             if isinstance(owner, WorkerView):
                 self._num_sent[owner.worker_id] += 1
@@ -112,7 +112,7 @@ class SimulatedRouter:
     def _check_targets(self, request: Request, decision: Decision) -> None:
         share, priority = request.share, request.priority
         left = self._urgent.left_for(share, priority)
-        asker = Asker(self._targets, share, priority, left, self._view.others_share)
+        asker = Asker(self._targets, share, priority, left, self.view.others_share)
         found = shed(asker, decision.placement, decision.loads, self._waiting.values())
         if found is not None:
             raise TargetUnreachable("", math.ceil(found.late_ms / 1000))
@@ -146,7 +146,7 @@ class SimulatedRouter:
         """The blocks of the request's prompt have arrived at its decode worker."""
         if request.prefill is not None:
             took_ms = request.write_s * 1000
-            self._view.pairs.observe(request.prefill, request.decode, request.sent_blocks, took_ms)
+            self.view.pairs.observe(request.prefill, request.decode, request.sent_blocks, took_ms)
 
     def on_last_token(self, request: Request) -> None:
         """End the request: its reservations end, and its last token goes to the client."""
@@ -162,13 +162,13 @@ class SimulatedRouter:
 
     def take_events(self, events: CacheEvents) -> None:
         """Take the changes of a worker's cache."""
-        assert not self._view.index.apply_events(events), "no event is lost here"
+        assert not self.view.index.apply_events(events), "no event is lost here"
 
     def take_stats(self, stats: WorkerStats) -> None:
         """Take a worker's load; the changes of its cache were taken before."""
-        view = self._view.worker(stats.worker_id)
+        view = self.view.worker(stats.worker_id)
         assert view is not None, "all workers stay"
-        self._view.take_stats(view, stats)
+        self.view.take_stats(view, stats)
 
 
 class Exchange:

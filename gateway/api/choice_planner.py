@@ -123,8 +123,8 @@ def check_prompt_report(
     fields: GenerationFields, wish: OutputWish, prompts: list[EncodedPrompt]
 ) -> None:
     """Raises InvalidRequest if an answer would report too much of its prompts."""
-    repeats_text = [prompt for prompt in prompts if prompt.echo]
-    if wish.prompt_logprobs is None and not fields.return_token_ids and not repeats_text:
+    echoed = [prompt for prompt in prompts if prompt.echo]
+    if wish.prompt_logprobs is None and not fields.return_token_ids and not echoed:
         return
     per_token = 0 if wish.prompt_logprobs is None else wish.prompt_logprobs + 1
     num_tokens = num_values = 0

@@ -39,18 +39,21 @@ class Liveness(Enum):
 class Reservation:
     """Load that was sent to a worker whose stats do not include it yet. `number` counts the
     requests that `session` has sent; 0 until this one is sent. `reports_left`: the number of
-    reports after which another router's reservation ends in any case."""
+    reports after which another router's reservation ends in any case; None for one of ours."""
 
     tokens: int
     blocks: int
     session: str = ""
     number: int = 0
-    reports_left: int = 0
+    reports_left: int | None = None
 
-    def ends_with(self, received: dict[str, int]) -> bool:
-        """Whether stats with these numbers of received requests end the reservation."""
+    def count_report(self, received: dict[str, int]) -> bool:
+        """Note a report with these numbers of received requests. Returns whether it ends the
+        reservation."""
         if 0 < self.number <= received.get(self.session, 0):
             return True
+        if self.reports_left is None:
+            return False
         self.reports_left -= 1
         return self.reports_left == 0
 
@@ -132,7 +135,7 @@ class WorkerView:
         self.speed = _speed(self.info, stats, stats.reported_us - self._stepped_us)
         self._load = self._unloaded = None
         if self._reservations:
-            for each in [e for e in self._reservations if e.ends_with(stats.received)]:
+            for each in [e for e in self._reservations if e.count_report(stats.received)]:
                 self.release(each)
 
     def reserve(self, tokens: int, blocks: int) -> Reservation:

@@ -9,7 +9,13 @@ import pytest
 
 from router.routing.decision import Charge, apply, decide
 from router.routing.fleet_view import FleetView
-from router.routing.sent_requests import SentRequest, SentRequests, decode, encode
+from router.routing.sent_requests import (
+    MOST_REQUESTS,
+    SentRequest,
+    SentRequests,
+    decode,
+    encode,
+)
 from router.routing.worker_view import WorkerView
 from tests.unit.router.routing.test_decision import query, stats, view_of, worker
 
@@ -157,6 +163,18 @@ def test_a_new_connection_counts_from_one_again() -> None:
         found = d1.newly_sent()
         assert found is not None
         assert (found.session, found.first, found.last) == (session, 1, 1)
+
+
+def test_a_message_lists_and_a_receiver_counts_a_bounded_number_of_requests() -> None:
+    sender, receiver = Router("one").worker("d1"), Router("other").worker("d1")
+    for number in range(1, MOST_REQUESTS + 3):
+        sender.note_sent(sender.reserve(1, 0), "one", number)
+    found = sender.newly_sent()
+    assert found is not None
+    assert (found.last, len(found.requests)) == (MOST_REQUESTS + 2, MOST_REQUESTS)
+    for each in decode(encode([found, found])):
+        receiver.reserve_for_others(each)
+    assert receiver.num_reservations == MOST_REQUESTS
 
 
 def test_messages_of_workers_that_are_not_here_are_ignored() -> None:
