@@ -223,10 +223,11 @@ def test_a_head_beats_by_time_and_not_with_each_order() -> None:
     ours, theirs = socket.socketpair()
     links = EndLinks([ours], DEADLINE_S, lambda reason: None, lambda: now[0])
     hand = FramedStream(theirs, MOST_BYTES)
+    frames: list[bytes] = []
     for number in range(5):
         links.hosts[0].begin_end()
-        frames = frames_until(hand, encode(OpenEnd(number)))
-        assert frames.count(BEAT) == 0 or number == 0
+        frames += frames_until(hand, encode(OpenEnd(number)))
+    assert frames.count(BEAT) <= 1, "the first, which may come with any order"
     now[0] = 0.5
     links.hosts[0].begin_end()
     assert BEAT in frames_until(hand, encode(OpenEnd(5)), BEAT)
