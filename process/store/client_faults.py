@@ -8,12 +8,17 @@ that continues after an answer must first ask whether it was cancelled meanwhile
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+
+from process.side_tasks import run_together
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -34,6 +39,29 @@ async def drop_connections(client: Any) -> None:
     """
     with suppress(RedisError, OSError):  # a store that is gone does not answer the end of TLS
         await answer_of(client.connection_pool.disconnect(inuse_connections=False))
+
+
+async def keep_using(
+    client: Any,
+    works: Sequence[Callable[[], Awaitable[None]]],
+    pause_s: float,
+    on_away: Callable[[], None] = lambda: None,
+) -> None:
+    """Do all works, which use the store, until cancelled. While the store is away, call `on_away`
+    and begin again after `pause_s`."""
+
+    async def repeat(work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+            except (RedisError, OSError) as error:
+                check_cancelled()
+                log.debug("the store is away: %s", error)
+                await drop_connections(client)
+                on_away()
+                await asyncio.sleep(pause_s)
+
+    await run_together(*map(repeat, works))
 
 
 def check_cancelled() -> None:

@@ -8,22 +8,22 @@ nothing. Each message costs every router CPU time, so busy routers put more into
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import redis.asyncio
-from redis.exceptions import RedisError
 
-from process.side_tasks import run_together
 from process.sockets.message_budget import MessageBudget
-from process.store.client_faults import answer_of, check_cancelled, drop_connections
+from process.store.client_faults import (
+    answer_of,
+    check_cancelled,
+    drop_connections,
+    keep_using,
+)
 from process.store.ignored_entries import DECODE_ERRORS, SENT, IgnoredEntries
 from process.store.registry import BACKOFF_MAX_S, client_from_url
-
-log = logging.getLogger(__name__)
 
 ALONE_S = 1.0
 """How often a router that is alone looks for others, and the longest wait for a message."""
@@ -66,19 +66,9 @@ class LoadChannel:
     async def run(self) -> None:
         """Tell and listen until cancelled. Closes the connections."""
         try:
-            await run_together(self._repeat(self._tell), self._repeat(self._listen))
+            await keep_using(self._client, (self._tell, self._listen), BACKOFF_MAX_S)
         finally:
             await self._client.aclose()
-
-    async def _repeat(self, work: Callable[[], Any]) -> None:
-        while True:
-            try:
-                await work()
-            except (RedisError, OSError) as error:
-                check_cancelled()
-                log.debug("the store is away: %s", error)
-                await drop_connections(self._client)
-                await asyncio.sleep(BACKOFF_MAX_S)
 
     async def _tell(self) -> None:
         budget, now = MessageBudget(), asyncio.get_running_loop().time

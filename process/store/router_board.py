@@ -19,8 +19,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from process.side_tasks import run_together
-from process.store.client_faults import answer_of, check_cancelled, drop_connections
+from process.store.client_faults import answer_of, check_cancelled, keep_using
 from process.store.ignored_entries import (
     DECODE_ERRORS,
     QUESTION,
@@ -98,7 +97,8 @@ class RouterBoard:
     async def run(self) -> None:
         """Publish, read and answer until cancelled. Closes the connections."""
         try:
-            await run_together(self._repeat(self._exchange), self._repeat(self._listen))
+            works = (self._exchange, self._listen)
+            await keep_using(self._client, works, BACKOFF_MAX_S, self._forget_peers)
         finally:
             await self._leave()
             await self._client.aclose()
@@ -121,17 +121,9 @@ class RouterBoard:
         finally:
             del self._questions[nonce]
 
-    async def _repeat(self, work: Callable[[], Any]) -> None:
-        while True:
-            try:
-                await work()
-            except (RedisError, OSError) as error:
-                check_cancelled()
-                log.debug("the store is away: %s", error)
-                await drop_connections(self._client)
-                self._num_peers = 0
-                self._on_peers({})
-                await asyncio.sleep(BACKOFF_MAX_S)
+    def _forget_peers(self) -> None:
+        self._num_peers = 0
+        self._on_peers({})
 
     async def _exchange(self) -> None:
         """Publish our summary and read those of the others, every `PERIOD_S`."""
