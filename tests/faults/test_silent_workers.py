@@ -16,8 +16,9 @@ from tests.http_client import HTTP
 from tests.integration.fleets import assert_idle, trace_of, wait_for, workers
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
-SILENCE = {"BATON_PEER_SILENCE_S": "5", "BATON_KV_FETCH": "off"}
-"""Without fetches the silent worker is granted every block of its prompt."""
+SILENCE = {"BATON_PEER_SILENCE_S": "5", "BATON_KV_FETCH": "off", "BATON_LEASE_S": "60"}
+"""Without fetches the silent worker is granted every block of its prompt. A silent worker whose
+lease lapses, as it may on a busy machine, counts as gone, and nothing of it is fenced for long."""
 CHUNK = 64
 
 
