@@ -83,16 +83,12 @@ class SimulatedWorker:
         self._queue = queue
         self._listener = listener
         self._tasks: dict[str, Task] = {}
-        self._is_busy = False
+        self.is_busy = False
+        """Whether a step is under way."""
         self._has_changed = self._has_woken = False
         self._learnt_rows = -1
         self._step_ends = 0.0  # the end of a step with chunks
         self._run: DecodeRun | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a step is under way."""
-        return self._is_busy
 
     @property
     def num_tasks(self) -> int:
@@ -103,7 +99,7 @@ class SimulatedWorker:
 
     def deliver(self, handler: Action, *arguments: Any) -> None:
         """Handle a message when the step under way ends."""
-        if not self._is_busy:
+        if not self.is_busy:
             handler(*arguments)
         elif self._run is None:
             self._queue.at(self._step_ends, handler, *arguments)
@@ -115,8 +111,8 @@ class SimulatedWorker:
     def _wake(self) -> None:
         """Plan again when the step under way ends, or now if there is none, because the next plan
         may differ."""
-        if not self._is_busy:
-            self._is_busy = True
+        if not self.is_busy:
+            self.is_busy = True
             self._step_ends = self._queue.now
             self._queue.step_end(self._queue.now, self.number, self._turn)
             return
@@ -207,7 +203,7 @@ class SimulatedWorker:
         self._listener.on_moved(task.request, self._queue.now)
         if self.scheduler.num_waiting:
             self._wake()
-        elif not self._is_busy:
+        elif not self.is_busy:
             self._listener.on_change(self)
 
     def _try_join(self, task: Task) -> None:
@@ -233,7 +229,7 @@ class SimulatedWorker:
         if self.scheduler.has_work:
             batch = self.scheduler.schedule(self._queue.now)
             self._begin(batch)
-        self._is_busy = not batch.is_empty
+        self.is_busy = not batch.is_empty
         if batch.chunks:
             self._compute(batch)
         elif goes_on and run is not None and batch.decodes == run.batch.decodes:
@@ -245,7 +241,7 @@ class SimulatedWorker:
             self._has_changed = False
             self._listener.on_change(self)
         has_joined, self._has_woken = self._has_woken, False
-        if has_joined and not self._is_busy:  # a request that lacked no block
+        if has_joined and not self.is_busy:  # a request that lacked no block
             self._wake()
 
     def _begin(self, batch: Batch) -> None:
@@ -333,7 +329,8 @@ class SimulatedWorker:
         rows, now = len(batch.decodes), self._queue.now
         context = sum([len(each.tokens) for each in batch.decodes])
         fixed, slope = self.spec.times.decode_line(rows)
-        fixed += self._noisy(False, seconds := fixed + slope * context) - seconds
+        seconds = fixed + slope * context
+        fixed += self._noisy(False, seconds) - seconds
         learns = rows != self._learnt_rows or self.spec.learns_every_step
         self._leap(DecodeRun(batch, now, rows, context, fixed, slope, learns))
 

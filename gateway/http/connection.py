@@ -168,10 +168,6 @@ class BoundedProtocol(RequestReader):
         """Handle a reset that reading would not notice."""
         self._end()
 
-    def _num_ahead(self) -> int:
-        """The number of requests that were read and wait for the answers to earlier requests."""
-        return max(0, len(self._exchanges) - 1)
-
     def _running(self) -> Exchange | None:
         """The request that is being answered."""
         return self._exchanges[0] if self._exchanges else None
@@ -185,7 +181,7 @@ class BoundedProtocol(RequestReader):
         """Close the connection after the answer to the last whole request."""
         if self._waiting or self._last_answer is not None:
             return  # the last request still waits; a refusal closes by itself
-        if self._num_ahead() and not self._exchanges[-1].is_received:
+        if len(self._exchanges) > 1 and not self._exchanges[-1].is_received:
             self._exchanges.pop().abandon()
         if self._exchanges and self._exchanges[-1].is_received:
             self._exchanges[-1].keep_alive = False
