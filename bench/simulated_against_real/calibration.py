@@ -1,10 +1,10 @@
-"""Measures a fleet: sends it traces and keeps what its router tells of their requests.
+"""Measures a fleet: sends it traces, and keeps what its router reports about their requests.
 
 Single prompts show how long chunks take and the delays around them; simultaneous requests show how
-long decodes take. Pieces of a mixture, sent between the loads too, show what the fleet's processes
-do to each other, also when the machine becomes slower or quicker meanwhile. The simulated fleet
-serves the same requests in the same order, so that its step models have learned from the same
-steps.
+long decodes take. Pieces of a mixture, some of which are sent between the loads, show how the
+fleet's processes slow each other down, even if the speed of the machine changes meanwhile. The
+simulated fleet serves the same requests in the same order, so that its step models have learned
+from the same steps.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ NOTHING = Unseen()
 
 class Arrivals:
     """The requests that a worker has lately received: all of them, and the known ones, which this
-    router has sent or was told of."""
+    router has sent itself or knows from another router's messages."""
 
     __slots__ = ("_num_told", "everybody", "known")
 
@@ -42,7 +42,7 @@ class Arrivals:
         self._num_told = 0
 
     def note_told(self, count: int) -> None:
-        """Note that another router has told of its requests."""
+        """Note that messages of other routers have named so many requests."""
         self._num_told += count
 
     def observe(self, former: dict[str, int], received: dict[str, int], session: str) -> None:

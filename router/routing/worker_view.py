@@ -188,7 +188,7 @@ class WorkerView:
 
     @property
     def unseen(self) -> Unseen:
-        """What this router has sent, or was told of, and no report counts yet."""
+        """The requests that no report counts yet, of this router and of messages from others."""
         return Unseen(len(self._reservations), self._reserved_tokens, self._reserved_blocks)
 
     def load(self, typical: WorkerSpeed | None = None, others: Unseen = NOTHING) -> WorkerLoad:

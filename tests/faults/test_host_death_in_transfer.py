@@ -2,8 +2,8 @@
 stands still. Requests go on elsewhere with the tokens of one rank, no block stays behind, and what
 a stopped host still had to write lands nowhere.
 
-The hosts are network namespaces. Heads run on the first, as do workers of one rank. Whoever writes
-is held before a write; the fault comes then.
+The hosts are network namespaces. Heads and workers of one rank run on the first one. The source is
+held before a write, and the fault happens then.
 """
 
 from __future__ import annotations

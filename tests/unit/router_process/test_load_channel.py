@@ -62,7 +62,7 @@ async def test_a_router_avoids_a_worker_to_which_another_has_sent_much(
     valkey: EmbeddedValkey,  # noqa: F811
     cluster: str,  # noqa: F811
 ) -> None:
-    """And tells of its own request."""
+    """It also publishes the request that it has sent itself."""
     with redis.Redis.from_url(valkey.url) as store, store.pubsub() as channel:
         channel.subscribe(f"baton:{cluster}:sent")
         announce_a_router(store, cluster)

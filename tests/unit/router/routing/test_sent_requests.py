@@ -183,6 +183,7 @@ def test_messages_of_workers_that_are_not_here_are_ignored() -> None:
     for name in NAMES:
         other.view.leave(name)
     told(one, other)
+    assert not any(map(other.view.worker, NAMES))
 
 
 @pytest.mark.parametrize(
