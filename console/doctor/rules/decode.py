@@ -107,7 +107,7 @@ def _smaller_weights(seen: Observation) -> Change:
         return _FASTER
     return Change(
         setting="weights", scope="decode pool", old=old, new=new,
-        text="Fewer bytes to read per step; or faster devices.",
+        text="Fewer bytes to read per step. Answers change: compare them first.",
     )  # fmt: skip
 
 
