@@ -22,7 +22,6 @@ import pytest
 
 from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.two_hosts import ADDRESSES, TwoHosts
-from tests.effort import NIGHTLY
 from tests.faults.armed_points import ArmedPoints
 from tests.faults.faulty_worker import FAULTS_DIR, FETCH_SLACK
 from tests.integration.distant_hosts import Main, forked_on_host, node_in, two_hosts
@@ -34,7 +33,7 @@ from tests.paths import DEMO_MODEL
 
 CHUNK_TOKENS, PROMPT_TOKENS, NUM_TOKENS = 32, 400, 8
 NUM_BLOCKS = 128
-TRIES, REPEATS = 12, 4
+TRIES, REPEATS = 40, 4
 """Prompts, and requests with each, of which one takes the way that a test needs."""
 SECOND = 2
 """The write before which a worker is held; the first one has landed."""
@@ -53,8 +52,7 @@ class Loss(NamedTuple):
     layout: tuple[int, int]
 
 
-EVERYDAY = [Loss("handoff", signal.SIGKILL, (2, 1))]
-ALL = [
+LOSSES = [
     Loss(moving, how, layout)
     for moving in ("handoff", "fetch")
     for how in (signal.SIGKILL, signal.SIGSTOP)
@@ -78,7 +76,8 @@ def one_engine(prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     )
 
 
-@pytest.mark.parametrize("case", ALL if NIGHTLY else EVERYDAY, ids=str)
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_a_worker_that_loses_a_host_while_it_gets_blocks(
     hosts: TwoHosts, tmp_path: Path, case: Loss
 ) -> None:
@@ -99,7 +98,7 @@ def found_by(main: Main, hosts: TwoHosts, tmp_path: Path, fault: list[str]) -> d
 
 def lose_sink(argv: list[str]) -> int:
     """Print the numbers of prompts with the tokens after each, which of the worker's ranks stay,
-    and what is under way at the end. Nightly, the worker starts again and gets blocks again."""
+    and what is under way at the end, after the worker has started again and got blocks again."""
     other, folder, moving, how, *layout = argv
     flags = {"decode": flags_of("decode", *map(int, layout))}
     is_handoff = moving == "handoff"
@@ -114,12 +113,11 @@ def lose_sink(argv: list[str]) -> int:
         fleet.wait_end("decode-1", END_S)
         fleet.signal("node-decode", signal.SIGCONT)
         ranks_left = left_after(END_S, ranks)
-        if NIGHTLY:
-            for name in ("node-decode", "decode-1"):
-                fleet.start(name)
-            fleet.wait_ready()
-            requests.hold()
-            requests.go_on()
+        for name in ("node-decode", "decode-1"):
+            fleet.start(name)
+        fleet.wait_ready()
+        requests.hold()
+        requests.go_on()
         found = {
             "answers": requests.answers,
             "ranks_left": ranks_left,
