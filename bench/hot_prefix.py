@@ -2,11 +2,12 @@
 
     python -m bench.hot_prefix [--requests 150] [--thresholds 0,16,64,256] [--model FOLDER]
 
-Runs a prefill and three decode workers behind a router, one fleet after the other, each with
-another `local_prefill_threshold_tokens`, and one fleet with a single decode worker: there every
-request goes to the worker that holds the prefix, so its number of computed tokens is that of
-routing by cache alone. Exits with 1 if the default threshold is not within 1.3x of the best time to
-first token, at the median and at p99, or computes more than 1.1x the tokens of routing by cache.
+Runs a prefill and three decode workers behind a router, one fleet after the other: one that places
+by predicted cost, as routers do by default; others with a `local_prefill_threshold_tokens`; and one
+with a single decode worker, where every request goes to the worker that holds the prefix, so its
+number of computed tokens is that of routing by cache alone. Exits with 1 if placement by cost is
+not within 1.3x of the best time to first token, at the median and at p99, or computes more than
+1.1x the tokens of routing by cache.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +33,7 @@ from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.paths import DEMO_MODEL
 from bench.tools.stream_load import Endpoint, completion_body, stream_events
 from engine.checkpoint.config import load_model_config
-from process.settings.spec import specs_of
 from protocol.errors import BatonError
-from router_process.settings import RouterSettings
 
 PREFIX_TOKENS, OWN_TOKENS = 400, 24
 NUM_DECODE = 3
@@ -46,13 +45,15 @@ _SETTLE_S = 0.5
 
 @dataclass(frozen=True)
 class Load:
-    """The requests: how many, over how many seconds they arrive, and the length of an answer."""
+    """The requests: how many, over how many seconds they arrive, and the length of an answer.
+    Prompts share no cached blocks with those of another `cache_salt`."""
 
     model: str
     vocab_size: int
     num_requests: int
     seconds: float
     answer_tokens: int
+    cache_salt: str | None = None
 
     def prompts(self) -> list[list[int]]:
         """Prompts that share their first `PREFIX_TOKENS` tokens; the same ones each time."""
@@ -85,8 +86,11 @@ class Result:
         return sorted(self.ttft_ms)[int(0.99 * (len(self.ttft_ms) - 1))]
 
 
-def run_fleet(label: str, load: Load, folder: str, num_decode: int, threshold: int) -> Result:
+def run_fleet(
+    label: str, load: Load, folder: str, num_decode: int, threshold: int | None
+) -> Result:
     """One fleet from its start to its end. Raises BatonError."""
+    fixed = () if threshold is None else (f"--local-prefill-threshold-tokens={threshold}",)
     blocks = (load.num_requests * (OWN_TOKENS + load.answer_tokens) + PREFIX_TOKENS) // 16
     config = FleetConfig(
         folder,
@@ -95,32 +99,31 @@ def run_fleet(label: str, load: Load, folder: str, num_decode: int, threshold: i
             "--device=cpu", "--torch-threads=1", f"--max-batch-size={MAX_BATCH}",
             f"--num-blocks={blocks + 2 * load.num_requests}",
         ),
-        router_flags=(f"--local-prefill-threshold-tokens={threshold}", "--trace-history=4000"),
+        router_flags=(*fixed, "--trace-history=4000"),
     )  # fmt: skip
     with BenchFleet(config) as fleet:
         url = fleet.url("router-1")
         warm, *prompts = load.prompts()
-        asyncio.run(_send(url, load, [warm], 0.0))
+        asyncio.run(send(url, load, [warm], 0.0))
         before = _computed(url)
-        ttft_s = asyncio.run(_send(url, load, prompts, load.seconds))
+        times = asyncio.run(send(url, load, prompts, load.seconds))
         time.sleep(_SETTLE_S)  # the workers' last traces come after the streams
-        return Result(
-            label, [1e3 * each for each in ttft_s], _computed(url) - before, _workers(url)
-        )
+        ttft_ms = [1e3 * (first_at - sent_at) for sent_at, first_at, *_ in times]
+        return Result(label, ttft_ms, _computed(url) - before, _workers(url))
 
 
-async def _send(url: str, load: Load, prompts: list[list[int]], seconds: float) -> list[float]:
-    """The time to first token of each prompt; they arrive at random within `seconds`."""
-    rng = random.Random(7)
-    host, port = url.removeprefix("http://").split(":")
+async def send(
+    url: str, load: Load, prompts: Sequence[list[int]], seconds: float
+) -> list[list[float]]:
+    """Send the prompts at random times within `seconds`. Returns for each prompt when it was sent
+    and when its tokens came, in seconds."""
+    rng, endpoint = random.Random(7), Endpoint.of(url)
 
-    async def one(prompt: list[int], at: float) -> float:
+    async def one(prompt: list[int], at: float) -> list[float]:
         await asyncio.sleep(at)
-        body = completion_body(load.model, prompt, load.answer_tokens)
-        sent_at, first_at = time.perf_counter(), 0.0
-        async for now, _ in stream_events(Endpoint(host, int(port)), body):
-            first_at = first_at or now
-        return first_at - sent_at
+        body = completion_body(load.model, prompt, load.answer_tokens, load.cache_salt)
+        sent_at = time.perf_counter()
+        return [sent_at, *[now async for now, _ in stream_events(endpoint, body)]]
 
     return list(await asyncio.gather(*(one(each, rng.uniform(0, seconds)) for each in prompts)))
 
@@ -165,29 +168,25 @@ def verdict(ours: Result, results: list[Result], by_cache: Result) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Run and print the table; 1 if the default threshold exceeds a bound."""
+    """Run and print the table; 1 if placement by cost exceeds a bound."""
     arguments = _parser().parse_args(argv)
     folder = Path(arguments.model)
     vocab_size = load_model_config(folder).vocab_size
     load = Load(
         folder.name, vocab_size, arguments.requests, arguments.seconds, arguments.answer_tokens
     )
-    default: int = specs_of(RouterSettings)["local_prefill_threshold_tokens"].default
-    thresholds = sorted({default, *map(int, filter(None, arguments.thresholds.split(",")))})
+    thresholds = sorted({*map(int, filter(None, arguments.thresholds.split(",")))})
     try:
-        by_cache = run_fleet("one decode worker", load, str(folder), 1, default)
-        results = [
-            run_fleet(f"{each} (default)" if each == default else str(each),
-                      load, str(folder), NUM_DECODE, each)
-            for each in thresholds
-        ]  # fmt: skip
+        by_cache = run_fleet("one decode worker", load, str(folder), 1, None)
+        ours = run_fleet("none: by cost", load, str(folder), NUM_DECODE, None)
+        others = [run_fleet(str(each), load, str(folder), NUM_DECODE, each) for each in thresholds]
     except BatonError as error:
         print(f"bench.hot_prefix: {error}", file=sys.stderr)
         return 1
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-    console.print(report([by_cache, *results]))
-    wrong = verdict(results[thresholds.index(default)], results, by_cache)
-    console.print("\n".join(wrong) if wrong else "the default is within its bounds")
+    console.print(report([by_cache, ours, *others]))
+    wrong = verdict(ours, [ours, *others], by_cache)
+    console.print("\n".join(wrong) if wrong else "placement by cost is within its bounds")
     return 1 if wrong else 0
 
 
@@ -197,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--seconds", type=float, default=2.0, help="time in which they arrive")
     parser.add_argument("--answer-tokens", type=int, default=120)
-    parser.add_argument("--thresholds", default="0,16,256", help="beside the default")
+    parser.add_argument("--thresholds", default="0,16,64,256", help="beside placement by cost")
     return parser
 
 

@@ -2,5 +2,6 @@
 `python -m bench.policies`.
 
 `cells` lists which traffic goes to which fleet, and simulates it; a ledger keeps finished cells, so
-that a stopped run can be resumed. Imports `simulator`.
+that a stopped run can be resumed. `real` compares two placements on real workers. Imports
+`simulator`, and other benchmarks' loads.
 """

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import nan
 from typing import Any
 
@@ -27,8 +28,8 @@ ANSWER_S = 600.0
 
 @dataclass
 class Played:
-    """One request; times are seconds from the begin of the replay. `error` is "" if it was
-    served."""
+    """One request; times are seconds from the begin of the replay. `gaps_s` are the times between
+    the events that bring tokens. `error` is "" if it was served."""
 
     session: str
     turn: int
@@ -40,6 +41,7 @@ class Played:
     cached_tokens: int = 0
     request_id: str = ""
     error: str = ""
+    gaps_s: list[float] = field(default_factory=list)
 
     @property
     def ttft_s(self) -> float:
@@ -59,11 +61,13 @@ class Played:
 
 @dataclass(frozen=True)
 class Manner:
-    """How prompts are sent: as text or as token ids, and which words they consist of."""
+    """How prompts are sent: as text or as token ids, which words they consist of, and under which
+    `cache_salt`, if any."""
 
     vocabulary: Vocabulary
     as_text: bool = True
     seed: int = 0
+    cache_salt: str | None = None
 
 
 @dataclass
@@ -120,7 +124,7 @@ class Player:
             headers["x-session-id"] = session.name
         body = self._body(talk.prompt(turn), turn)
         request = Played(session.name, number, self._now)
-        events: list[bytes] = []
+        events, times = list[bytes](), list[float]()
         self._played.append(request)
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -129,7 +133,9 @@ class Player:
                         request.first_token = at - self._began
                     request.end = at - self._began
                     events.append(event)
+                    times.append(at)
             answer = _answer_of(events)
+            request.gaps_s = [after - at for at, after in pairwise(times[:-1])]  # the last: usage
             request.num_prompt = answer.usage.get("prompt_tokens", turn.num_prompt)
             request.num_output = answer.usage.get("completion_tokens", turn.num_output)
             details = answer.usage.get("prompt_tokens_details") or {}
@@ -143,18 +149,19 @@ class Player:
         return request
 
     def _body(self, prompt: Prompt, turn: Turn) -> bytes:
-        return msgspec.json.encode(
-            {
-                "model": self._target.model,
-                "prompt": prompt,
-                "max_tokens": turn.num_output,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "return_token_ids": not self._manner.as_text,
-            }
-        )
+        body = {
+            "model": self._target.model,
+            "prompt": prompt,
+            "max_tokens": turn.num_output,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": not self._manner.as_text,
+        }
+        if self._manner.cache_salt is not None:
+            body["cache_salt"] = self._manner.cache_salt
+        return msgspec.json.encode(body)
 
 
 def _answer_of(events: list[bytes]) -> _Answer:

@@ -26,7 +26,8 @@ _LONGEST_EVENT = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class StreamLoad:
-    """The load to send. Lengths are in tokens, `arrivals_per_s` is for long prompts (Poisson)."""
+    """The load to send. Lengths are in tokens, `arrivals_per_s` is for long prompts (Poisson).
+    Prompts share no cached blocks with those of another `cache_salt`."""
 
     model: str
     vocab_size: int
@@ -37,6 +38,7 @@ class StreamLoad:
     long_tokens: int = 2
     arrivals_per_s: float
     seed: int = 1
+    cache_salt: str | None = None
 
 
 @dataclass
@@ -140,13 +142,16 @@ class StreamClient:
     def _events(
         self, prompt: list[int], max_tokens: int
     ) -> AsyncGenerator[tuple[float, bytes], None]:
-        body = completion_body(self._load.model, prompt, max_tokens)
+        load = self._load
+        body = completion_body(load.model, prompt, max_tokens, load.cache_salt)
         return stream_events(self._endpoint, body)
 
 
-def completion_body(model: str, prompt: list[int], max_tokens: int) -> bytes:
+def completion_body(
+    model: str, prompt: list[int], max_tokens: int, cache_salt: str | None = None
+) -> bytes:
     """A streamed, greedy completion of token ids that ends after `max_tokens` tokens, as JSON."""
-    body = {
+    body: dict[str, object] = {
         "model": model,
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -155,6 +160,8 @@ def completion_body(model: str, prompt: list[int], max_tokens: int) -> bytes:
         "stream": True,
         "return_token_ids": True,
     }
+    if cache_salt is not None:
+        body["cache_salt"] = cache_salt
     return json.dumps(body).encode()
 
 

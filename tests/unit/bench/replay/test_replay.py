@@ -134,6 +134,13 @@ async def test_sessions_are_closed_loops(
     assert "authorization: bearer a key" in head
 
 
+async def test_a_replay_under_a_salt_says_so_in_every_request(server: tuple[Server, str]) -> None:
+    manner = Manner(WORDS, as_text=False, cache_salt="one")
+    played = await Player(Target(server[1], "m"), manner).play(talking())
+    assert [body["cache_salt"] for _, body, _ in server[0].bodies] == ["one"] * 3
+    assert [len(each.gaps_s) for each in played] == [2, 0, 1]
+
+
 async def test_a_refused_request_counts_and_its_session_goes_on(
     server: tuple[Server, str], player: Callable[[str | None], Player]
 ) -> None:
