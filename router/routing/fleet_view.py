@@ -33,6 +33,7 @@ class FleetView:
         self.on_applied: Callable[[], object] = lambda: None
         """Called after each decision that was applied, before its requests are sent."""
         self._workers: dict[str, WorkerView] = {}
+        self._pools: tuple[list[WorkerView], list[WorkerView]] | None = None
         self._typical: WorkerSpeed | None = None
         self._others = 0.0
         self._num_unaveraged: float = inf  # reports since the averages were computed
@@ -42,12 +43,16 @@ class FleetView:
         info = worker.info
         self.index.join(info.worker_id, info.incarnation, info.num_blocks, info.has_windows)
         self._workers[worker.worker_id] = worker
+        worker.on_standing = self._forget_pools
+        worker.assume(self._typical)
+        self._forget_pools()
         self.pairs.join(info)
         self._num_unaveraged = inf
 
     def leave(self, worker_id: str) -> None:
         """Forget a worker and its blocks."""
         del self._workers[worker_id]
+        self._forget_pools()
         self.index.leave(worker_id)
         self.pairs.forget(worker_id)
         self._num_unaveraged = inf
@@ -85,6 +90,15 @@ class FleetView:
         worker is not dead. Prefill workers that do not answer are always left out, because decode
         workers can compute prompts, too; but if none answers, they may all be in a long step.
         """
+        if self._pools is None:
+            self._pools = self._find_pools()
+        return self._pools
+
+    def _forget_pools(self) -> None:
+        """Find the pools again when they are asked for: a worker's standing may have changed."""
+        self._pools = None
+
+    def _find_pools(self) -> tuple[list[WorkerView], list[WorkerView]]:
         decode: list[WorkerView] = []
         prefill: list[WorkerView] = []
         others: list[WorkerView] = []
@@ -108,11 +122,11 @@ class FleetView:
         probably sent."""
         if not workers:
             return []
-        typical, others = self._averages()
+        _, others = self._averages()
         if not others:
-            return [each.load(typical) for each in workers]
+            return [each.kept_load or each.load() for each in workers]
         unseen = unseen_of_others([each.unseen for each in workers], others)
-        return [each.load(typical, more) for each, more in zip(workers, unseen, strict=True)]
+        return [each.load(more) for each, more in zip(workers, unseen, strict=True)]
 
     @property
     def typical(self) -> WorkerSpeed | None:
@@ -130,9 +144,12 @@ class FleetView:
         are computed again after as many reports as there are workers."""
         if self._num_unaveraged >= len(self._workers):
             everybody = self._workers.values()
-            self._typical = typical_speed([each.speed for each in everybody])
-            self._others = others_of([each.arrivals for each in everybody])
-            self._num_unaveraged = 0
+            typical = typical_speed([each.speed for each in everybody])
+            others = others_of([each.arrivals for each in everybody])
+            if typical != self._typical or (self._others and not others):
+                for each in everybody:
+                    each.assume(typical)
+            self._typical, self._others, self._num_unaveraged = typical, others, 0
         return self._typical, self._others
 
     def matches(self, hashes: Sequence[bytes], now: float) -> Mapping[str, PrefixMatch]:

@@ -8,8 +8,10 @@ its owner releases it earlier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import Enum, auto
+
+import msgspec
 
 from protocol.events import WorkerStats
 from protocol.messages import Role
@@ -35,8 +37,7 @@ class Liveness(Enum):
     UNCONNECTED = auto()
 
 
-@dataclass(eq=False, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, eq=False, gc=False):
     """Load that was sent to a worker whose stats do not include it yet. `number` counts the
     requests that `session` has sent; 0 until this one is sent. `reports_left`: the number of
     reports after which another router's reservation ends in any case; None for one of ours."""
@@ -62,10 +63,11 @@ class WorkerView:
     """A worker of a `FleetView`. Owns its reservations.
 
     `takes_requests`: whether new requests may go to this worker: its lease says READY and it is
-    connected.
+    connected. `on_standing` is called when this, its role or its liveness may have changed.
     """
 
     def __init__(self, info: WorkerInfo, liveness: Liveness = Liveness.UNCONNECTED) -> None:
+        self.on_standing: Callable[[], object] = _nothing
         self.worker_id = info.worker_id
         self.info = info
         self.role: Role = info.role
@@ -78,14 +80,15 @@ class WorkerView:
         self._reservations: set[Reservation] = set()
         self._reserved_tokens = self._reserved_blocks = 0
         self._stepped_us = 0
-        self._load: WorkerLoad | None = None
+        self.kept_load: WorkerLoad | None = None
+        """The last result of `load`, while it holds."""
         self._unloaded: Pace | None = None  # for the last speed, and `_typical`
         self._typical: WorkerSpeed | None = None
         self._others = NOTHING
 
     def renew(self, info: WorkerInfo) -> None:
         """Take the newest registration of the same process."""
-        self.info, self.role, self._load = info, info.role, None
+        self.info, self.role, self.kept_load = info, info.role, None
         self.is_prefill, self.is_decode = _pools(info.role)
         self.note_liveness(self.liveness)
 
@@ -95,6 +98,7 @@ class WorkerView:
         self.answers = liveness is Liveness.ANSWERS
         is_connected = liveness is not Liveness.UNCONNECTED
         self.takes_requests = is_connected and self.info.state is WorkerState.READY
+        self.on_standing()
 
     @property
     def num_reservations(self) -> int:
@@ -105,7 +109,7 @@ class WorkerView:
     def free_blocks(self) -> int:
         """Blocks that are neither used nor waited for, by the last stats and the requests sent
         since."""
-        return self.info.num_blocks - self._claimed_blocks
+        return self.info.num_blocks - self.load().blocks_claimed
 
     @property
     def queued_tokens(self) -> int:
@@ -113,16 +117,6 @@ class WorkerView:
         stats."""
         queued = self.stats.queued_tokens if self.stats is not None else 0
         return queued + self._reserved_tokens
-
-    @property
-    def _claimed_blocks(self) -> int:
-        """Blocks that are used (including granted and fenced ones), waited for, or reserved. The
-        queue of a prefill worker counts by its tokens instead."""
-        stats, reserved = self.stats, self._reserved_blocks
-        if stats is None:
-            return reserved
-        waiting = stats.blocks_waiting if self.is_decode else 0
-        return stats.blocks_used + waiting + reserved
 
     def take_stats(self, stats: WorkerStats) -> None:
         """Take the newest stats; end the reservations that they include."""
@@ -133,7 +127,7 @@ class WorkerView:
             self.arrivals.observe(self.stats.received, stats.received, self._session)
         self.stats = stats
         self.speed = _speed(self.info, stats, stats.reported_us - self._stepped_us)
-        self._load = self._unloaded = None
+        self.kept_load = self._unloaded = None
         if self._reservations:
             for each in [e for e in self._reservations if e.count_report(stats.received)]:
                 self.release(each)
@@ -144,7 +138,7 @@ class WorkerView:
         self._reservations.add(reservation)
         self._reserved_tokens += tokens
         self._reserved_blocks += blocks
-        self._load = None
+        self.kept_load = None
         return reservation
 
     def note_sent(self, reservation: Reservation, session: str, number: int) -> None:
@@ -184,32 +178,36 @@ class WorkerView:
             self._reservations.remove(reservation)
             self._reserved_tokens -= reservation.tokens
             self._reserved_blocks -= reservation.blocks
-            self._load = None
+            self.kept_load = None
 
     @property
     def unseen(self) -> Unseen:
         """The requests that no report counts yet, of this router and of messages from others."""
         return Unseen(len(self._reservations), self._reserved_tokens, self._reserved_blocks)
 
-    def load(self, typical: WorkerSpeed | None = None, others: Unseen = NOTHING) -> WorkerLoad:
+    def assume(self, typical: WorkerSpeed | None) -> None:
+        """Take the speed of the fleet's workers, which counts as far as the worker's own is not
+        trusted."""
+        self._typical, self._unloaded, self.kept_load = typical, None, None
+
+    def load(self, others: Unseen = NOTHING) -> WorkerLoad:
         """The load for a placement: the last stats plus the reservations, and what `others` have
-        probably sent meanwhile. `typical` is the speed of the fleet's workers, which counts as far
-        as the worker's own is not trusted."""
-        if typical is not self._typical:
-            self._typical, self._unloaded, self._load = typical, None, None
-        load = self._load
+        probably sent meanwhile."""
+        load = self.kept_load
         if load is None or (others is not self._others and others != self._others):
-            load = self._load = self._new_load(others)
+            load = self.kept_load = self._new_load(others)
             self._others = others
         return load
 
     def _new_load(self, others: Unseen) -> WorkerLoad:
         stats, info = self.stats, self.info
         num_waiting, num_running, stuck, host_us, disk_us = len(self._reservations), 0, 0, 0, 0
-        queued, claimed = self._reserved_tokens, self._claimed_blocks
+        queued, claimed = self._reserved_tokens, self._reserved_blocks
         if stats is not None:
             num_waiting, num_running = num_waiting + stats.num_waiting, stats.num_running
             queued, stuck = queued + stats.queued_tokens, stats.blocks_stuck
+            # the queue of a prefill worker counts by its tokens instead
+            claimed += stats.blocks_used + (stats.blocks_waiting if self.is_decode else 0)
             host_us, disk_us = stats.host_tier_block_us, stats.disk_tier_block_us
         if others is not NOTHING:
             num_waiting += round(others.requests)
@@ -227,6 +225,10 @@ class WorkerView:
             self.worker_id, num_requests, queued, info.num_blocks, claimed, stuck,
             info.max_context, pace, info.max_batch_size, host_us, disk_us, self.speed,
         )  # fmt: skip
+
+
+def _nothing() -> None:
+    """The callback of a worker that belongs to no view."""
 
 
 def _pools(role: Role) -> tuple[bool, bool]:

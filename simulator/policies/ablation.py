@@ -16,6 +16,7 @@ from router.routing.decision import Decision, Query, decide
 from router.routing.fleet_view import FleetView
 from router.routing.pace import GUESS, pace_of
 from router.routing.placement import WorkerLoad
+from router.routing.prediction import WorkerSpeed
 from router.routing.sessions import Sessions
 from router.routing.worker_view import WorkerView
 
@@ -51,7 +52,7 @@ class _WithoutPending(_PartOfView):
 
     def loads(self, workers: Sequence[WorkerView]) -> list[WorkerLoad]:
         typical = self.typical
-        return [_reported(each).load(typical) for each in workers]
+        return [_reported(each, typical).load() for each in workers]
 
     def matches(self, hashes: Sequence[bytes], now: float) -> Mapping[str, PrefixMatch]:
         found = super().matches(hashes, now)
@@ -66,9 +67,10 @@ class _WithoutSessions(_PartOfView):
         return Sessions()
 
 
-def _reported(worker: WorkerView) -> WorkerView:
+def _reported(worker: WorkerView, typical: WorkerSpeed | None) -> WorkerView:
     """A worker without the load that was reserved there."""
     bare = WorkerView(worker.info, worker.liveness)
+    bare.assume(typical)
     bare.stats, bare.speed = worker.stats, worker.speed
     return bare
 
