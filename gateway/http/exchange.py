@@ -11,10 +11,11 @@ import http
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
+import msgspec
+from msgspec import field
 from starlette.types import ASGIApp, Message, Scope
 
 from gateway.http.flow_control import Flow
@@ -44,8 +45,7 @@ class AnsweringServer(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One request and its answer. If the connection replaces its transport, it also sets
     `transport` here.
 
@@ -64,16 +64,16 @@ class Exchange:
     keep_alive: bool
     awaits_continue: bool
     on_complete: Callable[[], None]
-    is_received: bool = field(default=False, init=False)
-    is_begun: bool = field(default=False, init=False)
-    is_complete: bool = field(default=False, init=False)
-    is_chunked: bool = field(default=False, init=False)
-    is_abandoned: bool = field(default=False, init=False)
-    _body: bytearray = field(default_factory=bytearray, init=False)
-    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _left: int | None = field(default=None, init=False)
+    is_received: bool = False
+    is_begun: bool = False
+    is_complete: bool = False
+    is_chunked: bool = False
+    is_abandoned: bool = False
+    _body: bytearray = field(default_factory=bytearray)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _left: int | None = None
     """Bytes of the answer that its content-length still promises."""
-    _has_body: bool = field(default=True, init=False)
+    _has_body: bool = True
 
     async def run(self, app: ASGIApp) -> None:
         """Let the application answer. If it fails, the client gets status 500, or an answer that

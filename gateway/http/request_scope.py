@@ -17,12 +17,14 @@ is received, whatever the endpoint does: see `gateway.http.paths.passes_gate`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from os import urandom
 from typing import Protocol
 from urllib.parse import quote
 
+import msgspec
+from msgspec import field
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -64,8 +66,7 @@ _SESSIONS = tuple(each.encode() for each in SESSION_HEADERS)
 _OF_TERMS = frozenset((_TIMEOUT, _TTFT, _TPOT, _RETENTION, *_SESSIONS))
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct):
     """One HTTP request: its own id, its arrival time (seconds), and the status of its answer.
 
     - `headers`: the first header of each name.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from gateway.text.control_tokens import ControlTokens, free_mark
 
 
-@dataclass
-class TemplateInput:
+class TemplateInput(msgspec.Struct):
     """The input of one rendering, in the template's form."""
 
     messages: list[dict[str, Any]]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 MOST_SESSIONS = 1 << 14
 LOOK_BACK = 1024
@@ -21,8 +22,7 @@ _SEVERAL = b""
 """No block."""
 
 
-@dataclass(slots=True)
-class _Chain:
+class _Chain(msgspec.Struct, gc=False):
     """The end of a session's prompt, and the block with which a later prompt continued it."""
 
     session: str

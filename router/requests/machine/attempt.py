@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from protocol.message_base import Message
 from protocol.messages import KvHolder
@@ -13,16 +13,14 @@ from router.routing.pairs import Pair
 from router.routing.placement import Placement
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """An action: send a message to a worker, if it can be reached."""
 
     worker: Worker
     message: Message
 
 
-@dataclass(eq=False)
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """The state of a generation that runs on workers.
 
     - `first_index`: the output index of the first token that this attempt produces.
@@ -42,7 +40,7 @@ class Attempt:
     decode: Worker
     prefill: Worker | None
     reservations: list[Charge]
-    holders: list[KvHolder] = field(default_factory=list)
+    holders: list[KvHolder] = []
     session: str = ""
     decode_runs: bool = False
     is_moved: bool = False
@@ -86,6 +84,7 @@ class Attempt:
         for owner, reservation in self.reservations:
             if isinstance(owner, Pair):
                 owner.release(reservation)
+        self.reservations = [each for each in self.reservations if not isinstance(each[0], Pair)]
 
     def close(self) -> None:
         """Release every reservation."""

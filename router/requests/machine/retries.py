@@ -8,7 +8,8 @@ with every failure and is jittered.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+
+import msgspec
 
 from protocol.errors import GenerationFailed, Overloaded
 from router.fleet.worker import Loss, Worker
@@ -18,8 +19,7 @@ MAX_DEATHS = 2
 """A request that lost this many workers in a row without a new token may be killing them."""
 
 
-@dataclass
-class FailureHistory:
+class FailureHistory(msgspec.Struct):
     """The failures of one request, and the workers its next attempt avoids or prefers.
 
     `num_failures` counts the failed attempts since the last new token. `num_deaths` counts the
@@ -36,10 +36,10 @@ class FailureHistory:
 
     num_failures: int = 0
     num_deaths: int = 0
-    suspects: dict[str, int | None] = field(default_factory=dict)
+    suspects: dict[str, int | None] = {}
     lost_peer: Worker | None = None
-    failed: set[str] = field(default_factory=set)
-    failed_handoffs: set[str] = field(default_factory=set)
+    failed: set[str] = set()
+    failed_handoffs: set[str] = set()
     keeper: Worker | None = None
 
     @property

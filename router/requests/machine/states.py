@@ -7,7 +7,7 @@ search for a stream that another router began.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from protocol.errors import RequestError, ServiceError
 from router.fleet.worker import Worker
@@ -16,8 +16,7 @@ from router.requests.machine.attempt import Attempt, Send
 from router.requests.machine.resumption import Searching
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """Why an attempt ended without finishing its generation. `lacks_room`: only because no worker
     has room now. `code`: set if the request itself is at fault, see `UnusableConstraint`.
     `computed_tokens` of the prompt had been computed."""
@@ -29,23 +28,20 @@ class Failure:
     computed_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Placing:
+class Placing(msgspec.Struct, frozen=True):
     """The next attempt is to be placed. `source` is the decode worker that hands the request over:
     it keeps the KV of all tokens but the newest."""
 
     source: Worker | None = None
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """An attempt failed. Once the client has all earlier tokens, `recover` decides what follows."""
 
     failure: Failure
 
 
-@dataclass(frozen=True)
-class Pausing:
+class Pausing(msgspec.Struct, frozen=True):
     """The next attempt waits for `pause_s`. If a worker that is to keep the request was pinged, the
     attempt then waits for the answer: if that worker dies after it, this counts as another
     death."""
@@ -55,20 +51,17 @@ class Pausing:
     reason: str
 
 
-@dataclass(frozen=True)
-class AwaitingRoom:
+class AwaitingRoom(msgspec.Struct, frozen=True):
     """A decode worker must be ready that accepts the request."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Complete:
+class Complete(msgspec.Struct, frozen=True):
     """All tokens have come; the client does not have the last ones yet."""
 
 
-@dataclass(frozen=True)
-class Over:
+class Over(msgspec.Struct, frozen=True):
     """The end. `outcome` is "finished", "failed", or "closed" if the client went away."""
 
     outcome: str
@@ -78,8 +71,7 @@ class Over:
 State = Searching | Placing | Attempt | Failed | Pausing | AwaitingRoom | Complete | Over
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEnded:
+class AttemptEnded(msgspec.Struct, frozen=True):
     """Note that an attempt failed; `kind` is the label of its failure, "" if no worker failed."""
 
     attempt: Attempt
@@ -87,22 +79,19 @@ class AttemptEnded:
     kind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """Ping a worker, and tell the number of that ping to `FailureHistory.on_probe`."""
 
     worker: Worker
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitFirstToken:
+class AwaitFirstToken(msgspec.Struct, frozen=True):
     """Call `on_overdue` when the attempt's first token has had its time to come."""
 
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class CountStale:
+class CountStale(msgspec.Struct, frozen=True):
     """Count a message that came too late, came twice, or came from the wrong sender."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ def test_each_part_of_the_input_is_marked(part: str, value: Any) -> None:
     marked, before = given(**{part: value}), given(**{part: value})
     mark = CONTROL.mark(marked)
     assert mark is not None
-    for each in (field.name for field in fields(TemplateInput)):
+    for each in TemplateInput.__struct_fields__:
         changed = getattr(marked, each)
         assert TOKENS.are_in(changed) is False
         assert (mark in repr(changed) or repr(mark)[1:-1] in repr(changed)) == (each == part)
