@@ -129,6 +129,8 @@ class _Decoding:
         self._sink = sink
         self._probe = probe
         self._known = choice.known.num_tokens
+        self._is_plain = not (choice.by_token or choice.is_echo_only or self._known)
+        self._push = choice.output.push
 
     @property
     def is_full(self) -> bool:
@@ -139,6 +141,8 @@ class _Decoding:
 
     def take(self, delta: TokenDelta) -> bool:
         try:
+            if self._is_plain and delta.prompt_logprobs is None:  # nearly every delta
+                return self._pass_on(self._push(delta))
             if self._choice.by_token:
                 return all(self._decode(part) for part in delta.one_by_one())
             if self._known <= 0:
@@ -158,8 +162,14 @@ class _Decoding:
             out = choice.output.push(delta)
             if prompt_logprobs is not None:
                 out = msgspec.structs.replace(out, prompt_logprobs=prompt_logprobs)
-        self._probe.observe(len(out.token_ids) if self._known <= 0 else 0, out.cached_tokens)
-        self._known -= len(delta.token_ids)
-        self._sink.take(choice, out)
-        self.is_finished = out.finish is not None
-        return not self.is_finished
+        is_known, self._known = self._known > 0, self._known - len(delta.token_ids)
+        return self._pass_on(out, is_known)
+
+    def _pass_on(self, out: TextDelta, is_known: bool = False) -> bool:
+        """Pass on a delta of text. `is_known`: the client already has it."""
+        self._probe.observe(0 if is_known else len(out.token_ids), out.cached_tokens)
+        self._sink.take(self._choice, out)
+        if out.finish is None:
+            return True
+        self.is_finished = True
+        return False

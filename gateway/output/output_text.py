@@ -118,8 +118,9 @@ class OutputText:
             ids, push = delta.token_ids, self._detokenizer.push
             text = push(ids[0]) if len(ids) == 1 else "".join(map(push, ids))
             self._num_tokens += len(ids)
-            self._decoded += len(text)
-            self._emitted += len(text)
+            num_chars = len(text)
+            self._decoded += num_chars
+            self._emitted += num_chars
             return TextDelta(text, ids, cached_tokens=delta.cached_tokens)
         return self._push_tokens(delta)
 

@@ -39,6 +39,8 @@ from router.routing.fleet_view import FleetView
 log = logging.getLogger(__name__)
 
 
+_OWN_MESSAGES = frozenset((CacheDump, FlightPage))
+"""The control messages that the fleet takes itself."""
 ConnectLink = Callable[[WorkerInfo, LinkCallbacks], Link]
 
 
@@ -280,14 +282,15 @@ class Fleet:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        if isinstance(message, CacheDump):
+        if type(message) not in _OWN_MESSAGES:
+            if self._listener is not None:
+                self._listener.on_message(worker, message)
+        elif isinstance(message, CacheDump):
             wanted = self._index.take_piece(worker_id, message)
             if wanted is not None:
                 worker.link.send(wanted)
         elif isinstance(message, FlightPage):
             self.flights.answer(worker, message)
-        elif self._listener is not None:
-            self._listener.on_message(worker, message)
 
     def on_event(self, worker_id: str, message: EventMessage) -> None:
         """A worker published a message, which must name the worker we subscribed to."""

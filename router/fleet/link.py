@@ -62,6 +62,7 @@ log = logging.getLogger(__name__)
 CLOSE_LINGER_MS = 100
 RECONNECT_S = 0.2
 MAX_RECONNECT_S = 30.0
+_clock = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -254,9 +255,10 @@ class WorkerLink:
         invalid frames are counted."""
 
         def read(frames: list[bytes]) -> Iterator[None] | None:
-            if not self._lasts:
+            ended = self._ended
+            if ended is None or ended.done():
                 return None
-            self._last_heard = time.monotonic()
+            self._last_heard = _clock()
             try:
                 message = decode(frames[0] if len(frames) == 1 else joined(frames))
             except ProtocolError as error:
@@ -315,7 +317,11 @@ class WorkerLink:
 
     def _take_control(self, message: ControlMessage) -> Iterator[None] | None:
         """Take a message. The tokens of many sequences are taken in parts, later."""
-        if message == NO_HELLO or (self._control is None and isinstance(message, HelloAccepted)):
+        if self._is_ready and type(message) is StepTokens:  # nearly every message
+            if len(message.sequences) > 1:
+                return self._take_in_parts(message)
+            self._callbacks.on_control(self._info.worker_id, message)
+        elif message == NO_HELLO or (self._control is None and isinstance(message, HelloAccepted)):
             self._end_session()  # this begins the next connection
         elif isinstance(message, HelloAccepted):
             self._accepted(message)
@@ -325,8 +331,6 @@ class WorkerLink:
             self._metrics.refused.add("no_hello")
         elif isinstance(message, Pong):
             self._pings.answered(message)
-        elif isinstance(message, StepTokens) and len(message.sequences) > 1:
-            return self._take_in_parts(message)
         else:
             self._callbacks.on_control(self._info.worker_id, message)
         return None

@@ -171,21 +171,19 @@ class Generation:
             fresh = stream.take(piece)
         except ProtocolError as error:
             return self._fail(worker, f"{worker.worker_id}: {error}")
-        num_new = len(stream.token_ids) - attempt.first_index
         if fresh and self.num_attempts > 1:  # a first attempt follows no failure
-            self.failures.on_progress(attempt, num_new)
+            self.failures.on_progress(attempt, len(stream.token_ids) - attempt.first_index)
         cached = self.cached_tokens
         actions: list[Action] = []
         for each in fresh:
-            prompt_logprobs = each.prompt_logprobs
             actions.append(
-                TokenDelta(each.token_ids, each.logprobs, each.finish, cached, prompt_logprobs)
+                TokenDelta(each.token_ids, each.logprobs, each.finish, cached, each.prompt_logprobs)
             )
         if stream.finish is not None:
             attempt.close()
             self.state = states.Complete()
             return actions
-        if num_new > 1:
+        if not attempt.decode_runs and len(stream.token_ids) - attempt.first_index > 1:
             attempt.decode_runs = True  # only the decode worker produces more than one token
         if stream.held and not attempt.is_watched:
             attempt.is_watched = True
