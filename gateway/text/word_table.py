@@ -136,12 +136,11 @@ class WordTable:
         """The words of a text; added tokens count as words."""
         if self._cut is None:
             return self._find(text)
-        words: list[str] = []
-        for place, part in enumerate(self._cut(text)):
-            if place % 2:
-                words.append(part)
-            else:
-                words += self._find(part)
+        find, parts = self._find, iter(self._cut(text))
+        words = find(next(parts))
+        for added, part in zip(parts, parts, strict=True):
+            words.append(added)
+            words += find(part)
         return words
 
     def _evict_oldest(self) -> None:

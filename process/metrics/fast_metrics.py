@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
+from operator import itemgetter
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -72,7 +73,8 @@ class LabelledCounts(Collector):
 
 class PhaseHistograms(Collector):
     """Histograms of the phases of requests, in seconds, with the same upper bounds; updated
-    together. `phases` has the name and the help text of each by its key."""
+    together. `phases` has the name and the help text of each by its key. Values are put aside as in
+    `TokenHistogram`."""
 
     def __init__(
         self,
@@ -85,18 +87,28 @@ class PhaseHistograms(Collector):
         self._bounds_ms = [1000 * each for each in bounds]
         self._counts = {key: [0] * (len(bounds) + 1) for key in phases}
         self._sums_ms = dict.fromkeys(phases, 0.0)
+        self._aside: dict[str, list[float]] = {key: [] for key in phases}
         registry.register(self)
 
     def observe(self, durations_ms: Sequence[Mapping[str, float | None]]) -> None:
         """Observe many requests. A phase's value is None if it did not happen."""
-        for key, counts in self._counts.items():
-            values = [value for each in durations_ms if (value := each[key]) is not None]
-            self._sums_ms[key] += sum(values)
-            count_by_bucket(values, self._bounds_ms, counts)
+        for key, aside in self._aside.items():
+            values = map(itemgetter(key), durations_ms)
+            aside += [each for each in values if each is not None]
+            if len(aside) >= MAX_ASIDE:
+                self._sort_in(key)
+
+    def _sort_in(self, key: str) -> None:
+        """Find the buckets of a phase's values that were put aside."""
+        values = self._aside[key]
+        self._sums_ms[key] += sum(values)
+        count_by_bucket(values, self._bounds_ms, self._counts[key])
+        values.clear()
 
     def collect(self) -> Iterable[Metric]:
         """See the library's `Collector`."""
         for key, (name, text) in self._phases.items():
+            self._sort_in(key)
             total_s = self._sums_ms[key] / 1000
             shown = buckets(self._bounds, self._counts[key])
             yield HistogramMetricFamily(name, text, buckets=shown, sum_value=total_s)
