@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -34,6 +34,10 @@ MAX_ANSWER_TOKENS = 1 << 16
 NEWEST_PLACES = 8
 """The last places of a prompt, at which the next turn asks the store again if it had no answer
 there: the router that gave the newest answer may still be writing it."""
+SHORT_TOKENS = 8
+MOST_PLAIN = 1024
+"""Short answers, such as a label, come again and again. So many of those with the tokenizer's own
+ids are known, and are not encoded again."""
 _ID_TYPE = "I"
 _SPACES = SPACES.decode()
 _T = TypeVar("_T")
@@ -110,6 +114,7 @@ class AnswerMemory:
     remembered: Remembered
     metrics: AnswerMetrics
     store: AnswerStore | None = None
+    _plain: dict[tuple[int, ...], None] = field(default_factory=dict)
 
     # -- a prompt arrives -------------------------------------------------------------------------
 
@@ -184,12 +189,17 @@ class AnswerMemory:
         if not output_ids or len(output_ids) > MAX_ANSWER_TOKENS:
             return
         ids = [*self._head(prompt_ids), *output_ids]
+        short = tuple(ids) if len(output_ids) <= SHORT_TOKENS else None
+        if short in self._plain:
+            return
         try:
             text = b"".join(self.tokenizer.pieces(ids)).decode()
             plain = await self.tokenizer.encode_inside(text)
         except (UnicodeDecodeError, InvalidRequest):
             return
         if plain == ids:
+            if short is not None:
+                self._keep_plain(short)
             return
         if len(prompt.text) <= MAX_INLINE_CHARS:
             found = self._named(prompt, ids, output_ids)
@@ -206,6 +216,12 @@ class AnswerMemory:
             self.store.put(prompt.scope, name, packed)
         self.metrics.remembered.inc()
         self.metrics.num_bytes.set(self.remembered.num_bytes)
+
+    def _keep_plain(self, ids: tuple[int, ...]) -> None:
+        """Note that the tokenizer chooses these ids for their text."""
+        if len(self._plain) >= MOST_PLAIN:
+            del self._plain[next(iter(self._plain))]
+        self._plain[ids] = None
 
     def _head(self, prompt_ids: Sequence[int]) -> Sequence[int]:
         """The end of the prompt that is remembered with its answer."""
