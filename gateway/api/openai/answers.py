@@ -60,6 +60,7 @@ class Completion(Struct, frozen=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: None = None
     object: Literal["text_completion"] = "text_completion"
 
 
@@ -177,6 +178,7 @@ class ChatChunk(Struct, frozen=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptTokenLogprobs | UnsetType = UNSET
     service_tier: Literal["default"] | UnsetType = UNSET
+    system_fingerprint: None = None
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 

@@ -13,7 +13,14 @@ from pydantic import TypeAdapter
 from protocol.errors import Overloaded
 from protocol.messages import FinishReason
 from tests.unit.gateway.api_clients import ARGUMENTS, CALL, SCHEMA, SHORT_CALL, THINKING
-from tests.unit.gateway.api_harness import MAX_CONTEXT, MODEL, TIMEOUT_S, Forever, LiveApi
+from tests.unit.gateway.api_harness import (
+    MAX_CONTEXT,
+    MODEL,
+    TIMEOUT_S,
+    Forever,
+    LiveApi,
+    events_of,
+)
 
 TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}]
 SAYING = "Hello wörld 你好 😀"
@@ -68,7 +75,10 @@ def test_an_answer_has_the_fields_of_strict_clients(api):
     assert (answer["presence_penalty"], answer["frequency_penalty"]) == (0, 0)
     answer = api.post("/v1/responses", {**asked, "presence_penalty": 1}).json()
     assert (answer["presence_penalty"], answer["frequency_penalty"]) == (1, 0)
-    assert api.chat().json()["system_fingerprint"] is None
+    for send in (api.chat, api.complete):
+        assert send().json()["system_fingerprint"] is None
+        events = events_of(send(stream=True, stream_options={"include_usage": True}).text)
+        assert [each["system_fingerprint"] for each in events] == [None] * len(events)
 
 
 def test_an_answer_that_reaches_its_limit_is_incomplete(client, api):
