@@ -7,6 +7,7 @@ refused by name, since they would have no effect.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -26,6 +27,8 @@ from gateway.api.context import ApiContext
 from gateway.api.generation_fields import GenerationFields
 from gateway.api.output_limit import OutputWish
 from gateway.api.strict_model import check_bounds
+from gateway.api.unknown_fields.ignored import MAX_CHECKED, MAX_NAME_CHARS, MAX_NAMES
+from gateway.api.unknown_fields.misspellings import meant_field
 from gateway.chat.continued_message import open_end
 from gateway.chat.conversation import Conversation
 from gateway.chat.markup import ChatMarkup
@@ -41,8 +44,8 @@ from gateway.text.template_input import TemplateInput
 from gateway.text.tokenizer import Tokenizer
 from protocol.errors import InvalidRequest
 
-NO_SWITCH = "the model's chat template has no switch for thinking"
 _THINKING = "enable_thinking"
+_SWITCHES = ("reasoning_effort", _THINKING)
 MAX_INLINE_MESSAGES = 8
 MAX_INLINE_CHARS = 16_384
 MAX_TOOLS_BYTES = 1 << 20
@@ -193,10 +196,35 @@ def _is_plain(conversation: Conversation) -> bool:
     return num_chars <= MAX_INLINE_CHARS
 
 
-def takes_effort(context: ApiContext, conversation: Conversation) -> bool:
-    """Whether the template of the conversation has a variable for the reasoning effort."""
+def drop_unread(
+    context: ApiContext, scope: Scope, conversation: Conversation, effort_params: Sequence[str]
+) -> Conversation:
+    """The conversation without what its template does not read, which is named among the ignored
+    fields: the reasoning effort, by the fields that set it, and variables. Raises InvalidRequest
+    for a variable that looks like a typing error."""
     template = _chosen_template(context.tokenizer, conversation)
-    return template is not None and bool({"reasoning_effort", _THINKING} & template.variables)
+    if template is None:
+        return conversation
+    known = template.variables
+    if conversation.reasoning_effort is not None and known.isdisjoint(_SWITCHES):
+        context.ignore(scope, effort_params, "the model's chat template has no switch for thinking")
+        conversation = replace(conversation, reasoning_effort=None)
+    given = conversation.template_variables
+    unread = [name for name in given if name not in known and name not in RESERVED_NAMES]
+    if not unread:
+        return conversation
+    for name in unread[:MAX_CHECKED]:
+        meant = meant_field(name, known)
+        if meant is not None:
+            raise InvalidRequest(
+                f"'chat_template_kwargs': the model's chat template does not read '{name}'; did "
+                f"you mean '{meant}'?",
+                "chat_template_kwargs",
+            )
+    params = [f"chat_template_kwargs.{name[:MAX_NAME_CHARS]}" for name in unread[:MAX_NAMES]]
+    context.ignore(scope, params, "the model's chat template does not read it")
+    read = {name: value for name, value in given.items() if name not in unread}
+    return replace(conversation, template_variables=read)
 
 
 def render_conversation(

@@ -65,12 +65,12 @@ class ApiContext:
     shared_prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
     answers: AnswerMemory | None = None
 
-    def ignore(self, scope: Scope, param: str, why: str) -> None:
-        """Name a field that this model cannot honour among the ignored ones. Raises InvalidRequest
+    def ignore(self, scope: Scope, params: Sequence[str], why: str) -> None:
+        """Name fields that this model cannot honour among the ignored ones. Raises InvalidRequest
         with the reason if such fields are refused."""
-        if self.limits.refuse_unknown:
-            raise InvalidRequest(f"'{param}': {why}", param)
-        self.name_ignored(scope, [param])
+        if params and self.limits.refuse_unknown:
+            raise InvalidRequest(f"'{params[0]}': {why}", params[0])
+        self.name_ignored(scope, params)
 
     def name_ignored(self, scope: Scope, names: Sequence[str]) -> None:
         """Name fields of a request that are not honoured."""

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from gateway.api.answer_scopes import counting_scope, restore
 from gateway.api.body_reader import RequestBody, only, read_body
-from gateway.api.chat_prompt import encode_conversation
+from gateway.api.chat_prompt import drop_unread, encode_conversation
 from gateway.api.choice_planner import check_model, check_text_length
 from gateway.api.context import ApiContext
 from gateway.api.function_tools import MAX_TOOLS, ToolFields, functions_of
@@ -140,7 +140,8 @@ async def _tokens_of(context: ApiContext, fields: TokenizeRequest, scope: Scope)
         ids = await context.tokenizer.encode_async(fields.prompt, with_special)
         answers = counting_scope(scope, fields.cache_salt, is_conversation=False)
         return (await restore(context, answers, [fields.prompt], ids))[1]
-    conversation = await context.convert(scope, lambda: conversation_of(fields))
+    asked = await context.convert(scope, lambda: conversation_of(fields))
+    conversation = drop_unread(context, scope, asked, ())
     with_special = fields.add_special_tokens is True
     answers = counting_scope(scope, fields.cache_salt)
     return (await encode_conversation(context, conversation, answers, with_special))[1]

@@ -6,7 +6,6 @@ import re
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec.structs import replace
 from starlette.responses import Response
 
 from gateway.api.answer_scopes import counting_scope
@@ -15,7 +14,7 @@ from gateway.api.anthropic.answer_format import MessageFormat
 from gateway.api.anthropic.conversation import conversation_of, wishes_for_thinking
 from gateway.api.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.api.body_reader import read_body
-from gateway.api.chat_prompt import NO_SWITCH, encode_conversation, plan_conversation, takes_effort
+from gateway.api.chat_prompt import drop_unread, encode_conversation, plan_conversation
 from gateway.api.choice_planner import check_model
 from gateway.api.constraints.answer_grammar import wanted_grammar
 from gateway.api.context import ApiContext
@@ -42,11 +41,7 @@ def messages_router(context: ApiContext) -> APIRouter:
         _check_version(request)
         check_model(context, fields.model)
         asked = await context.convert(request.scope, lambda: conversation_of(fields))
-        if asked.reasoning_effort is None or takes_effort(context, asked):
-            return asked
-        for name in wishes_for_thinking(fields):
-            context.ignore(request.scope, name, NO_SWITCH)
-        return replace(asked, reasoning_effort=None)
+        return drop_unread(context, request.scope, asked, wishes_for_thinking(fields))
 
     async def create_message(request: Request) -> Response:
         record_of(request.scope).use_prefix("msg_")

@@ -8,11 +8,10 @@ from typing import Any, Literal
 import msgspec
 from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
 from starlette.responses import Response
 
 from gateway.api.body_reader import read_body
-from gateway.api.chat_prompt import NO_SWITCH, plan_conversation, takes_effort
+from gateway.api.chat_prompt import drop_unread, plan_conversation
 from gateway.api.choice_planner import check_model
 from gateway.api.constraints.answer_grammar import wanted_grammar
 from gateway.api.context import ApiContext
@@ -79,10 +78,7 @@ def chat_router(context: ApiContext) -> APIRouter:
             may_be_kept=fields.store is not False,
         )
         conversation = await context.convert(request.scope, lambda: fields.conversation)
-        effort = conversation.reasoning_effort
-        if effort is not None and not takes_effort(context, conversation):
-            context.ignore(request.scope, "reasoning_effort", NO_SWITCH)
-            conversation = replace(conversation, reasoning_effort=None)
+        conversation = drop_unread(context, request.scope, conversation, ("reasoning_effort",))
         planned = await plan_conversation(
             context, request.scope, identity, conversation, fields, wish
         )

@@ -7,12 +7,11 @@ from typing import TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec.structs import replace
 from starlette.responses import Response
 
 from gateway.api.answer_scopes import counting_scope
 from gateway.api.body_reader import read_body
-from gateway.api.chat_prompt import NO_SWITCH, encode_conversation, plan_conversation, takes_effort
+from gateway.api.chat_prompt import drop_unread, encode_conversation, plan_conversation
 from gateway.api.choice_planner import check_model
 from gateway.api.constraints.answer_grammar import wanted_grammar
 from gateway.api.context import ApiContext
@@ -116,10 +115,7 @@ async def _conversation(
     request: Request, context: ApiContext, fields: InputTokensRequest
 ) -> Conversation:
     asked = await context.convert(request.scope, lambda: conversation_of(fields))
-    if asked.reasoning_effort is None or takes_effort(context, asked):
-        return asked
-    context.ignore(request.scope, "reasoning.effort", NO_SWITCH)
-    return replace(asked, reasoning_effort=None)
+    return drop_unread(context, request.scope, asked, ("reasoning.effort",))
 
 
 def _json(document: bytes) -> Response:
@@ -164,7 +160,7 @@ def _keeping(
         if fields.background:
             raise InvalidRequest(f"'background': {NO_MEMORY}", "background")
         if fields.store:
-            context.ignore(request.scope, "store", NO_MEMORY)
+            context.ignore(request.scope, ["store"], NO_MEMORY)
         return None
     if fields.store is False:
         return None

@@ -133,12 +133,39 @@ def test_an_unknown_field_is_refused_if_the_operator_says_so(strict_api, path):
     strict_api.generator.wait_idle()
 
 
+def test_variables_that_the_template_does_not_read_are_ignored_and_named(api):
+    read, unread = {"enable_thinking": False}, {"mood": "glad", "thinking": True}
+    names = ["chat_template_kwargs.mood", "chat_template_kwargs.thinking"]
+    for path in ("/tokenize", CHAT):
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+        answers = []
+        for given in (read, {**unread, **read}):
+            answers.append(api.post(path, {**body, "chat_template_kwargs": given}))
+        assert [ignored(each) for each in answers] == [[], names]
+    first, second = prompts(api)
+    assert first == second
+    assert answers[0].json()["usage"] == answers[1].json()["usage"]
+    slip = api.chat(chat_template_kwargs={"enable_thinkin": False})
+    assert slip.status_code == 400
+    assert "did you mean 'enable_thinking'?" in slip.json()["error"]["message"]
+    assert slip.json()["error"]["param"] == "chat_template_kwargs"
+
+
+def test_a_limited_number_of_unread_variables_is_compared_and_named(api):
+    given = {f"x{place}": 1 for place in range(MAX_NAMES)}
+    before = api.metric("baton_ignored_fields_total")
+    response = api.chat(chat_template_kwargs={**given, "enable_thinkin": 1})
+    assert ignored(response)[0] == "chat_template_kwargs.x0"
+    assert api.metric("baton_ignored_fields_total") == before + MAX_NAMES
+
+
 def test_what_is_not_honoured_is_refused_if_the_operator_says_so(strict_api):
     strict_api.reset()
     for fields, param in (
         ({"store": True}, "store"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"verbosity": "low"}, "verbosity"),
+        ({"chat_template_kwargs": {"mood": "glad"}}, "chat_template_kwargs.mood"),
     ):
         response = strict_api.chat(**fields)
         assert response.status_code == 400
