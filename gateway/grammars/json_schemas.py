@@ -3,7 +3,7 @@
 Annotations are removed. Keywords with an equal form are translated. Those that cannot be enforced
 are weakened or dropped, and reported by their place; a strict schema is refused instead. A changed
 schema accepts at least every value that the schema accepts, so dropping one constraint affects no
-other.
+other. Only the objects of a strict schema are closed to properties that it does not list.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from gateway.grammars.closed_schemas import closed, has_intersections
 from gateway.grammars.finite_schemas import can_end
 from gateway.grammars.grammar import json_schema_grammar, with_integers
 from gateway.grammars.grammar_checker import too_hard
@@ -84,6 +85,7 @@ class SchemaReader:
             raise InvalidRequest(
                 f"'{param}': the number at '#{huge}' is out of range: larger than 1.7e308", param
             )
+        self._closes = strict and not has_intersections(schema)
         self._source: Schema = with_integers(schema)  # with its definitions
         self.schema = self._read(self._source)
         self.grammar = json_schema_grammar(self.schema)
@@ -150,7 +152,7 @@ class SchemaReader:
             self._weaken(made, "patternProperties", path)
         for adapt in _STEPS:
             adapt(self, made, path)
-        return _with_null(made)
+        return _with_null(closed(made) if self._closes else made)
 
     def _check_counts(self, schema: dict[str, Any], path: str) -> None:
         key = wrong_count(schema)

@@ -7,25 +7,16 @@ schema lists, unless the schema says more of others than nothing.
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 from starlette.types import Scope
 
 from gateway.api.constraints.answer_grammar import check_schema
 from gateway.api.context import ApiContext
 from gateway.chat.conversation import Conversation, ToolMode
+from gateway.grammars.closed_schemas import closed
 from gateway.grammars.grammar import only_rule
 from gateway.grammars.json_schemas import SchemaReader
 from protocol.errors import InvalidRequest
-
-_LISTING = frozenset(
-    (
-        "type", "properties", "required", "title", "description", "$schema", "$id", "$comment",
-        "$defs", "definitions", "default", "examples", "deprecated",
-    )
-)  # fmt: skip
-"""Keywords that say nothing of arguments that are neither listed nor required."""
 
 
 async def call_grammar(
@@ -75,7 +66,7 @@ async def _enforced(
     def read() -> str | None:
         for place, tool in enumerate(conversation.tools):
             if chosen in (None, tool.name) and (tool.strict or not only_strict):
-                readers[place] = SchemaReader(_closed(tool.schema), tool.param, tool.strict)
+                readers[place] = SchemaReader(closed(tool.schema), tool.param, tool.strict)
         return written()
 
     grammar = await context.tokenizer.in_thread(read)
@@ -93,13 +84,3 @@ async def _enforced(
     if dropped:
         context.name_ignored(scope, dropped)
     return grammar
-
-
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without arguments that it allows only by saying nothing of them: a function takes
-    those that its schema lists or requires."""
-    listed, required = schema.get("properties"), schema.get("required", [])
-    if schema.keys() - _LISTING or not isinstance(listed, dict) or not isinstance(required, list):
-        return schema
-    unlisted = {name: True for name in required if isinstance(name, str) and name not in listed}
-    return schema | {"properties": listed | unlisted, "additionalProperties": False}

@@ -14,13 +14,14 @@ from gateway.grammars.grammar import (
 )
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = {**SCHEMA, "additionalProperties": False}
 NAMED = {"name": "thing", "schema": SCHEMA, "strict": True, "description": "a thing"}
 WISHES = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, json_object_grammar()),
     (
         {"response_format": {"type": "json_schema", "json_schema": NAMED}},
-        json_schema_grammar(SCHEMA),
+        json_schema_grammar(CLOSED),
     ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}},
