@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -61,6 +61,21 @@ class StreamStyle:
 
 
 OPENAI_STYLE = StreamStyle()
+
+
+class EventSink(Protocol):
+    """Where the events of a generation go: to a client, or to a log."""
+
+    style: StreamStyle
+    outlet: ClientConnection | None
+
+    def write(self, events: bytes) -> None:
+        """Take one or several whole events. Never waits."""
+        ...
+
+    async def wait_room(self) -> None:
+        """Wait until there is room for more."""
+        ...
 
 
 class EventWriter:

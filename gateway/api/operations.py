@@ -88,8 +88,9 @@ _RESPONSE_TOKENS = Operation(
 )  # fmt: skip
 _KEPT = (
     Operation(
-        "get", "/v1/responses/{response_id}", "A response that is kept, as it is now",
-        "generation", Door.API, Response, errors=(400, 404, 429, 503),
+        "get", "/v1/responses/{response_id}",
+        "A response that is kept, as it is now, or its events; query: stream, starting_after",
+        "generation", Door.API, Response, event=ResponseEvent, errors=(400, 404, 429, 503),
     ),
     Operation(
         "delete", "/v1/responses/{response_id}", "Delete a response that is kept",

@@ -169,6 +169,21 @@ class EventCount:
         return b"".join(marked)
 
 
+class Unmarked:
+    """The counterpart of Bookmark for events without ids."""
+
+    def advance(self, choice: int, num_tokens: int, has_ended: bool) -> bool:
+        """See Bookmark; always True."""
+        return True
+
+    def add_usage(self) -> None:
+        """See Bookmark; does nothing."""
+
+    def marked(self, event: bytes) -> bytes:
+        """See Bookmark; the event as it is."""
+        return event
+
+
 def request_digest(body: bytes, owner: str) -> bytes:
     """The digest of a request to which its event ids are bound. It covers the body and the sender
     (`http_kit.caller.owner_of`, at most 64 bytes), so that the ids are useless to others."""

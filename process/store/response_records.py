@@ -2,9 +2,9 @@
 
 Remembered answers are kept in the same way, on another shelf (`baton:CLUSTER:answers:`). Under
 `baton:CLUSTER:responses:` there are `record:OWNER:ID` (a hash: `status`, `background`, `answer`,
-`input`; expires), `lease:OWNER:ID` (held by the router that runs the response), `all` (OWNER:ID by
-age), `of:OWNER` (ids by age), `sizes` (bytes by OWNER:ID), `owners` (owners by their bytes) and
-`total` (bytes). The store carries bytes; their meaning is the caller's.
+`input`, `events` of a stream; expires), `lease:OWNER:ID` (held by the router that runs the
+response), `all` (OWNER:ID by age), `of:OWNER` (ids by age), `sizes` (bytes by OWNER:ID), `owners`
+(owners by their bytes) and `total` (bytes). The store carries bytes; their meaning is the caller's.
 
 An owner has at most `MOST_RECORDS`; beyond that, the owner's oldest ones are dropped. If all
 records together exceed `max_bytes`, the oldest of the owner with the most bytes are dropped. A
@@ -94,7 +94,7 @@ end
 local function found()
   local status = look()
   if not status then return false end
-  return {status, unpack(redis.call('HMGET', record, 'background', 'answer', 'input'))}
+  return {status, unpack(redis.call('HMGET', record, 'background', 'answer', 'input', 'events'))}
 end
 local function oldest_of_largest()
   local owner = redis.call('ZREVRANGE', base .. 'owners', 0, 0)[1]
@@ -131,13 +131,14 @@ return dropped
 """
 
 # ARGV: name, owner, id, ttl in s, most records, most bytes, overhead, lease in ms (0: none),
-# status, background, answer, input.
+# status, background, answer, input, and events if there are any.
 _PUT = """
 local owner, ttl_s = ARGV[2], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] .. string.format('%06d', time[2])
 redis.call('HSET', record, 'status', ARGV[9], 'background', ARGV[10], 'answer', ARGV[11],
            'input', ARGV[12])
+if ARGV[13] then redis.call('HSET', record, 'events', ARGV[13]) end
 redis.call('EXPIRE', record, ttl_s)
 redis.call('ZADD', base .. 'all', 'NX', now, name)
 redis.call('ZADD', base .. 'of:' .. owner, 'NX', now, ARGV[3])
@@ -159,15 +160,19 @@ end
 make_room(tonumber(ARGV[6]))
 """
 
-# Answers status, background, answer and input; nil if there is no record.
+# Answers status, background, answer, input and events; nil if there is no record.
 _READ = "return found()"
 
-# ARGV: name, status, answer, most bytes, overhead. Answers whether the response still ran.
+# Answers the status alone.
+_STATUS = "return look()"
+
+# ARGV: name, status, answer, most bytes, overhead, events. Answers whether the response still ran.
 _FINISH = """
 if not runs(redis.call('HGET', record, 'status')) then return 0 end
 redis.call('HSET', record, 'status', ARGV[2], 'answer', ARGV[3])
+if ARGV[6] ~= '' then redis.call('HSET', record, 'events', ARGV[6]) end
 redis.call('DEL', lease)
-resize(name, #ARGV[3] + redis.call('HSTRLEN', record, 'input') + tonumber(ARGV[5]))
+resize(name, #ARGV[3] + #ARGV[6] + redis.call('HSTRLEN', record, 'input') + tonumber(ARGV[5]))
 make_room(tonumber(ARGV[4]))
 return 1
 """
@@ -236,12 +241,14 @@ class ResponseName:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRecord:
-    """A response that is kept; only one in the background may be unfinished."""
+    """A response that is kept; only one in the background may be unfinished. `events`: those of
+    its stream once it has ended, None if it is not streamed."""
 
     status: str
     is_background: bool
     answer: bytes
     input: bytes
+    events: bytes | None = None
 
     @property
     def runs(self) -> bool:
@@ -285,7 +292,7 @@ class ResponseRecords:
             _PUT, name, len(record.answer) + len(record.input), name.owner, name.id,
             self._shelf.ttl_s, self._shelf.most_records, self._max_bytes, _OVERHEAD_BYTES,
             round(lease_s * 1000), record.status, int(record.is_background), record.answer,
-            record.input,
+            record.input, *([] if record.events is None else [record.events]),
         )  # fmt: skip
 
     async def read(self, name: ResponseName) -> ResponseRecord | None:
@@ -293,6 +300,11 @@ class ResponseRecords:
         found = await self._call(_READ, name)
         check_cancelled()
         return _record_of(found)
+
+    async def status(self, name: ResponseName) -> str | None:
+        """The status of a record, if there is one."""
+        found: bytes | None = await self._call(_STATUS, name)
+        return None if found is None else found.decode(errors="replace")
 
     async def answers(self, names: Sequence[ResponseName]) -> list[bytes | None]:
         """The answers of several records in one call."""
@@ -307,12 +319,15 @@ class ResponseRecords:
         count: int = await self._asked(lambda: self._client.zcard(f"{self._prefix}all"))
         return count
 
-    async def finish(self, name: ResponseName, status: str, answer: bytes) -> bool:
-        """Keep the answer of a response that ran. Returns False if the response was cancelled,
-        given up or deleted before."""
+    async def finish(
+        self, name: ResponseName, status: str, answer: bytes, events: bytes = b""
+    ) -> bool:
+        """Keep the answer of a response that ran, and the events of its stream. Returns False if
+        the response was cancelled, given up or deleted before."""
         found = await self._keep(
-            _FINISH, name, len(answer), status, answer, self._max_bytes, _OVERHEAD_BYTES
-        )
+            _FINISH, name, len(answer) + len(events), status, answer, self._max_bytes,
+            _OVERHEAD_BYTES, events,
+        )  # fmt: skip
         return bool(found)
 
     async def cancel(self, name: ResponseName) -> ResponseRecord | None:
@@ -380,5 +395,6 @@ class ResponseRecords:
 def _record_of(found: list[bytes | None] | None) -> ResponseRecord | None:
     if found is None:
         return None
-    status, background, answer, given = (each or b"" for each in found)
-    return ResponseRecord(status.decode(errors="replace"), background == b"1", answer, given)
+    status, background, answer, given = (each or b"" for each in found[:4])
+    shown = status.decode(errors="replace")
+    return ResponseRecord(shown, background == b"1", answer, given, found[4])

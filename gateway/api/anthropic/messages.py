@@ -19,7 +19,8 @@ from gateway.api.choice_planner import check_model
 from gateway.api.constraints.answer_grammar import wanted_grammar
 from gateway.api.context import ApiContext
 from gateway.api.output_limit import OutputWish
-from gateway.api.replies.reply import Plan, reply
+from gateway.api.replies.plan import Plan
+from gateway.api.replies.reply import reply
 from gateway.api.stream_identity import identify
 from gateway.chat.conversation import Conversation
 from gateway.http.anthropic_errors import anthropic_error

@@ -38,7 +38,8 @@ from gateway.api.openai.logprobs import (
 )
 from gateway.api.output_limit import OutputWish
 from gateway.api.replies.json_pieces import Holes, list_of
-from gateway.api.replies.reply import Plan, reply
+from gateway.api.replies.plan import Plan
+from gateway.api.replies.reply import reply
 from gateway.api.replies.usage import Usage
 from gateway.api.stream_identity import identify
 from gateway.chat.message_events import ContentText, JoinedCall, MessageDelta, joined_calls

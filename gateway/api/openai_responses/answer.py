@@ -182,6 +182,10 @@ class Created(_ResponseEvent, frozen=True, tag="response.created"):
     """The first event."""
 
 
+class Queued(_ResponseEvent, frozen=True, tag="response.queued"):
+    """The response runs in the background and has not started yet."""
+
+
 class InProgress(_ResponseEvent, frozen=True, tag="response.in_progress"):
     """Generation has started."""
 
@@ -279,7 +283,7 @@ class Failed(_ResponseEvent, frozen=True, tag="response.failed"):
 
 
 ResponseEvent = (
-    Created | InProgress | ItemAdded | PartAdded | TextDelta | TextDone | ReasoningDelta
+    Created | Queued | InProgress | ItemAdded | PartAdded | TextDelta | TextDone | ReasoningDelta
     | ReasoningDone | ArgumentsDelta | ArgumentsDone | PartDone | ItemDone | Completed | Incomplete
     | Failed
 )  # fmt: skip

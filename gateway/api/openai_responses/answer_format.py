@@ -144,11 +144,14 @@ class ResponseFormat:
         failure = api.ResponseFailure("server_error", error.message)
         return self._replaced(status="failed", output=self._done, error=failure)
 
+    def queued(self) -> bytes:
+        """The first events of a response in the background, before its generation starts."""
+        queued = self._replaced(status="queued")
+        return tagged_events([api.Created(self._next(), queued), api.Queued(self._next(), queued)])
+
     def _begin(self) -> list[api.ResponseEvent]:
-        return [
-            api.Created(self._next(), self._blank),
-            api.InProgress(self._next(), self._blank),
-        ]
+        created = [] if self._sequence_number >= 0 else [api.Created(self._next(), self._blank)]
+        return [*created, api.InProgress(self._next(), self._blank)]
 
     def _push(self, delta: TextDelta) -> list[api.ResponseEvent]:
         events: list[api.ResponseEvent] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -11,22 +12,34 @@ from starlette.responses import Response
 from gateway.api.context import ApiContext
 from gateway.api.openai_responses import answer as api
 from gateway.api.openai_responses.background import BackgroundRuns
+from gateway.api.openai_responses.event_log import MOST_AT_ONCE, followed, split_events
 from gateway.api.openai_responses.kept_items import listed_items
-from gateway.api.openai_responses.memory import document_of, is_response_id
+from gateway.api.openai_responses.memory import ResponseMemory, document_of, is_response_id
 from gateway.http.request_scope import record_of
-from gateway.text.tokenizer import Tokenizer
 from http_kit.caller import owner_of
-from process.store.response_records import CANCELLED, ResponseName, ResponseRecord
+from http_kit.sse import OPENAI_STYLE, named_event
+from process.store.response_records import (
+    CANCELLED,
+    FAILED,
+    IN_PROGRESS,
+    QUEUED,
+    ResponseName,
+    ResponseRecord,
+)
 from protocol.errors import InvalidRequest, ResponseNotFound
 
 _NO_MEMORY = "This router keeps no responses; it does with --responses-store."
 _MOST_ITEMS, _USUAL_ITEMS = 100, 20
+_MOST_DIGITS = 9
+_RUNNING = (QUEUED, IN_PROGRESS)
+_LOOK_S = 0.5
+"""The pause between looks at a response that another router runs."""
 
 
 def kept_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRouter:
     """The endpoints, for an application; without `runs` nothing is ever found."""
     router = APIRouter()
-    endpoints = _Endpoints(context.tokenizer, runs)
+    endpoints = _Endpoints(context, runs)
     path = "/v1/responses/{response_id}"
     router.add_api_route(path, endpoints.retrieve, methods=["GET"])
     router.add_api_route(path, endpoints.delete, methods=["DELETE"])
@@ -36,17 +49,35 @@ def kept_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRouter:
 
 
 class _Endpoints:
-    def __init__(self, tokenizer: Tokenizer, runs: BackgroundRuns | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, context: ApiContext, runs: BackgroundRuns | None) -> None:
+        self._context = context
+        self._tokenizer = context.tokenizer
         self._runs = runs
 
     async def retrieve(self, response_id: str, request: Request) -> Response:
         """A response as it is now."""
         name, runs = self._known(response_id, request)
         if request.query_params.get("stream", "false").lower() != "false":
-            raise InvalidRequest("'stream': a kept response is returned as a whole", "stream")
+            return await self._followed(name, runs, request)
         record = _found(name, await runs.memory.find(name))
         return await self._shown(request, record.answer, lambda: document_of(record))
+
+    async def _followed(
+        self, name: ResponseName, runs: BackgroundRuns, request: Request
+    ) -> Response:
+        """The events of a streamed response behind `starting_after`. Raises InvalidRequest."""
+        start, log = _first_event(request), runs.log_of(name)
+        if log is not None:
+            return followed(self._context, request.scope, log.follow(start))
+        if _found(name, await runs.memory.find(name)).events is None:
+            raise InvalidRequest(
+                "'stream': only a response that was created with 'background' and 'stream' can be "
+                "retrieved as a stream",
+                "stream",
+            )
+        return followed(
+            self._context, request.scope, _kept_events(name, runs.memory, request, start)
+        )
 
     async def delete(self, response_id: str, request: Request) -> Response:
         """Delete a response. A response that still runs in the background is stopped."""
@@ -92,6 +123,42 @@ class _Endpoints:
         record_of(request.scope).hold(2 * len(data))
         document = await self._tokenizer.off_loop(make, len(data))
         return Response(document, media_type="application/json")
+
+
+def _first_event(request: Request) -> int:
+    """The number of the first event that a client wants. Raises InvalidRequest."""
+    after = request.query_params.get("starting_after")
+    if after is None:
+        return 0
+    if not (after.isascii() and after.isdecimal()):
+        raise InvalidRequest("'starting_after' must be the number of an event", "starting_after")
+    return int(after[:_MOST_DIGITS]) + 1
+
+
+async def _kept_events(
+    name: ResponseName, memory: ResponseMemory, request: Request, start: int
+) -> AsyncIterator[bytes]:
+    """The events of a response from one on, once it has ended at the router that runs it. If they
+    were lost with that router, the only event is the failure. Raises InvalidRequest if they were
+    too many to be kept."""
+    if await memory.records.status(name) in _RUNNING:
+        yield OPENAI_STYLE.keep_alive  # the answer begins at once
+    while await memory.records.status(name) in _RUNNING:
+        await asyncio.sleep(_LOOK_S)
+    record = _found(name, await memory.find(name))
+    whole = await memory.events_of(name, record)
+    record_of(request.scope).hold(2 * len(whole))
+    if not whole and record.status == FAILED:
+        lost = {"sequence_number": start, "response": msgspec.Raw(document_of(record))}
+        document = msgspec.json.encode({"type": "response.failed", **lost})
+        yield named_event("response.failed", document)
+    elif not whole and record.status != CANCELLED:
+        raise InvalidRequest(
+            "'stream': the response has more events than are kept; retrieve it as a whole", "stream"
+        )
+    events = split_events(whole)
+    for place in range(start, len(events), MOST_AT_ONCE):
+        yield b"".join(events[place : place + MOST_AT_ONCE])
 
 
 def _found(name: ResponseName, record: ResponseRecord | None) -> ResponseRecord:

@@ -142,7 +142,9 @@ class ResponseMemory:
         self.adopt(task)
         return task
 
-    async def begin(self, name: ResponseName, answer: bytes, given: bytes) -> None:
+    async def begin(
+        self, name: ResponseName, answer: bytes, given: bytes, is_streamed: bool = False
+    ) -> None:
         """Keep a response that will run in the background. Raises StoreTrouble, and InvalidRequest
         if its input is too large."""
         if len(answer) + len(given) > MAX_RECORD_BYTES:
@@ -150,17 +152,24 @@ class ResponseMemory:
                 f"'background': a conversation of more than {MAX_RECORD_BYTES} bytes is not kept",
                 "background",
             )
-        record = await self._packed(ResponseRecord(QUEUED, True, answer, given), Standing.NEW)
+        begun = ResponseRecord(QUEUED, True, answer, given, b"" if is_streamed else None)
+        record = await self._packed(begun, Standing.NEW)
         await self.records.put(name, record, LEASE_S)
 
-    async def finish(self, name: ResponseName, status: str, answer: bytes) -> None:
-        """Write the answer of a response that ran in the background, unless it was cancelled or
-        deleted. Raises StoreTrouble."""
+    async def finish(
+        self, name: ResponseName, status: str, answer: bytes, events: bytes = b""
+    ) -> None:
+        """Write the answer of a response that ran in the background, and its events if they are not
+        too many, unless it was cancelled or deleted. Raises StoreTrouble."""
         if len(answer) > MAX_RECORD_BYTES:
             self._skip("too_large")
             answer, status = _with_error(answer, "the answer is too large to be kept"), FAILED
         packed = await self._deflated(answer, Standing.ANSWERING)
-        if await self.records.finish(name, status, packed):
+        if 0 < len(events) <= MAX_RECORD_BYTES:
+            events = await self._deflated(events, Standing.ANSWERING)
+        else:
+            events = b""
+        if await self.records.finish(name, status, packed, events):
             self._kept.inc()
 
     def give_up(self, name: ResponseName, reason: str) -> None:
@@ -173,6 +182,14 @@ class ResponseMemory:
         await self._settled(name)
         async with self._reads.turnstile.turn(_READ_S):
             return await self._unpacked(name, await self.records.read(name))
+
+    async def events_of(self, name: ResponseName, record: ResponseRecord) -> bytes:
+        """The events of a response's stream; b"" if they were not kept or cannot be read."""
+        try:
+            return await self._inflated(record.events) if record.events else b""
+        except (zlib.error, ValueError) as error:
+            self._ignored.note(RESPONSE, name.id, record.events or b"", error)
+            return b""
 
     async def cancel(self, name: ResponseName) -> ResponseRecord | None:
         """See ResponseRecords. Raises StoreTrouble."""

@@ -147,11 +147,6 @@ class ResponsesRequest(SamplingFields, InputTokensRequest):
             raise InvalidRequest(
                 "'stream_options' has 'include_obfuscation' alone, in streams", "stream_options"
             )
-        if self.background and self.stream:
-            raise InvalidRequest(
-                "'background' cannot be streamed: create it without 'stream', and retrieve it",
-                "stream",
-            )
         if self.background and self.store is False:
             raise InvalidRequest("'background' needs 'store' to be true", "background")
         if self.top_logprobs and self.logprobs_count is None:

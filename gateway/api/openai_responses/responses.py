@@ -27,7 +27,8 @@ from gateway.api.openai_responses.request import InputTokensRequest, ResponsesRe
 from gateway.api.openai_responses.truncation import truncated
 from gateway.api.openai_responses.unattended import Keeping, ResponseEnd, UnattendedRun
 from gateway.api.output_limit import OutputWish
-from gateway.api.replies.reply import Plan, reply
+from gateway.api.replies.plan import Plan
+from gateway.api.replies.reply import reply
 from gateway.api.stream_identity import identify
 from gateway.api.strict_model import check_bounds
 from gateway.chat.conversation import Conversation
@@ -77,7 +78,7 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
         plan = Plan(identity, generation, planned.choices, repeats_output=logprobs is not None)
         if fields.background and keeping is not None:
             run = UnattendedRun(context, plan, answer_format, end)
-            return _json(await run.start(request.scope, keeping, blank))
+            return await run.start(request.scope, keeping, blank)
         return await reply(request, context, plan, answer_format, style)
 
     async def count_input_tokens(request: Request) -> Response:

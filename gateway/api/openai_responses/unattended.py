@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.api.context import ApiContext
 from gateway.api.openai_responses import answer as api
 from gateway.api.openai_responses.answer_format import ResponseFormat
 from gateway.api.openai_responses.background import BackgroundRuns
+from gateway.api.openai_responses.event_log import EventLog, followed
 from gateway.api.openai_responses.memory import Made
-from gateway.api.replies.reply import Plan, run_unattended
+from gateway.api.replies.plan import Plan
+from gateway.api.replies.reply import run_into, run_unattended
 from gateway.http.request_scope import record_of
 from http_kit.errors import describe
 from process.store.response_records import QUEUED, ResponseName
@@ -71,21 +74,35 @@ class UnattendedRun:
     answer_format: ResponseFormat
     end: ResponseEnd
 
-    async def start(self, scope: Scope, keeping: Keeping, blank: api.Response) -> bytes:
-        """Start the run, and return the response's JSON as it is now. Raises StoreTrouble, and
-        InvalidRequest if the response is too large to be kept."""
+    async def start(self, scope: Scope, keeping: Keeping, blank: api.Response) -> Response:
+        """Start the run. Returns the answer to the request: the response's JSON as it is now, or
+        the stream of its events. Raises StoreTrouble, and InvalidRequest if the response is too
+        large to be kept."""
+        is_streamed = bool(self.plan.fields.stream)
         answer = msgspec.json.encode(msgspec.structs.replace(blank, status=QUEUED))
         given = await self.context.convert(scope, keeping.make_input)
-        await keeping.runs.memory.begin(keeping.name, answer, given)
+        await keeping.runs.memory.begin(keeping.name, answer, given, is_streamed)
         record = record_of(scope).detach()
+        log = EventLog(record) if is_streamed else None
 
         async def work() -> api.Response:
-            await run_unattended(self.context, record, self.plan, self.answer_format)
+            if log is None:
+                await run_unattended(self.context, record, self.plan, self.answer_format)
+            else:
+                log.write(self.answer_format.queued())
+                await run_into(self.context, record, self.plan, self.answer_format, log)
             assert self.end.response is not None, "the format was given the whole answer"
             return self.end.response
 
         def failed(error: Exception) -> api.Response:
-            return self.answer_format.failed(describe(error, record.request_id))
+            described = describe(error, record.request_id)
+            if log is None:
+                return self.answer_format.failed(described)
+            log.end(self.answer_format.failure(described))
+            assert self.end.response is not None, "the format was told of the failure"
+            return self.end.response
 
-        keeping.runs.start(keeping.name, work, failed, record.release)
-        return answer
+        keeping.runs.start(keeping.name, work, failed, record.release, log)
+        if log is None:
+            return Response(answer, media_type="application/json")
+        return followed(self.context, scope, log.follow(0))

@@ -6,10 +6,9 @@ disconnects, every choice ends at once, in a whole answer as in a stream.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,27 +17,22 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.api.context import ApiContext
-from gateway.api.generation_fields import GenerationFields
-from gateway.api.replies.answer_format import (
-    AnswerFormat,
-    CountingFormat,
-    TimedFormat,
-    wants_timing,
-)
+from gateway.api.replies.answer_format import AnswerFormat, TimedFormat, wants_timing
 from gateway.api.replies.best_of import best_of_each_prompt
+from gateway.api.replies.event_chunks import EventChunks
 from gateway.api.replies.json_pieces import take_some
+from gateway.api.replies.plan import Plan
 from gateway.api.replies.timing import TIMING_HEADER
 from gateway.api.replies.usage import UsageCount
 from gateway.http.json_response import MAX_PIECE_BYTES, LongAnswer, WholeAnswer
 from gateway.http.request_scope import RequestRecord, record_of
 from gateway.metrics import CLIENT_GONE_STATUS, LatencyProbe
-from gateway.output.choices import Choice, TextSink, restored_digest, run_choices
-from gateway.output.event_ids import Bookmark, EventCount, StreamIdentity
+from gateway.output.choices import Choice, TextSink, run_choices
+from gateway.output.event_ids import Unmarked
 from gateway.output.output_text import OutputToken, TextDelta
-from gateway.text.tokenizer import Tokenizer
 from http_kit.disconnect import ClientGone, connection_of, while_connected
 from http_kit.errors import describe
-from http_kit.sse import OPENAI_STYLE, EventStream, EventWriter, StreamStyle, as_it_is
+from http_kit.sse import OPENAI_STYLE, EventSink, EventStream, EventWriter, StreamStyle
 from protocol.sampling import PromptLogprobs
 
 MAX_INLINE_VALUES = 4096
@@ -49,31 +43,6 @@ RELEASED_AT_ONCE = 64
 COUNTED_BYTES = 64 * 1024
 """An answer's memory is counted in steps of this size."""
 _TIMING = TIMING_HEADER.encode()
-_HOLE = b"\0"
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """The plan of a request: the identity of its stream or answer, and the choices to run.
-
-    An answer holds the `num_best` most likely choices of each prompt, or all of them if None.
-    `repeats_output`: the stream's last event repeats all log-probabilities, so a thread formats it.
-    """
-
-    identity: StreamIdentity
-    fields: GenerationFields
-    choices: list[Choice]
-    num_best: int | None = None
-    repeats_output: bool = False
-
-    def bookmark(self, key: bytes, request_digest: bytes) -> Bookmark | EventCount:
-        """Assigns ids to the events of the request's stream."""
-        identity = self.identity
-        restored = restored_digest(self.choices)
-        if restored:
-            identity = msgspec.structs.replace(identity, restored=restored)
-        if identity.numbers_events:
-            return EventCount(identity, key, request_digest)
-        return Bookmark(identity, len(self.choices), key, request_digest)
 
 
 async def reply(
@@ -106,7 +75,7 @@ async def reply(
 
     async def produce(writer: EventWriter) -> None:
         bookmark = plan.bookmark(context.ids_key, record.request_digest)
-        chunks = _Chunks(writer, plan, usage, bookmark, answer_format, context.tokenizer)
+        chunks = EventChunks(writer, plan, usage, bookmark, answer_format, context.tokenizer)
         try:
             await run(chunks)
             await chunks.finish()
@@ -116,7 +85,7 @@ async def reply(
     return EventStream(
         produce,
         describe=lambda error: describe(error, record.request_id),
-        ended=lambda error: _note_end(context, record, error),
+        ended=lambda error: note_end(context, record, error),
         keepalive_s=context.limits.keepalive_s,
         style=style,
     )
@@ -134,6 +103,24 @@ async def run_unattended(
         await context.tokenizer.for_answer(lambda: deque(answer.pieces(answer_format), maxlen=0))
     finally:
         context.tokenizer.start_in_thread(answer.release)
+
+
+async def run_into(
+    context: ApiContext,
+    record: RequestRecord,
+    plan: Plan,
+    answer_format: AnswerFormat,
+    events: EventSink,
+) -> None:
+    """Runs the choices of a request and writes their events without ids, to be read by clients
+    that may come and go. Raises errors of the generation."""
+    usage = UsageCount(plan.choices)
+    chunks = EventChunks(events, plan, usage, Unmarked(), answer_format, context.tokenizer)
+    try:
+        await _runner(context, record, plan, usage)(chunks)
+        await chunks.finish()
+    finally:
+        chunks.close()
 
 
 def _runner(
@@ -243,113 +230,8 @@ class _LongDocument:
             self._answer.release()
 
 
-class _Chunks:
-    """Writes all choices as events, leaving out those the client already has. A `TextSink`.
-
-    Events that the client already has are formatted, too, because formats keep state. Prompt
-    log-probabilities and long last events are formatted piece by piece in a thread, as fast as the
-    client reads. Meanwhile the sink takes no other delta.
-    """
-
-    def __init__(
-        self,
-        writer: EventWriter,
-        plan: Plan,
-        usage: UsageCount,
-        bookmark: Bookmark | EventCount,
-        answer_format: AnswerFormat,
-        tokenizer: Tokenizer,
-    ) -> None:
-        self._writer = writer
-        self._tokenizer = tokenizer
-        self._long_write: asyncio.Task[None] | None = None
-        self._frame = writer.style.frame
-        self._usage = usage
-        self._bookmark = bookmark
-        self._begun: set[int] = set()
-        self._ends_long = plan.repeats_output
-        self._wants_usage = plan.fields.wants_usage and not plan.identity.knows_usage
-        self._sends_all = bool(plan.fields.return_token_ids)
-        self._format = answer_format
-        if plan.fields.counts_every_chunk:
-            self._format = CountingFormat(answer_format, self._usage.total)
-
-    @property
-    def is_full(self) -> bool:
-        outlet, writing = self._writer.outlet, self._long_write
-        if outlet is not None and outlet.is_paused:
-            return True
-        return writing is not None and not writing.done()
-
-    async def wait_room(self) -> None:
-        if self._long_write is not None:
-            await asyncio.wait((self._long_write,))
-        await self._writer.wait_room()
-
-    def take(self, choice: Choice, delta: TextDelta) -> None:
-        self._usage.add(choice, delta)
-        bookmark, has_ended = self._bookmark, delta.finish is not None
-        is_new = bookmark.advance(choice.index, len(delta.token_ids), has_ended)
-        is_first = choice.index not in self._begun
-        if is_first:
-            self._begun.add(choice.index)
-        if delta.prompt_logprobs is not None or (has_ended and self._ends_long):
-            pieces = self._format.long_chunk(choice, delta, is_first)
-            writing = self._write_in_pieces(pieces, self._long_write)
-            self._long_write = asyncio.ensure_future(writing)
-            return
-        if is_first or delta.text or delta.tokens or delta.finish or self._sends_all:
-            document = self._format.chunk(choice, delta, is_first)
-            if is_new and document and (events := bookmark.marked(self._frame(document))):
-                self._writer.write(events)
-
-    async def _write_in_pieces(
-        self, pieces: Iterator[bytes], earlier: asyncio.Task[None] | None
-    ) -> None:
-        """Writes a document that comes in pieces, after the `earlier` one."""
-        if earlier is not None:
-            await earlier
-        if self._frame is as_it_is:
-            await self._write_long(lambda: b"".join(pieces))
-            return
-        before, _, after = self._frame(_HOLE).partition(_HOLE)
-        piece = self._bookmark.marked(before)
-        while piece:
-            self._writer.write(piece)
-            await self._writer.wait_room()
-            piece = await self._tokenizer.for_answer(lambda: take_some(pieces, MAX_PIECE_BYTES))
-        self._writer.write(after)
-
-    async def _write_long(self, events: Callable[[], bytes]) -> None:
-        """Writes whole events that a thread makes, as fast as the client reads."""
-        whole = await self._tokenizer.for_answer(lambda: self._bookmark.marked(events()))
-        for at in range(0, len(whole), MAX_PIECE_BYTES):
-            self._writer.write(whole[at : at + MAX_PIECE_BYTES])
-            await asyncio.sleep(0)  # the event writer sends in the next turn of the loop
-            await self._writer.wait_room()
-
-    async def finish(self) -> None:
-        """Call after the last delta of all choices."""
-        if self._long_write is not None:
-            await self._long_write
-        if not self._wants_usage:
-            return
-        self._bookmark.add_usage()
-        usage = self._usage.total()
-        if self._ends_long:
-            await self._write_long(lambda: self._frame(self._format.usage_chunk(usage)))
-        else:
-            events = self._bookmark.marked(self._frame(self._format.usage_chunk(usage)))
-            if events:
-                self._writer.write(events)
-
-    def close(self) -> None:
-        """Stops writing; pending prompt log-probabilities are dropped."""
-        if self._long_write is not None:
-            self._long_write.cancel()
-
-
-def _note_end(context: ApiContext, record: RequestRecord, error: Exception | None) -> None:
+def note_end(context: ApiContext, record: RequestRecord, error: Exception | None) -> None:
+    """Note how a stream ended: None if well."""
     if isinstance(error, ClientGone):
         record.status = CLIENT_GONE_STATUS
     elif error is not None:

@@ -1,4 +1,4 @@
-"""Responses in the background, by two routers that share a real store."""
+"""Responses in the background, streamed or not, by two routers that share a real store."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 import redis
 
 from gateway.admission.gate import Gate
-from gateway.api.openai_responses import background, memory
+from gateway.api.openai_responses import background, kept_endpoints, memory
 from gateway.text.tokenizer import Tokenizer
 from process.store import response_records
 from process.store.embedded_valkey import EmbeddedValkey
@@ -20,6 +21,15 @@ from protocol.errors import Overloaded
 from tests.unit.gateway.api_harness import MODEL, TIMEOUT_S, Forever, LiveApi, Pause
 
 MAX_INFLIGHT = 2
+BEGIN = ["response.created", "response.queued", "response.in_progress"]
+OPENED = ["response.output_item.added", "response.content_part.added"]
+TEXT = "response.output_text.delta"
+ENDED = [
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.completed",
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +53,7 @@ def both_apis(
         patch.setattr(memory, "LEASE_S", 3600.0)
         patch.setattr(background, "LEASE_S", 3600.0)
         patch.setattr(background, "RENEW_S", 0.02)
+        patch.setattr(kept_endpoints, "_LOOK_S", 0.01)
         made = [
             LiveApi(checkpoint, tokenizer, redis_url=valkey.url, **options)
             for options in ({"gate": gate}, {})
@@ -99,6 +110,16 @@ def paused(api: LiveApi) -> Pause:
 def endless(api: LiveApi) -> None:
     steps = api.generator.script
     api.generator.script = lambda request: [*steps(request)[:1], Forever()]
+
+
+def streamed(client: openai.OpenAI) -> openai.Stream[Any]:
+    return client.responses.create(model=MODEL, input="Say it", background=True, stream=True)
+
+
+def at_rest(api: LiveApi) -> None:
+    """Nothing runs, and what ran has given everything back."""
+    api.settle(lambda: api.metric("baton_responses_in_background") == 0)
+    api.settle(lambda: api.metric("baton_http_bytes_in_flight") == 0)
 
 
 def test_it_runs_without_its_client_and_can_be_continued(client, elsewhere, api):
@@ -198,10 +219,12 @@ def test_it_counts_at_the_gate_until_it_ends(client, api, gate):
 
 
 def test_what_contradicts_it_is_refused(client, api):
-    for fields, param in (({"stream": True}, "stream"), ({"store": False}, "background")):
+    for is_streamed in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
-            client.responses.create(model=MODEL, input="x", background=True, **fields)
-        assert caught.value.param == param
+            client.responses.create(
+                model=MODEL, input="x", background=True, store=False, stream=is_streamed
+            )
+        assert caught.value.param == "background"
     assert not api.generator.requests
 
 
@@ -223,3 +246,123 @@ def test_an_answer_that_grew_too_large_has_failed(client, api, monkeypatch):
     ended = client.responses.retrieve(began.id)
     assert (ended.status, ended.output) == ("failed", [])
     assert "too large" in ended.error.message
+
+
+def test_its_events_come_while_it_runs_and_are_kept_behind_it(client, elsewhere, api, gate):
+    api.says("one two three")
+    pause = paused(api)
+    stream = streamed(client)
+    first = [next(stream) for _ in range(6)]
+    assert [each.type for each in first] == [*BEGIN, *OPENED, TEXT]
+    assert [each.response.status for each in first[:3]] == ["queued", "queued", "in_progress"]
+    pause.end()
+    events = [*first, *stream]
+    assert [each.type for each in events if each.type != TEXT] == [*BEGIN, *OPENED, *ENDED]
+    assert [each.sequence_number for each in events] == list(range(len(events)))
+    text = "".join(each.delta for each in events if each.type == TEXT)
+    assert text == "one two three" == events[-1].response.output_text
+    at_rest(api)
+    assert gate.in_flight == 0
+    for each in (client, elsewhere):
+        again = each.responses.retrieve(events[0].response.id, stream=True)
+        assert list(again) == events
+        assert each.responses.retrieve(events[0].response.id) == events[-1].response
+
+
+def test_a_client_that_left_comes_back_for_the_rest(client, elsewhere, api):
+    api.says("one two three")
+    pause = paused(api)
+    with streamed(client) as stream:
+        response_id = next(stream).response.id
+        place = next(stream).sequence_number
+    api.generator.wait_active(1)
+    back = client.responses.retrieve(response_id, stream=True, starting_after=place)
+    assert next(back).type == "response.in_progress"
+    far = elsewhere.responses.retrieve(response_id, stream=True, starting_after=place)
+    pause.end()
+    rest = list(back)
+    assert rest[-1].response.output_text == "one two three"
+    assert list(far)[1:] == rest
+    last = rest[-1].sequence_number
+    assert list(elsewhere.responses.retrieve(response_id, stream=True, starting_after=last)) == []
+
+
+def test_a_failure_is_its_last_event(client, elsewhere, api):
+    steps = api.generator.script
+    api.generator.script = lambda request: [*steps(request)[:1], Overloaded("gone")]
+    events = list(streamed(client))
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.error.message == "gone"
+    at_rest(api)
+    assert list(elsewhere.responses.retrieve(events[0].response.id, stream=True)) == events
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_its_stream_ends_if_it_is_cancelled(client, elsewhere, api, is_elsewhere):
+    endless(api)
+    stream = streamed(client)
+    response_id = next(stream).response.id
+    api.generator.wait_active(1)
+    (elsewhere if is_elsewhere else client).responses.cancel(response_id)
+    api.generator.wait_idle()
+    assert {each.type for each in stream}.isdisjoint(ENDED)
+    at_rest(api)
+    for each in (client, elsewhere):
+        assert list(each.responses.retrieve(response_id, stream=True)) == []
+
+
+def test_what_was_lost_with_its_router_has_failed(client, elsewhere, api, valkey):
+    endless(api)
+    stream = streamed(client)
+    response_id = next(stream).response.id
+
+    def is_found_lost() -> bool:
+        with redis.Redis.from_url(valkey.url) as store:
+            for lease in store.scan_iter(f"*:lease:*{response_id}"):
+                store.delete(lease)
+        return elsewhere.responses.retrieve(response_id).status == "failed"
+
+    api.settle(is_found_lost)
+    [lost] = elsewhere.responses.retrieve(response_id, stream=True, starting_after=3)
+    assert (lost.type, lost.sequence_number) == ("response.failed", 4)
+    assert "went away" in lost.response.error.message
+    at_rest(api)
+    stream.close()
+
+
+def test_events_that_are_too_many_to_be_kept_are_refused(client, api, monkeypatch):
+    pause = paused(api)
+    stream = streamed(client)
+    response_id = next(stream).response.id
+    monkeypatch.setattr(memory, "MAX_RECORD_BYTES", 3000)
+    pause.end()
+    assert list(stream)[-1].response.output_text == "Hello"
+    at_rest(api)
+    with pytest.raises(openai.BadRequestError, match="more events than are kept") as caught:
+        client.responses.retrieve(response_id, stream=True)
+    assert caught.value.param == "stream"
+    assert client.responses.retrieve(response_id).output_text == "Hello"
+
+
+def test_only_what_was_made_as_a_stream_in_the_background_is_streamed_again(client, api):
+    made = [
+        client.responses.create(model=MODEL, input="x"),
+        client.responses.create(model=MODEL, input="x", background=True),
+    ]
+    at_rest(api)
+    for each in made:
+        with pytest.raises(openai.BadRequestError, match="created with 'background'") as caught:
+            client.responses.retrieve(each.id, stream=True)
+        assert caught.value.param == "stream"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve("resp_" + "0" * 32, stream=True)
+
+
+@pytest.mark.parametrize("place", ["x", "-1", ""])
+def test_a_place_that_is_no_number_is_refused(client, api, place):
+    response_id = next(iter(streamed(client))).response.id
+    at_rest(api)
+    path = f"/v1/responses/{response_id}?stream=true&starting_after={place}"
+    answer = api.http.get(path, headers={"authorization": "Bearer none"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "starting_after"

@@ -1,0 +1,102 @@
+"""The events of responses in the background whose clients asked for a stream.
+
+The router that runs a response collects its events until the store has them. Any number of clients
+follow them, from the first event or from a later one, and leave whenever they like. The number of
+an event is its place in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.types import Scope
+
+from gateway.api.context import ApiContext
+from gateway.api.replies.reply import note_end
+from gateway.http.request_scope import RequestRecord, record_of
+from http_kit.disconnect import ClientConnection
+from http_kit.errors import describe
+from http_kit.sse import EventStream, EventWriter, StreamStyle, as_it_is
+
+_STYLE = StreamStyle(frame=as_it_is, done=b"")
+_EVENT_END = b"\n\n"
+_EVENT_BYTES = 64
+"""Memory of an event besides its text."""
+MOST_AT_ONCE = 256
+
+
+class EventLog:
+    """The events of one response; an `EventSink`. The request's record counts their memory."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        self.style = _STYLE
+        self.outlet: ClientConnection | None = None
+        self._record = record
+        self._events: list[bytes] = []
+        self._has_ended = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def write(self, events: bytes) -> None:
+        """Add whole events. Raises Overloaded if the router has no room for them."""
+        added = split_events(events)
+        self._record.hold(len(events) + _EVENT_BYTES * len(added))
+        self._events += added
+        self._wake()
+
+    async def wait_room(self) -> None:
+        """There is always room."""
+
+    def end(self, last: bytes = b"") -> None:
+        """No event follows, or only the `last` ones."""
+        self._events += split_events(last)
+        self._has_ended = True
+        self._wake()
+
+    def whole(self) -> bytes:
+        """All events so far."""
+        return b"".join(self._events)
+
+    async def follow(self, place: int) -> AsyncIterator[bytes]:
+        """The events from this place on, as they come, several at a time."""
+        while True:
+            if place < len(self._events):
+                events = self._events[place : place + MOST_AT_ONCE]
+                place += len(events)
+                yield b"".join(events)
+            elif self._has_ended:
+                return
+            else:
+                more = asyncio.get_running_loop().create_future()
+                self._waiting.append(more)
+                await more
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+
+def split_events(events: bytes) -> list[bytes]:
+    """Whole events one by one, each with the empty line behind it."""
+    return [each + _EVENT_END for each in events.split(_EVENT_END)[:-1]]
+
+
+def followed(context: ApiContext, scope: Scope, events: AsyncIterator[bytes]) -> EventStream:
+    """The events as an answer, as fast as the client reads. The response goes on without it."""
+    record = record_of(scope)
+
+    async def produce(writer: EventWriter) -> None:
+        async for each in events:
+            writer.write(each)
+            await asyncio.sleep(0)  # the answer begins in the next turn of the loop
+            await writer.wait_room()
+
+    return EventStream(
+        produce,
+        describe=lambda error: describe(error, record.request_id),
+        ended=lambda error: note_end(context, record, error),
+        keepalive_s=context.limits.keepalive_s,
+        style=_STYLE,
+    )
