@@ -1,8 +1,9 @@
 """Reads and checks the body of a request.
 
-Types are never coerced. A field that Baton does not know is ignored and named in the answer's
-header. A known field that Baton does not support is treated in the same way, but if ignoring it
-would change the answer, the request is refused with the field's name. Null means absent everywhere.
+Types are never coerced, but `16.0` is an integer. A field that Baton does not know is ignored and
+named in the answer's header. A known field that Baton does not support is treated in the same way,
+but if ignoring it would change the answer, the request is refused with the field's name. Null means
+absent everywhere.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ from protocol.errors import InvalidRequest
 _JSON = b"application/json"
 _JSON_TYPES = re.compile(r"application/json|[a-z0-9.\-]+/[a-z0-9.+\-]+\+json")
 _MAX_LENGTH_DIGITS = 18
+_POINTED = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?[0-9]+)\.0+(?![0-9eE])')
+"""A string, or a whole number with a point: JSON has one kind of number, and libraries that know
+only floats write `16.0`."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,10 @@ def fields_of(
             return fields_of(schema, body.removeprefix(BOM_UTF8), refuse_unknown)
         if b"\0" in body[:4] or body.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise InvalidRequest("the body is not in UTF-8, but in UTF-16 or UTF-32") from error
-        if _is_no_json(error) and (whole := without_half_pairs(body)) != body:
+        kinds = _kinds_of(error)
+        if kinds[0] == "json_invalid" and (whole := without_half_pairs(body)) != body:
+            return fields_of(schema, whole, refuse_unknown)
+        if "int_type" in kinds and (whole := _without_points(body)) != body:
             return fields_of(schema, whole, refuse_unknown)
         raise invalid_request(error) from error
     ignored = take_ignored(fields, refuse_unknown) if findings.any else ()
@@ -169,9 +176,14 @@ def fields_of(
     return fields, ignored
 
 
-def _is_no_json(error: PydanticValidationError) -> bool:
+def _kinds_of(error: PydanticValidationError) -> list[str]:
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    return found[0]["type"] == "json_invalid"
+    return [each["type"] for each in found]
+
+
+def _without_points(body: bytes) -> bytes:
+    """The JSON text with whole numbers written as integers; strings stay as they are."""
+    return _POINTED.sub(lambda found: found[1] or found[0], body)
 
 
 async def _decoded(

@@ -363,3 +363,28 @@ def test_ids_cannot_be_guessed(api, path, body, prefix):
     ids = [api.post(path, {"model": MODEL, **body}).json()["id"] for _ in range(3)]
     assert len(set(ids)) == 3
     assert all(re.fullmatch(f"{prefix}[0-9a-f]{{32}}", each) for each in ids)
+
+
+def test_whole_numbers_with_a_point_are_integers(api):
+    """As Gson and others write them. Text that looks like one stays."""
+    body = (
+        b'{"model": "tiny", "prompt": "1.0 \\" 2.0", "max_tokens": 3.0, "stop_token_ids": [7.00],'
+        b' "seed": 4.0, "temperature": 1.0, "top_p": 0.50}'
+    )
+    answer = api.http.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 200, answer.text
+    request = only_request(api)
+    assert api.tokenizer.decode(request.token_ids) == '1.0 " 2.0'
+    sampling = request.sampling
+    assert (sampling.max_tokens, sampling.seed, sampling.top_p) == (3, 4, 0.5)
+
+
+@pytest.mark.parametrize("number", ["3.5", "3.0e0", '"3"', "true"])
+def test_other_numbers_are_no_integers(api, number):
+    body = f'{{"model": "tiny", "prompt": "x", "max_tokens": {number}, "seed": 1.0}}'
+    answer = api.http.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
