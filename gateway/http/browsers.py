@@ -50,10 +50,8 @@ class BrowserRules:
 
     def is_host(self, value: bytes | None) -> bool:
         """Whether a `Host` header names this router."""
-        if self.hosts is None:
+        if self.hosts is None or value is None:  # a browser always names a host
             return True
-        if value is None:
-            return False
         host = value.strip().lower()
         name, colon, port = host.rpartition(b":")
         if colon and (port.isdigit() or not port):

@@ -93,6 +93,14 @@ async def test_hosts(values, host: str, status: int) -> None:
         assert registry.get_sample_value("baton_http_browsers_refused_total", {"reason": "host"})
 
 
+async def test_a_client_that_names_no_host_is_no_browser() -> None:
+    client, _ = client_of(allowed_hosts=("llm.example",))
+    async with client:
+        request = client.build_request("GET", "/v1/models")
+        del request.headers["host"]
+        assert (await client.send(request)).status_code == 200
+
+
 CROSS = {"sec-fetch-site": "cross-site", "origin": PAGE}
 LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
 
