@@ -90,12 +90,14 @@ def _check_constraint(found: _Found, model: type[StrictModel]) -> None:
     if model.refuses_unknown:
         raise InvalidRequest(f"'{found.path}' is not a known field", found.path)
     lost = lost_constraint(found.unknown, found.value) if model.constrains else None
-    if lost is not None:
-        path, fields = lost
-        raise InvalidRequest(
-            f"'{path}' would constrain the answer, and this API has no such field: use {fields}",
-            path,
-        )
+    if lost is None:
+        return
+    path, fields = lost
+    outer, _, name = path.rpartition(".")
+    reason = f"and this API has no such field: use {fields}"
+    if outer and name in _names_of(model):
+        reason = f"and '{outer}' is not read: give '{name}' outside of it"
+    raise InvalidRequest(f"'{path}' would constrain the answer, {reason}", path)
 
 
 def _walk(model: StrictModel, path: str, generic: str) -> Iterator[_Found]:
