@@ -41,6 +41,10 @@ class Rules:
     frees_unanswered: bool = False  # wrong: D takes back at once blocks without a reported write
     skips_landing: bool = False  # wrong: a fence falls as soon as P is dead
     forgets_waiting: bool = False  # wrong: P's death does not end requests that D has not granted
+    head_is_worker: bool = False  # wrong: P is dead once its head is, whatever its other rank does
+    posts_unleased: bool = False  # wrong: the other rank posts although its lease has ended
+    closes_unposted: bool = False  # wrong: P closes while orders to its other rank are under way
+    counts_blocks: bool = False  # wrong: a block has arrived once the piece of one rank has
 
 
 DESIGN, EAGER = Rules(), Rules(asks=False, shares=False, passes=False)
@@ -69,6 +73,7 @@ class Fleet:
     grows: bool = False  # a running request needs one block more before it can end
     share: int = 0  # blocks of each P's pool for prompts that one D has not granted; 0: all
     full: str = ""  # a D that answers but never grants; requests of other Ds must still end
+    ranks: int = 1  # of each source: 2, and each block has a piece of the head and one of the other
 
 
 class Leg(NamedTuple):
@@ -83,6 +88,7 @@ class Leg(NamedTuple):
     p: str = "-"
     d: str = "-"
     computed: int = 0
+    ordered: int = 0  # writes that P's other rank was told to post and has not posted
     flying: int = 0  # writes that are posted and have not landed
     landed: int = 0
     knows: int = 0  # what P knows of D: 1 it asked, 2 it granted
@@ -99,7 +105,8 @@ class Leg(NamedTuple):
 class State(NamedTuple):
     legs: tuple[Leg, ...]
     aborts: int
-    dead: str = ""
+    dead: str = ""  # its head has crashed; its other rank may go on
+    is_all_dead: bool = False  # so it does not: it has ended, or its lease has
     frozen: str = ""
 
 
@@ -163,14 +170,15 @@ class Model:
             changes: list[Change] = []
             if source and source not in (state.dead, state.frozen):
                 changes += self.at_source(leg, size, free[source], leads_p and may_begin)
-            if leg.flying and source != state.frozen:
-                changes += self.in_flight(leg, size, state.dead == target, state.dead == source)
+            if source != state.frozen:
+                changes += self.on_the_way(leg, size, state.dead == target, state.dead == source)
             if target == self.fleet.full:
                 changes += self.at_target(leg, request, 0, False)
             elif target != state.dead:
                 changes += self.at_target(leg, request, free[target], leads_d)
                 if source:
-                    changes += self.on_trouble(leg, state.dead == source, state.frozen == source)
+                    is_dead = state.dead == source and self.counts_as_dead(state)
+                    changes += self.on_trouble(leg, is_dead, state.frozen == source)
             if leg.d in "whkK" and self.rules.gives_back and room[target] < size:
                 changes.append(("{d} gives {r} back: no room", self.give_up(leg, "e")))
             for text, changed in changes:
@@ -183,6 +191,10 @@ class Model:
                 fewer = state._replace(aborts=state.aborts - 1)
                 yield ("the client of {r} goes away", i), self.put(fewer, {i: gone})
         yield from self.mishaps(state)
+
+    def counts_as_dead(self, state: State) -> bool:
+        """Whether D takes a worker whose head has crashed for dead."""
+        return self.fleet.ranks == 1 or state.is_all_dead or self.rules.head_is_worker
 
     def pairs(self, state: State) -> list[tuple[Request, Leg]]:
         return list(zip(self.requests, state.legs, strict=True))
@@ -253,6 +265,8 @@ class Model:
         fleet = self.fleet
         for pool in fleet.pools if fleet.crashes and not state.dead else ():
             yield (f"{pool} crashes", 0), self.crash(state, pool)
+        if state.dead and fleet.ranks > 1 and not state.is_all_dead:
+            yield (f"the other rank of {state.dead} is gone", 0), self.lose_other_rank(state)
         for pool in fleet.pools if fleet.freezes and not state.frozen else ():
             if pool.startswith("P"):
                 yield (f"{pool} freezes", 0), state._replace(frozen=pool)
@@ -264,7 +278,8 @@ class Model:
         equal requests are sorted."""
         legs = [changed.get(i, leg) for i, leg in enumerate(state.legs)]
         for i, leg in enumerate(legs):
-            if leg.p == "x" and leg.d in "uvkKe" and not leg.flying and not leg.fence:
+            is_quiet = not leg.ordered and not leg.flying
+            if leg.p == "x" and leg.d in "uvkKe" and is_quiet and not leg.fence:
                 legs[i] = Leg("x", leg.d, abort_d=leg.abort_d and leg.d != "e")
                 legs[i] = legs[i]._replace(passed_d=leg.passed_d)
             if leg.p != "h" and leg.passed_p:
@@ -288,6 +303,15 @@ class Model:
             legs[i] = leg
         return self.put(state._replace(dead=pool), legs)
 
+    def lose_other_rank(self, state: State) -> State:
+        """The other rank of the dead worker posts nothing more."""
+        legs = {
+            i: leg._replace(ordered=0)
+            for i, (request, leg) in enumerate(self.pairs(state))
+            if request.source == state.dead and not self.rules.posts_unleased
+        }
+        return self.put(state._replace(is_all_dead=True), legs)
+
     def at_source(self, leg: Leg, size: int, free: int, may_lead: bool) -> Iterator[Change]:
         """A prefill worker, or a decode worker that drains."""
         if leg.p == "-":
@@ -301,7 +325,7 @@ class Model:
             yield "{p} takes {r} as next; it has no room" + says, head
         elif leg.p == "c" and leg.computed < size:
             posts = leg.knows == 2
-            more = leg._replace(computed=leg.computed + 1, flying=leg.flying + posts)
+            more = self.post(leg._replace(computed=leg.computed + 1), int(posts))
             yield "{p} computes a block of {r}" + " and writes it" * posts, more
         if leg.up:
             yield self.hear(leg._replace(up=leg.up[1:]), leg.up[0])
@@ -317,14 +341,34 @@ class Model:
         if message == "b":
             return text, self.stop(known)
         if message == "g":  # what is computed already leaves now
-            return text, leg._replace(knows=2, flying=leg.computed)
+            return text, self.post(leg._replace(knows=2), leg.computed)
         says = leg.p == "c" or (leg.p == "h" and self.rules.begun_too_soon)
         return text + " and says Begun" * says, known._replace(down=leg.down + "B" * says)
+
+    def post(self, leg: Leg, blocks: int) -> Leg:
+        """The head posts its pieces of some blocks, and tells the other rank to post its own."""
+        ordered = leg.ordered + blocks * (self.fleet.ranks - 1)
+        return leg._replace(ordered=ordered, flying=leg.flying + blocks)
 
     def stop(self, leg: Leg) -> Leg:
         """Post nothing more; close when nothing is under way."""
         closed = leg._replace(p="x", down=leg.down + "c" * (leg.p != "x" and leg.knows > 0))
-        return leg._replace(p="s") if leg.flying and leg.p != "x" else closed
+        waits = leg.flying or (leg.ordered and not self.rules.closes_unposted)
+        return leg._replace(p="s") if waits and leg.p != "x" else closed
+
+    def at_other_rank(self, leg: Leg) -> Iterator[Change]:
+        """The other rank posts a write, or finds that its order has come too late."""
+        fewer = leg._replace(ordered=leg.ordered - 1)
+        yield "the other rank of {p} posts a write of {r}", fewer._replace(flying=leg.flying + 1)
+        if leg.p == "s":
+            yield "the other rank of {p} drops a write of {r}", self.stop(fewer)
+
+    def on_the_way(self, leg: Leg, size: int, to_dead: bool, of_dead: bool) -> Iterator[Change]:
+        """Writes that were ordered or posted."""
+        if leg.ordered:
+            yield from self.at_other_rank(leg)
+        if leg.flying:
+            yield from self.in_flight(leg, size, to_dead, of_dead)
 
     def in_flight(self, leg: Leg, size: int, to_dead: bool, of_dead: bool) -> Iterator[Change]:
         """A write lands, and D learns of it. A write from or to a dead worker may be lost."""
@@ -333,7 +377,8 @@ class Model:
             yield "a write of {r} is lost", self.stop(fewer) if leg.p == "s" else fewer
         if not to_dead and leg.d != "r" and not leg.fence:
             raise LateWrite
-        if not to_dead and leg.landed + 1 == size:  # complete: both sides let go
+        pieces = size if self.rules.counts_blocks else size * self.fleet.ranks
+        if not to_dead and leg.landed + 1 == pieces:  # complete: both sides let go
             runs = "u" if leg.d == "r" else leg.d
             yield "the last write of {r} lands", fewer._replace(p="x", d=runs, fence="")
         elif not to_dead:
@@ -502,6 +547,7 @@ def _wrong_rows() -> list[Row]:
     """Rules that are wrong on purpose."""
     r = Request
     pair = Fleet({"P": 2, "D": 2}, (r("P", "D", 1), r("P", "D", 2)))
+    split = replace(pair, ranks=2)
     cold = Fleet({"P0": 2, "P1": 2, "D": 2}, (r("P0", "D", 1), r("P1", "D", 2)), freezes=1)
     ring = Fleet({"D0": 2, "D1": 2}, (r("D0", "D1", 2, True), r("D1", "D0", 2, True)))
     return [
@@ -511,6 +557,10 @@ def _wrong_rows() -> list[Row]:
         ("wrong: frees_unanswered", Rules(frees_unanswered=True), LATE, [replace(pair, aborts=1)]),
         ("wrong: skips_landing", Rules(skips_landing=True), LATE, [replace(pair, crashes=1)]),
         ("wrong: forgets_waiting", Rules(forgets_waiting=True), DEAD, [replace(pair, crashes=1)]),
+        ("wrong: head_is_worker", Rules(head_is_worker=True), LATE, [replace(split, crashes=1)]),
+        ("wrong: posts_unleased", Rules(posts_unleased=True), LATE, [replace(split, crashes=1)]),
+        ("wrong: closes_unposted", Rules(closes_unposted=True), LATE, [replace(split, aborts=1)]),
+        ("wrong: counts_blocks", Rules(counts_blocks=True), LATE, [split]),
         ("wrong: gives nothing back", Rules(gives_back=False), DEAD, [cold]),
         ("wrong: no share, D0 is full", Rules(shares=False), DEAD, [_beside()]),
         ("wrong: D drain in a ring", DESIGN, DEAD, [ring]),
@@ -526,6 +576,8 @@ def _small_rows() -> list[Row]:
         ("shares, beside a full D0", DESIGN, ENDS, [_beside()]),
         ("an abort, 1P1D, 2 prompts", DESIGN, ENDS, mixes(TWO, "2", "12", aborts=1)),
         ("a crash, 1P1D, 2 prompts", DESIGN, ENDS, mixes(TWO, "2", "12", crashes=1)),
+        ("two ranks, an abort, 1P1D", DESIGN, ENDS, mixes(TWO, "12", "12", aborts=1, ranks=2)),
+        ("two ranks, a crash, 1P1D", DESIGN, ENDS, mixes(TWO, "12", "12", crashes=1, ranks=2)),
         ("a P freezes, 2P1D, 2 prompts", DESIGN, ENDS, mixes(P2, "2", "2", freezes=1)),
         ("beside a request that drains, 2 prompts", DESIGN, ENDS, _beside_drain(drains)),
         ("beside a prompt that D computes alone", DESIGN, ENDS, _beside_local(locals_)),
@@ -564,6 +616,8 @@ def _large_rows() -> list[Row]:
 
 def _mishap_rows() -> list[Row]:
     """The design with aborts, crashes, freezes and preemption."""
+    split = mixes(f"{P2},{D2}", "2", "12", crashes=1, ranks=2)
+    alone = mixes(TWO, "12", "12", crashes=1, ranks=2)
     return [
         ("an abort, 1P1D", DESIGN, ENDS, mixes(TWO, "23", "12", aborts=1)),
         ("an abort, shares, 1P2D", DESIGN, ENDS, mixes(D2, "3", "1", aborts=1, share=1)),
@@ -571,6 +625,9 @@ def _mishap_rows() -> list[Row]:
         ("a crash, 1P1D", DESIGN, ENDS, mixes(TWO, "23", "12", crashes=1)),
         ("a crash, 2P1D, 1P2D", DESIGN, ENDS, mixes(f"{P2},{D2}", "3", "2", crashes=1)),
         ("a crash, shares, 1P2D", DESIGN, ENDS, mixes(D2, "3", "1", crashes=1, share=1)),
+        ("two ranks, a crash, 2P1D, 1P2D", DESIGN, ENDS, split),
+        ("two ranks, a crash and an abort", DESIGN, ENDS, [replace(f, aborts=1) for f in alone]),
+        ("two ranks, a P freezes, 2P1D", DESIGN, ENDS, mixes(P2, "2", "2", freezes=1, ranks=2)),
         ("a crash and an abort", DESIGN, ENDS, mixes(TWO, "2", "12", aborts=1, crashes=1)),
         ("a P freezes, 2P1D", DESIGN, ENDS, mixes(P2, "23", "2", freezes=1)),
         ("a P freezes and goes on", DESIGN, ALIVE, mixes(P2, "2", "12", freezes=1, thaws=True)),
