@@ -97,7 +97,8 @@ class EndServer:
             case Expect(data=is_coming):
                 service.expect(is_coming)
             case Disconnect(end=number, kept=kept):
-                self._reports.put(Disconnected(number, service.disconnect(kept)))
+                _log.info("%d connections of KV blocks are closed", service.disconnect(kept))
+                self._reports.put(Disconnected(number))
 
     def drain(self) -> list[bytes]:
         """All reports since the last call. Raises EndFailed."""

@@ -182,8 +182,13 @@ class TransferService:
 
     def disconnect(self, kept: Collection[str]) -> int:
         """Break the connections over which peers may write here, except those with the addresses
-        in `kept`, before this call returns; see `Transport.disconnect`."""
+        in `kept`: of this process before this call returns; see `Transport.disconnect`."""
         return 0 if self._transport is None else self._transport.disconnect(kept)
+
+    @property
+    def is_disconnecting(self) -> bool:
+        """Whether other processes of this worker may still have such connections."""
+        return self._transport is not None and self._transport.is_disconnecting
 
     def hold(self, until: Callable[[], float]) -> None:
         """Post no write at or after `until()`, which is called before each write."""

@@ -80,7 +80,7 @@ class Incoming:
     peer: str
     groups: Sequence[IncomingGroup]
     next_send: float  # when to send the next renewal or abort
-    landed_at: float = 0.0  # in the states with a deadline: when no write can land any more
+    landed_at: float = 0.0  # in states with a deadline: when no write can land, inf if unknown
     num_verified: int = 0  # groups whose digests were compared
     stop_at: float = inf  # a fetch: the end of its current deadline
     stop_wait_s: float = 0.0

@@ -217,11 +217,8 @@ class HandoffSink:
         nothing."""
         key = key_of(begun)
         ask = self._asks.find(key)
-        if ask is None:
-            if not self.is_known(key):
-                self.ignored += 1
-            return []
-        if ask.has_begun:
+        if ask is None or ask.has_begun:
+            self.ignored += not self.is_known(key)
             return []
         ask.has_begun = True
         return [Begun(key)]
@@ -273,13 +270,19 @@ class HandoffSink:
 
     def agent_gone(self, peer: str, now: float) -> list[SinkAction]:
         """Note that the process of a source is dead: its connection is lost and its lease has
-        expired."""
+        expired. `now` is inf while it may still write over a connection; `cut` follows."""
         asks = self._asks.of_peer(peer)
         actions: list[SinkAction] = [self._end_ask(key, "the source is gone") for key in asks]
         for key, handoff in list(self._handoffs.items()):
             if handoff.peer == peer and handoff.state in _OPEN:
                 actions += self._lose(key, handoff, "the source is gone", now)
         return actions
+
+    def cut(self, now: float) -> None:
+        """Note that sources which were found dead can write over no connection any more."""
+        for handoff in self._handoffs.values():
+            if handoff.landed_at == inf:
+                handoff.landed_at = now + self._landing_s
 
     # -- steps ---------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Ends of a transport in other processes of a worker, for the parts of the pool that lie there: on
 other hosts, or on cards.
 
-Orders and reports travel over a connection that this module does not own. Only two calls wait for
-an answer: the one that opens ends, and the one that breaks an end's connections.
+Orders and reports travel over a connection that this module does not own. Only the call that opens
+ends waits for an answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from kv_transfer.transports.interface import (
 from protocol.errors import TransferError
 
 OPEN_S = 30.0
-DISCONNECT_S = 5.0
 
 
 class DistantHost:
@@ -88,7 +87,8 @@ class DistantEnd:
         self._number = number
         self._descriptor = b""
         self._opened: SimpleQueue[Opened | OpenFailed] = SimpleQueue()
-        self._broken: SimpleQueue[int] = SimpleQueue()
+        self._num_told = self._num_broken = 0  # each is counted by one thread
+        self._is_closed = False
         self._events: SimpleQueue[TransportEvent] = SimpleQueue()
         self._handles = count()
 
@@ -118,8 +118,8 @@ class DistantEnd:
                 self._events.put(PeerLost(agent, reason))
             case WriteOver(handle=handle, error=error):
                 self._events.put(WriteDone(handle, error))
-            case Disconnected(number=number):
-                self._broken.put(number)
+            case Disconnected():
+                self._num_broken += 1
 
     def descriptor(self) -> bytes:
         """See Transport."""
@@ -166,20 +166,21 @@ class DistantEnd:
         """See Transport."""
         self._host.tell(Expect(self._number, data))
 
-    def disconnect(self, kept: Collection[str]) -> int:
-        """See Transport. Raises TransferError if the process does not answer in time."""
+    def disconnect(self, kept: Collection[str]) -> None:
+        """Let the end break its connections; see Transport. A process that stands still does so
+        when it goes on, or ends with the worker."""
+        self._num_told += 1
         self._host.tell(Disconnect(self._number, sorted(kept)))
-        try:
-            return self._broken.get(timeout=DISCONNECT_S)
-        except Empty:
-            raise TransferError(
-                f"another process of this worker has not answered for {DISCONNECT_S:g} s"
-            ) from None
+
+    @property
+    def is_disconnecting(self) -> bool:
+        """Whether the end has not broken all connections that it was told to."""
+        return self._num_broken < self._num_told and not self._is_closed
 
     def close(self) -> None:
-        """Close the end. A `disconnect` that waits in another thread returns 0 at once."""
+        """Close the end, and with it its connections."""
+        self._is_closed = True
         self._host.forget(self._number)
-        self._broken.put(0)
         self._host.tell(CloseEnd(self._number))
 
 

@@ -102,9 +102,7 @@ class WriteOver(_Base, frozen=True):
 
 
 class Disconnected(_Base, frozen=True):
-    """The end has broken this many connections."""
-
-    number: int
+    """The end has broken the connections that a `Disconnect` meant."""
 
 
 EndOrder = OpenEnd | CloseEnd | AddPeer | RemovePeer | Write | Expect | Disconnect

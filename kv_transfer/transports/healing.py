@@ -51,6 +51,8 @@ class HealingTransport:
     """Ends made by `open_end`, the newest last. `agent` and `descriptor` name the end that new
     peers write to."""
 
+    is_disconnecting = False
+
     def __init__(self, open_end: Callable[[], Transport]) -> None:
         """Open the first end. Raises ConfigError."""
         self._open_end = open_end

@@ -206,7 +206,13 @@ class Transport(Protocol):
         """Break the connections over which peers on other machines may write here, except those
         with the addresses in `kept`: a stopped peer's unfinished writes then do not land when it
         continues. Peers that are alive must add us again. Any thread may call this, before `close`.
-        Returns the number of broken connections."""
+        Returns the number of connections of this process that are broken. Ends in other processes
+        follow without being waited for: see `is_disconnecting`."""
+
+    @property
+    def is_disconnecting(self) -> bool:
+        """Whether an end in another process may still have a connection that `disconnect` is to
+        break. Any thread may read this."""
 
     def renew(self, failed: str) -> bool:
         """Peers cannot write to the end `failed`, an earlier value of `agent`. Let `agent` and

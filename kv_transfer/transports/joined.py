@@ -192,7 +192,14 @@ class JoinedTransport:
 
     def disconnect(self, kept: Collection[str]) -> int:
         """Break the connections of every end."""
-        return sum(each.disconnect(kept) for each in self._ends)
+        for each in self._others:
+            each.disconnect(kept)
+        return self._first.disconnect(kept)
+
+    @property
+    def is_disconnecting(self) -> bool:
+        """See Transport."""
+        return any(each.is_disconnecting for each in self._others)
 
     def renew(self, failed: str) -> bool:
         """False: all ends together are one."""

@@ -69,6 +69,7 @@ class NixlTransport:
     """A transport over NIXL and UCX; owns the agent until `close`."""
 
     name = "nixl"
+    is_disconnecting = False
     heals_by_new_ends = True
     """A fault in a UCX worker stays until the worker is replaced."""
 

@@ -84,6 +84,7 @@ class ShmTransport:
 
     name = "shm"
     heals_by_new_ends = False
+    is_disconnecting = False
     paths = ()
 
     def __init__(self, agent: str, device: str) -> None:

@@ -56,10 +56,11 @@ class Network:
         self._context: zmq.Context[Any] = zmq.Context() if context is None else context
         self._gatekeeper: Gatekeeper | None = None
 
-    def connecting(self, kind: int, inflow: Inflow | None = None) -> Any:
+    def connecting(self, kind: int, inflow: Inflow | None = None, patience_s: float = 0.0) -> Any:
         """A connecting socket of the context's socket class. The caller closes it. `inflow` is
-        checked in a thread; without one, the caller bounds what peers send."""
-        socket = open_socket(self._context, kind)
+        checked in a thread; without one, the caller bounds what peers send. `patience_s` is that of
+        `open_socket`, and has to be the same at both ends."""
+        socket = open_socket(self._context, kind, patience_s)
         socket.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server.public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.client.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.client.secret)
@@ -67,12 +68,13 @@ class Network:
             self._watch(socket, inflow)
         return socket
 
-    def listening(self, kind: int, endpoint: str, inflow: Inflow | None = None) -> tuple[Any, str]:
+    def listening(
+        self, kind: int, endpoint: str, inflow: Inflow | None = None, patience_s: float = 0.0
+    ) -> tuple[Any, str]:
         """A socket bound to `endpoint`, and the actual endpoint. The caller closes the socket.
-        `inflow` is checked in a thread; without one, the caller bounds what peers send. Raises
-        ConfigError.
+        `inflow` and `patience_s` are as for `connecting`. Raises ConfigError.
         """
-        socket = open_socket(self._context, kind)
+        socket = open_socket(self._context, kind, patience_s)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.server.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)

@@ -26,8 +26,12 @@ def tcp_endpoint(host: str, port: int) -> str:
     return f"tcp://{bracketed(host)}:{port or '*'}"
 
 
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    """A socket with Baton's options, neither bound nor connected. The caller closes it."""
+def open_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, patience_s: float = 0.0
+) -> zmq.Socket[bytes]:
+    """A socket with Baton's options, neither bound nor connected. A peer that stands still loses
+    its connection after 5 s and `patience_s`. The caller closes the socket."""
+    timeout_ms = HEARTBEAT_TIMEOUT_MS + round(patience_s * 1e3)
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES)
@@ -35,8 +39,8 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socke
     socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, timeout_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, timeout_ms)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
     socket.setsockopt(zmq.IPV6, 1)

@@ -18,6 +18,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 
 from bench.tools.fleet import BenchFleet, FleetConfig
@@ -25,7 +26,7 @@ from bench.tools.two_hosts import ADDRESSES, TwoHosts
 from tests.faults.armed_points import ArmedPoints
 from tests.faults.faulty_worker import FAULTS_DIR, FETCH_SLACK
 from tests.integration.distant_hosts import Main, forked_on_host, node_in, two_hosts
-from tests.integration.fleets import wait_for
+from tests.integration.fleets import PAUSE, wait_for
 from tests.integration.one_engine import tokens_of_one_engine
 from tests.integration.test_exchange_between_hosts import NETWORK, count_of, flags_of, reported
 from tests.integration.test_ranks_on_hosts import END_S, ENGINE, complete, left_after, ranks_of
@@ -41,6 +42,8 @@ FILLING = [3 + place * 11 % 900 for place in range(1800)]
 """A prompt that takes nearly every block of a pool."""
 FILLING_TOKENS, EARLY = 150, 20
 BUSY_TOKENS = 1500
+PATIENCE_S, STALL_S = 20, 6
+"""After how much silence a source or a host is lost, and how long a host stands still then."""
 
 
 class Loss(NamedTuple):
@@ -248,6 +251,51 @@ def stop_source(argv: list[str]) -> int:
             "filling": filling.result(END_S),
             "was_generating": was_generating,
             "ranks_left": left_after(END_S, ranks),
+            "work_left": fleet.left_over(),
+        }
+    print(json.dumps(found))
+    return 0
+
+
+@pytest.mark.nightly
+def test_a_worker_whose_other_host_stands_still_while_it_loses_a_source(
+    hosts: TwoHosts, tmp_path: Path
+) -> None:
+    """The host closes the source's connections when it goes on; until then nobody else waits."""
+    found = found_by(lose_source_in_stall, hosts, tmp_path, [])
+    assert "prefill-1 is gone: it is silent and its lease has ended" in found["log"]
+    assert found["answers"] == one_engine([prompt_of(0), prompt_of(1)], NUM_TOKENS)
+    assert found["ended"] == []
+    assert found["work_left"] == 0
+
+
+def lose_source_in_stall(argv: list[str]) -> int:
+    """Print the tokens after a prompt whose source is lost in mid-write while the sink's other host
+    stands still, and after one that comes later; and which processes of the sink have ended."""
+    other, folder = argv
+    flags = {"prefill": flags_of("prefill", 2, 1), "decode": flags_of("decode", 1, 2)}
+    flags["decode"] += (f"--peer-silence-s={PATIENCE_S}",)
+    config = config_of(flags, other, num_prefill=1, num_decode=1)
+    with faulty_fleet(config, folder) as (fleet, points), ThreadPoolExecutor(1) as threads:
+        model, url = fleet.workers("router-1")["decode-1"]["model"], fleet.url("router-1")
+        sink = [psutil.Process(fleet.pids[name]) for name in ("decode-1", "node-decode")]
+        log = fleet._processes.folder / "decode-1.log"
+        points.arm(["prefill-1"], "post", SECOND)
+        asked = threads.submit(complete, fleet, model, prompt_of(0), NUM_TOKENS)
+        points.held("post")
+        fleet.signal("prefill-1", signal.SIGSTOP)
+        PAUSE.wait(PATIENCE_S - STALL_S / 2)
+        fleet.signal("node-decode", signal.SIGSTOP)
+        wait_for("the source to be lost", lambda: "prefill-1 is gone" in log.read_text())
+        PAUSE.wait(STALL_S)
+        fleet.signal("node-decode", signal.SIGCONT)
+        answers = [asked.result(END_S), complete(fleet, model, prompt_of(1), NUM_TOKENS)]
+        count_of(url, "decode-1", "blocks_stuck", lambda found: found == 0)
+        fleet.signal("prefill-1", signal.SIGKILL)
+        found = {
+            "answers": answers,
+            "log": log.read_text(),
+            "ended": [each.pid for each in sink if not each.is_running()],
             "work_left": fleet.left_over(),
         }
     print(json.dumps(found))

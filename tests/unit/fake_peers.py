@@ -80,6 +80,7 @@ class FakeTransfers:
         self.fences: list[Any] = []  # of all writes so far
         self.events: list[TransferEvent] = []
         self.disconnected: list[set[str]] = []  # the agents that each call spared
+        self.is_disconnecting = False
         self.spares: list[str] = []  # ends that peers may get
         self.names = {agent}  # of all ends so far
         self.retired: list[str] = []

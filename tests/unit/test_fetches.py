@@ -222,6 +222,25 @@ def test_the_connections_of_a_holder_that_may_only_be_stopped_are_closed(
     run(fleet, fleet.requests["r"])
 
 
+def test_a_fence_stands_while_connections_are_being_closed(fleet: Fleet) -> None:
+    """Another host of this worker stands still, and what it has not closed may still deliver."""
+    warm(fleet, "d2")
+    ask(fleet, "r", "p1", "d3", holder="d2", last=1)
+    until(fleet, "p1", KvFetch)
+    p = fleet.workers["p1"]
+    p.peers.lapsed, p.transfers.is_disconnecting = {"d2-i"}, True
+    fleet.kill("d2")
+    for _ in range(3):
+        fleet.turn("p1")
+        fleet.clock.now += LANDING_S
+    assert p.scheduler.blocks.num_pinned > 0
+    p.transfers.is_disconnecting = False
+    fleet.turn("p1")
+    assert p.scheduler.blocks.num_pinned > 0, "what had arrived before may still land"
+    fleet.clock.now += LANDING_S
+    run(fleet, fleet.requests["r"])
+
+
 def test_a_holder_that_lapses_without_a_grant_costs_no_connection(fleet: Fleet) -> None:
     warm(fleet, "d2")
     run(fleet, ask(fleet, "r", "p1", "d3", holder="d2", last=1))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from math import inf
 from typing import Protocol
 
 from kv_transfer.handoff.actions import (
@@ -115,6 +116,7 @@ class InboundHandoffs:
         self._peers = peers
         self._ends = PoolEnds(host, peers)
         self._owner = owner
+        self._is_cutting = False  # connections of lost sources are still being broken
 
     # -- calls by the owner -----------------------------------------------------------------
 
@@ -161,17 +163,25 @@ class InboundHandoffs:
 
     def take_lost(self) -> list[str]:
         """Drop the sources that are gone, and return their incarnations."""
-        lost = self._peers.take_lost(self._clock.now())
+        now = self._clock.now()
+        lost = self._peers.take_lost(now)
         for incarnation in lost:
             self._stop_writes_of(incarnation)
-            self._carry_out(self._sink.agent_gone(incarnation, self._clock.now()))
+        if lost or self._is_cutting:
+            was_cutting, self._is_cutting = self._is_cutting, self._host.transfers.is_disconnecting
+            for incarnation in lost:
+                gone_at = inf if self._is_cutting else now
+                self._carry_out(self._sink.agent_gone(incarnation, gone_at))
+            if was_cutting and not self._is_cutting:
+                self._sink.cut(now)
         if lost:
             self._ends.retire_unused()
         return lost
 
     def _stop_writes_of(self, incarnation: str) -> None:
         """A peer on another machine that counts as gone may only be stopped, in the middle of a
-        write. Its connection must not deliver the rest after the fence is lifted."""
+        write. Its connections, also those to other processes of ours, must not deliver the rest
+        after the fence is lifted."""
         neighbours = self._peers.neighbours_of_lapsed(incarnation)
         if neighbours is not None and self._sink.fenced_by([incarnation]):
             number = self._host.transfers.disconnect(neighbours)

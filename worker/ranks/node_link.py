@@ -27,13 +27,14 @@ class HeadLost(RuntimeError):
 class NodeLink:
     """The socket to the head at `endpoint`. Owns it."""
 
-    def __init__(self, network: Network, endpoint: str, name: str) -> None:
-        """`name` is the head's address in messages. Raises ConfigError."""
+    def __init__(self, network: Network, endpoint: str, name: str, silence_s: float = 0.0) -> None:
+        """`name` is the head's address in messages. A head that stands still keeps its connection
+        for more than `silence_s`. Raises ConfigError."""
         self._name = name
         self._failures = 0
         self._is_accepted = False
         self.heard_at = time.monotonic()
-        self.socket: zmq.Socket[bytes] = network.connecting(zmq.DEALER)
+        self.socket: zmq.Socket[bytes] = network.connecting(zmq.DEALER, patience_s=silence_s)
         events = HANDSHAKE_FAILURES | zmq.EVENT_DISCONNECTED
         self.monitor = self.socket.get_monitor_socket(events)
         try:

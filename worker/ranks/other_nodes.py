@@ -101,7 +101,9 @@ class OtherNodes:
         self._beat_at = 0.0
         self._wakeup = Wakeup()
         self._poller = zmq.Poller()
-        self._socket, self.endpoint = network.listening(zmq.ROUTER, endpoint, self._inflow)
+        self._socket, self.endpoint = network.listening(
+            zmq.ROUTER, endpoint, self._inflow, patience_s=silence_s
+        )
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._thread = threading.Thread(target=self._run, name="other-nodes", daemon=True)
         self._thread.start()

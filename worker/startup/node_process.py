@@ -62,7 +62,7 @@ def _joined(settings: WorkerSettings, role: Role, folder: Path, stack: ExitStack
     network = Network(settings.cluster_secret)
     stack.callback(network.close)
     name = f"{settings.master_addr}:{settings.master_port}"
-    link = NodeLink(network, head_endpoint(settings), name)
+    link = NodeLink(network, head_endpoint(settings), name, settings.peer_silence_s)
     terms = terms_of(settings, engine_config(settings, folder), folder, role)
     link.join(settings.node_rank, own_address(settings), terms, settings.join_s)
     log.info("joined the worker of the head at %s", name)

@@ -25,6 +25,7 @@ class FakeTransport:
 
     name = "fake"
     paths = ("by hand",)
+    is_disconnecting = False
 
     def __init__(self, agent: str = "fake-agent") -> None:
         self.agent = agent

@@ -133,7 +133,7 @@ def test_an_end_does_what_it_is_told(rig: Rig, end: End) -> None:
     rig.tell(AddPeer(3, "bad one", b"where", 8, ()))
     assert rig.next() == [PeerIsLost(3, "bad one", "a bad peer")]
     rig.tell(Disconnect(3, ["10.0.0.1"]))
-    assert rig.next() == [Disconnected(3, 1)]
+    assert rig.next() == [Disconnected(3)]
     assert end.disconnected == [{"10.0.0.1"}]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from kv_transfer.handoff.actions import (
@@ -215,6 +217,20 @@ def test_a_dead_peer_fails_its_handoffs_and_keeps_what_arrived(offered: HandoffS
     assert UNFENCE not in offered.sweep(now=6.9)
     assert UNFENCE in offered.sweep(now=7.0)
     assert offered.num_open == 1
+
+
+def test_a_dead_peer_may_write_until_its_connections_are_cut(offered: HandoffSink) -> None:
+    """It fails at once, but the time for landing begins with the cut; a peer that has come back
+    meanwhile is not meant."""
+    assert offered.agent_gone(P, now=inf) == [Failed(KEY, "the source is gone", ())]
+    again = HandoffKey("r", 2)
+    offer(offered, again, P, 2, (1,))
+    assert UNFENCE not in offered.sweep(now=100.0)
+    offered.cut(now=100.0)
+    offered.cut(now=101.0)
+    assert UNFENCE not in offered.sweep(now=101.9)
+    assert UNFENCE in offered.sweep(now=102.0)
+    assert offered.is_open(again)
 
 
 def test_a_peer_that_dies_while_aborting(offered: HandoffSink) -> None:
