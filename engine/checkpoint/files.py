@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,8 @@ from engine.checkpoint.expert_tensors import one_by_one
 from engine.checkpoint.gguf_names import hugging_face_name, matrix_shape
 from protocol.errors import ModelLoadError
 
+logger = logging.getLogger(__name__)
+
 # 100,000 tensors and more; the format's own limit is four times that.
 _MAX_HEADER_BYTES = 25_000_000
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
@@ -33,6 +36,7 @@ _SHARD_NAME = re.compile(r"[^/\0]+\.safetensors")
 _MAX_ENTRIES, _MAX_ALL_ENTRIES = 1 << 18, 1 << 20
 """The most tensors of a file, and of all files. The tensors of each expert count."""
 _SAMPLE_BYTES = 256
+_INDEX = "model.safetensors.index.json"
 _MAX_KEPT_HEADERS = 32
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
@@ -67,30 +71,37 @@ class TensorEntry:
 def weight_files(folder: Path) -> list[Path]:
     """The checkpoint's files of weights, sharded or single, sorted: safetensors, or the links to
     GGUF files that `checkpoint.gguf` made; ModelLoadError if there are none."""
-    index = folder / "model.safetensors.index.json"
+    if names := set(_weight_map(folder).values()):
+        return [folder / name for name in sorted(names)]
     single = folder / "model.safetensors"
+    if is_there(single):
+        return [single]
+    if links := sorted(folder.glob(LINK_NAME.replace("{:05}", "[0-9]" * 5))):
+        return links
+    raise ModelLoadError(
+        f"{folder} holds no weights: expected {single.name}, or {_INDEX} and its shards (other "
+        "formats are not supported)"
+    )
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """The index's file names by tensor; empty without an index. Raises ModelLoadError."""
+    index = folder / _INDEX
     if not is_there(index):
-        if is_there(single):
-            return [single]
-        if links := sorted(folder.glob(LINK_NAME.replace("{:05}", "[0-9]" * 5))):
-            return links
-        raise ModelLoadError(
-            f"{folder} holds no weights: expected model.safetensors, or "
-            f"{index.name} and its shards (other formats are not supported)"
-        )
+        return {}
     keys = JsonKeys(read_json_object(index, _MAX_INDEX_BYTES), str(index))
-    weight_map = keys.table("weight_map")
-    names = list(weight_map.values.values()) if weight_map else []
-    if not names or not all(isinstance(name, str) for name in names):
+    table = keys.table("weight_map")
+    found = dict(table.values) if table else {}
+    if not found or not all(isinstance(name, str) for name in found.values()):
         raise keys.wrong("weight_map", "an object that maps tensor names to file names")
-    for name in sorted(set(names)):
+    for name in sorted(set(found.values())):
         if _SHARD_NAME.fullmatch(name) is None:
             raise ModelLoadError(
                 f"{index} names {name!r}, which is not a safetensors file beside it"
             )
         if not is_there(folder / name):
             raise ModelLoadError(f"{index} names {name!r}, which is not in {folder}")
-    return [folder / name for name in sorted(set(names))]
+    return found
 
 
 def place_of(folder: Path) -> str:
@@ -100,25 +111,63 @@ def place_of(folder: Path) -> str:
     return os.path.realpath(first) if first.suffix == SUFFIX else str(folder)
 
 
-def read_all_entries(files: Iterable[Path]) -> dict[str, TensorEntry]:
-    """The tensors of several files, as `read_tensor_entries` reads them."""
+def read_all_entries(folder: Path) -> dict[str, TensorEntry]:
+    """The tensors of all of a folder's files, by the names of `read_tensor_entries`. Raises
+    ModelLoadError."""
     found: dict[str, TensorEntry] = {}
-    for file in files:
-        found |= read_tensor_entries(file)
+    for file, entries in _entries_by_file(folder).items():
+        for name in found.keys() & entries.keys():
+            raise ModelLoadError(
+                f"{file}: tensor {name!r} is in {found[name].file.name}, too, and {_INDEX} names "
+                "neither file for it"
+            )
+        found |= entries
         if len(found) > _MAX_ALL_ENTRIES:
-            raise ModelLoadError(f"{file.parent} has more than {_MAX_ALL_ENTRIES} tensors")
+            raise ModelLoadError(f"{folder} has more than {_MAX_ALL_ENTRIES} tensors")
+    return found
+
+
+def _entries_by_file(folder: Path) -> dict[Path, dict[str, TensorEntry]]:
+    """The tensors of each file. An index decides which of them count, because shards that another
+    checkpoint lent may have more tensors: those that it lists, in the file that it names or, if
+    that file lacks the tensor, in another."""
+    files, weight_map = weight_files(folder), _weight_map(folder)
+    stored = {file: _stored_entries(file) for file in files}
+    if not weight_map:
+        return {file: _with_experts(file, entries) for file, entries in stored.items()}
+    by_name = {file.name: entries for file, entries in stored.items()}
+
+    def counts(name: str, file: Path) -> bool:
+        place = weight_map.get(name)
+        return place is not None and (place == file.name or name not in by_name[place])
+
+    found = {}
+    for file, entries in stored.items():
+        listed = {name: entry for name, entry in entries.items() if counts(name, file)}
+        if len(listed) < len(entries):
+            left = min(entries.keys() - listed.keys())
+            logger.info(
+                "%s: %d tensors, such as %r, are left out: %s does not assign them to this file",
+                file, len(entries) - len(listed), left, _INDEX,
+            )  # fmt: skip
+        found[file] = _with_experts(file, listed)
     return found
 
 
 def read_tensor_entries(file: Path) -> dict[str, TensorEntry]:
     """The tensors of a file by Hugging Face's names, from its header; ModelLoadError if malformed.
-    Tensors of all experts are entries for each (see `expert_tensors`).
+    Tensors of all experts are entries for each (see `expert_tensors`)."""
+    return _with_experts(file, _stored_entries(file))
+
+
+def _stored_entries(file: Path) -> Mapping[str, TensorEntry]:
+    """The tensors as the file has them.
 
     Format of safetensors: 8 bytes of little-endian header length, the header (JSON), then the
     tensors' bytes (https://github.com/huggingface/safetensors).
     """
     if file.suffix == SUFFIX:
-        return dict(_gguf_header(file)[1])
+        return _gguf_header(file)[1]
     header, file_size = _read_header(file)
     data_start = 8 + len(header)
     entries = {
@@ -143,7 +192,7 @@ def read_tensor_entries(file: Path) -> dict[str, TensorEntry]:
                 f"{file}: tensors {previous!r} and {name!r} share bytes; the file is corrupt"
             )
         end, previous = entry.end, name
-    return _with_experts(file, entries)
+    return entries
 
 
 def _with_experts(file: Path, stored: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
@@ -182,7 +231,7 @@ def _read_gguf(file: Path, version: tuple[int, int] | None) -> tuple[int, dict[s
         name = hugging_face_name(tensor.name)
         shape = matrix_shape(name, tensor.shape)
         entries[name] = TensorEntry(place, tensor.type.name, shape, tensor.begin, tensor.end)
-    return header.size, _with_experts(file, entries)
+    return header.size, entries
 
 
 def _parse_header(file: Path, header: bytes) -> dict[str, _Tensor]:
@@ -203,13 +252,13 @@ def model_fingerprint(folder: Path) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     _update(digest, read_small(folder / "config.json"))
-    for file in weight_files(folder):
+    for file, entries in _entries_by_file(folder).items():
         header, file_size = _read_header(file)
         _update(digest, file.name.encode())
         _update(digest, str(file_size).encode())
         _update(digest, header)
         with open_regular(file) as stream:
-            for name, tensor in sorted(read_tensor_entries(file).items()):
+            for name, tensor in sorted(entries.items()):
                 _update(digest, name.encode())
                 middle = (tensor.begin + tensor.end - _SAMPLE_BYTES) // 2
                 for start in (tensor.begin, middle, tensor.end - _SAMPLE_BYTES):

@@ -20,7 +20,6 @@ from engine.checkpoint.files import (
     model_fingerprint,
     place_of,
     read_all_entries,
-    weight_files,
 )
 from engine.checkpoint.formats.panel_rows import gguf_rows
 from engine.checkpoint.quantized_blocks import QUANTIZED_TYPES, PanelRows
@@ -81,7 +80,7 @@ class FileTensors:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.where = place_of(folder)
-        self.entries = read_all_entries(weight_files(folder))
+        self.entries = read_all_entries(folder)
 
     @property
     def fingerprint(self) -> str:

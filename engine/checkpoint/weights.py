@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,7 +46,7 @@ from engine.checkpoint.quantized_blocks import (
 )
 from engine.checkpoint.shard import Shard
 from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
-from engine.checkpoint.tensor_places import cut, heads_in_file, part_of, stored_part
+from engine.checkpoint.tensor_places import Place, cut, heads_in_file, part_of, stored_part
 from engine.device import available_bytes, torch_dtype
 from protocol.errors import ModelLoadError
 
@@ -60,9 +60,14 @@ Blocks = dict[str, list[PanelRows]]
 
 _IGNORED = re.compile(
     r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.masked_bias$|^rope_freqs\.weight$"
+    r"|\.attn_rot_embd\.weight$"
+    r"|\.self_attn\.[kv]_b_proj\.weight$"  # GGUF files may have both forms of kv_b_proj
     r"|\.(q|k|v|kv|prob)_scale$"  # see engine.checkpoint.formats.kv_scales
 )
-_LAYER = re.compile(r"model\.layers\.(\d{1,4})\.")
+_LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,4})\.")
+_PART = re.compile(_LAYER.pattern + r".+\.(weight|bias)")
+_AHEAD = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head(\.|_))")
+"""In the names of tensors that only layers have that predict further tokens ahead."""
 
 
 def load_weights(
@@ -79,9 +84,10 @@ def load_weights(
     With `shard`, loads only a rank's part of each layer, as in `config.sharded`. The ranks' partial
     products add up to the full product.
 
-    Raises ModelLoadError that names the tensor if it is missing or its shape does not match
-    `config`, and TransferError if another worker's tensors do not come. A tensor that the
-    architecture does not have is logged and ignored.
+    Raises ModelLoadError that names the tensor if it is missing, if its shape does not match
+    `config`, or if it is a part of a layer that the architecture does not have; and TransferError
+    if another worker's tensors do not come. Other tensors that the architecture does not have are
+    logged and ignored.
     """
     target = _Target(torch.device(device), dtype or torch_dtype(config.dtype), shard)
     if isinstance(checkpoint, Path):
@@ -119,6 +125,7 @@ def _load(
     tensors: StoredTensors, config: ModelConfig, target: _Target, progress: Progress | None
 ) -> Weights:
     device, dtype, shard = target.device, target.dtype, target.shard
+    is_file = isinstance(tensors, FileTensors)
     config = _as_stored(tensors, config)
     expected = places_in(config, empty_weights(config, torch.device("meta"), dtype))
     if config.experts is not None and config.experts.are_paired:
@@ -126,7 +133,7 @@ def _load(
     if config.quantization is not None:
         tensors = QuantizedTensors(tensors, config.quantization, expected)
     entries = tensors.entries
-    _check(tensors, expected, 1 + max(map(max, config.stored_numbers)))
+    _check(tensors, expected, config, is_file)
     part = config if shard is None else config.part_of(shard)
     own = places_in(part, empty_weights(part, torch.device("meta"), dtype))
     blocks = _kept_blocks(own, tensors, shard) if target.keeps_blocks else {}
@@ -231,41 +238,87 @@ def _is_looked_up(blocks: Blocks) -> bool:
     return all(isinstance(rows, BlockRows) for rows in blocks.get(EMBED, (None,)))
 
 
-def _check(tensors: StoredTensors, places: Places, num_layers: int) -> None:
-    where, found = tensors.where, tensors.entries
+def _check(tensors: StoredTensors, places: Places, config: ModelConfig, is_file: bool) -> None:
+    """`is_file`: whether the tensors are those of files."""
     for name, place in places.items():
-        expected = place.stored_shape
-        if name not in found:
-            shown = llama_cpp_name(name) if where.endswith(SUFFIX) else name
-            raise ModelLoadError(f"{where}: tensor {shown!r} {list(expected)} is missing")
-        entry = found[name]
-        if entry.shape != expected:
-            raise ModelLoadError(
-                f"{entry.file}: tensor {name!r} has the shape {list(entry.shape)}; "
-                f"expected is {list(expected)}"
-            )
-        if entry.dtype not in PLAIN_DTYPES and entry.dtype not in QUANTIZED_TYPES:
-            raise ModelLoadError(
-                f"{entry.file}: tensor {name!r} is stored as {entry.dtype}; "
-                f"supported are {', '.join(PLAIN_DTYPES)}"
-            )
+        _check_tensor(tensors, name, place, config)
+    found = tensors.entries
     unused = sorted(
         name
         for name in found.keys() - places.keys()
         if name != LM_HEAD and not _IGNORED.search(name)  # lm_head: tied, so unused
     )
-    ahead = {name for name in unused if (_layer_of(name) or 0) >= num_layers}
+    num_layers = 1 + max(map(max, config.stored_numbers))
+    ahead = [name for name in unused if (_layer_of(name) or 0) >= num_layers]
+    if is_file:
+        _refuse_other_layers(tensors, ahead, num_layers)
+        _refuse_other_parts(tensors, set(unused).difference(ahead), config.architecture)
     if ahead:
         logger.info(
             "%s: layers from %d on predict further tokens ahead and are left out (%d tensors)",
-            where, num_layers, len(ahead),
+            tensors.where, num_layers, len(ahead),
         )  # fmt: skip
         unused = [name for name in unused if name not in ahead]
     if unused:
         logger.warning(
             "%s: %d tensors are not used by this architecture, the first is %r",
-            where, len(unused), unused[0],
+            tensors.where, len(unused), unused[0],
         )  # fmt: skip
+
+
+def _check_tensor(tensors: StoredTensors, name: str, place: Place, config: ModelConfig) -> None:
+    expected, entry = place.stored_shape, tensors.entries.get(name)
+    shown = _shown(name, tensors)
+    if entry is None:
+        reason = ", and 'tie_word_embeddings' is false" if name == LM_HEAD else ""
+        raise ModelLoadError(
+            f"{tensors.where}: tensor {shown!r} {list(expected)} is missing{reason}"
+        )
+    if entry.dtype not in PLAIN_DTYPES and entry.dtype not in QUANTIZED_TYPES:
+        others = " (others need a 'quantization_config')" if config.quantization is None else ""
+        raise ModelLoadError(
+            f"{entry.file}: tensor {shown!r} is stored as {entry.dtype}; "
+            f"supported are {', '.join(PLAIN_DTYPES)}{others}"
+        )
+    if entry.shape != expected:
+        raise ModelLoadError(
+            f"{entry.file}: tensor {shown!r} has the shape {list(entry.shape)}; "
+            f"expected is {list(expected)}"
+        )
+
+
+def _refuse_other_layers(tensors: StoredTensors, ahead: Sequence[str], num_layers: int) -> None:
+    """Raise ModelLoadError if one of the tensors behind the model's layers belongs to a layer that
+    does not predict tokens ahead."""
+    key = "block_count" if tensors.where.endswith(SUFFIX) else "num_hidden_layers"
+    ahead_layers = {_layer_of(name) for name in tensors.entries if _AHEAD.search(name)}
+    for name in ahead:
+        if _layer_of(name) not in ahead_layers:
+            raise ModelLoadError(
+                f"{tensors.entries[name].file}: tensor {_shown(name, tensors)!r} belongs to none "
+                f"of the {num_layers} layers that the configuration has ({key!r})"
+            )
+
+
+def _refuse_other_parts(tensors: StoredTensors, unused: Collection[str], architecture: str) -> None:
+    """Raise ModelLoadError if one of the unused tensors is a part of a layer, so that the model
+    would compute something else without it. Biases of 0, which GPTQ's writers add, are none."""
+    for name in sorted(unused):
+        if _PART.fullmatch(name) is not None and not _is_bias_of_0(tensors, name):
+            raise ModelLoadError(
+                f"{tensors.entries[name].file}: tensor {_shown(name, tensors)!r} has no place in "
+                f"{architecture}; is config.json that of another model?"
+            )
+
+
+def _is_bias_of_0(tensors: StoredTensors, name: str) -> bool:
+    is_plain_bias = name.endswith(".bias") and tensors.entries[name].dtype in PLAIN_DTYPES
+    return is_plain_bias and not bool(tensors.read(name).any())
+
+
+def _shown(name: str, tensors: StoredTensors) -> str:
+    """A tensor's name in messages: that in its file."""
+    return llama_cpp_name(name) if tensors.where.endswith(SUFFIX) else name
 
 
 def _layer_of(name: str) -> int | None:

@@ -250,9 +250,8 @@ def _tensors_of(model: ServedModel) -> dict[str, TensorEntry]:
         raise ModelLoadError("a GGUF file, which holds configuration and weights, is not sent")
     if model_fingerprint(model.folder) != model.fingerprint:
         raise ModelLoadError("its checkpoint has changed since it was loaded")
-    return dict(
-        sorted(read_all_entries(files).items(), key=lambda item: (item[1].file, item[1].begin))
-    )
+    entries = read_all_entries(model.folder).items()
+    return dict(sorted(entries, key=lambda item: (item[1].file, item[1].begin)))
 
 
 def _lower_priority() -> None:

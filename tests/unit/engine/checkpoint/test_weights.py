@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from engine.checkpoint.config import load_model_config
+from engine.checkpoint.files import model_fingerprint
 from engine.checkpoint.weights import load_weights
 from protocol.errors import ModelLoadError
+from tests.published_formats import change_config
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 
@@ -142,7 +144,7 @@ def test_a_missing_tensor_is_named_with_its_shape(make_tiny):
 def test_an_untied_checkpoint_needs_its_head(make_tiny):
     folder = make_tiny().folder
     rewrite(folder, lambda tensors: tensors.pop("lm_head.weight"))
-    with pytest.raises(ModelLoadError, match=r"lm_head\.weight"):
+    with pytest.raises(ModelLoadError, match=r"lm_head\.weight.*'tie_word_embeddings' is false"):
         load(folder)
 
 
@@ -175,12 +177,107 @@ def test_unexpected_tensors_are_logged_and_known_extras_ignored(make_tiny, caplo
     assert record.args == (str(folder), 1, "model.layers.0.self_attn.surprise")
 
 
+def test_the_configuration_of_another_family_is_refused(make_tiny):
+    """Norms of queries and keys would be left out."""
+    folder = make_tiny("Qwen3ForCausalLM").folder
+    change_config(folder, architectures=["LlamaForCausalLM"])
+    with pytest.raises(ModelLoadError, match=r"k_norm\.weight' has no place in LlamaForCausalLM"):
+        load(folder)
+
+
+def test_a_configuration_with_fewer_layers_is_refused(make_tiny):
+    folder = make_tiny().folder
+    change_config(folder, num_hidden_layers=2)
+    message = r"'model\.layers\.2\..*none of the 2 layers .* \('num_hidden_layers'\)"
+    with pytest.raises(ModelLoadError, match=message):
+        load(folder)
+
+
+def test_biases_that_the_configuration_lacks_may_be_0(make_tiny):
+    """Writers of GPTQ add such biases."""
+    folder = make_tiny().folder
+    bias = Q.replace("weight", "bias")
+    rewrite(folder, lambda tensors: tensors.update({bias: torch.zeros(48)}))
+    load(folder)
+    rewrite(folder, lambda tensors: tensors.update({bias: torch.ones(48)}))
+    with pytest.raises(ModelLoadError, match=r"q_proj\.bias' has no place in LlamaForCausalLM"):
+        load(folder)
+
+
 def test_the_check_comes_before_any_memory_is_taken(make_tiny):
     """A model far too large for this machine fails on its first wrong tensor."""
     folder = make_tiny().folder
     config = dataclasses.replace(load_model_config(folder), vocab_size=2**50)
     with pytest.raises(ModelLoadError, match=r"embed_tokens\.weight"):
         load_weights(folder, config)
+
+
+def shards(folder: Path, weight_map: dict[str, str]) -> None:
+    """Cut the checkpoint into two files: `b` has all tensors, `a` those without a layer, whose
+    numbers are 0. `weight_map` changes an index that names `b` for all."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    others = {
+        name: torch.zeros_like(each) for name, each in tensors.items() if "layers" not in name
+    }
+    save_file(others, folder / "a.safetensors")
+    save_file(tensors, folder / "b.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "b.safetensors") | weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+NORM = "model.norm.weight"
+
+
+def test_a_tensor_in_two_files_is_that_of_the_file_which_the_index_names(make_tiny):
+    """A shard that another checkpoint lent may have more tensors than the index lists there."""
+    folder = make_tiny().folder
+    head = load(folder).lm_head.clone()
+    shards(folder, {NORM: "a.safetensors"})
+    weights = load(folder)
+    assert torch.equal(weights.lm_head, head)
+    assert not weights.final_norm.any()
+
+
+def test_an_index_that_names_the_wrong_file_does_no_harm(make_tiny):
+    """If only one file has the tensor."""
+    folder = make_tiny().folder
+    shards(folder, {Q: "a.safetensors", NORM: "a.safetensors"})
+    load(folder)
+
+
+def test_a_tensor_that_the_index_does_not_list_is_left_out(make_tiny, caplog):
+    folder = make_tiny().folder
+    shards(folder, {NORM: "a.safetensors"})
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    del index["weight_map"][Q]
+    file.write_text(json.dumps(index))
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(ModelLoadError, match=r"q_proj\.weight' \[48, 48\] is missing"),
+    ):
+        load(folder)
+    assert f"2 tensors, such as {Q!r}, are left out" in caplog.text
+
+
+def test_a_tensor_in_two_files_of_which_the_index_names_neither_is_refused(make_tiny):
+    folder = make_tiny().folder
+    shards(folder, {NORM: "c.safetensors", "lm_head.weight": "a.safetensors"})
+    save_file({"other": torch.zeros(1)}, folder / "c.safetensors")
+    with pytest.raises(
+        ModelLoadError, match=r"b\.safetensors: .*norm\.weight' is in a\.safetensors"
+    ):
+        load(folder)
+
+
+def test_the_fingerprint_follows_the_index(make_tiny):
+    prints = []
+    for place in ("a.safetensors", "b.safetensors"):
+        folder = make_tiny().folder
+        shards(folder, {NORM: place, "lm_head.weight": "a.safetensors"})
+        prints.append(model_fingerprint(folder))
+    assert prints[0] != prints[1]
 
 
 def corrupt_header(folder: Path) -> None:
