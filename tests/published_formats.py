@@ -155,6 +155,18 @@ def gptq(bits: int, group: int, desc_act: bool = False, sym: bool = True, versio
     return Format(config, encode)
 
 
+def auto_round(packing: str, packed_as: Format, **others: Any) -> Format:
+    """AutoRound's checkpoints, which say by a key how they are packed, and have no `g_idx`."""
+    usual = {key: packed_as.config[key] for key in ("bits", "group_size")}
+    config = {"quant_method": "auto-round", "packing_format": f"auto_round:{packing}", **usual}
+
+    def encode(outputs: int, inputs: int, chance: torch.Generator):
+        stored, values = packed_as.encode(outputs, inputs, chance)
+        return {suffix: each for suffix, each in stored.items() if suffix != "g_idx"}, values
+
+    return Format({**config, "data_type": "int", "sym": True, **others}, encode)
+
+
 def awq(group: int) -> Format:
     """AWQ's checkpoints in the order "gemm"."""
     places = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -207,6 +219,26 @@ def float4(group: int, is_modelopt: bool = False) -> Format:
     return Format(compressed(f"{'mx' if group == 32 else 'nv'}fp4-pack-quantized", weights), encode)
 
 
+def mixed_modelopt() -> Format:
+    """ModelOpt's MIXED_PRECISION: NVFP4 for wide matrices, fp8 for others, in blocks if square."""
+    wide = float4(16, is_modelopt=True)
+    blocks = fp8("weight_scale", (128, 128), torch.float32)
+    usual = fp8("weight_scale", (None, None), torch.float32)
+
+    def encode(outputs: int, inputs: int, chance: torch.Generator):
+        if inputs > outputs:
+            return wide.encode(outputs, inputs, chance)
+        if inputs < outputs:
+            return usual.encode(outputs, inputs, chance)
+        stored, values = blocks.encode(outputs, inputs, chance)
+        return stored | {"weight_scale": stored["weight_scale"][:, None, :, None]}, values
+
+    algorithms = ("W4A16_NVFP4", "FP8", "FP8_PB_WO", "FP8")
+    layers = {f"model.layers.{i}": {"quant_algo": name} for i, name in enumerate(algorithms)}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    return Format({**config, "quantized_layers": layers}, encode)
+
+
 def compressed(name: str, weights: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """compressed-tensors' configuration."""
     group = {"targets": ["Linear"], "weights": dict(weights), "input_activations": None}
@@ -252,9 +284,17 @@ FORMATS: dict[str, Format] = {
     "gptq, 8 bits, desc_act": gptq(8, 8, desc_act=True, sym=False, version=2),
     "awq": awq(24),
     "awq, one group": awq(-1),
+    "auto-round": auto_round(
+        "auto_gptq", gptq(4, 24), extra_config={"lm_head": {"bits": 16, "data_type": "float"}}
+    ),
+    "auto-round, 8 bits": auto_round(
+        "auto_gptq", gptq(8, 24), bits=4, extra_config={"model.layers": {"bits": 8}}
+    ),
+    "auto-round as awq": auto_round("auto_awq", awq(24)),
     "mxfp4": float4(32),
     "nvfp4": float4(16),
     "nvfp4 of ModelOpt": float4(16, is_modelopt=True),
+    "ModelOpt's mixed precision": mixed_modelopt(),
 }  # fmt: skip
 
 

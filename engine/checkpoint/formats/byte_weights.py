@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from engine.checkpoint.formats.matrix import CodeRows, Levels, QuantizedMatrix
 from engine.checkpoint.formats.module_tensors import ModuleTensors, of_rows, scale_shapes
-from engine.checkpoint.formats.quantization import Quantization
+from engine.checkpoint.formats.quantization import PER_TENSOR, Quantization
 
 DTYPES = ("F8_E4M3", "I8")
 _SCALES = (".weight_scale_inv", ".weight_scale")
@@ -23,6 +23,8 @@ def byte_matrix(stored: ModuleTensors, quantization: Quantization) -> QuantizedM
     suffix = next((each for each in _SCALES if stored.has(each)), default)
     group = stored.need_scales(suffix, quantization.groups_of(8, is_float), shape)
     sharing, zeros = group.sharing, ".weight_zero_point"
+    if sharing == PER_TENSOR:
+        stored.need_factor(suffix)
     has_zeros = not is_float and (group.has_zeros or stored.has(zeros))
     if has_zeros:
         stored.need(zeros, ("I8",), *scale_shapes(sharing, shape))

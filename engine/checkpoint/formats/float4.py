@@ -33,6 +33,7 @@ def float4_matrix(stored: ModuleTensors, quantization: Quantization) -> Quantize
     if size == _NV_INPUTS:
         whole = _FACTOR if codes == ".weight" else _DIVISOR
         stored.need(whole, ("F32",), (1,), (), (1, 1))
+        stored.need_factor(whole)
 
     def read(rows: slice) -> CodeRows:
         scales = as_float(stored.read(_SCALE)[rows])

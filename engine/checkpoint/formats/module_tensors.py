@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -79,6 +80,17 @@ class ModuleTensors:
             f"expected is {expected}"
         )
 
+    def need_factor(self, suffix: str) -> None:
+        """Check that the tensor, of one number, is one by which weights can be scaled. Raises
+        ModelLoadError."""
+        value = float(as_float(self.read(suffix)))
+        if not 0 < value < math.inf:
+            name = self._module + suffix
+            raise ModelLoadError(
+                f"{self._tensors.entries[name].file}: tensor {name!r} is {value:g}; expected is a "
+                "finite number above 0"
+            )
+
     def read(self, suffix: str) -> torch.Tensor:
         """The tensor as it is stored, a mapping of its file."""
         return self._tensors.read(self._module + suffix)
@@ -93,7 +105,9 @@ def scale_shapes(sharing: Sharing, shape: tuple[int, int]) -> list[Shape]:
     if sharing == PER_TENSOR:
         return [(1,), (), (1, 1)]
     counts = sharing.counts(shape)
-    return [counts, counts[:1]] if sharing == PER_OUTPUT else [counts]
+    if sharing == PER_OUTPUT:
+        return [counts, counts[:1]]
+    return [counts, (counts[0], 1, counts[1], 1)]  # ModelOpt's blocks have four dimensions
 
 
 def as_float(stored: torch.Tensor) -> torch.Tensor:

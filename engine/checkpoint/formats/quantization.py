@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkpoint.json_keys import JsonKeys
 from protocol.errors import ModelLoadError
 
 _KEYS = ("quantization_config", "compression_config")
-_MAX_GROUPS = 4096
+_MAX_GROUPS = 1 << 18
+"""ModelOpt lists each expert of each layer."""
 _BLOCK = re.compile(r"[0-9]{1,7}x[0-9]{1,7}")
 _INTEGER_BITS = (4, 8)
 _FLOAT_BITS = (4, 8)
@@ -134,17 +135,39 @@ def _fbgemm_fp8(table: JsonKeys) -> Quantization:
 
 def _modelopt(table: JsonKeys) -> Quantization:
     nested = table.table("quantization") or table
-    algorithms = {
-        "FP8": WeightGroup(8, True, PER_TENSOR),
-        "FP8_PER_CHANNEL_PER_TOKEN": WeightGroup(8, True, PER_OUTPUT),
-        "NVFP4": WeightGroup(4, True, Sharing(1, 16)),
-    }
     name = nested.text("quant_algo")
-    if name not in algorithms:
-        raise nested.wrong("quant_algo", f"one of {', '.join(algorithms)}")
-    if nested.integer("group_size", 16) != 16:
-        raise nested.wrong("group_size", "16")
-    return Quantization("modelopt", (algorithms[name],), activations=name.lower())
+    if name != "MIXED_PRECISION":
+        groups = [_modelopt_group(nested)]
+    elif "quantized_layers" in nested:
+        groups = [_modelopt_group(each) for each in _tables(nested, "quantized_layers") if each]
+    else:
+        groups = _groups_of_weights(nested)
+    activations = None if name in _OF_WEIGHTS_ALONE else name.lower()
+    return Quantization("modelopt", tuple(dict.fromkeys(groups)), activations=activations)
+
+
+_MODELOPT = {
+    "FP8": WeightGroup(8, True, PER_TENSOR),
+    "FP8_PER_CHANNEL_PER_TOKEN": WeightGroup(8, True, PER_OUTPUT),
+    "FP8_PB_WO": WeightGroup(8, True, Sharing(128, 128)),
+    "MXFP8": WeightGroup(8, True, Sharing(1, 32)),
+    "NVFP4": WeightGroup(4, True, Sharing(1, 16)),
+    "W4A16_NVFP4": WeightGroup(4, True, Sharing(1, 16)),
+}
+
+
+_OF_WEIGHTS_ALONE = ("FP8_PB_WO", "W4A16_NVFP4")
+
+
+def _modelopt_group(table: JsonKeys) -> WeightGroup:
+    name = table.text("quant_algo")
+    if name not in _MODELOPT:
+        raise table.wrong("quant_algo", f"one of {', '.join(_MODELOPT)} or MIXED_PRECISION")
+    group = _MODELOPT[name]
+    size = group.sharing.inputs
+    if size is not None and table.integer("group_size", size) != size:
+        raise table.wrong("group_size", str(size))
+    return group
 
 
 def _mxfp4(table: JsonKeys) -> Quantization:
@@ -181,6 +204,26 @@ def _gptq(table: JsonKeys) -> Quantization:
     return Quantization("gptq", tuple(groups), 1 if name == "gptq" else 0, has_order)
 
 
+def _auto_round(table: JsonKeys) -> Quantization:
+    """AutoRound's checkpoints, which are packed as GPTQ's or AWQ's. Layers of `extra_config` have
+    their own settings; those of 16 bits are plain."""
+    if table.text("data_type", "int") != "int":
+        raise table.wrong("data_type", '"int"')
+    name: str = table.text("packing_format", "auto_round:auto_gptq")
+    parse = _AUTO_ROUND.get(name)
+    if parse is None:
+        raise table.wrong("packing_format", f"one of {', '.join(_AUTO_ROUND)}")
+    found = parse(table)
+    others = [each for each in _tables(table, "extra_config") if each is not None]
+    usual = table.integer("bits")
+    groups = [
+        parse(JsonKeys({**table.values, **each.values}, each.where)).groups[0]
+        for each in others
+        if each.integer("bits", usual) < 16
+    ]
+    return replace(found, groups=tuple(dict.fromkeys((*found.groups, *groups))))
+
+
 def _gptq_group(table: JsonKeys, bits: int, size: int) -> WeightGroup:
     if bits not in _INTEGER_BITS:
         raise table.wrong("bits", "4 or 8")
@@ -198,15 +241,20 @@ def _compressed(table: JsonKeys) -> Quantization:
     transforms = table.table("transform_config")
     if transforms is not None and transforms.values.get("config_groups"):
         raise table.wrong("transform_config", "absent (weights are rotated)")
-    groups, activations = [], None
+    activations = None
     for scheme in _tables(table, "config_groups"):
-        weights = None if scheme is None else scheme.table("weights")
-        if scheme is None or weights is None:
-            continue
-        _check_format(scheme)
-        groups.append(_compressed_group(weights))
-        activations = _activations(scheme.table("input_activations")) or activations
-    return Quantization("compressed-tensors", tuple(groups), activations=activations)
+        if scheme is not None and "weights" in scheme:
+            _check_format(scheme)
+            activations = _activations(scheme.table("input_activations")) or activations
+    groups = tuple(_groups_of_weights(table))
+    return Quantization("compressed-tensors", groups, activations=activations)
+
+
+def _groups_of_weights(table: JsonKeys) -> list[WeightGroup]:
+    """What `config_groups` says of weights."""
+    schemes = [each for each in _tables(table, "config_groups") if each is not None]
+    found = [scheme.table("weights") for scheme in schemes]
+    return [_compressed_group(weights) for weights in found if weights is not None]
 
 
 def _check_format(table: JsonKeys) -> None:
@@ -287,12 +335,15 @@ def _tables(table: JsonKeys, key: str) -> Iterator[JsonKeys | None]:
         yield every.table(name) if every.values[name] else None
 
 
-_METHODS: dict[str, Callable[[JsonKeys], Quantization]] = {
+_Parser = Callable[[JsonKeys], Quantization]
+_AUTO_ROUND: dict[str, _Parser] = {"auto_round:auto_gptq": _gptq, "auto_round:auto_awq": _awq}
+_METHODS: dict[str, _Parser] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm_fp8,
     "compressed-tensors": _compressed,
     "gptq": _gptq,
     "awq": _awq,
+    "auto-round": _auto_round,
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
 }

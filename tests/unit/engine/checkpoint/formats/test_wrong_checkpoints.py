@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ from tests.published_formats import FORMATS, change_config, change_tensors, comp
 
 Q = "model.layers.1.self_attn.q_proj"
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+_MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128}
 _INT4 = {"num_bits": 4, "type": "int", "group_size": 128}
 
 
@@ -34,6 +38,11 @@ _INT4 = {"num_bits": 4, "type": "int", "group_size": 128}
         ({"quant_method": "awq", "bits": 8}, ["'bits'", "8"]),
         ({"quant_method": "awq", "version": "gemv"}, ["'version'", "gemm", "gemv"]),
         ({"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}, ["'quant_algo'", "NVFP4"]),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, ["'group_size'"]),
+        (_MIXED | {"quantized_layers": {"q": {"quant_algo": "W4A8"}}}, ["q: 'quant_algo'", "W4A8"]),
+        (_ROUND | {"packing_format": "auto_round"}, ["'packing_format'", "auto_gptq"]),
+        (_ROUND | {"data_type": "mx_fp"}, ["'data_type'", "mx_fp"]),
+        (_ROUND | {"extra_config": {"q": {"bits": 2}}}, ["q: 'bits'", "4 or 8", "2"]),
         (compressed("marlin-24", _INT4), ["'format'", "pack-quantized", "marlin-24"]),
         (compressed("pack-quantized", _INT4 | {"num_bits": 3}), ["group_0", "'num_bits'", "3"]),
         (compressed("pack-quantized", _INT4 | {"strategy": "token"}), ["'strategy'", "token"]),
@@ -70,6 +79,8 @@ def test_unknown_quantizations_are_refused_by_name(config, needles):
         {"quant_method": "awq", "bits": 4, "group_size": -1, "version": "GEMM", "zero_point": True},
         {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
         {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "exclude_modules": []}},
+        _MIXED | {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}},
+        _ROUND | {"sym": True, "autoround_version": "0.12.0", "iters": 200},
     ],
 )
 def test_what_writers_add_is_accepted(config):
@@ -125,6 +136,10 @@ def put(suffix: str, tensor: torch.Tensor):
         ("awq", drop("qzeros"), ["qzeros", "missing"]),
         ("mxfp4", put("weight_scale", torch.ones(96, 2).byte()), ["[96, 2]", "[96, 3]"]),
         ("nvfp4", drop("weight_global_scale"), ["weight_global_scale", "missing"]),
+        ("nvfp4", put("weight_global_scale", torch.zeros(1)), ["weight_global_scale' is 0;"]),
+        ("nvfp4 of ModelOpt", drop("weight_scale_2"), ["weight_scale_2", "missing"]),
+        ("nvfp4 of ModelOpt", put("weight_scale_2", torch.full((1,), math.nan)), ["is nan;"]),
+        ("fp8 per tensor", put("weight_scale", torch.full((), math.inf)), ["scale' is inf;"]),
         ("nvfp4", put("weight_scale", torch.ones(96, 6)), ["weight_scale", "F32", "F8_E4M3"]),
     ],
 )  # fmt: skip
