@@ -95,7 +95,7 @@ def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str,
         "is_gguf": True,
         **experts,
         **_gemma(keys, name),
-        **hybrids.state_keys(keys, name, rope_dim / head_dim, tensors),
+        **hybrids.state_keys(keys, name, _num_layers(keys, name), rope_dim / head_dim, tensors),
     }
     if name in ("qwen2", "qwen3", "qwen2moe", "qwen3moe") and window:
         raise ModelLoadError(f"{keys.where}: a sliding window of {name} is not supported")

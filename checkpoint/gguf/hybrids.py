@@ -2,7 +2,8 @@
 Qwen3.5).
 
 llama.cpp's converter reorders the value heads of Qwen3.5, so that key heads serve them by turns.
-Layers with full attention are given by their distance. The converter writes the two halves of a
+Layers with full attention are given by their distance, or there is a list of the other layers
+(`attention.recurrent_layers`). The converter writes the two halves of a
 layer's inputs separately; older files of Qwen3-Next have them together, as checkpoints do.
 """
 
@@ -23,7 +24,7 @@ _OLDER_INPUTS = ".ssm_in.weight"
 
 
 def state_keys(
-    keys: JsonKeys, name: str, rotated_part: float, tensor_names: Iterable[str]
+    keys: JsonKeys, name: str, num_layers: int, rotated_part: float, tensor_names: Iterable[str]
 ) -> dict[str, Any]:
     """The sizes of these layers, and which part of a head is rotated in the others; none for
     another architecture. Raises ModelLoadError."""
@@ -42,8 +43,20 @@ def state_keys(
         "linear_key_head_dim": keys.integer(f"{name}.ssm.state_size"),
         "linear_value_head_dim": inner // num_values,
         "linear_conv_kernel_dim": keys.integer(f"{name}.ssm.conv_kernel"),
-        "full_attention_interval": keys.integer(f"{name}.full_attention_interval", 4),
+        **_full_attention(keys, name, num_layers),
         "partial_rotary_factor": rotated_part,
         "keys_by_turns": name != _WITH_HEADS_AS_STORED,
         "qkvz_by_head": any(each.endswith(_OLDER_INPUTS) for each in tensor_names),
     }
+
+
+def _full_attention(keys: JsonKeys, name: str, num_layers: int) -> dict[str, Any]:
+    """Which layers have full attention."""
+    key = f"{name}.attention.recurrent_layers"
+    if key not in keys:
+        return {"full_attention_interval": keys.integer(f"{name}.full_attention_interval", 4)}
+    keeps_state = keys.raw(key)
+    if not isinstance(keeps_state, list) or len(keeps_state) < num_layers:
+        raise keys.wrong(key, f"an array for {num_layers} layers")
+    kinds = ("full_attention", "linear_attention")
+    return {"layer_types": [kinds[bool(each)] for each in keeps_state[:num_layers]]}

@@ -74,6 +74,12 @@ _GPT_4O = _Splitting(
     rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_NO_HAN = r"&&[^\p{Han}]]"
+_KIMI_UPPER, _KIMI_LOWER = _UPPER[:-1] + _NO_HAN, _LOWER[:-1] + _NO_HAN
+_KIMI_K2 = _Splitting(
+    rf"\p{{Han}}+|{_BEFORE}{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTIONS}?"
+    rf"|{_BEFORE}{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_REST}"
+)
 SPLITTINGS = {
     "gpt-2": _Splitting(None),
     "smollm": _Splitting(None, single_digits=True),
@@ -89,6 +95,7 @@ SPLITTINGS = {
     "gpt-4o": _GPT_4O,
     "deepseek-llm": _DEEPSEEK_LLM,
     "deepseek-v3": _DEEPSEEK_V3,
+    "kimi-k2": _KIMI_K2,
 }
 """How texts are split, for each value of `tokenizer.ggml.pre`."""
 _SPECIAL = {

@@ -343,9 +343,11 @@ def test_another_way_of_splitting_text_is_refused_by_name(tmp_path):
         ("deepseek-v3", ["ok", " ", "\u4f60\u597d\u3042", " f", "(x", ")"]),
         ("deepseek-llm", ["it", "'", "s", "  ", "1", "2", " \u00c9", "n", "\n", "\n"]),
         ("deepseek-llm", ["ok", " ", "\u4f60\u597d", "),", " x", "  "]),
+        ("kimi-k2", ["Hello", "\u4f60\u597d", ",", " it's", " ", "123", "45", " XYZ", "\n"]),
+        ("kimi-k2", ["a", "\u4f60", "B\u3042", " (", "x", ")", "  "]),
     ],
 )
-def test_texts_are_split_as_deepseek_does(tmp_path, pre, pieces):
+def test_texts_are_split_as_the_family_does(tmp_path, pre, pieces):
     metadata = read_header(write(tmp_path / "m.gguf")).metadata | {"tokenizer.ggml.pre": pre}
     files = tokenizer_files(JsonKeys(metadata, "m.gguf"))
     tokenizer = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))

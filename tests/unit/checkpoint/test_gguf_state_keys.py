@@ -20,13 +20,24 @@ SIZES = {
 }
 
 
-def found(**changes: int) -> dict[str, Any]:
+def found(recurrent_layers: Any = None, **changes: int) -> dict[str, Any]:
     values = {f"qwen35.ssm.{key}": value for key, value in (SIZES | changes).items()}
-    return state_keys(JsonKeys(values, "tiny.gguf"), "qwen35", 0.25, [])
+    values["qwen35.attention.recurrent_layers"] = recurrent_layers
+    return state_keys(JsonKeys(values, "tiny.gguf"), "qwen35", 3, 0.25, [])
 
 
 def test_every_fourth_layer_has_full_attention_if_the_file_does_not_say() -> None:
     assert found()["full_attention_interval"] == 4
+
+
+def test_a_file_may_list_the_layers_with_states() -> None:
+    """Also those that predict tokens ahead, which are not the model's."""
+    keys = found([True, False, True, False])
+    assert keys["layer_types"] == ["linear_attention", "full_attention", "linear_attention"]
+    assert "full_attention_interval" not in keys
+    for wrong in ([True, False], 4):
+        with pytest.raises(ModelLoadError, match=r"tiny.gguf: 'qwen35.attention.recurrent_layers'"):
+            found(wrong)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,20 @@ def test_a_gate_of_one_dimension_is_the_shared_expert_s(make_tiny, paged_model, 
     torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
 
 
+def test_gate_and_up_of_all_experts_may_be_one_tensor(make_tiny, paged_model, text, tmp_path):
+    """As llama.cpp's converter writes them with --fuse-gate-up-exps."""
+    tiny = tiny_of(make_tiny, "qwen35moe")
+    converted = Converted(tiny.folder, "qwen35moe", True)
+    for name in [each for each in converted.tensors if "ffn_gate_exps" in each]:
+        halves = [converted.tensors.pop(name.replace("gate", half)) for half in ("gate", "up")]
+        both = name.replace("ffn_gate_exps", "ffn_gate_up_exps")
+        converted.tensors[both] = torch.cat(halves, dim=1)
+    folder = write_delta(tmp_path / "tiny.gguf", converted, "qwen35moe")
+    tokens = text(20)
+    logits = paged_model(folder).in_chunks(tokens, 8, TABLE)
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+
+
 def test_what_a_file_lacks_is_named(make_tiny, tmp_path):
     tiny = tiny_of(make_tiny, "qwen35")
     converted = Converted(tiny.folder, "qwen35", True)
