@@ -191,8 +191,10 @@ def _is_plain(conversation: Conversation) -> bool:
     for each in messages:
         if each.tool_calls:
             return False
-        for text in (each.content, each.reasoning, each.name, each.tool_call_id):
-            num_chars += len(text) if text else 0
+        num_chars += len(each.content)
+        if each.reasoning or each.name or each.tool_call_id:
+            others = (each.reasoning, each.name, each.tool_call_id)
+            num_chars += sum([len(text) for text in others if text])
     return num_chars <= MAX_INLINE_CHARS
 
 

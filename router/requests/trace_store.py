@@ -56,8 +56,8 @@ class TraceStore:
             return
         durations = [each.durations() for each in untold]
         self._metrics.observe_durations(durations)
+        self._count_sources(untold)
         for trace in untold:
-            self._count_sources(trace)
             if len(trace.attempts) == 1 and trace.first_token_received_us:
                 self._observe_forecast(trace, trace.attempts[0])
         for listener in self._on_ended:
@@ -102,19 +102,25 @@ class TraceStore:
         while len(self._ended) > self._history:
             self._ended.popitem(last=False)
 
-    def _count_sources(self, trace: RequestTrace) -> None:
-        """Count where the prompt's KV came from, for the attempt with the first token."""
-        first = trace.first_token_attempt
-        if first is None or len(trace.attempts) > 1:  # usually there is nothing to sum
-            self._metrics.prompt_tokens.add("computed_before", trace.num_computed_before)
-        if first is None:
-            return
-        cached = trace.num_cached_tokens
-        self._metrics.prompt_tokens.add("cached", cached)
-        self._metrics.prompt_tokens.add("computed", trace.num_prompt_tokens - cached)
-        if first.prefill is not None and first.decode is not None:
-            moved = first.decode.granted_blocks * first.block_size
-            self._metrics.prompt_tokens.add("transferred", min(moved, trace.num_prompt_tokens))
+    def _count_sources(self, traces: Sequence[RequestTrace]) -> None:
+        """Count where the prompts' KV came from, for the attempts with the first tokens."""
+        before = cached = computed = transferred = 0
+        for trace in traces:
+            first = trace.first_token_attempt
+            if first is None or len(trace.attempts) > 1:  # usually there is nothing to sum
+                before += trace.num_computed_before
+            if first is None:
+                continue
+            cached += trace.num_cached_tokens
+            computed += trace.num_prompt_tokens - trace.num_cached_tokens
+            if first.prefill is not None and first.decode is not None:
+                moved = first.decode.granted_blocks * first.block_size
+                transferred += min(moved, trace.num_prompt_tokens)
+        counts = self._metrics.prompt_tokens
+        counts.add("computed_before", before)
+        counts.add("cached", cached)
+        counts.add("computed", computed)
+        counts.add("transferred", transferred)
 
     def _observe_forecast(self, trace: RequestTrace, attempt: AttemptTrace) -> None:
         predicted_ms = attempt.placement.ttft_ms

@@ -62,8 +62,9 @@ class Costs:
         """The last token is always computed, because its logits are needed."""
         self._most_elsewhere = 0 if query.elsewhere is None else query.elsewhere.most
         self._decoding: dict[str, _Decoding] = {}
-        # Many workers hold the same part of the prompt, and share a match.
+        # Many workers hold the same part of the prompt, and share a match and the time of moving.
         self._last_match, self._last_needs = NO_MATCH, (query.num_tokens, query.num_tokens)
+        self._last_move, self._last_move_ms = (-1, 0.0), 0.0
 
     def missing(self, held_blocks: int) -> int:
         """Prompt tokens that a worker with `held_blocks` leading blocks lacks."""
@@ -122,7 +123,10 @@ class Costs:
         if not query.by_load:
             turns_ms = HANDOFF_TURNS * step_ms - begins_ms
             handoff_ms = HANDOFF_MS + (turns_ms if turns_ms > step_ms else step_ms)
-            handoff_ms += self._moving_ms(pace, recompute, begins_ms)
+            if (recompute, begins_ms) != self._last_move or self._pairs.usual_ms_per_block is None:
+                self._last_move = recompute, begins_ms
+                self._last_move_ms = self._moving_ms(pace, recompute, begins_ms)
+            handoff_ms += self._last_move_ms
         late_ms = handoff_ms
         if room_ms > begins_ms:
             late_ms += room_ms - begins_ms

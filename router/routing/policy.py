@@ -41,7 +41,7 @@ AMPLE_SHARE = 0.5
 PAIRED = 8
 """Number of the cheapest workers of each role that are compared pair by pair."""
 NO_PAIRS = Pairs()
-_name = attrgetter("worker_id")
+_name, _cost = attrgetter("worker_id"), attrgetter("cost_ms")
 
 
 class Choice:
@@ -225,26 +225,9 @@ class _Picker:
             return Choice(query, self.cheapest(quick), self.cheapest(timely), 0.0)
         if query.prefer_decode is not None:
             quick = [e for e in quick if e.worker_id == query.prefer_decode] or quick
-        found, least_ms = [], inf
-        sources = [(each.worker_id, each.cost_ms, each) for each in self._first(timely)]
-        in_windows = pairs.in_windows(blocks_of(query))
-        for sink in self._first(quick):
-            blocks = exposed_blocks(sink.recompute_tokens, query.block_size) + in_windows
-            known, sink_ms, usual_ms = pairs.of_sink(sink.worker_id), sink.cost_ms, blocks * usual
-            for name, source_ms, source in sources:
-                pair, extra_ms = known.get(name), 0.0
-                if pair is not None:
-                    extra_ms = pair.transfer_ms(blocks, usual) - usual_ms
-                cost_ms = sink_ms + source_ms + extra_ms
-                if cost_ms < least_ms:
-                    least_ms = cost_ms
-                found.append((cost_ms, sink, source, extra_ms))
-        limit = least_ms + self.tie_ms(least_ms)
-        near = [
-            (sink.worker_id, source.worker_id, sink, source, extra_ms)
-            for cost_ms, sink, source, extra_ms in found
-            if cost_ms <= limit
-        ]
+        near = self._near_pairs(
+            sorted(self._first(timely), key=_cost), sorted(self._first(quick), key=_cost), pairs
+        )
         names = query.session_workers
         if names:
             served = [(sink in names) + (source in names) for sink, source, *_ in near]
@@ -253,6 +236,35 @@ class _Picker:
         near.sort()  # by name, which is unique
         *_, sink, source, extra_ms = self._rng.choice(near)
         return Choice(query, sink, source, extra_ms)
+
+    def _near_pairs(
+        self, prefill: Sequence[Candidate], decode: Sequence[Candidate], pairs: Pairs
+    ) -> list[tuple[str, str, Candidate, Candidate, float]]:
+        """The pairs that count as the cheapest one: sink, source, and the time that the KV takes
+        longer between them than usually. The candidates are in the order of their costs, so that a
+        pair that is too dear even if its KV moves at once ends the search of its sink."""
+        query, usual, found = self._query, pairs.usual_ms_per_block or 0.0, []
+        least_ms = limit = inf
+        in_windows = pairs.in_windows(blocks_of(query))
+        sources = [(each.worker_id, each.cost_ms, each) for each in prefill]
+        for sink in decode:
+            blocks = exposed_blocks(sink.recompute_tokens, query.block_size) + in_windows
+            known, sink_ms, usual_ms = pairs.of_sink(sink.worker_id), sink.cost_ms, blocks * usual
+            for name, source_ms, source in sources:
+                cost_ms, extra_ms, pair = sink_ms + source_ms, 0.0, known.get(name)
+                if cost_ms - usual_ms > limit:
+                    break
+                if pair is not None:
+                    extra_ms = pair.transfer_ms(blocks, usual) - usual_ms
+                    cost_ms += extra_ms
+                if cost_ms < least_ms:
+                    least_ms, limit = cost_ms, cost_ms + self.tie_ms(cost_ms)
+                found.append((cost_ms, name, sink, source, extra_ms))
+        return [
+            (sink.worker_id, name, sink, source, extra_ms)
+            for cost_ms, name, sink, source, extra_ms in found
+            if cost_ms <= limit
+        ]
 
     def cheapest(self, candidates: Sequence[Candidate]) -> Candidate:
         """The preferred or cheapest candidate."""
