@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from rich.console import Console
@@ -81,11 +82,16 @@ class Turn:
 JUDGED = ("TTFT p99, ms", "ITL p99, ms")
 
 
-def take_turns(turn: Callable[[str, int], Turn], num_pairs: int) -> list[tuple[Turn, Turn]]:
-    """The turns of both routers, pair by pair. The first pair only warms up; the router that begins
-    alternates. `turn` runs one turn of a router with the load of a pair."""
+def take_turns(
+    turn: Callable[[str, int], Turn], num_pairs: int, has_time: Callable[[], bool]
+) -> list[tuple[Turn, Turn]]:
+    """The turns of both routers, pair by pair, while there is time. The first pair only warms up;
+    the router that begins alternates. `turn` runs one turn of a router with the load of a pair.
+    """
     pairs = []
     for number in range(num_pairs + 1):
+        if number > 1 and not has_time():
+            break
         order = (OTHER, OURS) if number % 2 else (OURS, OTHER)
         found = {router: turn(router, number) for router in order}
         pairs.append((found[OURS], found[OTHER]))
@@ -141,7 +147,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         load = _load(args)
         with _fleet(args) as fleet:
-            pairs = take_turns(partial(_turn, fleet, load), args.pairs)
+            until = time.monotonic() + args.seconds
+            run = partial(_turn, fleet, load)
+            pairs = take_turns(run, args.pairs, lambda: time.monotonic() < until)
     except BatonError as error:
         print(f"bench.policies.real: {error}", file=sys.stderr)
         return 2
@@ -194,6 +202,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="folder or GGUF file")
     parser.add_argument("--other", default=_THRESHOLD, help="flags of the other router")
     parser.add_argument("--pairs", type=int, default=8, help="turns of each router")
+    parser.add_argument("--seconds", type=float, default=inf, help="then no pair of turns begins")
     parser.add_argument("--num-blocks", type=int, default=8192, help="KV blocks of each worker")
     parser.add_argument("--span-s", type=float, default=10.0, help="when requests begin in a turn")
     parser.add_argument("--requests", type=int, default=150, help="that share a prefix")

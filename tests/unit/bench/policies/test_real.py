@@ -37,12 +37,23 @@ def test_routers_take_turns_and_the_first_pair_warms_up() -> None:
         asked.append((router, pair))
         return turn(pair + (0.5 if router == OTHER else 0.0))
 
-    pairs = take_turns(run, 2)
+    pairs = take_turns(run, 2, lambda: True)
     assert asked == [(OURS, 0), (OTHER, 0), (OTHER, 1), (OURS, 1), (OURS, 2), (OTHER, 2)]
     assert [(ours.sample.ttft_s[0], other.sample.ttft_s[0]) for ours, other in pairs] == [
         (1.0, 1.5),
         (2.0, 2.5),
     ]
+
+
+def test_no_pair_begins_after_the_time_is_over() -> None:
+    numbers = list[int]()
+
+    def run(router: str, pair: int) -> Turn:
+        numbers.append(pair)
+        return turn(0.1)
+
+    assert len(take_turns(run, 9, lambda: len(numbers) < 6)) == 2
+    assert numbers == [0, 0, 1, 1, 2, 2]
 
 
 def test_only_what_is_worse_by_more_than_chance_fails() -> None:
