@@ -3,7 +3,7 @@ several: the tokens of one engine, whatever is cached."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,17 @@ LAYOUTS = [((2, 1), (1, 2)), ((1, 2), (2, 2)), ((2, 2), (2, 1))]
 """Ranks of each layer, and stages, of a prefill and a decode worker."""
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders of these files are not for anybody's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture
+def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """`make_folder(family, kind)`: the folder that stands for a file, in a cache of the test's own.
+    The fleet uses the usual cache, which has compiled kernels."""
+
+    def make(family: str, kind: str) -> Path:
+        with monkeypatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+            return resolve_model(write_family(tmp_path, family, kind))
+
+    return make
 
 
 def assert_tokens_of_one_engine(folder: Path, **settings: Any) -> None:
@@ -68,16 +75,19 @@ def are_different(answers: Sequence[Sequence[int]]) -> bool:
 @pytest.mark.parametrize("kind", some(["Q8_0", "F32"], 1))
 @pytest.mark.parametrize("family", some(FAMILIES, 1))
 def test_each_family_served_apart_gives_the_tokens_of_one_engine(
-    tmp_path: Path, family: str, kind: str
+    make_folder: Callable[[str, str], Path], family: str, kind: str
 ) -> None:
-    assert_tokens_of_one_engine(resolve_model(write_family(tmp_path, family, kind)))
+    assert_tokens_of_one_engine(make_folder(family, kind))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("prefill", "decode"), LAYOUTS, ids=str)
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_ranks_of_hybrids_hand_states_over(
-    tmp_path: Path, family: str, prefill: tuple[int, int], decode: tuple[int, int]
+    make_folder: Callable[[str, str], Path],
+    family: str,
+    prefill: tuple[int, int],
+    decode: tuple[int, int],
 ) -> None:
-    folder = resolve_model(write_family(tmp_path, family, "Q8_0"))
+    folder = make_folder(family, "Q8_0")
     assert_tokens_of_one_engine(folder, **rank_settings(prefill, decode))
