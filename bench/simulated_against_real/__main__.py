@@ -3,7 +3,8 @@
     python -m bench.simulated_against_real [--models demo_model smollm2] [--fleets split colocated]
         [--loads light busy talks] [--seconds 20] [--json FILE] [--record FILE] [--profile FILE]
 
-Starts each fleet, times its steps and messages, sends it three loads, and simulates the same.
+Starts each fleet, times its steps and messages, sends it three loads in parts, and simulates the
+same.
 Prints for each load the real and the simulated latencies, their difference and its limit. One model
 on one fleet takes three to six minutes; `--record` joins the rows of several runs.
 `--profile FILE` only times the steps of the first model, and writes a file for
@@ -24,6 +25,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from bench.replay.player import Played
 from bench.simulated_against_real.calibration import Calibration, Served
 from bench.simulated_against_real.comparison import (
     LIMITS,
@@ -43,10 +45,14 @@ from checkpoint.packaged_model import smollm2_file
 from protocol.errors import BatonError
 from simulator.commands.simulate import print_wide
 from simulator.devices.step_noise import StepNoise
+from simulator.requests import Request
 
 _SMOLLM2, _BUNDLED = "smollm2", "demo_model"
 _MOST_CONTEXT = 2048
 _MIXTURE_S = 15.0
+_PARTS = 3
+"""Of each load. The fewer seconds lie between two pieces of the mixture, the less the machine's speed
+changes meanwhile."""
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -100,26 +106,29 @@ def main(argv: Sequence[str]) -> int:
 def _compare(
     model: str, shape: Shape, loads: Sequence[Load], seconds: float, console: Console
 ) -> Iterator[Comparison]:
-    """Loads on one fleet."""
+    """Loads on one fleet, each in parts with a piece of the mixture before and behind."""
     with real_fleet(_path_of(model), shape) as fleet:
         calibration, context = _calibration(fleet)
-        found = list[tuple[Served, Usage, Profile]]()
-        before = calibration.play_mixture(seconds / 2)
+        found = list[tuple[str, list[tuple[Served, Profile]], Usage]]()
+        before = calibration.play_mixture(seconds / _PARTS)
         for load in loads:
-            watch = MachineWatch()
-            served, usage = calibration.play_load(load, seconds), watch.usage()
-            after = calibration.play_mixture(seconds / 2)
-            found.append((served, usage, calibration.profile([before, after])))
-            before = after
-    traces = [each.trace for each in calibration.served]
-    for served, usage, measured in found:
-        profile = with_handoff(shape, measured, context, traces)
-        console.print(f"{model}, {shape.name}, {served.trace.name}: {_in_words(profile)}")
-        requests = simulate(shape, profile, context, traces)[served.trace.name]
-        real = Figures.of([each for each, _ in served.traced])
-        yield Comparison(
-            model, shape.name, served.trace.name, len(requests), real, Figures.of(requests), usage
-        )
+            watch, parts = MachineWatch(), list[tuple[Served, Profile]]()
+            for part in load.parts(_PARTS):
+                served = calibration.play_load(part, seconds / _PARTS)
+                after = calibration.play_mixture(seconds / _PARTS)
+                parts.append((served, calibration.profile([before, after])))
+                before = after
+            found.append((load.name, parts, watch.usage()))
+        traces = [each.trace for each in calibration.served]
+    for name, parts, usage in found:
+        played, requests = list[Played](), list[Request]()
+        for served, measured in parts:
+            profile = with_handoff(shape, measured, context, traces)
+            console.print(f"{model}, {shape.name}, {served.trace.name}: {_in_words(profile)}")
+            requests += simulate(shape, profile, context, traces)[served.trace.name]
+            played += [each for each, _ in served.traced]
+        real, simulated = Figures.of(played), Figures.of(requests)
+        yield Comparison(model, shape.name, name, len(requests), real, simulated, usage)
 
 
 def _calibration(fleet: BenchFleet) -> tuple[Calibration, int]:

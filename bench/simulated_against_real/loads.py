@@ -31,6 +31,13 @@ class Load:
     text: str
     seed: int = 11
 
+    def parts(self, count: int) -> list[Load]:
+        """Loads of the same kind and density that have no request in common."""
+        return [
+            replace(self, name=f"{self.name} {number}", seed=self.seed + 1000 * number)
+            for number in range(1, count + 1)
+        ]
+
 
 _POISSON = "poisson:rate={rate},requests={count},prompt={prompt},output={output}"
 LOADS = (
