@@ -51,8 +51,8 @@ _SMOLLM2, _BUNDLED = "smollm2", "demo_model"
 _MOST_CONTEXT = 2048
 _MIXTURE_S = 15.0
 _PARTS = 3
-"""Of each load. The fewer seconds lie between two pieces of the mixture, the less the machine's speed
-changes meanwhile."""
+"""Of each load. The fewer seconds lie between two pieces of the mixture, the less the speed of the
+machine changes meanwhile."""
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
