@@ -46,6 +46,7 @@ PATIENCE = {
     "BATON_SILENCE_S": "20",
     "BATON_PEER_SILENCE_S": "60",
     "BATON_FIRST_TOKEN_WAIT_S": "60",
+    "BATON_GRANT_TTL_MS": "20000",
 }
 """For fleets in which nobody dies: a busy machine may keep a process waiting for seconds."""
 
