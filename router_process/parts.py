@@ -137,11 +137,17 @@ def board_of(settings: RouterSettings, parts: Parts) -> RouterBoard:
     """The board on which routers tell each other of their load, and answer questions about what
     operators changed."""
     shown_name = f"{parts.name} ({socket.gethostname()}, pid {os.getpid()})"
+    stagger = parts.fleet.view().stagger
+
+    def take(summaries: dict[str, bytes]) -> None:
+        parts.report.peers.take(summaries)
+        stagger.rank = sum(each < board.router_id for each in summaries)
+
     board = RouterBoard(
         store_url(settings),
         settings.cluster,
         lambda: msgspec.json.encode(parts.report.summary(parts.log.shared_rows(), shown_name)),
-        parts.report.peers.take,
+        take,
         parts.log.answer,
         parts.ignored,
     )

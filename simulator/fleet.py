@@ -80,6 +80,7 @@ class Fleet:
             router = SimulatedRouter(name, self._queue, spec.policy(), rng, draws, spec.targets)
             self._draws.append(draws)
             router.refuses_late = spec.refuses_late
+            router.view.stagger.rank = number
             router.on_end = self._on_end
             self._reports.routers[router.name] = router
             self._routers.append(router)

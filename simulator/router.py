@@ -78,8 +78,15 @@ class SimulatedRouter:
         self._num_sent[worker.name] = 0
 
     def submit(self, request: Request) -> None:
-        """Place a request that has just come, and send it to its workers."""
+        """Place a request that has just come, in this router's turn, and send it to its workers."""
         request.router = self.name
+        wait_s = self.view.wait_s
+        if wait_s:
+            self._queue.at(self._queue.now + wait_s, self._place, request)
+        else:
+            self._place(request)
+
+    def _place(self, request: Request) -> None:
         now = self._queue.now
         worker = next(iter(self._workers.values()))
         size = worker.spec.config.block_size

@@ -206,6 +206,8 @@ class Dispatcher:
         if self._launcher.is_long(generation):
             await self._launcher.prepare(generation)
             await self._long_launches.passed()
+        if wait_s := self._launcher.wait_s(generation):
+            await asyncio.sleep(wait_s)
         placing = generation.state
         if not isinstance(placing, states.Placing):
             return

@@ -53,7 +53,7 @@ class Launcher:
         self._local_threshold = settings.local_prefill_threshold_tokens
         self._fetches = settings.kv_fetch == ON
         self._by_load = settings.placement == BY_LOAD
-        self._fleet = fleet
+        self._fleet, self._view = fleet, fleet.view()
         self._rng = rng
         self._seed = seed_of(settings.cluster_secret)
         self._urgent = UrgentWork()
@@ -79,6 +79,10 @@ class Launcher:
             start = self._start(generation, identity)
             block_size = identity.block_size
             await hash_in_thread(request.hashes, request.token_ids, start, block_size)
+
+    def wait_s(self, generation: Generation) -> float:
+        """How long to wait before `open`, so that routers do not all place at once."""
+        return self._view.wait_s if generation.num_attempts == 1 else 0.0
 
     def open(
         self,

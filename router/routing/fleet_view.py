@@ -7,7 +7,7 @@ equal decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from protocol.events import WorkerStats
@@ -19,6 +19,7 @@ from router.routing.placement import WorkerLoad
 from router.routing.prediction import WorkerSpeed
 from router.routing.sent_requests import SentRequests
 from router.routing.sessions import Sessions
+from router.routing.stagger import Stagger
 from router.routing.unseen_load import others_of, unseen_of_others
 from router.routing.worker_view import Liveness, WorkerView
 
@@ -30,6 +31,7 @@ class FleetView:
         self.index = index
         self.sessions = Sessions()
         self.pairs = Pairs()
+        self.stagger = Stagger()
         self.on_applied: Callable[[], object] = lambda: None
         """Called after each decision that was applied, before its requests are sent."""
         self._workers: dict[str, WorkerView] = {}
@@ -67,12 +69,19 @@ class FleetView:
         found = [each.newly_sent() for each in self._workers.values()]
         return [each for each in found if each is not None]
 
-    def reserve_for_others(self, sent: Iterable[SentRequests]) -> None:
+    def reserve_for_others(self, sent: Sequence[SentRequests]) -> None:
         """Count what another router has sent."""
+        self.stagger.note_told(sent)
         for each in sent:
             worker = self._workers.get(each.worker_id)
             if worker is not None:
                 worker.reserve_for_others(each)
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait before the next placement, so that routers do not all place at once."""
+        typical = self.typical if self.stagger.rank else None
+        return 0.0 if typical is None else self.stagger.wait_s(typical.per_token_us)
 
     def worker(self, worker_id: str) -> WorkerView | None:
         """The worker with this id."""

@@ -35,15 +35,15 @@ class Arrivals:
     """The requests that a worker has lately received: all of them, and the known ones, which this
     router has sent itself or knows from another router's messages."""
 
-    __slots__ = ("_num_told", "everybody", "known")
+    __slots__ = ("_told", "everybody", "known")
 
     def __init__(self) -> None:
         self.known = self.everybody = 0.0
-        self._num_told = 0
+        self._told = 0.0  # requests of messages that no report has counted yet
 
     def note_told(self, count: int) -> None:
         """Note that messages of other routers have named so many requests."""
-        self._num_told += count
+        self._told += count
 
     def observe(self, former: dict[str, int], received: dict[str, int], session: str) -> None:
         """Take a worker's new numbers of received requests, by session; `session` is this
@@ -54,8 +54,9 @@ class Arrivals:
         count = sum([each for each in new.values() if each > 0])
         kept = 0.5 ** (count / HALF_LIFE)
         own = max(0, new.get(session, 0))
-        self.known = kept * self.known + own + min(self._num_told, count - own)
-        self._num_told = 0
+        told = min(self._told, count - own)
+        self._told = kept * (self._told - told)
+        self.known = kept * self.known + own + told
         self.everybody = kept * self.everybody + count
 
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from protocol.messages import Role
-from router.routing import fleet_view
+from router.routing import fleet_view, stagger
 from router.routing.decision import decide
 from router.routing.placement import Targets
 from scheduling.scheduler import SchedulerConfig
@@ -25,10 +25,10 @@ RATE, REQUESTS = 20.0, 400
 
 
 def share_in_time(
-    num_routers: int, seed: int, ttft_ms: float = TTFT_MS, tell_s: float = 0.02
+    num_routers: int, seed: int, ttft_ms: float = TTFT_MS, tell_s: float = 0.02, at_once: int = 1
 ) -> float:
     """The share of first tokens within their target. Steps take up to half a second, in which ten
-    requests arrive that no report counts."""
+    requests arrive that no report counts. So many requests come `at_once`."""
     config = SchedulerConfig(BLOCK, 64, BLOCK, 512)
     pools = tuple(
         (WorkerSpec(role, config, 4000, 1e5, 16_000, LinearTimes(context_s=0.0)), 2)
@@ -41,7 +41,8 @@ def share_in_time(
     )  # fmt: skip
     rng, now, sessions = random.Random(seed), 0.0, []
     for number in range(REQUESTS):
-        now += rng.expovariate(RATE)
+        if number % at_once == 0:
+            now += rng.expovariate(RATE / at_once)
         turn = Turn(0.0, rng.randint(40, 160), rng.randint(2, 20))
         sessions.append(Session(f"s{number}", now, (turn,)))
     outcome = Fleet(spec, seed).run(Trace("small", sessions))
@@ -75,3 +76,13 @@ def test_routers_that_allow_for_what_others_sent_untold_place_better(
     allowing = sum(share_in_time(2, seed, TIGHT_TTFT_MS, 0.0) for seed in seeds)
     monkeypatch.setattr(fleet_view, "others_of", lambda arrivals: 0.0)
     assert allowing > sum(share_in_time(2, seed, TIGHT_TTFT_MS, 0.0) for seed in seeds)
+
+
+def test_routers_that_take_turns_place_requests_of_one_moment_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeds = range(times(2, 4))
+    in_turn = sum(share_in_time(2, seed, TIGHT_TTFT_MS, at_once=2) for seed in seeds)
+    assert in_turn >= 0.98 * sum(share_in_time(1, seed, TIGHT_TTFT_MS, at_once=2) for seed in seeds)
+    monkeypatch.setattr(stagger, "MOST_SHARE", 0.0)
+    assert in_turn > sum(share_in_time(2, seed, TIGHT_TTFT_MS, at_once=2) for seed in seeds)

@@ -22,12 +22,13 @@ from protocol.hashing import (
     more_hashes,
     seed_of,
 )
-from protocol.messages import Abort, AttemptFailed, FinishReason, Generate, Prefill
+from protocol.messages import Abort, AttemptFailed, FinishReason, Generate, Prefill, Role
 from protocol.sampling import TokenLogprobs
 from router.fleet.worker import Worker
 from router.requests.hash_thread import hash_in_thread
 from router.requests.launch import legs
 from router.requests.prompt_hashes import PromptHashes
+from router.routing.sent_requests import SentRequest, SentRequests
 from tests.unit.router.fake_worker import SECRET
 from tests.unit.router.router_harness import (
     WHOLE,
@@ -36,6 +37,7 @@ from tests.unit.router.router_harness import (
     failed,
     finish_on,
     request,
+    stats_of,
     until,
 )
 
@@ -301,3 +303,30 @@ async def test_sequences_of_one_prompt_hash_its_blocks_once(
     for consumer in consumers:
         consumer.task.cancel()
     await asyncio.gather(*(each.task for each in consumers), return_exceptions=True)
+
+
+async def test_a_router_waits_for_its_turn_and_sees_what_others_have_sent(
+    harness: Harness,
+) -> None:
+    workers = await harness.join("d1", "p1", "p2")
+    view, (_, *prefill) = harness.fleet.view(), workers
+    for worker, queued in zip(workers, (0, 0, 50), strict=True):
+        await worker.subscribed()
+        load = {"step_per_token_us": 1e4, "queued_tokens": queued}
+        worker.publish(msgspec.structs.replace(stats_of(worker), **load))
+    await until(lambda: view.typical is not None and view.typical.per_token_us == 1e4)
+    view.stagger.rank = 200
+    view.reserve_for_others([SentRequests("gone", "other", 1, 1, [SentRequest(1, 10**6, 1)])])
+    consumer = Consumer(harness.dispatcher, request(request_id="r1"))
+    while harness.dispatcher.inflight < 1:
+        await asyncio.sleep(0)
+    more = [SentRequest(number, 100, 25) for number in (1, 2)]
+    view.reserve_for_others([SentRequests("p1", "other", 1, 2, more)])
+    leg = await prefill[1].received.next(Prefill)
+    assert leg.request_id == "r1"
+    assert prefill[0].received.count(Prefill) == 0
+    await consumer.cancel()
+    prefill[0].publish(msgspec.structs.replace(stats_of(prefill[0]), received={"other": 2}))
+    await until(
+        lambda: all(each.num_reservations == 0 for each in harness.fleet.ready(Role.PREFILL))
+    )

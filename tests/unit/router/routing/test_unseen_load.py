@@ -89,3 +89,20 @@ def test_others_count_for_so_many_at_most() -> None:
     arrivals = Arrivals()
     arrivals.observe({}, {"theirs": 10_000}, "ours")
     assert others_of([arrivals]) == MOST_OTHERS
+
+
+def test_a_request_that_a_message_named_is_known_when_it_arrives_later() -> None:
+    arrivals = Arrivals()
+    arrivals.note_told(1)
+    arrivals.observe({}, {"ours": 1}, "ours")  # the named one has not arrived yet
+    arrivals.observe({"ours": 1}, {"ours": 1, "theirs": 1}, "ours")
+    assert others_of([arrivals]) == pytest.approx(0.0, abs=0.01)
+
+
+def test_requests_that_never_arrive_do_not_hide_unknown_ones_for_long() -> None:
+    arrivals, received = Arrivals(), {"ours": 0, "theirs": 0}
+    arrivals.note_told(200)
+    for _ in range(300):
+        former, received = received, {name: count + 1 for name, count in received.items()}
+        arrivals.observe(former, received, "ours")
+    assert others_of([arrivals]) == pytest.approx(1.0, abs=0.1)
