@@ -7,18 +7,26 @@ gone.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import cli
 from process.line_pump import LinePump
+from protocol.errors import ServiceError
+
+log = logging.getLogger(__name__)
 
 _LAST_LINES_S = 5.0
+_TAIL_BYTES = 1 << 16
+"""How much of the end of a log is read for its last lines."""
 
 
 class Child:
@@ -49,35 +57,45 @@ class Child:
         thread, instead of writing a log."""
         self._take = take
 
+    def add_flags(self, *flags: str) -> None:
+        """From the next start on, give the process these flags, too; they override earlier ones."""
+        self._command += flags
+
     def start(self) -> None:
-        """Start the process, or restart it after it ended."""
+        """Start the process, or restart it after it ended. Raises ServiceError; a restart may then
+        be tried again."""
         assert self._process is None or self.exit_status() is not None, "still running"
+        try:
+            with self._output() as output:
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ServiceError(f"{self.name} cannot be started: {error}") from error
         if self._take is not None:
-            self._start_piped(partial(self._take, self.name))
-            return
-        with open(self.log_path, "ab") as log_file:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            assert self._process.stdout is not None
+            self._pump = LinePump(self._process.stdout, partial(self._take, self.name))
         self.num_starts += 1
 
-    def _start_piped(self, take: Callable[[str], None]) -> None:
-        self._process = subprocess.Popen(
-            self._command,
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        self._pump = LinePump(self._process.stdout, take)
-        self.num_starts += 1
+    def _output(self) -> AbstractContextManager[IO[bytes] | int]:
+        """Where the process writes: a pipe to us, or its log, whose folder is made again if it is
+        gone. A restarted process without a log runs nevertheless. Raises OSError at the first
+        start."""
+        if self._take is not None:
+            return nullcontext(subprocess.PIPE)
+        try:
+            self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return open(self.log_path, "ab")
+        except OSError as error:
+            if not self.num_starts:
+                raise
+            log.warning("%s runs without a log: %s", self.name, error)
+            return nullcontext(subprocess.DEVNULL)
 
     def exit_status(self) -> int | None:
         """None while the process runs or before it started; negative: the signal that ended it."""
@@ -116,21 +134,29 @@ class Child:
         """Complete lines that the process wrote to its log since the last call."""
         if self._take is not None:
             return []
-        with open(self.log_path, "rb") as log_file:
-            log_file.seek(self._read_to)
-            text = log_file.read()
+        text = self._logged(self._read_to)
         complete = text[: text.rfind(b"\n") + 1]
         self._read_to += len(complete)
         return complete.decode(errors="replace").splitlines()
 
     def log_tail(self, num_lines: int = 12) -> str:
-        """The last lines of the log."""
+        """The last lines of the log; none if the log is gone."""
         if self._pump is not None:
             if not self.is_running():
                 self._pump.join(_LAST_LINES_S)
             return "\n".join(self._pump.tail(num_lines))
-        lines = self.log_path.read_text(errors="replace").splitlines()
+        lines = self._logged(-_TAIL_BYTES).decode(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
+
+    def _logged(self, first: int) -> bytes:
+        """The log from a byte on, counted from the end if negative; empty if the log is gone."""
+        try:
+            with open(self.log_path, "rb") as log_file:
+                end = log_file.seek(0, os.SEEK_END)
+                log_file.seek(max(0, end + first) if first < 0 else first)
+                return log_file.read()
+        except OSError:
+            return b""
 
 
 def baton_command(*arguments: str) -> list[str]:

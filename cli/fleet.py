@@ -70,6 +70,7 @@ class Fleet:
         self._supervisor_key = make_key()
         self._log_dir: Path | None = None
         self._revive_at: dict[str, float] = {}
+        self._revive_valkey_at = 0.0
         self._started_at: dict[str, float] = {}
         self._drained: set[str] = set()
         self._misconfigured: set[str] = set()
@@ -110,8 +111,8 @@ class Fleet:
         """Start everything; returns when the router is connected to every worker and serves.
 
         Raises ConfigError if Valkey cannot start, or if a process rejects its settings or
-        checkpoint. Raises ServiceError, with the last log lines, if a process ends otherwise or
-        time is up. After an error nothing runs.
+        checkpoint. Raises ServiceError if a process cannot be started and, with the last log lines,
+        if a process ends otherwise or time is up. After an error nothing runs.
         """
         try:
             self._open_log_dir()
@@ -120,6 +121,7 @@ class Fleet:
                 self.processes[child.name] = child
                 self._start_child(child)
             self._await_ready(time.monotonic() + self.settings.startup_timeout_s)
+            self._keep_port()
         except BaseException:
             self.stop()
             raise
@@ -183,6 +185,12 @@ class Fleet:
             time.sleep(POLL_S)
         self._report_progress()
 
+    def _keep_port(self) -> None:
+        """Let a restarted router listen on the port that clients know, also if it was any free
+        one."""
+        port = int(self._port_file.read_text())
+        self.processes["router"].add_flags(f"--port={port}", "--port-file=none")
+
     def _is_ready(self) -> bool:
         """Whether every worker is READY in the registry and connected, and the router healthy."""
         found = read_fleet(self._redis_url, self.settings.cluster)
@@ -235,7 +243,8 @@ class Fleet:
         """Restart processes that ended; returns lines about ends and restarts since the last call.
 
         A worker that ended with status 0 was drained and is not restarted. A worker that ended as
-        misconfigured is restarted once, because its memory or its id may be free again.
+        misconfigured is restarted once, because its memory or its id may be free again. What cannot
+        be started, because the system has no process or memory to spare, is tried again.
 
         The thread that called `start` must call this periodically.
         """
@@ -252,13 +261,31 @@ class Fleet:
             elif child.name not in self._revive_at:
                 news.append(self._note_death(child, now))
             elif self.settings.restart and now >= self._revive_at[child.name]:
-                self._start_child(child)
-                del self._revive_at[child.name]
-                news.append(f"{child.name} was restarted, pid {child.pid}")
-        if self._valkey is not None and self._valkey.exit_status() is not None:
-            self._valkey.restart()
-            news.append(f"the embedded Valkey ended and was restarted, pid {self._valkey.pid}")
+                news.append(self._restart(child, now))
+        valkey = self._valkey
+        if valkey is not None and valkey.exit_status() is not None:
+            news += self._restart_valkey(valkey, now)
         return news
+
+    def _restart(self, child: Child, now: float) -> str:
+        try:
+            self._start_child(child)
+        except ServiceError as error:
+            self._revive_at[child.name] = now + BACKOFF_MAX_S
+            return f"{error}; trying again in {BACKOFF_MAX_S:g} s"
+        del self._revive_at[child.name]
+        return f"{child.name} was restarted, pid {child.pid}"
+
+    def _restart_valkey(self, valkey: EmbeddedValkey, now: float) -> list[str]:
+        """Try it, or wait after a failure; the fleet serves without it meanwhile."""
+        if now < self._revive_valkey_at:
+            return []
+        try:
+            valkey.restart()
+        except ConfigError as error:
+            self._revive_valkey_at = now + BACKOFF_MAX_S
+            return [f"{error}; trying again in {BACKOFF_MAX_S:g} s"]
+        return [f"the embedded Valkey ended and was restarted, pid {valkey.pid}"]
 
     def _reap_orphans(self) -> None:
         """As PID 1 of a container, reap the processes that children have left behind."""

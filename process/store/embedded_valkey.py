@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -107,9 +108,15 @@ class EmbeddedValkey:
             raise
 
     def restart(self) -> None:
-        """Restart the server, empty, at the same URL, after it ended. Raises ConfigError."""
+        """Restart the server, empty, at the same URL, after it ended. Raises ConfigError, and may
+        then be called again."""
+        former = self._process
         self._end_process()
-        self._process = self._spawn(find_binary())
+        try:
+            self._process = self._spawn(find_binary())
+        except ConfigError:
+            self._process = former
+            raise
         if not self._answers(time.monotonic() + self._start_timeout_s):
             raise ConfigError(f"the embedded Valkey did not restart:\n{self.log_tail()}")
 
@@ -127,24 +134,28 @@ class EmbeddedValkey:
         self.stop()
 
     def _spawn(self, binary: Path) -> subprocess.Popen[bytes]:
-        """Start the server; its configuration is on stdin, so that no argument has the password."""
+        """Start the server; its configuration is on stdin, so that no argument has the password.
+        Raises ConfigError."""
         settings = (
             f"bind {self._host}\nport {self._port}\nrequirepass {self._password}\n"
             'save ""\nappendonly no\ndaemonize no\n'
             f"dbfilename {secrets.token_hex(16)}.rdb\n"  # else it loads a /dump.rdb that lies there
         )
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), str(binary), "-"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if self._take is not None else self._log,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), str(binary), "-"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if self._take is not None else self._log,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f"the embedded Valkey cannot be started: {error}") from error
         if self._take is not None and process.stdout is not None:
             self._pump = LinePump(process.stdout, self._take)
         assert process.stdin is not None
-        with process.stdin:
+        with suppress(BrokenPipeError), process.stdin:  # it ended at once, which `_answers` sees
             process.stdin.write(settings.encode())
         return process
 

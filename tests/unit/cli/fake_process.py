@@ -1,8 +1,8 @@
 """A fleet of light processes: they register and answer as real ones do, and compute nothing.
 
-As a module it is such a process: `fake_process --parent-pid=PID ROLE NAME BEHAVIOUR`. Behaviours:
-`good`; `broken` ends at once with status 3; `loading` never gets ready; `stubborn` does not stop. A
-worker whose id another process holds ends with status 2.
+As a module it is such a process: `fake_process --parent-pid=PID ROLE NAME BEHAVIOUR`, for a router
+perhaps with `--port=PORT`. Behaviours: `good`; `broken` ends at once with status 3; `loading` never
+gets ready; `stubborn` does not stop. A worker whose id another process holds ends with status 2.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FakeChildren(ChildSettings):
 
 
 def main(arguments: Sequence[str]) -> int:
-    parent, role, name, behaviour = arguments
+    parent, role, name, behaviour, *more = arguments
     print(f"{name} says hello", flush=True)
     if behaviour == "broken":
         print("baton: the frobnicator is missing", flush=True)
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     takes_long = "building kernels" if role == Role.ROUTER else "loading weights"
     print(f"nobody: {takes_long} of nothing: 50 %", flush=True)
     if role == Role.ROUTER:
-        serve(woken)
+        serve(woken, more)
     else:
         refusal = be_worker(role, name, behaviour, woken)
         if refusal is not None:
@@ -117,7 +117,7 @@ def be_worker(role: str, name: str, behaviour: str, woken: threading.Event) -> s
     return lease.refusal
 
 
-def serve(woken: threading.Event) -> None:
+def serve(woken: threading.Event, more: Sequence[str]) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             members = read_fleet(os.environ["REDIS"], CLUSTER)
@@ -130,7 +130,8 @@ def serve(woken: threading.Event) -> None:
         def log_message(self, format: str, *arguments: object) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    port = int(more[0].removeprefix("--port=")) if more else 0
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     partial = Path(os.environ["PORT_FILE"] + ".partial")
     partial.write_text(f"{server.server_port}\n")
     partial.rename(os.environ["PORT_FILE"])

@@ -21,13 +21,14 @@ import pytest
 from rich.console import Console
 
 from cli.fleet import MISCONFIGURED, STEADY_S, Fleet
-from cli.http_json import get_json
+from cli.http_json import get_json, is_ok
 from cli.output.json_output import JsonOutput
 from cli.up import console_on, run_fleet, show
 from cli.up_settings import UpSettings
 from process.process_watch import machine_name
+from process.store.embedded_valkey import EmbeddedValkey
 from process.store.worker_lease import WorkerLease
-from protocol.errors import ServiceError
+from protocol.errors import ConfigError, ServiceError
 from tests.forked import ForkedChild, fork_context
 from tests.paths import ROOT
 from tests.processes import has_ended
@@ -53,6 +54,7 @@ def make_fleet(
     behaviours: dict[str, str] | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
     lease_s: float = LONG_LEASE_S,
+    child: type[ForkedChild] = ForkedChild,
     **options: object,
 ) -> Fleet:
     settings = UpSettings(
@@ -60,7 +62,7 @@ def make_fleet(
     )
     children = FakeChildren(settings)
     children.behaviours, children.lease_s = behaviours or {}, lease_s
-    children.child = ForkedChild
+    children.child = child
     return Fleet(settings, children, on_progress)
 
 
@@ -203,6 +205,64 @@ def test_a_process_that_dies_is_reported_and_started_again(tmp_path: Path) -> No
         assert later == [f"decode-1 was restarted, pid {child.pid}"]
         assert child.pid != former
         assert child.num_starts == 2
+
+
+def test_a_router_that_dies_comes_back_at_the_same_port(tmp_path: Path) -> None:
+    """Also where any free one was asked for, and after the folder of logs went away."""
+    with make_fleet(tmp_path) as fleet:
+        child = fleet.processes["router"]
+        child.signal(signal.SIGKILL)
+        assert child.wait(WAIT_S)
+        (tmp_path / "router.log").unlink()
+        until(lambda: any("was restarted" in line for line in fleet.check()))
+        until(lambda: is_ok(f"{fleet.url}/health"))
+
+
+class HardToStart(ForkedChild):
+    """Cannot be started again until `is_possible`."""
+
+    is_possible = True
+
+    def start(self) -> None:
+        if self.num_starts and not self.is_possible:
+            raise ServiceError(f"{self.name} cannot be started: no memory")
+        super().start()
+
+
+def test_what_cannot_be_started_again_is_tried_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.fleet.BACKOFF_S", 0.05)
+    monkeypatch.setattr("cli.fleet.BACKOFF_MAX_S", 0.05)
+    monkeypatch.setattr(HardToStart, "is_possible", False)
+    monkeypatch.setattr(EmbeddedValkey, "restart", refuse_once(EmbeddedValkey.restart))
+    with make_fleet(tmp_path, child=HardToStart) as fleet:
+        news: list[str] = []
+        child = fleet.processes["decode-1"]
+        child.signal(signal.SIGKILL)
+        assert child.wait(WAIT_S)
+        assert fleet.valkey is not None
+        os.kill(fleet.valkey.pid, signal.SIGKILL)
+        told = {
+            "decode-1 cannot be started: no memory; trying again in 0.05 s",
+            "no port; trying again in 0.05 s",
+        }
+        until(lambda: news.extend(fleet.check()) or told <= set(news))
+        until(lambda: news.extend(fleet.check()) or "Valkey ended and was restarted" in str(news))
+        assert fleet.processes["router"].is_running()
+        monkeypatch.setattr(HardToStart, "is_possible", True)
+        until(lambda: any("decode-1 was restarted" in line for line in fleet.check()))
+
+
+def refuse_once(real: Callable[[EmbeddedValkey], None]) -> Callable[[EmbeddedValkey], None]:
+    failures = [ConfigError("no port")]
+
+    def restart(self: EmbeddedValkey) -> None:
+        if failures:
+            raise failures.pop()
+        real(self)
+
+    return restart
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="machines have names on Linux alone")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -69,6 +70,24 @@ def test_restarts_at_the_same_url_without_memory() -> None:
         assert (valkey.url, valkey.pid != former) == (url, True)
         with redis.Redis.from_url(url) as client:
             assert client.get("a") is None
+
+
+def test_a_restart_that_fails_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedValkey() as valkey:
+        former = valkey.pid
+        os.kill(former, signal.SIGKILL)
+        os.waitid(os.P_PID, former, os.WEXITED | os.WNOWAIT)
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess, "Popen", _refused)
+            with pytest.raises(ConfigError, match="cannot be started"):
+                valkey.restart()
+        assert valkey.exit_status() == -signal.SIGKILL
+        valkey.restart()
+        assert valkey.exit_status() is None
+
+
+def _refused(*arguments: Any, **options: Any) -> Any:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="uses the kernel's parent-death signal")
