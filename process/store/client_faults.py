@@ -37,7 +37,7 @@ async def drop_connections(client: Any) -> None:
     The client keeps a connection on which an error was the answer. A store that has become a
     replica answers every write so, while its name leads to the new primary already.
     """
-    with suppress(RedisError, OSError):  # a store that is gone does not answer the end of TLS
+    with suppress(RedisError, OSError):
         await answer_of(client.connection_pool.disconnect(inuse_connections=False))
 
 

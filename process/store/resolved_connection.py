@@ -105,6 +105,13 @@ class ResolvedTlsConnection(ResolvedConnection, SSLConnection):
         assert self._writer is not None
         self._tls.note_certificate(self._writer.get_extra_info("peercert"))
 
+    async def disconnect(self, *arguments: Any, **details: Any) -> None:
+        """Close at once: a store that is gone never answers the end of TLS, for which the client
+        would wait as long as for a connection."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        await super().disconnect(*arguments, **details)
+
     def _connection_arguments(self) -> Mapping[str, Any]:
         name = self._tls.server_name(self.host)
         arguments = {"host": self._address, "port": self.port, "server_hostname": name}
