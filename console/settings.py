@@ -30,8 +30,8 @@ class ConsoleSettings(SharedSettings):
 
     otlp_endpoint: str | None = setting(
         None,
-        help="where to send traces over OTLP, as http://collector:4318/v1/traces; none: nowhere "
-        "(needs the extra otlp)",
+        help="where to send traces over OTLP, as http://collector:4318 (which stands for "
+        "http://collector:4318/v1/traces); none: nowhere (needs the extra otlp)",
         pattern=r"https?://\S+",
     )
     otlp_sample_ratio: float = setting(

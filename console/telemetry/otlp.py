@@ -25,6 +25,8 @@ from router.requests.trace import RequestTrace
 
 SETTLE_S = 2.0
 MAX_WAITING = 10_000
+TRACES_PATH = "/v1/traces"
+"""Where collectors take traces over HTTP, by OTLP's specification."""
 _FLUSH_S = 0.25
 
 
@@ -66,7 +68,8 @@ class OtlpExporter:
     def __init__(
         self, endpoint: str, sample_ratio: float, registry: CollectorRegistry, name: str
     ) -> None:
-        """Raises ConfigError if the packages are missing. `name` distinguishes routers."""
+        """Raises ConfigError if the packages are missing. `endpoint` without a path is a collector,
+        which takes traces at `TRACES_PATH`. `name` distinguishes routers."""
         parts = parsed_address(endpoint)
         if parts is None or parts.username is not None or parts.query or parts.fragment:
             raise ConfigError(
@@ -83,6 +86,8 @@ class OtlpExporter:
                 f"otlp_endpoint needs OpenTelemetry's packages: pip install 'baton-serve[otlp]' "
                 f"({error})"
             ) from error
+        if parts.path in ("", "/"):
+            endpoint = endpoint.rstrip("/") + TRACES_PATH
         self._processor: Any = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
         self._spans = SpanMaker(name, baton_version())
         self._sample_ratio = sample_ratio

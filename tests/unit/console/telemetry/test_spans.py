@@ -1,9 +1,14 @@
-"""A trace as spans and as a file for Perfetto; an exporter without its packages."""
+"""A trace as spans and as a file for Perfetto; where an exporter sends spans, and what it does
+without its packages."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -138,3 +143,51 @@ def test_an_endpoint_holds_no_secret(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as error:
         OtlpExporter(endpoint, 1.0, CollectorRegistry(), "r")
     assert "word" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "taken_at"),
+    [
+        ("", "/v1/traces"),
+        ("/", "/v1/traces"),
+        ("/v1/traces", "/v1/traces"),
+        ("/otlp/v1/traces", "/otlp/v1/traces"),
+    ],
+)
+async def test_a_collector_without_a_path_gets_traces_where_it_takes_them(
+    path: str, taken_at: str
+) -> None:
+    posted: list[str] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(self.path)
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        endpoint = f"http://127.0.0.1:{server.server_port}{path}"
+        exporter = OtlpExporter(endpoint, 1.0, CollectorRegistry(), "r")
+        exporter.end(
+            SimpleNamespace(
+                path="/v1/completions",
+                request_id="r-0",
+                arrived_us=T0,
+                ended_us=T0 + 9,
+                status=200,
+                trace=new_context(is_sampled=True),
+            )
+        )
+        running = asyncio.create_task(exporter.run())
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        server.shutdown()
+        thread.join()
+    assert posted == [taken_at]
