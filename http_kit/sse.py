@@ -67,7 +67,11 @@ class EventSink(Protocol):
     """Where the events of a generation go: to a client, or to a log."""
 
     style: StreamStyle
-    outlet: ClientConnection | None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the producer should wait for room."""
+        ...
 
     def write(self, events: bytes) -> None:
         """Take one or several whole events. Never waits."""

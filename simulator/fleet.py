@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from router.routing.placement import NO_TARGETS, Targets
 from simulator.delays import USUAL_DELAYS, DelayDraws, Delays
-from simulator.event_queue import EventQueue
+from simulator.event_queue import Arrival, EventQueue
 from simulator.network import Network
 from simulator.policies.choices import Policy
 from simulator.requests import Request
@@ -106,12 +106,7 @@ class Fleet:
         that are over. `goes_on` is called with each such request; if it returns False, the
         simulation ends at once."""
         self._goes_on = goes_on
-        firsts = [
-            (each.start_s + each.turns[0].pause_s, self._submit, (each, 0))
-            for each in trace.sessions
-            if each.turns
-        ]
-        self._queue.arrive(sorted(firsts, key=itemgetter(0)))
+        self._queue.arrive(sorted(self._first_turns(trace.sessions), key=itemgetter(0)))
         self._queue.run(lambda: on_progress(self._num_ended))
         on_progress(self._num_ended)
         self._outcome.duration_s = self._queue.now
@@ -131,9 +126,13 @@ class Fleet:
         """The workers whose steps are under way, besides the one with this name."""
         return sum(each.is_busy and each.name != worker for each in self._outcome.workers)
 
-    def _begin(self, session: Session, at: float) -> None:
-        if session.turns:
-            self._queue.at(at + session.turns[0].pause_s, self._submit, session, 0)
+    def _first_turns(self, sessions: Iterable[Session], began: float = 0.0) -> list[Arrival]:
+        """When the sessions' first turns arrive, if all that the sessions wait for began then."""
+        return [
+            (began + each.start_s + each.turns[0].pause_s, self._submit, (each, 0))
+            for each in sessions
+            if each.turns
+        ]
 
     def _submit(self, session: Session, index: int) -> None:
         turn = session.turns[index]
@@ -167,8 +166,8 @@ class Fleet:
             return
         session, index = self._turns.pop(request.number)
         now = self._queue.now
-        for child in session.turns[index].starts:
-            self._begin(child, now + child.start_s)
+        for time, action, arguments in self._first_turns(session.turns[index].starts, now):
+            self._queue.at(time, action, *arguments)
         if index + 1 < len(session.turns):
             pause = session.turns[index + 1].pause_s
             self._queue.at(now + pause, self._submit, session, index + 1)

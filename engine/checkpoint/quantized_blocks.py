@@ -64,19 +64,23 @@ class PanelRows(Protocol):
     def inputs(self) -> int:
         """Numbers in a row."""
 
+    def pieces(self) -> Iterator[BlockRows]:
+        """All rows in order; all pieces but the last are whole panels."""
+
+    def dequantized(self) -> torch.Tensor:
+        """The values, [outputs, inputs], fp32."""
+
+
+class StoredRows(PanelRows, Protocol):
+    """Rows of a checkpoint's quantized matrix, of which ranks take parts."""
+
     @property
     def num_bytes(self) -> int:
         """About how many bytes the rows take in memory."""
 
-    def pieces(self) -> Iterator[BlockRows]:
-        """All rows in order; all pieces but the last are whole panels."""
-
-    def part(self, rows: slice, inputs: slice) -> PanelRows | None:
+    def part(self, rows: slice, inputs: slice) -> StoredRows | None:
         """Some rows and inputs of the matrix; None if they are not whole blocks. If rows lie in
         rotated pairs, the rows must be those of whole heads."""
-
-    def dequantized(self) -> torch.Tensor:
-        """The values, [outputs, inputs], fp32."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class BlockRows:
 
     @property
     def num_bytes(self) -> int:
-        """See PanelRows."""
+        """See StoredRows."""
         return self.rows.nbytes
 
     def pieces(self) -> Iterator[BlockRows]:
@@ -112,7 +116,7 @@ class BlockRows:
         yield self
 
     def part(self, rows: slice, inputs: slice) -> BlockRows | CutRows | None:
-        """See PanelRows."""
+        """See StoredRows."""
         kind, heads = _TYPES_BY_NAME[self.kind], self.pairs_of_heads
         first, end, _ = inputs.indices(self.inputs)
         if first % kind.size or end % kind.size:
@@ -159,7 +163,7 @@ class CutRows:
 
     @property
     def num_bytes(self) -> int:
-        """See PanelRows."""
+        """See StoredRows."""
         return self.rows.nbytes
 
     def pieces(self) -> Iterator[BlockRows]:
@@ -168,8 +172,8 @@ class CutRows:
         for some in self.rows.split(step):
             yield BlockRows(some.contiguous(), self.kind)
 
-    def part(self, rows: slice, inputs: slice) -> PanelRows | None:
-        """See PanelRows."""
+    def part(self, rows: slice, inputs: slice) -> StoredRows | None:
+        """See StoredRows."""
         return BlockRows(self.rows.contiguous(), self.kind).part(rows, inputs)
 
     def dequantized(self) -> torch.Tensor:

@@ -22,7 +22,7 @@ from engine.checkpoint.files import (
     read_all_entries,
 )
 from engine.checkpoint.formats.panel_rows import gguf_rows
-from engine.checkpoint.quantized_blocks import QUANTIZED_TYPES, PanelRows
+from engine.checkpoint.quantized_blocks import QUANTIZED_TYPES, StoredRows
 from protocol.errors import ModelLoadError
 
 PLAIN_DTYPES = {
@@ -62,7 +62,7 @@ class StoredTensors(Protocol):
         the order of the entries' files and places. Raises ModelLoadError, and TransferError if the
         tensors are another worker's."""
 
-    def panel_rows(self, name: str, pairs_of_heads: int | None) -> PanelRows | None:
+    def panel_rows(self, name: str, pairs_of_heads: int | None) -> StoredRows | None:
         """The rows of a quantized matrix that our kernels multiply as it is; None if they do not,
         or if it is not quantized. `pairs_of_heads` as in `BlockRows`."""
 
@@ -103,7 +103,7 @@ class FileTensors:
         count, offset = math.prod(shape), entry.begin - start
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
-    def panel_rows(self, name: str, pairs_of_heads: int | None) -> PanelRows | None:
+    def panel_rows(self, name: str, pairs_of_heads: int | None) -> StoredRows | None:
         """See StoredTensors; only GGUF files have them."""
         kind = self.entries[name].dtype
         if kind not in QUANTIZED_TYPES:

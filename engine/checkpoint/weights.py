@@ -41,7 +41,7 @@ from engine.checkpoint.quantized_blocks import (
     QUANTIZED_TYPES,
     BlockMatrix,
     BlockRows,
-    PanelRows,
+    StoredRows,
     together,
 )
 from engine.checkpoint.shard import Shard
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Called after each tensor with (bytes done, bytes in total), in sizes as stored."""
 
-Blocks = dict[str, list[PanelRows]]
+Blocks = dict[str, list[StoredRows]]
 """Quantized matrices by name, each in parts of whole rows."""
 
 _IGNORED = re.compile(
@@ -204,8 +204,8 @@ def _kept_blocks(places: Places, tensors: StoredTensors, shard: Shard | None) ->
 
 
 def _own_parts(
-    whole: PanelRows, rows: Sequence[slice], columns: Sequence[slice]
-) -> list[PanelRows]:
+    whole: StoredRows, rows: Sequence[slice], columns: Sequence[slice]
+) -> list[StoredRows]:
     """Some rows of a quantized matrix, in ranges; none if they are not whole blocks, or columns
     that do not follow each other."""
     if len(columns) > 1:

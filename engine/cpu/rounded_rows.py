@@ -49,22 +49,10 @@ class RoundedRows:
         """See PanelRows."""
         return self.weight.shape[1]
 
-    @property
-    def num_bytes(self) -> int:
-        """See PanelRows."""
-        return self.num_rows * self._row_bytes
-
     def pieces(self) -> Iterator[BlockRows]:
         """See PanelRows."""
         for some in self.weight.split(_ROWS_AT_A_TIME):
             yield BlockRows(self._rounded(some.contiguous()), self.kind)
-
-    def part(self, rows: slice, inputs: slice) -> RoundedRows | None:
-        """See PanelRows."""
-        first, end, _ = inputs.indices(self.inputs)
-        if first % _BLOCK_INPUTS or end % _BLOCK_INPUTS:
-            return None
-        return RoundedRows(self.weight[rows, inputs], self.kind, self.kernels)
 
     def dequantized(self) -> torch.Tensor:
         """See PanelRows."""

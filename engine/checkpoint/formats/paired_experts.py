@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from engine.checkpoint.files import TensorEntry
-from engine.checkpoint.quantized_blocks import PanelRows
+from engine.checkpoint.quantized_blocks import StoredRows
 from engine.checkpoint.stored_tensors import StoredTensors
 
 _EXPERT = re.compile(r"(.+\.experts\.\d+\.)(gate|up|down|gate_up)_proj\.(weight|bias)")
@@ -52,7 +52,7 @@ class PairedExperts:
         both = self._both(expert, kind)  # outputs last
         return both[..., _HALVES.index(part) :: 2].t()
 
-    def panel_rows(self, name: str, pairs_of_heads: int | None) -> PanelRows | None:
+    def panel_rows(self, name: str, pairs_of_heads: int | None) -> StoredRows | None:
         """See StoredTensors."""
         return None if name in self._changed else self._tensors.panel_rows(name, pairs_of_heads)
 

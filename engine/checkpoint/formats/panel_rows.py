@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.checkpoint.formats.matrix import CodeRows, Levels, QuantizedMatrix
-from engine.checkpoint.quantized_blocks import MXFP4, SCALED_HEAD_BYTES, BlockRows, PanelRows
+from engine.checkpoint.quantized_blocks import MXFP4, SCALED_HEAD_BYTES, BlockRows, StoredRows
 
 _BLOCKS = {
     Levels.INT4: ("INT4", (64, 32), 4),
@@ -29,40 +29,40 @@ _PACKED_HEAD_BYTES = 6
 
 @dataclass(frozen=True)
 class MatrixRows:
-    """See PanelRows; rows of `matrix` in blocks of `block` inputs."""
+    """See StoredRows; rows of `matrix` in blocks of `block` inputs."""
 
     matrix: QuantizedMatrix
     block: int
 
     @property
     def kind(self) -> str:
-        """See PanelRows."""
+        """See StoredRows."""
         return f"{_BLOCKS[self.matrix.levels][0]}_{self.block}"
 
     @property
     def num_rows(self) -> int:
-        """See PanelRows."""
+        """See StoredRows."""
         return self.matrix.num_rows
 
     @property
     def inputs(self) -> int:
-        """See PanelRows."""
+        """See StoredRows."""
         return self.matrix.shape[-1]
 
     @property
     def num_bytes(self) -> int:
-        """See PanelRows."""
+        """See StoredRows."""
         bits = _BLOCKS[self.matrix.levels][2]
         block_bytes = _PACKED_HEAD_BYTES + self.block * bits // 8
         return self.num_rows * self.inputs // self.block * block_bytes
 
     def pieces(self) -> Iterator[BlockRows]:
-        """See PanelRows."""
+        """See StoredRows."""
         for rows in self.matrix.pieces():
             yield BlockRows(self._in_blocks(self.matrix.read(rows)), self.kind)
 
     def part(self, rows: slice, inputs: slice) -> MatrixRows | None:
-        """See PanelRows."""
+        """See StoredRows."""
         first, end, _ = inputs.indices(self.inputs)
         matrix = self.matrix.part(rows, inputs)
         if matrix is None or first % self.block or end % self.block:
@@ -70,7 +70,7 @@ class MatrixRows:
         return MatrixRows(matrix, self.block)
 
     def dequantized(self) -> torch.Tensor:
-        """See PanelRows."""
+        """See StoredRows."""
         return self.matrix.values()
 
     def _in_blocks(self, rows: CodeRows) -> torch.Tensor:
@@ -108,7 +108,7 @@ def panel_rows(matrix: QuantizedMatrix) -> MatrixRows | None:
 
 def gguf_rows(
     stored: torch.Tensor, kind: str, pairs_of_heads: int | None = None
-) -> PanelRows | None:
+) -> StoredRows | None:
     """The rows for our kernels of a GGUF file's quantized matrix [outputs, bytes], uint8; None if
     they do not take them. `pairs_of_heads` as in `BlockRows`."""
     if kind != MXFP4:

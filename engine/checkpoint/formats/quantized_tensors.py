@@ -23,7 +23,7 @@ from engine.checkpoint.formats.module_tensors import ModuleTensors
 from engine.checkpoint.formats.packed_words import packed_matrix
 from engine.checkpoint.formats.panel_rows import panel_rows
 from engine.checkpoint.formats.quantization import Quantization
-from engine.checkpoint.quantized_blocks import PanelRows
+from engine.checkpoint.quantized_blocks import StoredRows
 from engine.checkpoint.stored_tensors import StoredTensors
 from protocol.errors import ModelLoadError
 
@@ -79,7 +79,7 @@ class QuantizedTensors:
         matrix = self.matrices.get(name)
         return self._tensors.read(name) if matrix is None else matrix.values()
 
-    def panel_rows(self, name: str, pairs_of_heads: int | None) -> PanelRows | None:
+    def panel_rows(self, name: str, pairs_of_heads: int | None) -> StoredRows | None:
         """See StoredTensors."""
         matrix = self.matrices.get(name)
         if matrix is None or pairs_of_heads is not None:

@@ -15,7 +15,6 @@ from starlette.types import Scope
 from gateway.api.context import ApiContext
 from gateway.api.replies.reply import note_end
 from gateway.http.request_scope import RequestRecord, record_of
-from http_kit.disconnect import ClientConnection
 from http_kit.errors import describe
 from http_kit.sse import EventStream, EventWriter, StreamStyle, as_it_is
 
@@ -29,9 +28,10 @@ MOST_AT_ONCE = 256
 class EventLog:
     """The events of one response; an `EventSink`. The request's record counts their memory."""
 
+    is_full = False
+
     def __init__(self, record: RequestRecord) -> None:
         self.style = _STYLE
-        self.outlet: ClientConnection | None = None
         self._record = record
         self._events: list[bytes] = []
         self._has_ended = False

@@ -52,10 +52,8 @@ class EventChunks:
 
     @property
     def is_full(self) -> bool:
-        outlet, writing = self._writer.outlet, self._long_write
-        if outlet is not None and outlet.is_paused:
-            return True
-        return writing is not None and not writing.done()
+        writing = self._long_write
+        return self._writer.is_full or (writing is not None and not writing.done())
 
     async def wait_room(self) -> None:
         if self._long_write is not None:

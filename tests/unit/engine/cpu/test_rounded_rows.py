@@ -118,16 +118,6 @@ def test_layers_multiply_the_rounded_values(product_kernels, bits, rows):
     assert 8 * layer.num_bytes / layer.count <= (bits + 1) * 2112 / 2100
 
 
-@pytest.mark.parametrize("bits", KINDS)
-def test_parts_are_those_of_the_whole(product_kernels, bits):
-    weight = random(0, 70, 4 * BLOCK).bfloat16()
-    whole = RoundedRows(weight, KINDS[bits], product_kernels)
-    part = whole.part(slice(3, 50), slice(BLOCK, 3 * BLOCK))
-    assert part is not None
-    assert torch.equal(part.dequantized(), whole.dequantized()[3:50, BLOCK : 3 * BLOCK])
-    assert whole.part(slice(0, 9), slice(5, BLOCK)) is None
-
-
 @pytest.mark.parametrize("weight", [torch.ones(9, 48), torch.full((9, 64), 7e4)])
 def test_weights_that_blocks_cannot_hold_stay(product_kernels, weight):
     layer = NativeLinear(weight.bfloat16(), None, product_kernels, 4)
