@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from cli.http_json import RouterAccess, get_json, router_root
+from cli.http_json import RouterAccess, get_json, reading_answers, router_root
 from cli.output.terminal_text import plain_console, shown_json
 from cli.status import StatusSettings
 from console.doctor.doctor import Doctor
@@ -65,9 +65,15 @@ def main(argv: Sequence[str]) -> int:
         diagnosis = _diagnosis(settings)
         if settings.save is not None:
             _save(settings, settings.save)
+        with reading_answers(settings.router_url):
+            return _show(settings, diagnosis)
     except ServiceError as error:
         print(f"baton doctor: {error}", file=sys.stderr)
         return UNKNOWN
+
+
+def _show(settings: DoctorSettings, diagnosis: Mapping[str, Any]) -> int:
+    """Print the diagnosis; returns the exit status."""
     if settings.json:
         print(json.dumps(diagnosis, indent=2))
     else:

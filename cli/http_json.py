@@ -11,7 +11,8 @@ import json
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -86,6 +87,18 @@ def post_json(
     """The JSON answer to a POST of JSON. Raises as `get_json` does."""
     sent = {"Content-Type": "application/json", **(headers or {})}
     return _json(_request(url, json.dumps(body).encode(), sent), timeout_s, access)
+
+
+@contextmanager
+def reading_answers(url: str) -> Iterator[None]:
+    """A context that uses a router's answers. Raises ServiceError where one lacks what routers of
+    this version answer, because the router has another version or something else answers there."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ServiceError(
+            f"{shown_address(url)} does not answer as routers of this version do: is it one?"
+        ) from error
 
 
 def _request(

@@ -7,6 +7,8 @@ after an interrupt.
 from __future__ import annotations
 
 import difflib
+import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +25,38 @@ _VERSION = ("version", "-V", "--version")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except BrokenPipeError:
+        if _has_reader():  # then another pipe broke
+            raise
+        _is_output_taken()
+        return 1
+    return status if _is_output_taken() else status or 1
+
+
+def _has_reader() -> bool:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return not any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def _is_output_taken() -> bool:
+    """Whether standard output takes all that was printed. If not, the rest is dropped, without a
+    word if its reader went away, as `head` does."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print(f"baton: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # else the interpreter tries again as it ends
+        os.close(nowhere)
+        return False
+    return True
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
     name, rest = (arguments[0], arguments[1:]) if arguments else ("help", [])
     if name in _HELP and rest:
         name, rest = rest[0], ["--help"]

@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.http_json import RouterAccess, RouterUnreachable, get_json, router_root
+from cli.http_json import (
+    RouterAccess,
+    RouterUnreachable,
+    get_json,
+    reading_answers,
+    router_root,
+)
 from cli.output.tables import complaint, print_workers
 from cli.output.terminal_text import plain_console, shown_json
 from console.telemetry.facts.facts_json import lost_log
@@ -71,16 +77,19 @@ def main(argv: Sequence[str]) -> int:
     if settings.json:
         print(json.dumps(fleet, indent=2))
         return 0
-    workers = fleet["workers"]
-    if not workers:
+    with reading_answers(settings.router_url):
+        _print_fleet(fleet, has_load)
+    return 0
+
+
+def _print_fleet(fleet: Mapping[str, Any], has_load: bool) -> None:
+    if workers := fleet["workers"]:
+        print_workers(plain_console(), workers, has_load)
+    else:
         print("no worker is registered")
-        _print_troubles(fleet)
-        return 0
-    print_workers(plain_console(), workers, has_load)
     for line in filter(None, map(complaint, workers)):
         print(line)
     _print_troubles(fleet)
-    return 0
 
 
 def _print_troubles(fleet: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.arguments import split_names
-from cli.http_json import RouterAccess, get_json, router_root
+from cli.http_json import RouterAccess, get_json, reading_answers, router_root
 from cli.output.tables import print_table
 from cli.output.terminal_text import plain_console
 from cli.output.time_table import time_table
@@ -58,9 +58,10 @@ def main(argv: Sequence[str]) -> int:
     if len(names) != (settings.process is None):
         raise ConfigError("name one request by its x-baton-request-id, or a process by --process")
     fleet = _Fleet(settings)
-    if settings.process is not None:
-        return _write_flight(settings, fleet)
-    return _write_trace(settings, fleet, names[0])
+    with reading_answers(settings.router_url):
+        if settings.process is not None:
+            return _write_flight(settings, fleet)
+        return _write_trace(settings, fleet, names[0])
 
 
 class _Fleet:

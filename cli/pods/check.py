@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.http_json import RouterAccess, get_json, post_json, router_root
+from cli.chat.answer_stream import served_model
+from cli.http_json import RouterAccess, post_json, reading_answers, router_root
 from cli.status import StatusSettings
 from process.settings import setting, setting_of, settings_or_exit
 from protocol.errors import ServiceError
@@ -55,7 +56,8 @@ def main(argv: Sequence[str]) -> int:
     deadline = time.monotonic() + settings.wait_s
     while True:
         try:
-            print(_chat(settings))
+            with reading_answers(settings.router_url):
+                print(_chat(settings))
             return 0
         except ServiceError as error:
             if time.monotonic() >= deadline:
@@ -69,10 +71,10 @@ def _chat(settings: CheckSettings) -> str:
     url = router_root(settings.router_url)
     key = settings.api_key.split(",")[0].strip() if settings.api_key else None
     access = RouterAccess(key, settings.cert_file)
-    models = get_json(f"{url}/v1/models", settings.timeout_s, access)["data"]
+    model = served_model(url, access, None)
     prompt = f"{uuid.uuid4()} " + " ".join([_WORDS] * 8)
     body = {
-        "model": models[0]["id"],
+        "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": 16,
         "temperature": 0,
@@ -91,4 +93,4 @@ def _chat(settings: CheckSettings) -> str:
             "`baton status`"
         )
     workers = decode if prefill is None else f"{prefill} and {decode}"
-    return f"{models[0]['id']}: {tokens} tokens by {workers}"
+    return f"{model}: {tokens} tokens by {workers}"

@@ -23,6 +23,32 @@ def test_overview(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in out for name in ("up", "router", "prefill", "decode", "status"))
 
 
+def run_into(stdout: int, unbuffered: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cli.main", "help"]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    return subprocess.run(
+        command, cwd=ROOT, env=env, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_is_nothing_to_report(unbuffered: str) -> None:
+    """As of `baton help | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run_into(writer, unbuffered)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        done = run_into(full.fileno(), "")
+    told = "baton: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("baton ")
