@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.child import baton_command, baton_environment
 from process.store.embedded_valkey import EmbeddedValkey
-from tests.forked import ForkedChild
-from tests.integration.reference import DEMO_MODEL
+from tests.integration.refusals import WORKER, refusal_of
+from tests.paths import DEMO_MODEL
 
-WAIT_S = 120.0
 ENDLESS_LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 TEN_NORMALIZERS = [
     {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10} for _ in range(10)
@@ -76,34 +73,6 @@ def truncate(folder: Path) -> None:
         file.truncate(100_000)
 
 
-def run(folder: Path, redis_url: str, *arguments: str) -> str:
-    """The only line that a command prints about this model; it must end with status 2. A fleet is
-    started, one of its processes forked."""
-    name, *flags = arguments
-    environ = {key: text for key, text in os.environ.items() if not key.startswith("BATON_")}
-    environ |= {"BATON_CLUSTER_SECRET": "x" * 32, "TMPDIR": str(folder.parent)}
-    if name != "up":
-        environ |= {"BATON_REDIS_URL": redis_url, "BATON_LOG_LEVEL": "warning"}
-    command = baton_command(name, *flags, f"--model={folder}")
-    environ = baton_environment(environ)
-    if name == "up":
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WAIT_S)
-        status, told = done.returncode, done.stderr
-    else:
-        child = ForkedChild(name, name, command, environ, folder.parent / "log")
-        child.start()
-        assert child.wait(WAIT_S)
-        status, told = child.exit_status(), child.log_path.read_text()
-    assert status == 2, told
-    (line,) = told.splitlines()
-    assert line.startswith(f"baton {name}: ")
-    assert str(folder) in line
-    return line
-
-
-WORKER = ("--device=cpu", "--num-blocks=64", "--torch-threads=1")
-
-
 @pytest.mark.parametrize(
     ("arguments", "damage", "words"),
     [
@@ -134,11 +103,11 @@ def test_a_process_ends_with_one_line(
     folder = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, folder)
     damage(folder)
-    line = run(folder, valkey.url, *arguments)
+    line = refusal_of(folder, valkey.url, *arguments)
     assert all(word in line for word in words), line
 
 
 def test_a_revision_of_a_local_folder_is_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, folder)
-    assert "revision 'v1' has no meaning" in run(folder, "", "up", "--revision=v1")
+    assert "revision 'v1' has no meaning" in refusal_of(folder, "", "up", "--revision=v1")
