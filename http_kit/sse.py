@@ -23,9 +23,9 @@ from http_kit.errors import HttpError
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": keep-alive\n"
-"""No empty line: after an event with an id, OpenAI's Python client would take an empty line as the
-end of another event without data, and fail."""
+KEEP_ALIVE = b": keep-alive\n"
+"""No empty line, which only streams without ids may have: after an event with an id, OpenAI's
+Python client would take an empty line as the end of another event without data, and fail."""
 
 
 def event(document: bytes) -> bytes:
@@ -56,7 +56,7 @@ class StreamStyle:
 
     frame: Callable[[bytes], bytes] = event
     done: bytes = _DONE
-    keep_alive: bytes = _KEEP_ALIVE
+    keep_alive: bytes = KEEP_ALIVE
     error: Callable[[HttpError], bytes] = lambda error: event(error.body())
 
 

@@ -165,7 +165,9 @@ class Load:
 
         With `last_id`, the id of a broken answer's last event, only later events.
         """
-        headers = {"Last-Event-ID": last_id} if last_id else {}
+        headers = {"accept": "text/event-stream"}
+        if last_id:
+            headers["Last-Event-ID"] = last_id
         event_id = ""
         longest, last = 0.0, time.monotonic()
         async with client.stream(

@@ -215,7 +215,9 @@ class Stream:
         """With the `last_id` of a stream that broke off, read the rest of that stream. If there are
         several prompts, `choices` has the tokens of each."""
         self.last_id = last_id
-        self._headers = {**(headers or {}), **({"Last-Event-ID": last_id} if last_id else {})}
+        self._headers = {"accept": "text/event-stream", **(headers or {})}
+        if last_id:
+            self._headers["Last-Event-ID"] = last_id
         self.tokens: list[int] = []
         self.choices: defaultdict[int, list[int]] = defaultdict(list)
         self.text = ""

@@ -115,7 +115,9 @@ class Events:
             body |= {"input": question, "max_output_tokens": 40}
         else:
             body |= {"messages": [{"role": "user", "content": question}], "max_tokens": 40}
-        headers = {"Last-Event-ID": last_id} if last_id else {}
+        headers = {"accept": "text/event-stream"}
+        if last_id:
+            headers["Last-Event-ID"] = last_id
         with (
             contextlib.suppress(httpx.HTTPError),
             HTTP.stream("POST", url, json=body, timeout=60, headers=headers) as answer,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,11 +29,11 @@ from gateway.http.json_response import MAX_PIECE_BYTES, LongAnswer, WholeAnswer
 from gateway.http.request_scope import RequestRecord, record_of
 from gateway.metrics import CLIENT_GONE_STATUS, LatencyProbe
 from gateway.output.choices import Choice, TextSink, run_choices
-from gateway.output.event_ids import Unmarked
+from gateway.output.event_ids import Bookmark, EventCount, Unmarked
 from gateway.output.output_text import OutputToken, TextDelta
 from http_kit.disconnect import ClientGone, connection_of, while_connected
 from http_kit.errors import describe
-from http_kit.sse import OPENAI_STYLE, EventSink, EventStream, EventWriter, StreamStyle
+from http_kit.sse import KEEP_ALIVE, OPENAI_STYLE, EventSink, EventStream, EventWriter, StreamStyle
 from protocol.sampling import PromptLogprobs
 
 MAX_INLINE_VALUES = 4096
@@ -43,6 +44,9 @@ RELEASED_AT_ONCE = 64
 COUNTED_BYTES = 64 * 1024
 """An answer's memory is counted in steps of this size."""
 _TIMING = TIMING_HEADER.encode()
+_EVENTS = b"text/event-stream"
+"""Clients that say in `Accept` that they read this get the ids of events. Others, such as load
+generators with a reader of their own, often know no other field than `data`."""
 
 
 async def reply(
@@ -73,8 +77,14 @@ async def reply(
             lambda: context.tokenizer.start_in_thread(document.release),
         )
 
+    has_ids = bool(plan.identity.life) or _EVENTS in record.headers.get(b"accept", b"")
+    if not has_ids and style.keep_alive == KEEP_ALIVE:
+        style = replace(style, keep_alive=KEEP_ALIVE + b"\n")
+
     async def produce(writer: EventWriter) -> None:
-        bookmark = plan.bookmark(context.ids_key, record.request_digest)
+        bookmark: Bookmark | EventCount | Unmarked = Unmarked()
+        if has_ids:
+            bookmark = plan.bookmark(context.ids_key, record.request_digest)
         chunks = EventChunks(writer, plan, usage, bookmark, answer_format, context.tokenizer)
         try:
             await run(chunks)

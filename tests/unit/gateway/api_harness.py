@@ -225,7 +225,8 @@ class LiveApi:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
         self._thread.start()
         assert self._server.up.wait(TIMEOUT_S)
-        self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
+        accepted = {"accept": "text/event-stream, */*"}  # so that events have ids
+        self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=accepted)
         return self
 
     def __exit__(

@@ -38,12 +38,15 @@ def pausing(api: LiveApi, at: int, *end: Exception) -> Callable[[], None]:
     return pause.end
 
 
+@pytest.mark.parametrize("accept", ["text/event-stream", "*/*"])
 @pytest.mark.parametrize("at", [0, 2])
-def test_comments_fill_a_silence(impatient_api: LiveApi, at: int) -> None:
+def test_comments_fill_a_silence(impatient_api: LiveApi, at: int, accept: str) -> None:
     go_on = pausing(impatient_api, at)
     body = {"model": "tiny", "prompt": "x", "max_tokens": 50, "stream": True}
     text = ""
-    with impatient_api.http.stream("POST", "/v1/completions", json=body) as answer:
+    with impatient_api.http.stream(
+        "POST", "/v1/completions", json=body, headers={"accept": accept}
+    ) as answer:
         assert answer.status_code == 200
         for part in answer.iter_text():
             text += part
@@ -55,6 +58,9 @@ def test_comments_fill_a_silence(impatient_api: LiveApi, at: int) -> None:
     assert "".join(event["choices"][0]["text"] for event in events) == "one two"
     # To OpenAI's client an empty line ends an event, if any before it had an id.
     assert all(each.data for each in SSEDecoder().iter_bytes(iter([text.encode()])))
+    # Load generators skip what begins with a comment up to an empty line.
+    parts = text.split("\n\n")
+    assert any(each.startswith(COMMENT) and "data" in each for each in parts) == (accept != "*/*")
 
 
 def test_an_error_after_a_comment_is_an_event(impatient_api: LiveApi) -> None:

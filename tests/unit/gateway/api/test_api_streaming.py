@@ -171,7 +171,7 @@ def test_a_client_that_goes_away_ends_its_generations(api, path, n, stream, toke
     )
     if stream and tokens_before:
         response = connection.getresponse()
-        assert response.readline().startswith(b"id: ")
+        assert response.readline().startswith(b"data: ")
         api.generator.wait_active(n)
         response.close()
     api.generator.wait_active(n)
@@ -201,3 +201,27 @@ def test_usage_counts_every_prompt_once(api):
     assert usage["prompt_tokens"] == lengths[0] + lengths[1]
     assert usage["completion_tokens"] == 4 * lengths[2]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize(
+    ("accept", "has_ids"),
+    [
+        ("*/*", False),
+        ("application/json", False),
+        ("text/event-stream", True),
+        ("application/json, text/event-stream", True),
+    ],
+)
+def test_events_have_ids_for_clients_that_read_event_streams(api, path, accept, has_ids):
+    """vllm bench and others read no other field than `data` of OpenAI's older APIs."""
+    asked = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "input": "x"}
+    name = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "messages")
+    body = {"model": MODEL, name: asked[name], "stream": True}
+    answer = api.post(path, body, accept=accept)
+    assert answer.status_code == 200, answer.text
+    events = answer.text.strip().split("\n\n")
+    ids = [each for each in events if each.startswith("id: ")]
+    assert len(ids) == (len(events) - (path != "/v1/responses") if has_ids else 0)
+    if not has_ids and path != "/v1/responses":
+        assert all(each.startswith("data: ") and "\n" not in each for each in events)
