@@ -36,7 +36,8 @@ from tests.tls_store import PASSWORD, TlsStore, context_of, tls_store
 from tests.unit.gateway.http.test_tls_attacks import ATTACKS, HELLO
 
 WAIT_S = 60.0
-QUICK_S = 0.5
+LIMITS_S = (0.5, 5.0, WAIT_S)
+"""Limits for a client whose peer never answers. A busy machine may take longer than the first."""
 
 
 @pytest.fixture(scope="module")
@@ -346,8 +347,13 @@ async def test_a_port_without_tls_and_one_with_it_are_told_apart(
     store: TlsStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     mistaken = f"rediss://:{PASSWORD}@127.0.0.1:{store.plain_port}?trust=password"
-    for said in await failures(mistaken, QUICK_S):
-        assert "TLS at this port" in said or "does this port speak TLS?" in said
+    told = ("TLS at this port", "does this port speak TLS?")
+    for limit_s in LIMITS_S:
+        said = await failures(mistaken, limit_s)
+        if all(any(each in line for each in told) for line in said):
+            break
+    else:
+        pytest.fail(f"neither of {told} is in each of {said}")
     mistaken = f"redis://:{PASSWORD}@127.0.0.1:{store.tls_port}"
     with pytest.raises(ServiceError, match="if it speaks TLS at this port, give rediss://"):
         read_fleet(mistaken, "default")
