@@ -37,8 +37,10 @@ class TraceFile:
         self._size = os.fstat(self._fd).st_size
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether `num_bytes` more fit into this file; an empty one takes any number."""
-        return not self._size or self._size + num_bytes <= self._limit
+        """Whether `num_bytes` more fit into this file; an empty one takes any number. A file that
+        was moved or removed takes none, so that a new one begins at its path."""
+        is_there = self._path.exists()
+        return is_there and (not self._size or self._size + num_bytes <= self._limit)
 
     def rotate(self) -> None:
         """Begin a new file. Raises OSError, and may then be called again."""

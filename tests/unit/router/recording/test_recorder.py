@@ -225,6 +225,26 @@ def test_a_new_file_that_could_not_be_opened_is_opened_later(
     assert (path.read_bytes(), (tmp_path / "trace.1").read_bytes()) == (b"new", b"former")
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_file_that_was_moved_or_removed_is_followed_by_a_new_one(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    """An operator takes the recording away while the router goes on. Each file stands alone."""
+    path, taken, results = tmp_path / "trace", tmp_path / "taken", SimpleQueue[str]()
+    recorder = Recorder(TraceFile(path, ROOM), SECRET, lambda result, count: results.put(result))
+    recorder.take(ended(1, hashes(1, 2, 3, 4)))
+    assert results.get(timeout=10) == "written"
+    path.rename(taken)
+    if not is_kept:
+        taken.unlink()
+    recorder.take(ended(2, hashes(1, 2, 3, 4)))
+    assert results.get(timeout=10) == "written"
+    recorder.close()
+    for each in (path, taken)[: 1 + is_kept]:
+        (session,) = read(each).sessions
+        assert session.turns[0].blocks is not None
+
+
 class FullDisk:
     """A file that takes only some writes."""
 
