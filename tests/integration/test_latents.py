@@ -31,7 +31,7 @@ NUM_LAYERS, FP32_BYTES = 3, 4
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of DeepSeek V3's kind, and the demo's tokenizer."""
-    sizes = {"num_hidden_layers": NUM_LAYERS, "num_attention_heads": 6, "moe_intermediate_size": 24}
+    sizes = {"num_hidden_layers": NUM_LAYERS, "num_attention_heads": 6, "moe_intermediate_size": 48}
     make = partial(DeepseekV3ForCausalLM, DeepseekV3Config(**(V3 | SIZES | sizes)))
     return random_checkpoint(tmp_path_factory.mktemp("model"), make)
 
