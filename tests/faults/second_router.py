@@ -20,10 +20,9 @@ class SecondRouter:
     ) -> None:
         real = fleet.fleet.processes["router"]
         self._port_file = folder / "port"
-        command = [
-            f"--port-file={self._port_file}" if each.startswith("--port-file") else each
-            for each in real._command
-        ]
+        own = ("--port=", "--port-file=")
+        shared = [each for each in real._command if not each.startswith(own)]
+        command = [*shared, "--port=0", f"--port-file={self._port_file}"]
         env = {**real._env, **(environment or {})}
         self.child = ForkedChild("router-2", Role.ROUTER, command, env, folder / "log")
 

@@ -124,7 +124,8 @@ def test_a_prompt_goes_to_the_worker_whose_tier_holds_its_beginning(long: list[R
             assert home_of(trace) == home
             found = {part["source"]: part["num_tokens"] for part in trace["prompt_sources"]}
             loaded += found.get("host memory", 0)
-            assert found.get("host memory", 0) + found.get("own cache", 0) == SHARED * BLOCK
+            kept = found.get("host memory", 0) + found.get("own cache", 0)
+            assert kept >= (SHARED - 1) * BLOCK  # one block may be computed: it takes as long
         assert loaded > 0
 
 

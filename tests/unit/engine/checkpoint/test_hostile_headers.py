@@ -81,11 +81,13 @@ def test_of_a_name_that_comes_twice_one_place_counts(tmp_path: Path) -> None:
 
 def test_experts_of_many_small_files_are_counted_together(tmp_path: Path, monkeypatch: Any) -> None:
     """Experts without a byte, of which a short header can name thousands."""
-    names = [f"model-{number}.safetensors" for number in range(3)]
-    for number, name in enumerate(names):
-        experts = f"model.layers.{number}.mlp.experts.down_proj"
+    places = {
+        f"model.layers.{number}.mlp.experts.down_proj": f"model-{number}.safetensors"
+        for number in range(3)
+    }
+    for experts, name in places.items():
         (tmp_path / name).write_bytes(file_of({experts: tensor(0, 0, (4, 0, 8))}))
-    index = {"weight_map": dict(enumerate(names))}
+    index = {"weight_map": places}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert len(FileTensors(tmp_path).entries) == 12
     monkeypatch.setattr("engine.checkpoint.files._MAX_ALL_ENTRIES", 11)
