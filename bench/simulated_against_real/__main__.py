@@ -4,9 +4,8 @@
         [--loads light busy talks] [--seconds 20] [--json FILE] [--record FILE] [--profile FILE]
 
 Starts each fleet, times its steps and messages, sends it three loads in parts, and simulates the
-same.
-Prints for each load the real and the simulated latencies, their difference and its limit. One model
-on one fleet takes three to six minutes; `--record` joins the rows of several runs.
+same. Prints for each load the real and the simulated latencies, their difference and its limit. One
+model on one fleet takes four to six minutes; `--record` joins the rows of several runs.
 `--profile FILE` only times the steps of the first model, and writes a file for
 `baton simulate --gpu`. Ends with status 0 if all figures are within their limits, 1 if not, 2 if
 other programs used the machine too much to judge.
@@ -25,7 +24,6 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from bench.replay.player import Played
 from bench.simulated_against_real.calibration import Calibration, Served
 from bench.simulated_against_real.comparison import (
     LIMITS,
@@ -45,14 +43,13 @@ from checkpoint.packaged_model import smollm2_file
 from protocol.errors import BatonError
 from simulator.commands.simulate import print_wide
 from simulator.devices.step_noise import StepNoise
-from simulator.requests import Request
 
 _SMOLLM2, _BUNDLED = "smollm2", "demo_model"
 _MOST_CONTEXT = 2048
 _MIXTURE_S = 15.0
 _PARTS = 3
-"""Of each load. The fewer seconds lie between two pieces of the mixture, the less the speed of the
-machine changes meanwhile."""
+"""Of each load. Pieces of the mixture lie around and between them, and see the same changes of the
+machine's speed."""
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -106,27 +103,25 @@ def main(argv: Sequence[str]) -> int:
 def _compare(
     model: str, shape: Shape, loads: Sequence[Load], seconds: float, console: Console
 ) -> Iterator[Comparison]:
-    """Loads on one fleet, each in parts with a piece of the mixture before and behind."""
+    """Loads on one fleet, each in parts with pieces of the mixture around and between them."""
     with real_fleet(_path_of(model), shape) as fleet:
         calibration, context = _calibration(fleet)
-        found = list[tuple[str, list[tuple[Served, Profile]], Usage]]()
+        found = list[tuple[str, list[Served], Profile, Usage]]()
         before = calibration.play_mixture(seconds / _PARTS)
         for load in loads:
-            watch, parts = MachineWatch(), list[tuple[Served, Profile]]()
+            watch, parts, pieces = MachineWatch(), list[Served](), [before]
             for part in load.parts(_PARTS):
-                served = calibration.play_load(part, seconds / _PARTS)
-                after = calibration.play_mixture(seconds / _PARTS)
-                parts.append((served, calibration.profile([before, after])))
-                before = after
-            found.append((load.name, parts, watch.usage()))
+                parts.append(calibration.play_load(part, seconds / _PARTS))
+                pieces.append(calibration.play_mixture(seconds / _PARTS))
+            before = pieces[-1]
+            found.append((load.name, parts, calibration.profile(pieces), watch.usage()))
         traces = [each.trace for each in calibration.served]
-    for name, parts, usage in found:
-        played, requests = list[Played](), list[Request]()
-        for served, measured in parts:
-            profile = with_handoff(shape, measured, context, traces)
-            console.print(f"{model}, {shape.name}, {served.trace.name}: {_in_words(profile)}")
-            requests += simulate(shape, profile, context, traces)[served.trace.name]
-            played += [each for each, _ in served.traced]
+    for name, parts, measured, usage in found:
+        profile = with_handoff(shape, measured, context, traces)
+        console.print(f"{model}, {shape.name}, {name}: {_in_words(profile)}")
+        simulated_parts = simulate(shape, profile, context, traces)
+        requests = [each for part in parts for each in simulated_parts[part.trace.name]]
+        played = [each for part in parts for each, _ in part.traced]
         real, simulated = Figures.of(played), Figures.of(requests)
         yield Comparison(model, shape.name, name, len(requests), real, simulated, usage)
 
