@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 import cli
-from process.line_pump import LinePump
+from process.line_pump import LinePump, pump_output
 from protocol.errors import ServiceError
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Child:
         assert self._process is None or self.exit_status() is not None, "still running"
         try:
             with self._output() as output:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     self._command,
                     env=self._env,
                     stdin=subprocess.DEVNULL,
@@ -75,11 +75,11 @@ class Child:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
+            if self._take is not None:
+                self._pump = pump_output(process, partial(self._take, self.name))
         except OSError as error:
             raise ServiceError(f"{self.name} cannot be started: {error}") from error
-        if self._take is not None:
-            assert self._process.stdout is not None
-            self._pump = LinePump(self._process.stdout, partial(self._take, self.name))
+        self._process = process
         self.num_starts += 1
 
     def _output(self) -> AbstractContextManager[IO[bytes] | int]:

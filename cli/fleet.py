@@ -187,7 +187,7 @@ class Fleet:
 
     def _keep_port(self) -> None:
         """Let a restarted router listen on the port that clients know, also if it was any free
-        one."""
+        one. Nobody waits for its port file, whose folder may be gone by then."""
         port = int(self._port_file.read_text())
         self.processes["router"].add_flags(f"--port={port}", "--port-file=none")
 

@@ -3,6 +3,9 @@ us."""
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -38,3 +41,17 @@ class LinePump:
                 line = raw.decode(errors="replace").rstrip("\r\n")
                 self._lines.append(line)
                 self._take(line)
+
+
+def pump_output(process: subprocess.Popen[bytes], take: Callable[[str], None]) -> LinePump:
+    """A pump of the standard output of a process that was just started. If the system has no room
+    for another thread, ends the process and raises OSError."""
+    assert process.stdout is not None
+    try:
+        return LinePump(process.stdout, take)
+    except RuntimeError as error:
+        process.kill()
+        process.wait()
+        for stream in filter(None, (process.stdin, process.stdout)):
+            stream.close()
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error

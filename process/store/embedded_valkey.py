@@ -24,7 +24,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from process.line_pump import LinePump
+from process.line_pump import LinePump, pump_output
 from process.store.registry import connection_options
 from process.store.valkey_binary import INSTEAD, find_binary
 from process.temporary_files import temporary_file
@@ -150,10 +150,10 @@ class EmbeddedValkey:
                 cwd="/",
                 start_new_session=True,
             )
+            if self._take is not None:
+                self._pump = pump_output(process, self._take)
         except OSError as error:
             raise ConfigError(f"the embedded Valkey cannot be started: {error}") from error
-        if self._take is not None and process.stdout is not None:
-            self._pump = LinePump(process.stdout, self._take)
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:  # it ended at once, which `_answers` sees
             process.stdin.write(settings.encode())

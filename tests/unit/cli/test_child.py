@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -98,3 +100,34 @@ def test_added_flags_come_last(tmp_path: Path) -> None:
     child.add_flags("--port=1234")
     run(child)
     assert child.log_tail() == "['--port=0', '--port=1234']"
+
+
+def test_a_system_without_room_for_a_thread_is_one_error_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With logs to standard output, a thread reads each process's output."""
+    spawned: list[subprocess.Popen[bytes]] = []
+    child, lines = child_in(tmp_path, "echo words"), Queue[str]()
+    child.forward_to(lambda name, line: lines.put(line))
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", noted(subprocess.Popen, spawned))
+        patched.setattr(threading.Thread, "start", refuse_thread)
+        with pytest.raises(ServiceError, match=r"d1 cannot be started: .*temporarily unavailable"):
+            child.start()
+    assert (child.exit_status(), child.num_starts) == (None, 0)
+    (process,) = spawned
+    assert process.returncode is not None
+    run(child)
+    assert lines.get(timeout=WAIT_S) == child.log_tail() == "words"
+
+
+def noted(real: Callable[..., Any], spawned: list[Any]) -> Callable[..., Any]:
+    def popen(*arguments: Any, **options: Any) -> Any:
+        spawned.append(real(*arguments, **options))
+        return spawned[-1]
+
+    return popen
+
+
+def refuse_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -84,6 +85,30 @@ def test_a_restart_that_fails_may_be_tried_again(monkeypatch: pytest.MonkeyPatch
         assert valkey.exit_status() == -signal.SIGKILL
         valkey.restart()
         assert valkey.exit_status() is None
+
+
+def test_a_restart_without_room_for_a_thread_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread reads the output."""
+    valkey = EmbeddedValkey()
+    valkey.forward_to(lambda line: None)
+    with valkey:
+        former = valkey.pid
+        os.kill(former, signal.SIGKILL)
+        os.waitid(os.P_PID, former, os.WEXITED | os.WNOWAIT)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", _refused_thread)
+            with pytest.raises(ConfigError, match="cannot be started"):
+                valkey.restart()
+        assert valkey.exit_status() == -signal.SIGKILL
+        assert not psutil.Process().children()
+        valkey.restart()
+        assert valkey.exit_status() is None
+
+
+def _refused_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def _refused(*arguments: Any, **options: Any) -> Any:
