@@ -71,7 +71,11 @@ class TensorEntry:
 def weight_files(folder: Path) -> list[Path]:
     """The checkpoint's files of weights, sharded or single, sorted: safetensors, or the links to
     GGUF files that `checkpoint.gguf` made; ModelLoadError if there are none."""
-    if names := set(_weight_map(folder).values()):
+    return _files_in(folder, _weight_map(folder))
+
+
+def _files_in(folder: Path, weight_map: Mapping[str, str]) -> list[Path]:
+    if names := set(weight_map.values()):
         return [folder / name for name in sorted(names)]
     single = folder / "model.safetensors"
     if is_there(single):
@@ -105,10 +109,13 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def place_of(folder: Path) -> str:
-    """The name of a folder's checkpoint in messages. A GGUF file has its own name; if there are
-    several parts, the first one's."""
-    first = weight_files(folder)[0]
-    return os.path.realpath(first) if first.suffix == SUFFIX else str(folder)
+    """The name of a folder's checkpoint in messages, with its index, which decides which tensors
+    there are. A GGUF file has its own name; if there are several parts, the first one's."""
+    weight_map = _weight_map(folder)
+    first = _files_in(folder, weight_map)[0]
+    if first.suffix == SUFFIX:
+        return os.path.realpath(first)
+    return f"{folder} ({_INDEX})" if weight_map else str(folder)
 
 
 def read_all_entries(folder: Path) -> dict[str, TensorEntry]:
@@ -131,8 +138,8 @@ def _entries_by_file(folder: Path) -> dict[Path, dict[str, TensorEntry]]:
     """The tensors of each file. An index decides which of them count, because shards that another
     checkpoint lent may have more tensors: those that it lists, in the file that it names or, if
     that file lacks the tensor, in another."""
-    files, weight_map = weight_files(folder), _weight_map(folder)
-    stored = {file: _stored_entries(file) for file in files}
+    weight_map = _weight_map(folder)
+    stored = {file: _stored_entries(file) for file in _files_in(folder, weight_map)}
     if not weight_map:
         return {file: _with_experts(file, entries) for file, entries in stored.items()}
     by_name = {file.name: entries for file, entries in stored.items()}

@@ -21,7 +21,7 @@ import torch
 
 from checkpoint.gguf.folder import SUFFIX
 from engine.checkpoint.device_copies import copies_to
-from engine.checkpoint.files import read_tensor_entries, weight_files
+from engine.checkpoint.files import read_all_entries
 from engine.checkpoint.formats.paired_experts import PairedExperts
 from engine.checkpoint.formats.quantized_tensors import QuantizedTensors
 from engine.checkpoint.gguf_names import llama_cpp_name
@@ -181,9 +181,7 @@ def _as_stored(tensors: StoredTensors, config: ModelConfig) -> ModelConfig:
 def has_blocks(folder: Path, config: ModelConfig) -> bool:
     """Whether some of the checkpoint's tensors are quantized. Raises ModelLoadError."""
     return config.quantization is not None or any(
-        entry.dtype in QUANTIZED_TYPES
-        for file in weight_files(folder)
-        for entry in read_tensor_entries(file).values()
+        entry.dtype in QUANTIZED_TYPES for entry in read_all_entries(folder).values()
     )
 
 

@@ -148,7 +148,10 @@ WRONG: dict[str, tuple[Damage, list[str]]] = {
         index({"lm_head.weight": "c.safetensors"}),
         ["index.json", "c.safetensors"],
     ),
-    "index lacks a tensor": (index({f"{Q}.weight": ""}), [f"{Q}.weight", "missing"]),
+    "index lacks a tensor": (
+        index({f"{Q}.weight": ""}),
+        ["index.json", f"{Q}.weight", "missing"],
+    ),
     "scales missing": (
         quantized("fp8 in blocks", drop(f"{Q}.weight_scale_inv")),
         [f"{Q}.weight_scale_inv", "missing"],
