@@ -12,19 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.gguf_names import llama_cpp_name
 from engine.checkpoint.stored_tensors import FileTensors
 from engine.checkpoint.weights import load_weights
 from protocol.errors import ModelLoadError
-from tests.gguf_hybrids import (
-    DELTA_FAMILIES,
-    INTERVAL,
-    NEMOTRON_FAMILIES,
-    Converted,
-    write_delta,
-    write_nemotron,
-)
+from tests.gguf_families import FAMILIES as GGUF_FAMILIES
+from tests.gguf_families import write_family
 from tests.hybrid_models import HYBRIDS
 from tests.latent_models import LATENT_MODELS
 from tests.unit.engine.test_served_tokens import MODELS
@@ -95,17 +90,10 @@ def test_wrong_tensors_of_safetensors_are_named(make_tiny: Any, family: str) -> 
     assert_wrong_tensors_are_named(folder, str(folder))
 
 
-@pytest.mark.parametrize("name", [*DELTA_FAMILIES, *NEMOTRON_FAMILIES])
+@pytest.mark.parametrize("family", GGUF_FAMILIES)
 def test_wrong_tensors_of_gguf_files_are_named(
-    make_tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    architecture, options = HYBRIDS[(DELTA_FAMILIES | NEMOTRON_FAMILIES)[name]]
-    file = tmp_path / "tiny.gguf"
-    if name in NEMOTRON_FAMILIES:
-        folder = write_nemotron(file, make_tiny(architecture, **options).folder, name)
-    else:
-        tiny = make_tiny(architecture, **options | INTERVAL)
-        tiny.reference.save_pretrained(tiny.folder, save_original_format=False)
-        folder = write_delta(file, Converted(tiny.folder, name, splits=True), name)
-    assert_wrong_tensors_are_named(folder, "tiny.gguf")
+    file = write_family(tmp_path, family, "F32")
+    assert_wrong_tensors_are_named(resolve_model(file), file.name)
