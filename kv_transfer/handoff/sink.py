@@ -246,8 +246,7 @@ class HandoffSink:
             return [self._end_ask(key, reason)]
         handoff = self._handoffs.get(key)
         if handoff is None:
-            if self._ended.error_of(key) is None:
-                self.ignored += 1
+            self.ignored += not self.is_known(key)
             return []
         if handoff.state not in _OPEN:
             return []
