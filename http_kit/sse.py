@@ -26,6 +26,8 @@ _DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n"
 """No empty line, which only streams without ids may have: after an event with an id, OpenAI's
 Python client would take an empty line as the end of another event without data, and fail."""
+KEEP_ALIVE_ALONE = KEEP_ALIVE + b"\n"
+"""For streams without ids: some clients skip all that follows a comment up to an empty line."""
 
 
 def event(document: bytes) -> bytes:
@@ -74,7 +76,7 @@ class EventSink(Protocol):
         ...
 
     def write(self, events: bytes) -> None:
-        """Take one or several whole events. Never waits."""
+        """Take whole events, or the next part of a long one. Never waits."""
         ...
 
     async def wait_room(self) -> None:
@@ -101,7 +103,7 @@ class EventWriter:
         """The client's connection once the response has begun."""
 
     def write(self, events: bytes) -> None:
-        """Queue one or several whole events for sending. Never waits."""
+        """Queue whole events, or the next part of a long one, for sending. Never waits."""
         self._count += 1
         pending = self._pending
         if not pending:

@@ -163,8 +163,8 @@ make_room(tonumber(ARGV[6]))
 # Answers status, background, answer, input and events; nil if there is no record.
 _READ = "return found()"
 
-# Answers the status alone.
-_STATUS = "return look()"
+# Answers whether the response still runs.
+_RUNS = "return runs(look())"
 
 # ARGV: name, status, answer, most bytes, overhead, events. Answers whether the response still ran.
 _FINISH = """
@@ -301,10 +301,9 @@ class ResponseRecords:
         check_cancelled()
         return _record_of(found)
 
-    async def status(self, name: ResponseName) -> str | None:
-        """The status of a record, if there is one."""
-        found: bytes | None = await self._call(_STATUS, name)
-        return None if found is None else found.decode(errors="replace")
+    async def is_running(self, name: ResponseName) -> bool:
+        """Whether there is such a response and a router runs it."""
+        return bool(await self._call(_RUNS, name))
 
     async def answers(self, names: Sequence[ResponseName]) -> list[bytes | None]:
         """The answers of several records in one call."""
@@ -395,6 +394,6 @@ class ResponseRecords:
 def _record_of(found: list[bytes | None] | None) -> ResponseRecord | None:
     if found is None:
         return None
-    status, background, answer, given = (each or b"" for each in found[:4])
-    shown = status.decode(errors="replace")
-    return ResponseRecord(shown, background == b"1", answer, given, found[4])
+    status, background, answer, given, events = found
+    shown = (status or b"").decode(errors="replace")
+    return ResponseRecord(shown, background == b"1", answer or b"", given or b"", events)

@@ -13,12 +13,11 @@ from collections.abc import AsyncIterator
 from starlette.types import Scope
 
 from gateway.api.context import ApiContext
-from gateway.api.replies.reply import note_end
+from gateway.api.replies.reply import event_stream
 from gateway.http.request_scope import RequestRecord, record_of
-from http_kit.errors import describe
-from http_kit.sse import EventStream, EventWriter, StreamStyle, as_it_is
+from http_kit.sse import KEEP_ALIVE_ALONE, EventStream, EventWriter, StreamStyle, as_it_is
 
-_STYLE = StreamStyle(frame=as_it_is, done=b"")
+_STYLE = StreamStyle(frame=as_it_is, done=b"", keep_alive=KEEP_ALIVE_ALONE)
 _EVENT_END = b"\n\n"
 _EVENT_BYTES = 64
 """Memory of an event besides its text."""
@@ -34,15 +33,21 @@ class EventLog:
         self.style = _STYLE
         self._record = record
         self._events: list[bytes] = []
+        self._begun = bytearray()
+        """The beginning of an event whose other parts follow."""
         self._has_ended = False
         self._waiting: list[asyncio.Future[None]] = []
 
     def write(self, events: bytes) -> None:
-        """Add whole events. Raises Overloaded if the router has no room for them."""
-        added = split_events(events)
-        self._record.hold(len(events) + _EVENT_BYTES * len(added))
-        self._events += added
-        self._wake()
+        """Add whole events, or a part of one. Raises Overloaded if the router has no room."""
+        self._record.hold(len(events))
+        self._begun += events
+        if self._begun.endswith(_EVENT_END):
+            added = split_events(bytes(self._begun))
+            self._begun.clear()
+            self._record.hold(_EVENT_BYTES * len(added))
+            self._events += added
+            self._wake()
 
     async def wait_room(self) -> None:
         """There is always room."""
@@ -85,7 +90,6 @@ def split_events(events: bytes) -> list[bytes]:
 
 def followed(context: ApiContext, scope: Scope, events: AsyncIterator[bytes]) -> EventStream:
     """The events as an answer, as fast as the client reads. The response goes on without it."""
-    record = record_of(scope)
 
     async def produce(writer: EventWriter) -> None:
         async for each in events:
@@ -93,10 +97,4 @@ def followed(context: ApiContext, scope: Scope, events: AsyncIterator[bytes]) ->
             await asyncio.sleep(0)  # the answer begins in the next turn of the loop
             await writer.wait_room()
 
-    return EventStream(
-        produce,
-        describe=lambda error: describe(error, record.request_id),
-        ended=lambda error: note_end(context, record, error),
-        keepalive_s=context.limits.keepalive_s,
-        style=_STYLE,
-    )
+    return event_stream(context, record_of(scope), produce, _STYLE)

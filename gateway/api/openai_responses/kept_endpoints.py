@@ -17,21 +17,13 @@ from gateway.api.openai_responses.kept_items import listed_items
 from gateway.api.openai_responses.memory import ResponseMemory, document_of, is_response_id
 from gateway.http.request_scope import record_of
 from http_kit.caller import owner_of
-from http_kit.sse import OPENAI_STYLE, named_event
-from process.store.response_records import (
-    CANCELLED,
-    FAILED,
-    IN_PROGRESS,
-    QUEUED,
-    ResponseName,
-    ResponseRecord,
-)
+from http_kit.sse import KEEP_ALIVE_ALONE, named_event
+from process.store.response_records import CANCELLED, FAILED, ResponseName, ResponseRecord
 from protocol.errors import InvalidRequest, ResponseNotFound
 
 _NO_MEMORY = "This router keeps no responses; it does with --responses-store."
 _MOST_ITEMS, _USUAL_ITEMS = 100, 20
 _MOST_DIGITS = 9
-_RUNNING = (QUEUED, IN_PROGRESS)
 _LOOK_S = 0.5
 """The pause between looks at a response that another router runs."""
 
@@ -138,12 +130,12 @@ def _first_event(request: Request) -> int:
 async def _kept_events(
     name: ResponseName, memory: ResponseMemory, request: Request, start: int
 ) -> AsyncIterator[bytes]:
-    """The events of a response from one on, once it has ended at the router that runs it. If they
-    were lost with that router, the only event is the failure. Raises InvalidRequest if they were
-    too many to be kept."""
-    if await memory.records.status(name) in _RUNNING:
-        yield OPENAI_STYLE.keep_alive  # the answer begins at once
-    while await memory.records.status(name) in _RUNNING:
+    """The events of a response from number `start` on, once it has ended at the router that runs
+    it. If they were lost with that router, the only event is the failure. Raises InvalidRequest if
+    they were too many to be kept."""
+    if await memory.records.is_running(name):
+        yield KEEP_ALIVE_ALONE  # the answer begins at once
+    while await memory.records.is_running(name):
         await asyncio.sleep(_LOOK_S)
     record = _found(name, await memory.find(name))
     whole = await memory.events_of(name, record)

@@ -91,7 +91,7 @@ class UnattendedRun:
             else:
                 log.write(self.answer_format.queued())
                 await run_into(self.context, record, self.plan, self.answer_format, log)
-            assert self.end.response is not None, "the format was given the whole answer"
+            assert self.end.response is not None, "a finished run has ended the response"
             return self.end.response
 
         def failed(error: Exception) -> api.Response:
@@ -99,7 +99,7 @@ class UnattendedRun:
             if log is None:
                 return self.answer_format.failed(described)
             log.end(self.answer_format.failure(described))
-            assert self.end.response is not None, "the format was told of the failure"
+            assert self.end.response is not None, "`failure` ends the response"
             return self.end.response
 
         keeping.runs.start(keeping.name, work, failed, record.release, log)

@@ -33,7 +33,15 @@ from gateway.output.event_ids import Bookmark, EventCount, Unmarked
 from gateway.output.output_text import OutputToken, TextDelta
 from http_kit.disconnect import ClientGone, connection_of, while_connected
 from http_kit.errors import describe
-from http_kit.sse import KEEP_ALIVE, OPENAI_STYLE, EventSink, EventStream, EventWriter, StreamStyle
+from http_kit.sse import (
+    KEEP_ALIVE,
+    KEEP_ALIVE_ALONE,
+    OPENAI_STYLE,
+    EventSink,
+    EventStream,
+    EventWriter,
+    StreamStyle,
+)
 from protocol.sampling import PromptLogprobs
 
 MAX_INLINE_VALUES = 4096
@@ -79,7 +87,7 @@ async def reply(
 
     has_ids = bool(plan.identity.life) or _EVENTS in record.headers.get(b"accept", b"")
     if not has_ids and style.keep_alive == KEEP_ALIVE:
-        style = replace(style, keep_alive=KEEP_ALIVE + b"\n")
+        style = replace(style, keep_alive=KEEP_ALIVE_ALONE)
 
     async def produce(writer: EventWriter) -> None:
         bookmark: Bookmark | EventCount | Unmarked = Unmarked()
@@ -92,13 +100,7 @@ async def reply(
         finally:
             chunks.close()
 
-    return EventStream(
-        produce,
-        describe=lambda error: describe(error, record.request_id),
-        ended=lambda error: note_end(context, record, error),
-        keepalive_s=context.limits.keepalive_s,
-        style=style,
-    )
+    return event_stream(context, record, produce, style)
 
 
 async def run_unattended(
@@ -240,8 +242,23 @@ class _LongDocument:
             self._answer.release()
 
 
-def note_end(context: ApiContext, record: RequestRecord, error: Exception | None) -> None:
-    """Note how a stream ended: None if well."""
+def event_stream(
+    context: ApiContext,
+    record: RequestRecord,
+    produce: Callable[[EventWriter], Coroutine[Any, Any, None]],
+    style: StreamStyle,
+) -> EventStream:
+    """The events that `produce` writes, as the answer to the record's request."""
+    return EventStream(
+        produce,
+        describe=lambda error: describe(error, record.request_id),
+        ended=lambda error: _note_end(context, record, error),
+        keepalive_s=context.limits.keepalive_s,
+        style=style,
+    )
+
+
+def _note_end(context: ApiContext, record: RequestRecord, error: Exception | None) -> None:
     if isinstance(error, ClientGone):
         record.status = CLIENT_GONE_STATUS
     elif error is not None:

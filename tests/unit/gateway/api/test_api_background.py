@@ -14,6 +14,7 @@ import redis
 
 from gateway.admission.gate import Gate
 from gateway.api.openai_responses import background, kept_endpoints, memory
+from gateway.api.replies import event_chunks
 from gateway.text.tokenizer import Tokenizer
 from process.store import response_records
 from process.store.embedded_valkey import EmbeddedValkey
@@ -112,8 +113,10 @@ def endless(api: LiveApi) -> None:
     api.generator.script = lambda request: [*steps(request)[:1], Forever()]
 
 
-def streamed(client: openai.OpenAI) -> openai.Stream[Any]:
-    return client.responses.create(model=MODEL, input="Say it", background=True, stream=True)
+def streamed(client: openai.OpenAI, **fields: Any) -> openai.Stream[Any]:
+    return client.responses.create(
+        model=MODEL, input="Say it", background=True, stream=True, **fields
+    )
 
 
 def at_rest(api: LiveApi) -> None:
@@ -285,6 +288,18 @@ def test_a_client_that_left_comes_back_for_the_rest(client, elsewhere, api):
     assert list(far)[1:] == rest
     last = rest[-1].sequence_number
     assert list(elsewhere.responses.retrieve(response_id, stream=True, starting_after=last)) == []
+
+
+def test_events_that_are_written_in_pieces_are_kept_whole(client, elsewhere, api, monkeypatch):
+    monkeypatch.setattr(event_chunks, "MAX_PIECE_BYTES", 101)
+    api.says("one two three")
+    events = list(streamed(client, include=["message.output_text.logprobs"], top_logprobs=2))
+    assert [each.sequence_number for each in events] == list(range(len(events)))
+    assert [each.type for each in events if each.type != TEXT] == [*BEGIN, *OPENED, *ENDED]
+    assert events[-1].response.output_text == "one two three"
+    at_rest(api)
+    again = elsewhere.responses.retrieve(events[0].response.id, stream=True)
+    assert list(again) == events
 
 
 def test_a_failure_is_its_last_event(client, elsewhere, api):

@@ -84,9 +84,13 @@ def test_a_client_that_leaves_before_the_first_token_ends_the_generation(
     impatient_api: LiveApi,
 ) -> None:
     pausing(impatient_api, 0)
+    gone = {"endpoint": "/v1/completions", "status": "499"}
+    before = impatient_api.metric("baton_http_requests_total", **gone)
     body = {"model": "tiny", "prompt": "x", "stream": True}
     with impatient_api.http.stream("POST", "/v1/completions", json=body) as answer:
         parts = answer.iter_text()  # kept: httpx closes the connection when it goes
         next(parts)
         impatient_api.generator.wait_active(1)
     impatient_api.generator.wait_idle()
+    name = "baton_http_requests_total"
+    impatient_api.settle(lambda: impatient_api.metric(name, **gone) == before + 1)
