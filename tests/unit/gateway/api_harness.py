@@ -220,6 +220,7 @@ class LiveApi:
             http=BoundedProtocols(ConnectionLimits(), CollectorRegistry()).factory(),
             lifespan="off",
             log_level="error",
+            timeout_graceful_shutdown=round(TIMEOUT_S / 2),
         )
         self._server = _Server(config, self.runs)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,20 @@ def settled(api: LiveApi, client: openai.OpenAI, response_id: str):
     return client.responses.retrieve(response_id)
 
 
-def paused(api: LiveApi) -> Pause:
-    """Makes generations wait after their first token."""
-    pause, steps = Pause(), api.generator.script
-    api.generator.script = lambda request: [*(s := steps(request))[:1], pause, *s[1:]]
-    return pause
+@pytest.fixture
+def paused() -> Iterator[Callable[[LiveApi], Pause]]:
+    """Makes generations wait after their first token, at most until the test has ended."""
+    made: list[Pause] = []
+
+    def start(api: LiveApi) -> Pause:
+        pause, steps = Pause(), api.generator.script
+        api.generator.script = lambda request: [*(s := steps(request))[:1], pause, *s[1:]]
+        made.append(pause)
+        return pause
+
+    yield start
+    for each in made:
+        each.end()
 
 
 def endless(api: LiveApi) -> None:
@@ -125,7 +134,7 @@ def at_rest(api: LiveApi) -> None:
     api.settle(lambda: api.metric("baton_http_bytes_in_flight") == 0)
 
 
-def test_it_runs_without_its_client_and_can_be_continued(client, elsewhere, api):
+def test_it_runs_without_its_client_and_can_be_continued(client, elsewhere, api, paused):
     pause = paused(api)
     began = begin(client, metadata={"a": "b"})
     client.close()
@@ -207,7 +216,7 @@ def test_it_has_failed_if_its_router_died(client, elsewhere, api, valkey):
     assert "went away" in found.error.message
 
 
-def test_it_counts_at_the_gate_until_it_ends(client, api, gate):
+def test_it_counts_at_the_gate_until_it_ends(client, api, gate, paused):
     pause = paused(api)
     began = [begin(client) for _ in range(MAX_INFLIGHT)]
     assert api.metric("baton_responses_in_background") == MAX_INFLIGHT
@@ -239,7 +248,7 @@ def test_what_is_too_large_to_be_kept_is_refused(client, api, monkeypatch):
     assert not api.generator.requests
 
 
-def test_an_answer_that_grew_too_large_has_failed(client, api, monkeypatch):
+def test_an_answer_that_grew_too_large_has_failed(client, api, monkeypatch, paused):
     pause = paused(api)
     began = begin(client)
     monkeypatch.setattr(memory, "MAX_RECORD_BYTES", 200)
@@ -251,7 +260,7 @@ def test_an_answer_that_grew_too_large_has_failed(client, api, monkeypatch):
     assert "too large" in ended.error.message
 
 
-def test_its_events_come_while_it_runs_and_are_kept_behind_it(client, elsewhere, api, gate):
+def test_its_events_come_while_it_runs_and_are_kept_behind_it(client, elsewhere, api, gate, paused):
     api.says("one two three")
     pause = paused(api)
     stream = streamed(client)
@@ -272,7 +281,7 @@ def test_its_events_come_while_it_runs_and_are_kept_behind_it(client, elsewhere,
         assert each.responses.retrieve(events[0].response.id) == events[-1].response
 
 
-def test_a_client_that_left_comes_back_for_the_rest(client, elsewhere, api):
+def test_a_client_that_left_comes_back_for_the_rest(client, elsewhere, api, paused):
     api.says("one two three")
     pause = paused(api)
     with streamed(client) as stream:
@@ -345,7 +354,7 @@ def test_what_was_lost_with_its_router_has_failed(client, elsewhere, api, valkey
     stream.close()
 
 
-def test_events_that_are_too_many_to_be_kept_are_refused(client, api, monkeypatch):
+def test_events_that_are_too_many_to_be_kept_are_refused(client, api, monkeypatch, paused):
     pause = paused(api)
     stream = streamed(client)
     response_id = next(stream).response.id
