@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _has_reader() -> bool:
+    """False if standard output is a pipe that nobody reads."""
+    if sys.stdout is None:  # it was closed when we started
+        return True
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return not any(events & select.POLLERR for _, events in poll.poll(0))
@@ -44,6 +47,8 @@ def _has_reader() -> bool:
 def _is_output_taken() -> bool:
     """Whether standard output takes all that was printed. If not, the rest is dropped, without a
     word if its reader went away, as `head` does."""
+    if sys.stdout is None:  # it was closed when we started, so nothing was printed
+        return True
     try:
         sys.stdout.flush()
     except OSError as error:

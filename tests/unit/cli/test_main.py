@@ -41,6 +41,14 @@ def test_a_reader_that_goes_away_is_nothing_to_report(unbuffered: str) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_output_may_be_closed_from_the_start() -> None:
+    """As with `baton help >&-`."""
+    code = "import os, sys; os.close(1); os.execv(sys.executable, sys.argv[1:])"
+    command = [sys.executable, "-c", code, sys.executable, "-m", "cli.main", "help"]
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 def test_output_that_cannot_be_written_is_one_line() -> None:
     with open("/dev/full", "wb") as full:
