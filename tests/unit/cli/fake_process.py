@@ -1,8 +1,9 @@
 """A fleet of light processes: they register and answer as real ones do, and compute nothing.
 
 As a module it is such a process: `fake_process --parent-pid=PID ROLE NAME BEHAVIOUR`, for a router
-perhaps with `--port=PORT`. Behaviours: `good`; `broken` ends at once with status 3; `loading` never
-gets ready; `stubborn` does not stop. A worker whose id another process holds ends with status 2.
+perhaps with `--port=PORT` and `--port-file=none`. Behaviours: `good`; `broken` ends at once with
+status 3; `loading` never gets ready; `stubborn` does not stop. A worker whose id another process
+holds ends with status 2.
 """
 
 from __future__ import annotations
@@ -132,9 +133,10 @@ def serve(woken: threading.Event, more: Sequence[str]) -> None:
 
     port = int(more[0].removeprefix("--port=")) if more else 0
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    partial = Path(os.environ["PORT_FILE"] + ".partial")
-    partial.write_text(f"{server.server_port}\n")
-    partial.rename(os.environ["PORT_FILE"])
+    if "--port-file=none" not in more:
+        partial = Path(os.environ["PORT_FILE"] + ".partial")
+        partial.write_text(f"{server.server_port}\n")
+        partial.rename(os.environ["PORT_FILE"])
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     woken.wait()

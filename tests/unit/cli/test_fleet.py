@@ -213,9 +213,11 @@ def test_a_router_that_dies_comes_back_at_the_same_port(tmp_path: Path) -> None:
         child = fleet.processes["router"]
         child.signal(signal.SIGKILL)
         assert child.wait(WAIT_S)
-        (tmp_path / "router.log").unlink()
+        for name in ("router.log", "router.port"):
+            (tmp_path / name).unlink()
         until(lambda: any("was restarted" in line for line in fleet.check()))
         until(lambda: is_ok(f"{fleet.url}/health"))
+        assert not (tmp_path / "router.port").exists(), "its folder may be gone"
 
 
 class HardToStart(ForkedChild):
