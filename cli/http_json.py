@@ -97,7 +97,8 @@ def reading_answers(url: str) -> Iterator[None]:
         yield
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ServiceError(
-            f"{shown_address(url)} does not answer as routers of this version do: is it one?"
+            f"{shown_address(url)} does not answer as routers of this version do: is it one? "
+            f"({error!r})"
         ) from error
 
 

@@ -71,3 +71,5 @@ def test_an_odd_answer_is_one_line(
     told = capsys.readouterr().err
     assert told.startswith(f"baton {argv[0]}: ")
     assert told.count("\n") == 1
+    if "routers of this version" in told:
+        assert "Error(" in told, "what was not understood"
