@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.grammars.inner_schemas import inner_schemas
+
 _LISTING = frozenset(
     (
         "type", "properties", "required", "title", "description", "$schema", "$id", "$comment",
@@ -26,8 +28,6 @@ _OF_OBJECTS = frozenset(
 _INTERSECTING = frozenset(
     ("allOf", "if", "not", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef")
 )
-_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions"))
-_NO_SCHEMAS = frozenset(("const", "enum", "default", "examples"))
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -44,21 +44,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 def has_intersections(schema: Any) -> bool:
     """Whether one value may have to follow several object schemas of a document. None of them can
     be closed, since it would forbid what the others list. An `allOf` of one schema is none."""
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, list):
-            waiting.extend(part)
-        if not isinstance(part, dict):
-            continue
-        if _intersects(part):
-            return True
-        for key, value in part.items():
-            if key in _BY_NAME and isinstance(value, dict):
-                waiting.extend(value.values())  # whose keys are names, not keywords
-            elif key not in _NO_SCHEMAS:
-                waiting.append(value)
-    return False
+    return any(map(_intersects, inner_schemas(schema)))
 
 
 def _intersects(schema: dict[str, Any]) -> bool:

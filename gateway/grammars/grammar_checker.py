@@ -19,6 +19,7 @@ from llguidance.numpy import consume_token_par
 
 from gateway.grammars.finite_schemas import nesting
 from gateway.grammars.grammar import MAX_PATTERNS_TOGETHER, brief, check_grammar_length
+from gateway.grammars.inner_schemas import inner_schemas
 from gateway.grammars.intersections import patterns_together
 from gateway.text.tokenizer import Tokenizer
 from protocol.errors import InvalidRequest
@@ -32,7 +33,6 @@ _WALK_S = 0.2
 _IN_SCHEMA = "at 1(8): failed to compile JSON schema: "
 _NO_GRAMMAR = "start: <|nothing|>"
 _JSON_PART = re.compile(r"%json\s*(?=\{)")
-_NO_SCHEMAS = frozenset(("properties", "const", "enum", "default", "examples"))
 MAX_REPEATS = 2**32 - 1
 """The largest count in a regular expression."""
 MAX_SCHEMA_NESTING = 500
@@ -172,17 +172,10 @@ def _schemas_of(grammar: str) -> Iterator[Any]:
 
 def _optional_run(schema: Any) -> int:
     """The longest run of optional properties in any object that a schema describes."""
-    longest, waiting = 0, [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, list):
-            waiting.extend(part)
-        if not isinstance(part, dict):
-            continue
-        waiting.extend(value for key, value in part.items() if key not in _NO_SCHEMAS)
+    longest = 0
+    for part in inner_schemas(schema):
         properties, required = part.get("properties"), part.get("required")
         if isinstance(properties, dict):
-            waiting.extend(properties.values())
             names = required if isinstance(required, list) else []
             needed = {name for name in names if isinstance(name, str)}
             run = 0
