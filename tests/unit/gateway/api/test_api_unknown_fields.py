@@ -12,10 +12,9 @@ from gateway.api.context import ApiLimits
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.unknown_fields.ignored import MAX_CHECKED, MAX_NAMES, take_ignored
 from gateway.api.unknown_fields.misspellings import KNOWN_ELSEWHERE, meant_field
-from gateway.grammars.structural_tags import MAX_TAGS
 from gateway.http.request_scope import MAX_IGNORED_BYTES, ignored_header
 from gateway.text.tokenizer import Tokenizer
-from tests.unit.gateway.api_clients import CALL, SCHEMA
+from tests.unit.gateway.api_clients import SCHEMA
 from tests.unit.gateway.api_harness import MODEL, LiveApi
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -232,6 +231,19 @@ def test_a_stream_and_an_error_name_them_too(api):
     assert (error.status_code, error.headers["x-baton-ignored"]) == (404, "zz")
 
 
+def test_many_unknown_names_cost_no_more_than_a_few(monkeypatch):
+    looked_up = []
+    monkeypatch.setattr(
+        "gateway.api.unknown_fields.ignored.meant_field",
+        lambda name, known: looked_up.append(name),
+    )
+    messages = [{"role": "user", "content": "Hi", f"u{place}": 1} for place in range(1500)]
+    body = ChatRequest.model_validate_json(json.dumps({"model": MODEL, "messages": messages}))
+    names = take_ignored(body, refuse=False)
+    assert names == [f"messages[].u{place}" for place in range(MAX_NAMES)]
+    assert looked_up == [f"u{place}" for place in range(MAX_CHECKED)]
+
+
 # -- what clients are known to send --------------------------------------------------------------
 
 
@@ -348,171 +360,3 @@ def test_an_effort_that_the_template_does_not_know_is_ignored(checkpoint, tokeni
             "output_config.effort",
         ]
         plain.generator.wait_idle()
-
-
-# -- what Baton understands ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, {"messages": [{"role": "user", "content": "x"}]}),
-        (COMPLETIONS, {"prompt": "x"}),
-        (RESPONSES, {"input": "x"}),
-        (MESSAGES, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}),
-    ],
-)
-def test_every_api_takes_a_cache_salt(api, path, body):
-    assert ignored(api.post(path, {"model": MODEL, **body, "cache_salt": "s"})) == []
-    [request] = api.generator.requests
-    assert request.cache_salt.endswith("s")
-
-
-OTHER = {"name": "other", "parameters": SCHEMA}
-
-
-def test_allowed_tools(api):
-    named = {"type": "function", "function": {"name": "weather"}}
-    tools = [{"type": "function", "function": each} for each in (FUNCTION, OTHER)]
-    for mode in ("auto", "required"):
-        chosen = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
-        assert ignored(api.chat(tools=tools, tool_choice=chosen)) == []
-        request = api.generator.requests[-1]
-        assert api.tokenizer.decode(request.token_ids, False).startswith("tools:weather <")
-        assert (request.sampling.grammar is not None) == (mode == "required")
-    missing = {"type": "function", "function": {"name": "no"}}
-    chosen = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [missing]}}
-    assert "'no'" in api.chat(tools=tools, tool_choice=chosen).json()["error"]["message"]
-
-
-def test_allowed_tools_of_responses(api):
-    tools = [{"type": "function", **each} for each in (FUNCTION, OTHER)]
-    chosen = {"type": "allowed_tools", "mode": "required"}
-    chosen |= {"tools": [{"type": "function", "name": "other"}]}
-    body = {"model": MODEL, "input": "x", "tools": tools, "tool_choice": chosen}
-    assert ignored(api.post(RESPONSES, body)) == []
-    [request] = api.generator.requests
-    assert api.tokenizer.decode(request.token_ids, False).startswith("tools:other <")
-    assert "other" in request.sampling.grammar
-
-
-def test_legacy_functions_whole_and_streamed(api):
-    api.says(CALL)
-    fields = {"functions": [FUNCTION], "function_call": {"name": "weather"}}
-    [choice] = api.chat(**fields).json()["choices"]
-    call = choice["message"]["function_call"]
-    assert (choice["finish_reason"], call["name"]) == ("function_call", "weather")
-    assert json.loads(call["arguments"]) == {"city": "Köln", "days": 2}
-    assert "tool_calls" not in choice["message"]
-    lines = api.chat(**fields, stream=True).text.splitlines()
-    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    deltas = [chunk["choices"][0]["delta"].get("function_call") or {} for chunk in chunks]
-    assert "".join(each.get("name", "") for each in deltas) == "weather"
-    arguments = "".join(each.get("arguments", "") for each in deltas)
-    assert json.loads(arguments) == {"city": "Köln", "days": 2}
-    assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
-
-
-def test_legacy_functions_in_the_history(api):
-    messages = [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
-        {"role": "function", "name": "f", "content": "rain"},
-    ]
-    body = {"model": MODEL, "messages": messages, "functions": [FUNCTION]}
-    assert ignored(api.post(CHAT, body)) == []
-    prompt = api.tokenizer.decode(prompts(api)[0], False)
-    assert '<tool_call>{"name": "f", "arguments": {}}</tool_call>' in prompt
-    assert "<|start|>tool\nrain(call00001)" in prompt
-
-
-@pytest.mark.parametrize(
-    ("older", "newer"),
-    [
-        ({"guided_json": SCHEMA}, {"json": SCHEMA}),
-        ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
-        ({"guided_json_object": True}, {"json_object": True}),
-        ({"guided_regex": "a+"}, {"regex": "a+"}),
-        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
-        ({"guided_grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
-    ],
-)
-def test_guided_fields_are_structured_outputs(api, older, newer):
-    assert ignored(api.complete(**older)) == []
-    assert ignored(api.complete(structured_outputs=newer)) == []
-    first, second = (request.sampling.grammar for request in api.generator.requests)
-    assert first == second
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"guided_regex": "("}, "guided_regex"),
-        ({"guided_json": {"type": "thing"}}, "guided_json"),
-        ({"guided_choice": []}, "guided_choice"),
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
-        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex"),
-    ],
-)
-def test_bad_guided_fields_are_named(api, fields, param):
-    response = api.complete(**fields)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-
-
-TAGS = {
-    "structures": [{"begin": "<f=weather>", "schema": SCHEMA, "end": "</f>"}],
-    "triggers": ["<f="],
-}
-FORMAT = {
-    "type": "triggered_tags",
-    "triggers": ["<f="],
-    "tags": [
-        {
-            "begin": "<f=weather>",
-            "content": {"type": "json_schema", "json_schema": SCHEMA},
-            "end": "</f>",
-        }
-    ],
-}
-
-
-def test_structural_tags(api):
-    tag = {"type": "structural_tag", **TAGS}
-    for fields in (
-        {"response_format": tag},
-        {"response_format": {"type": "structural_tag", "format": FORMAT}},
-        {"structured_outputs": {"structural_tag": json.dumps(tag)}},
-    ):
-        assert ignored(api.complete(**fields)) == []
-    first, *others = (request.sampling.grammar for request in api.generator.requests)
-    assert others == [first, first]
-    assert '"<f="' in first
-
-
-@pytest.mark.parametrize(
-    "tag",
-    [
-        {"structures": [], "triggers": ["a"]},
-        {**TAGS, "triggers": ["<g"]},
-        {**TAGS, "triggers": []},
-        {"format": {"type": "sequence"}},
-        {"structures": [{"begin": "<f=", "end": ""}], "triggers": ["<f="]},
-        {"structures": TAGS["structures"] * (MAX_TAGS + 1), "triggers": TAGS["triggers"]},
-    ],
-)
-def test_bad_structural_tags_are_refused(api, tag):
-    response = api.complete(response_format={"type": "structural_tag", **tag})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
-
-
-def test_many_unknown_names_cost_no_more_than_a_few(monkeypatch):
-    looked_up = []
-    monkeypatch.setattr(
-        "gateway.api.unknown_fields.ignored.meant_field",
-        lambda name, known: looked_up.append(name),
-    )
-    messages = [{"role": "user", "content": "Hi", f"u{place}": 1} for place in range(1500)]
-    body = ChatRequest.model_validate_json(json.dumps({"model": MODEL, "messages": messages}))
-    names = take_ignored(body, refuse=False)
-    assert names == [f"messages[].u{place}" for place in range(MAX_NAMES)]
-    assert looked_up == [f"u{place}" for place in range(MAX_CHECKED)]
