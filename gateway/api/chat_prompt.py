@@ -1,8 +1,8 @@
 """The prompt of a conversation, for every chat endpoint, and the choices that answer it.
 
 The checkpoint's template renders it; without a template, a conversation is refused. Rendering and
-encoding run off the event loop, unless they are quick. Fields that the template does not use are
-refused by name, since they would have no effect.
+encoding run off the event loop, unless they are quick. Variables and efforts that the template does
+not read are ignored and named; other fields that it does not use are refused.
 """
 
 from __future__ import annotations
@@ -212,7 +212,8 @@ def drop_unread(
         context.ignore(scope, effort_params, "the model's chat template has no switch for thinking")
         conversation = replace(conversation, reasoning_effort=None)
     given = conversation.template_variables
-    unread = [name for name in given if name not in known and name not in RESERVED_NAMES]
+    read = {name: given[name] for name in given if name in known or name in RESERVED_NAMES}
+    unread = [name for name in given if name not in read]
     if not unread:
         return conversation
     for name in unread[:MAX_CHECKED]:
@@ -225,7 +226,6 @@ def drop_unread(
             )
     params = [f"chat_template_kwargs.{name[:MAX_NAME_CHARS]}" for name in unread[:MAX_NAMES]]
     context.ignore(scope, params, "the model's chat template does not read it")
-    read = {name: value for name, value in given.items() if name not in unread}
     return replace(conversation, template_variables=read)
 
 
@@ -275,16 +275,10 @@ def _chosen_template(tokenizer: Tokenizer, conversation: Conversation) -> ChatTe
 
 def _check(markup: ChatMarkup, template: ChatTemplate, conversation: Conversation) -> None:
     """Raises InvalidRequest for fields that would have no effect."""
-    variables = conversation.template_variables
-    for name in variables:
-        if name in RESERVED_NAMES:
+    for name in RESERVED_NAMES:
+        if name in conversation.template_variables:
             raise InvalidRequest(
                 f"'chat_template_kwargs' may not set '{name}'", "chat_template_kwargs"
-            )
-        if name not in template.variables:
-            raise InvalidRequest(
-                f"'chat_template_kwargs': the model's chat template does not read '{name}'",
-                "chat_template_kwargs",
             )
     if conversation.documents and "documents" not in template.variables:
         raise InvalidRequest("the model's chat template takes no 'documents'", "documents")
