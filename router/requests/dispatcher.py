@@ -203,11 +203,11 @@ class Dispatcher:
 
     async def _place(self, generation: ServedGeneration) -> None:
         """Place the next attempt and start both of its legs at once."""
-        if self._launcher.is_long(generation):
-            await self._launcher.prepare(generation)
-            await self._long_launches.passed()
         if wait_s := self._launcher.wait_s(generation):
             await asyncio.sleep(wait_s)
+        if self._launcher.is_long(generation):
+            await self._launcher.prepare(generation)
+            await self._long_launches.passed()  # last, so that no two open in one turn of the loop
         placing = generation.state
         if not isinstance(placing, states.Placing):
             return

@@ -26,7 +26,7 @@ from protocol.messages import Abort, AttemptFailed, FinishReason, Generate, Pref
 from protocol.sampling import TokenLogprobs
 from router.fleet.worker import Worker
 from router.requests.hash_thread import hash_in_thread
-from router.requests.launch import legs
+from router.requests.launch import Launcher, legs
 from router.requests.prompt_hashes import PromptHashes
 from router.routing.sent_requests import SentRequest, SentRequests
 from tests.unit.router.fake_worker import SECRET
@@ -238,16 +238,20 @@ async def test_a_long_prompt_is_hashed_once_and_off_the_loop(
         await consumer.cancel()
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 0.005])
 async def test_long_prompts_that_wait_for_their_hashes_start_one_in_a_turn(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, wait_s: float
 ) -> None:
-    """All sequences of a prompt wake up when its hashes are there; starting one takes time."""
+    """All sequences of a prompt wake up when its hashes are there; starting one takes longer than
+    the router waits for its turn among routers."""
     monkeypatch.setattr("router.requests.launch.LONG_PROMPT_TOKENS", 64)
+    monkeypatch.setattr(Launcher, "wait_s", lambda launcher, generation: wait_s)
     await harness.join("d1")
     turn, started = 0, Counter[int]()
 
     def noted(*args: Any) -> list[tuple[Worker, Generate | Prefill]]:
         started[turn] += 1
+        time.sleep(4 * wait_s)
         return legs(*args)
 
     monkeypatch.setattr("router.requests.dispatcher.legs", noted)
