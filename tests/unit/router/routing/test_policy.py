@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import Overloaded, PromptTooLong
 from router.routing.caches.cache_index import PrefixMatch
 from router.routing.candidates import RETRY_STUCK_S
-from router.routing.costs import HANDOFF_MS
+from router.routing.costs import HANDOFF_MS, exposed_blocks
 from router.routing.pace import pace_of
 from router.routing.pairs import Pairs
 from router.routing.placement import (
+    USUAL_OUTPUT_TOKENS,
     HeldElsewhere,
     Mode,
     Placement,
@@ -26,7 +28,7 @@ from router.routing.placement import (
     Targets,
     WorkerLoad,
 )
-from router.routing.policy import place
+from router.routing.policy import NEAR_TIE, TIE_TOKENS, place
 from router.routing.prediction import WorkerSpeed
 from tests.effort import times
 
@@ -65,6 +67,7 @@ def load(
 
 
 def decide(num_tokens, decode, prefill, threshold=64, seed=0, pairs=None, **query):
+    rng = query.pop("rng", None) or random.Random(seed)
     known = {"max_tokens": num_tokens + 1, "local_threshold_tokens": threshold}
     asked = PlacementQuery(num_tokens=num_tokens, block_size=BLOCK, **(known | query))
     matches = {
@@ -73,7 +76,7 @@ def decide(num_tokens, decode, prefill, threshold=64, seed=0, pairs=None, **quer
         if each.match.held or each.match.expected
     }
     loads = [[each.load for each in some] for some in (decode, prefill)]
-    return place(asked, *loads, matches, random.Random(seed), pairs or Pairs())
+    return place(asked, *loads, matches, rng, pairs or Pairs())
 
 
 def test_a_request_goes_where_the_batch_has_a_place() -> None:
@@ -451,6 +454,17 @@ workers = st.builds(
     speeds,
 )
 fleets = st.lists(workers, max_size=8, unique_by=lambda each: each.load.worker_id)
+alike = st.lists(
+    st.builds(
+        lambda number, queued: load(f"w{number}", queued_tokens=queued),
+        st.integers(0, 1000),
+        st.integers(0, 60),
+    ),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda each: each.load.worker_id,
+)
+"""Workers whose costs differ by no more than the times of moving KV."""
 rates = st.dictionaries(
     st.tuples(st.integers(0, 7), st.integers(0, 7)), st.sampled_from([0.01, 1.0]), max_size=20
 )
@@ -493,8 +507,8 @@ class Scene(NamedTuple):
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
-    decode, prefill = draw(fleets), draw(fleets)
+def scenes(draw: st.DrawFn, of: st.SearchStrategy[list[Known]] = fleets) -> Scene:
+    decode, prefill = draw(of), draw(of)
     both = {each.load.worker_id for each in decode} & {each.load.worker_id for each in prefill}
     prefill = [each for each in prefill if each.load.worker_id not in both]
     pairs = Pairs()
@@ -560,6 +574,48 @@ def test_the_choice_is_the_cheapest_that_meets_the_targets(scene: Scene) -> None
         assert chosen.meets_targets in (True, other.meets_targets)
         if chosen.meets_targets == other.meets_targets:
             assert chosen.cost_ms <= other.cost_ms + 2 * chosen.tie_ms + 1e-6
+
+
+class NotingRandom(random.Random):
+    """Notes among what it chose last."""
+
+    choices: Sequence = ()
+
+    def choice(self, seq):
+        self.choices = seq
+        return super().choice(seq)
+
+
+@settings(max_examples=times(60, 1000), deadline=None)
+@given(scenes(st.one_of(alike, fleets)), st.sampled_from([0, 0, 200]))
+def test_the_pairs_that_count_as_cheapest_are_those_of_a_full_comparison(
+    scene: Scene, under_way: int
+) -> None:
+    scene.query.update(threshold=0, exclude=frozenset(), targets=Targets())
+    pairs, rng, costs = scene.pairs, NotingRandom(0), {}
+    usual = pairs.usual_ms_per_block
+    assume(usual is not None)
+    pairs.pair(scene.prefill[0].load.worker_id, scene.decode[0].load.worker_id).reserve(under_way)
+    try:
+        placement = scene.decide(rng=rng)
+    except (Overloaded, PromptTooLong):
+        return
+    assume(placement.mode is Mode.REMOTE)
+    for sink, source in itertools.product(
+        placement.decode_candidates, placement.prefill_candidates
+    ):
+        names = sink.worker_id, source.worker_id
+        costs[names] = sink.cost_ms + source.cost_ms
+        if (pair := pairs.find(*names[::-1])) is not None:
+            blocks = exposed_blocks(sink.recompute_tokens, BLOCK)
+            costs[names] += pair.transfer_ms(blocks, usual) - blocks * usual
+    sinks = {each.worker_id for each in placement.decode_candidates}
+    paces = [each.load.pace for each in scene.decode if each.load.worker_id in sinks]
+    least, idle_ms = min(costs.values()), min(each.idle_ms for each in paces)
+    limit = least + TIE_TOKENS * min(each.per_token_us for each in paces) / 1000
+    limit += NEAR_TIE * max(0.0, least - USUAL_OUTPUT_TOKENS * idle_ms)
+    near = {names for names, cost_ms in costs.items() if cost_ms <= limit}
+    assert {(sink, source) for sink, source, *_ in rng.choices} == near
 
 
 @settings(max_examples=times(40, 300), deadline=None)
