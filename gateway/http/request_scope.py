@@ -190,8 +190,13 @@ class RequestRecord(msgspec.Struct):
         """Give back the memory and the place of a detached record."""
         self.budget.give_back(self.share, self.held_bytes)
         self.held_bytes = 0
-        if self.ticket is not None:
-            self.ticket.leave()
+        self.leave_gate()
+
+    def leave_gate(self) -> None:
+        """Give back the place of a detached record, once."""
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None:
+            ticket.leave()
 
     def names(self) -> list[tuple[bytes, bytes]]:
         """The headers that identify the request in the answer."""

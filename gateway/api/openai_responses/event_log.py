@@ -8,7 +8,8 @@ an event is its place in the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from starlette.types import Scope
 
@@ -25,7 +26,8 @@ MOST_AT_ONCE = 256
 
 
 class EventLog:
-    """The events of one response; an `EventSink`. The request's record counts their memory."""
+    """The events of one response; an `EventSink`. The request's record counts their memory until
+    the run and all followers have left."""
 
     is_full = False
 
@@ -36,6 +38,7 @@ class EventLog:
         self._begun = bytearray()
         """The beginning of an event whose other parts follow."""
         self._has_ended = False
+        self._num_users = 1  # the run, and its followers
         self._waiting: list[asyncio.Future[None]] = []
 
     def write(self, events: bytes) -> None:
@@ -58,23 +61,35 @@ class EventLog:
         self._has_ended = True
         self._wake()
 
+    def leave_run(self) -> None:
+        """The run is over: give back its place behind the gate, and the memory if nobody reads."""
+        self._record.leave_gate()
+        self._leave()
+
     def whole(self) -> bytes:
         """All events so far."""
         return b"".join(self._events)
 
-    async def follow(self, place: int) -> AsyncIterator[bytes]:
-        """The events from this place on, as they come, several at a time."""
-        while True:
-            if place < len(self._events):
+    async def follow(self, place: int) -> AsyncGenerator[bytes, None]:
+        """The events from this place on, as they come, several at a time. Close the iterator."""
+        self._num_users += 1
+        try:
+            while place < len(self._events) or not self._has_ended:
                 events = self._events[place : place + MOST_AT_ONCE]
                 place += len(events)
-                yield b"".join(events)
-            elif self._has_ended:
-                return
-            else:
+                if events:
+                    yield b"".join(events)
+                    continue
                 more = asyncio.get_running_loop().create_future()
                 self._waiting.append(more)
                 await more
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._num_users -= 1
+        if self._num_users == 0:
+            self._record.release()
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -88,13 +103,14 @@ def split_events(events: bytes) -> list[bytes]:
     return [each + _EVENT_END for each in events.split(_EVENT_END)[:-1]]
 
 
-def followed(context: ApiContext, scope: Scope, events: AsyncIterator[bytes]) -> EventStream:
+def followed(context: ApiContext, scope: Scope, events: AsyncGenerator[bytes, None]) -> EventStream:
     """The events as an answer, as fast as the client reads. The response goes on without it."""
 
     async def produce(writer: EventWriter) -> None:
-        async for each in events:
-            writer.write(each)
-            await asyncio.sleep(0)  # the answer begins in the next turn of the loop
-            await writer.wait_room()
+        async with aclosing(events):
+            async for each in events:
+                writer.write(each)
+                await asyncio.sleep(0)  # the answer begins in the next turn of the loop
+                await writer.wait_room()
 
     return event_stream(context, record_of(scope), produce, _STYLE)

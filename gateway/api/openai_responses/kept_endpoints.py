@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -129,7 +129,7 @@ def _first_event(request: Request) -> int:
 
 async def _kept_events(
     name: ResponseName, memory: ResponseMemory, request: Request, start: int
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The events of a response from number `start` on, once it has ended at the router that runs
     it. If they were lost with that router, the only event is the failure. Raises InvalidRequest if
     they were too many to be kept."""

@@ -102,7 +102,8 @@ class UnattendedRun:
             assert self.end.response is not None, "`failure` ends the response"
             return self.end.response
 
-        keeping.runs.start(keeping.name, work, failed, record.release, log)
+        leave = record.release if log is None else log.leave_run
+        keeping.runs.start(keeping.name, work, failed, leave, log)
         if log is None:
             return Response(answer, media_type="application/json")
         return followed(self.context, scope, log.follow(0))
