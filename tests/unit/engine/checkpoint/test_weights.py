@@ -168,6 +168,8 @@ def test_unexpected_tensors_are_logged_and_known_extras_ignored(make_tiny, caplo
     folder = make_tiny().folder
     extras = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
+        "model.layers.0.self_attn.k_b_proj.weight": torch.zeros(4),
+        "blk.0.attn_rot_embd.weight": torch.zeros(4),
         "model.layers.0.self_attn.surprise": torch.zeros(4),
     }
     rewrite(folder, lambda tensors: tensors.update(extras))
@@ -190,6 +192,16 @@ def test_a_configuration_with_fewer_layers_is_refused(make_tiny):
     change_config(folder, num_hidden_layers=2)
     message = r"'model\.layers\.2\..*none of the 2 layers .* \('num_hidden_layers'\)"
     with pytest.raises(ModelLoadError, match=message):
+        load(folder)
+
+
+def test_a_layer_that_predicts_tokens_ahead_excuses_no_other_layer(make_tiny):
+    folder = make_tiny().folder
+    ahead = {"model.layers.3.eh_proj.weight": torch.zeros(4)}
+    rewrite(folder, lambda tensors: tensors.update(ahead))
+    load(folder)
+    change_config(folder, num_hidden_layers=2)
+    with pytest.raises(ModelLoadError, match=r"'model\.layers\.2\..*none of the 2 layers"):
         load(folder)
 
 
