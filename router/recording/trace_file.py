@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 
 from protocol.errors import ConfigError
@@ -38,16 +37,17 @@ class TraceFile:
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether `num_bytes` more fit into this file; an empty one takes any number. A file that
-        was moved or removed takes none, so that a new one begins at its path."""
-        is_there = self._path.exists()
+        was moved or removed takes none, so that recording goes on in the one at its path."""
+        is_there = self._is_at_path()
         return is_there and (not self._size or self._size + num_bytes <= self._limit)
 
     def rotate(self) -> None:
-        """Begin a new file. Raises OSError, and may then be called again."""
-        with suppress(FileNotFoundError):  # an earlier call renamed it, but could not open another
+        """Begin a new file, or go on in the one that took this one's path. Raises OSError, and may
+        then be called again."""
+        if self._is_at_path():  # else it was moved, maybe by an earlier call that could not open
             os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
         former, self._fd = self._fd, _open(self._path)
-        self._size = 0
+        self._size = os.fstat(self._fd).st_size
         os.close(former)
 
     def write(self, data: bytes) -> None:
@@ -60,6 +60,12 @@ class TraceFile:
             os.ftruncate(self._fd, self._size)
             raise
         self._size += written
+
+    def _is_at_path(self) -> bool:
+        try:
+            return os.path.samestat(self._path.lstat(), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         """Close the file."""

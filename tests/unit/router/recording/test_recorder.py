@@ -225,6 +225,22 @@ def test_a_new_file_that_could_not_be_opened_is_opened_later(
     assert (path.read_bytes(), (tmp_path / "trace.1").read_bytes()) == (b"new", b"former")
 
 
+def test_an_empty_file_that_took_the_path_of_a_moved_one_is_written(tmp_path: Path) -> None:
+    """As logrotate leaves it (`create`). The file of the former half stays as it was."""
+    path, half = tmp_path / "trace", tmp_path / "trace.1"
+    half.write_bytes(b"half")
+    file = TraceFile(path, ROOM)
+    file.write(b"former")
+    path.rename(tmp_path / "taken")
+    path.touch()
+    assert not file.has_room(1)
+    file.rotate()
+    assert file.has_room(1)
+    file.write(b"new")
+    file.close()
+    assert (path.read_bytes(), half.read_bytes()) == (b"new", b"half")
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_file_that_was_moved_or_removed_is_followed_by_a_new_one(
     tmp_path: Path, is_kept: bool
