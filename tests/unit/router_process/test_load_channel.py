@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from contextlib import AsyncExitStack
 
 import msgspec
 import redis
@@ -14,6 +15,8 @@ from console.telemetry.request_window import Slot
 from process.store.embedded_valkey import EmbeddedValkey
 from protocol.messages import FinishReason
 from router.routing.sent_requests import SentRequest, SentRequests, decode, encode
+from router_process.parts import assemble, board_of
+from router_process.settings import RouterSettings
 from tests.unit.router.fake_worker import WAIT_S, FakeWorker
 from tests.unit.router_process.test_main import (  # noqa: F401 - fixtures
     COMPLETION,
@@ -30,9 +33,9 @@ from tests.unit.router_process.test_main import (  # noqa: F401 - fixtures
 ID = b"another one."
 
 
-def announce_a_router(store: redis.Redis, fleet: str) -> None:
+def announce_a_router(store: redis.Redis, fleet: str, name: str = "") -> None:
     """Another router is there."""
-    name = secrets.token_hex(6)
+    name = name or secrets.token_hex(6)
     body = msgspec.json.encode(RouterSummary(SlotData.of(Slot(1)), 60.0, [], 0, [], []))
     store.set(f"baton:{fleet}:router:{name}", body, ex=600)
     store.zadd(f"baton:{fleet}:routers", {name: time.time() + 600})
@@ -80,6 +83,30 @@ async def test_a_router_avoids_a_worker_to_which_another_has_sent_much(
             (sent,) = decode((await next_message(channel))[len(ID) :])
             assert (sent.worker_id, sent.first, sent.last) == ("d2", 1, 1)
             assert len(leg.token_ids) > 0
+
+
+async def test_the_rank_of_a_router_is_the_number_of_others_with_smaller_ids(
+    valkey: EmbeddedValkey,  # noqa: F811
+    cluster: str,  # noqa: F811
+) -> None:
+    settings = RouterSettings(
+        model="unused", redis_url=valkey.url, cluster=cluster, cluster_secret=secrets.token_hex(16)
+    )
+    async with AsyncExitStack() as stack:
+        parts = assemble(settings, stack)
+        stagger, board = parts.fleet.view().stagger, board_of(settings, parts)
+        with redis.Redis.from_url(valkey.url) as store:
+            for name in (12 * "0", 11 * "0" + "1", 12 * "f"):
+                announce_a_router(store, cluster, name)
+        running = asyncio.create_task(board.run())
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while len(parts.report.peers.summaries) < 3:
+                    await asyncio.sleep(0.01)
+            assert stagger.rank == 2
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
 
 async def fleet(router: RouterProcess) -> dict:  # noqa: F811
