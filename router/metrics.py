@@ -20,7 +20,10 @@ _SECONDS = (
 )  # fmt: skip
 _PHASES = {
     "tokenize_ms": ("baton_tokenize_seconds", "From a request's arrival until it is tokenised"),
-    "placement_ms": ("baton_placement_seconds", "Admission and the choice of workers"),
+    "placement_ms": (
+        "baton_placement_seconds",
+        "Admission, the wait for this router's turn, and the choice of workers",
+    ),
     "dispatch_ms": ("baton_dispatch_seconds", "From the router until a worker read the request"),
     "queue_ms": ("baton_queue_seconds", "From a worker's receipt of a prompt to its first chunk"),
     "prefill_ms": ("baton_prefill_seconds", "From the start of the first chunk to the last's end"),

@@ -29,7 +29,7 @@ class Stage(StrEnum):
     TOKENIZE = "tokenize"
     """From the arrival of the request's head: received, validated, tokenised."""
     PLACEMENT = "placement"
-    """Admission and the choice of workers."""
+    """Admission, the wait for this router's turn, and the choice of workers."""
     LOST_ATTEMPT = "lost_attempt"
     """An attempt that failed, until the next one began."""
     DISPATCH = "dispatch"
