@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
 
 from bench.interference import Contestant, Result, quantile, ratios, report
 from bench.tools.stream_load import Phase, StreamClient, StreamLoad
 from protocol.errors import BatonError
-from tests.unit.bench.engine.answering_server import AnsweringServer
+from tests.unit.bench.engine.answering_server import StreamingServer
 
 LOAD = StreamLoad(
     model="m",
@@ -23,25 +20,9 @@ LOAD = StreamLoad(
 )
 
 
-class Server(AnsweringServer):
-    """Streams as many events as tokens were asked for."""
-
-    def __init__(self, status: str = "200 OK") -> None:
-        super().__init__()
-        self._status = status
-
-    async def answer(self, head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        writer.write(f"HTTP/1.1 {self._status}\r\n\r\n".encode())
-        for _ in range(body["max_tokens"]):
-            writer.write(b"data: {}\n\n")
-            await writer.drain()
-            await asyncio.sleep(0.002)
-        writer.write(b"data: [DONE]\n\n")
-
-
 async def test_both_loads_are_sent_and_counted():
     for quiet_s in (0.1, 1.0, 10.0, 60.0):  # as long as this machine takes to send some tokens
-        async with Server() as server:
+        async with StreamingServer() as server:
             quiet, disturbed = await StreamClient(server.url, LOAD).run(0.0, quiet_s, 3 * quiet_s)
         if quiet.gaps_s and disturbed.gaps_s:
             break
@@ -59,7 +40,7 @@ async def test_both_loads_are_sent_and_counted():
 async def test_the_load_is_a_function_of_its_seed():
     prompts = []
     for _ in range(2):
-        async with Server() as server:
+        async with StreamingServer() as server:
             await StreamClient(server.url, LOAD).run(0.0, 0.02, 0.1)
         long = [body["prompt"] for body in server.bodies if len(body["prompt"]) == 40]
         prompts.append(sorted(long))  # each comes over a connection of its own
@@ -67,13 +48,13 @@ async def test_the_load_is_a_function_of_its_seed():
 
 
 async def test_a_refusal_ends_the_run():
-    async with Server("503 Service Unavailable") as server:
+    async with StreamingServer("503 Service Unavailable") as server:
         with pytest.raises(BatonError, match="503"):
             await StreamClient(server.url, LOAD).run(60.0, 0.0, 0.0)
 
 
 async def test_a_server_that_is_not_there_ends_the_run():
-    async with Server() as server:
+    async with StreamingServer() as server:
         pass
     with pytest.raises(BatonError, match="a connection broke"):
         await StreamClient(server.url, LOAD).run(60.0, 0.0, 0.0)

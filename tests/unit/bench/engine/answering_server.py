@@ -41,6 +41,22 @@ class AnsweringServer(ABC):
         """Write the answer; `head` is in lower case."""
 
 
+class StreamingServer(AnsweringServer):
+    """Streams as many events as tokens were asked for."""
+
+    def __init__(self, status: str = "200 OK") -> None:
+        super().__init__()
+        self._status = status
+
+    async def answer(self, head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 {self._status}\r\n\r\n".encode())
+        for _ in range(body["max_tokens"]):
+            writer.write(b"data: {}\n\n")
+            await writer.drain()
+            await asyncio.sleep(0.002)
+        writer.write(b"data: [DONE]\n\n")
+
+
 def header(head: str, name: str) -> str:
     """The value of a header; empty if the header is absent."""
     return head.partition(f"\r\n{name}: ")[2].partition("\r\n")[0]

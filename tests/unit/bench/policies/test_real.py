@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -13,17 +12,9 @@ from bench.policies.real_loads import AgentOptions, Sample, cut, hot_prefix, int
 from bench.tools.stream_load import StreamLoad
 from simulator.traces.sessions import Session
 from simulator.traces.sessions import Turn as Asked
-from tests.unit.bench.engine.answering_server import AnsweringServer
+from tests.unit.bench.engine.answering_server import StreamingServer
 
 OPTIONS = AgentOptions(sessions=1, context=100, most_turns=3, span_s=1.0, pace=10.0)
-
-
-class Server(AnsweringServer):
-    """Streams as many events as tokens were asked for."""
-
-    async def answer(self, head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        events = b"data: {}\n\n" * body["max_tokens"]
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + events + b"data: [DONE]\n\n")
 
 
 def turn(ttft_s: float, gap_s: float = 0.01, split: float = 0.5) -> Turn:
@@ -106,7 +97,7 @@ async def test_a_turn_sends_the_same_prompts_under_another_salt() -> None:
     for load, size in ((prefix, 424), (among, 40)):
         prompts = {}
         for salt in ("a", "b"):
-            async with Server() as server:
+            async with StreamingServer() as server:
                 sample = await asyncio.to_thread(load, server.url, 1, salt)
             assert {each["cache_salt"] for each in server.bodies} == {salt}
             assert sample.gaps_s
