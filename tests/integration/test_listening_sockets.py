@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from bench.sockets import Seen, between_hosts, refused, strays
@@ -25,7 +26,7 @@ import json, os, socket, sys
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
-pids, sockets = json.loads(sys.argv[1])
+pids, sockets, began = json.loads(sys.argv[1])
 read = []
 for pid in pids:
     for name in ("mem", "environ", "maps", "fd", "map_files", "cwd"):
@@ -35,9 +36,12 @@ for pid in pids:
             read.append(path)
         except OSError:
             pass
-for name in os.listdir("/dev/shm"):
-    if os.access(f"/dev/shm/{name}", os.R_OK):
-        read.append(name)
+for each in os.scandir("/dev/shm"):
+    try:
+        if each.stat().st_ctime >= began and os.access(each.path, os.R_OK):
+            read.append(each.path)
+    except FileNotFoundError:
+        pass
 held, answers = [], []
 for kind, address, port in sockets:
     target = "\0" + address[1:] if kind == "Unix" else (address, port)
@@ -113,7 +117,8 @@ def test_another_user_of_the_host_reads_nothing_and_stops_nothing(fleet: Fleet) 
     before = handoffs(fleet)
     pids = [child.pid for child in fleet.processes.values()]
     sockets = [(each.kind, each.address, each.port) for pid in pids for each in listeners_of(pid)]
-    command = [sys.executable, "-c", AS_NOBODY, json.dumps([pids, sockets])]
+    began = min(psutil.Process(pid).create_time() for pid in pids)
+    command = [sys.executable, "-c", AS_NOBODY, json.dumps([pids, sockets, began])]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as attacker:  # type: ignore[call-overload]
         read, num_held = json.loads(attacker.stdout.readline())
