@@ -19,11 +19,15 @@ from protocol.errors import ConfigError, ModelLoadError
 
 log = logging.getLogger(__name__)
 
-HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """The files to fetch from a hub repository: configuration, weights, tokenizer, chat template."""
 
 TEXT_PATTERNS = tuple(each for each in HUB_PATTERNS if each != "*.safetensors")
 """The files without weights: all that a router reads."""
+
+IGNORED_PATTERNS = ("*/*.safetensors", "consolidated*.safetensors")
+"""Weights that are not fetched: the same ones in their authors' own form, as gpt-oss and Mistral's
+checkpoints have them."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([A-Za-z0-9][\w.-]*))?")
@@ -107,7 +111,12 @@ def _fetched(
 
         download = snapshot_download
     try:
-        found = download(name, revision=revision, allow_patterns=list(patterns))
+        found = download(
+            name,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(IGNORED_PATTERNS),
+        )
     except Exception as error:  # also its transports' errors, which have no class in common
         reason = one_line(with_addresses_shown(str(error))) or type(error).__name__
         at = f" at revision {revision!r}" if revision else ""

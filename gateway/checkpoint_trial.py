@@ -5,6 +5,7 @@ It does what the router will do with the files, and renders and encodes a sample
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from gateway.api.checkpoint_defaults import load_sampling_defaults
 from gateway.chat.markup import find_markup
 from gateway.grammars.grammar_checker import GrammarChecker
 from gateway.text.chat_template import ChatTemplate
-from gateway.text.checkpoint_texts import load_chat_templates
+from gateway.text.checkpoint_texts import chat_template_file, load_chat_templates
 from gateway.text.rendering_budget import BudgetExceeded
 from gateway.text.tokenizer import Tokenizer
 from protocol.errors import InvalidRequest, ModelLoadError
@@ -48,16 +49,13 @@ def main(argv: Sequence[str]) -> int:
     """Read the files of the folder `argv[0]`; the exit status."""
     folder = Path(argv[0])
     limit_this_process()
-    template_file = _template_file(folder)
+    template_file = folder / "tokenizer_config.json"
+    with contextlib.suppress(ModelLoadError):  # the step fails, too
+        template_file = chat_template_file(folder)
     return run_steps(
         (template_file, lambda: try_template(folder)),
         (folder / "tokenizer.json", lambda: try_tokenizer(folder)),
     )
-
-
-def _template_file(folder: Path) -> Path:
-    file = folder / "chat_template.jinja"
-    return file if file.is_file() else folder / "tokenizer_config.json"
 
 
 def try_template(folder: Path) -> None:
@@ -80,7 +78,7 @@ def _render(
         template.render(messages, tools=tools)
     except InvalidRequest as error:
         if isinstance(error.__cause__, BudgetExceeded | MemoryError):
-            raise ModelLoadError(f"{_template_file(folder)}: {error.message}") from error
+            raise ModelLoadError(f"{chat_template_file(folder)}: {error.message}") from error
 
 
 def try_tokenizer(folder: Path) -> None:

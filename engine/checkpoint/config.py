@@ -7,6 +7,7 @@ devices. Unsupported settings are rejected here, by name, before a weight is rea
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from engine.checkpoint.latent_config import parse_latent
 from engine.checkpoint.layers_config import parse_layers
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.rope_config import RopeConfig, parse_ropes, rotated_part
-from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture
+from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, TEXT_KINDS, Architecture
 from protocol.errors import ModelLoadError
 from protocol.layout import DTYPE_BYTES
 
@@ -171,11 +172,21 @@ def _architecture(keys: JsonKeys) -> tuple[str, Architecture]:
             f"{keys.where}: the architecture {names[0]!r} is not supported; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
+    if names[0] in TEXT_KINDS:
+        kind = _text_kind(keys, TEXT_KINDS[names[0]])
     if keys.raw("clip_qkv", None) is not None:
         raise keys.wrong("clip_qkv", "absent or null")
     if keys.raw("use_bidirectional_attention", None):
         raise keys.wrong("use_bidirectional_attention", "false or absent")
     return names[0], kind
+
+
+def _text_kind(keys: JsonKeys, kinds: Mapping[str, Architecture]) -> Architecture:
+    text = keys.table("text_config") or JsonKeys({}, keys.where)
+    name = text.text("model_type", next(iter(kinds)))
+    if name not in kinds:
+        raise text.wrong("model_type", f"one of {', '.join(kinds)}")
+    return kinds[name]
 
 
 def _named_by_model_type(keys: JsonKeys) -> str:

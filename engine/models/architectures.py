@@ -90,6 +90,14 @@ class Architecture:
 _LLAMA = Architecture(
     configurable_biases=True, mlp_bias_keys=("mlp_bias",), multi_head_default=True
 )
+_MISTRAL = Architecture(configurable_biases=False, windows="uniform")
+_MINISTRAL_3 = Architecture(
+    configurable_biases=False,
+    head_dim_required=True,
+    windows="uniform",
+    default_window=None,
+    scales_queries=True,
+)
 _QWEN_2 = Architecture(configurable_biases=False, qkv_bias=True, windows="layers")
 _GEMMA_2 = Architecture(
     configurable_biases=True,
@@ -266,14 +274,9 @@ ARCHITECTURES = {
         bias_default=True,
         head_dim_required=True,
     ),
-    "MistralForCausalLM": Architecture(configurable_biases=False, windows="uniform"),
-    "Ministral3ForCausalLM": Architecture(
-        configurable_biases=False,
-        head_dim_required=True,
-        windows="uniform",
-        default_window=None,
-        scales_queries=True,
-    ),
+    "MistralForCausalLM": _MISTRAL,
+    "Ministral3ForCausalLM": _MINISTRAL_3,
+    "Mistral3ForConditionalGeneration": replace(_MISTRAL, has_text_config=True),
     "Qwen2ForCausalLM": _QWEN_2,
     "MiMoForCausalLM": _QWEN_2,  # its layers for predicting several tokens are left out
     "Qwen3ForCausalLM": Architecture(
@@ -326,6 +329,14 @@ ARCHITECTURES = {
     "Qwen3_5MoeForConditionalGeneration": _QWEN_3_5_MOE,
 }
 """Architectures by their name in a checkpoint's `architectures`."""
+TEXT_KINDS = {
+    "Mistral3ForConditionalGeneration": {
+        "mistral": ARCHITECTURES["Mistral3ForConditionalGeneration"],
+        "ministral3": replace(_MINISTRAL_3, has_text_config=True),
+    },
+}
+"""Of architectures with several language models, these by the `model_type` of `text_config`; the
+first one is the default."""
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
     "iquestcoder": "IQuestCoderForCausalLM",
@@ -334,6 +345,7 @@ MODEL_TYPES = {
     "seed_oss": "SeedOssForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
+    "mistral3": "Mistral3ForConditionalGeneration",
     "qwen2": "Qwen2ForCausalLM",
     "mimo": "MiMoForCausalLM",
     "qwen3": "Qwen3ForCausalLM",

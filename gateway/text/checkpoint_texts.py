@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from protocol.errors import ModelLoadError
 
 MAX_TEMPLATE_BYTES = 1024 * 1024
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
-_TOOL_USE = "tool_use"
+_TEMPLATE_FILE, _CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
+_PROCESSOR_FILE = "chat_template.json"  # of checkpoints for images and text
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -51,7 +52,7 @@ def load_tokenizer_config(folder: Path) -> TokenizerConfig:
     As in transformers, `special_tokens_map.json` counts for older checkpoints, whose settings list
     no added tokens.
     """
-    keys = optional_keys(folder / "tokenizer_config.json")
+    keys = optional_keys(folder / _CONFIG_FILE)
     add_bos = keys.flag("add_bos_token", False) if "add_bos_token" in keys else None
     special = _special_tokens(keys)
     if "added_tokens_decoder" not in keys:
@@ -64,26 +65,36 @@ def load_chat_templates(folder: Path) -> ChatTemplates:
 
     As in transformers, `chat_template.jinja` overrides all templates in `tokenizer_config.json`,
     files in `additional_chat_templates` override others of their names, and the template `tool_use`
-    serves conversations with tools.
+    serves conversations with tools. Without any of these, `chat_template.json` counts.
     """
-    config = load_tokenizer_config(folder)
-    file = folder / "chat_template.jinja"
-    if is_there(file):
-        config = replace(config, chat_templates={})
-    default = _compiled(folder, config, "default", file)
-    for_tools = _compiled(
-        folder, config, _TOOL_USE, folder / ADDITIONAL_TEMPLATES / f"{_TOOL_USE}.jinja"
-    )
+    config, file = load_tokenizer_config(folder), chat_template_file(folder)
+    sources = {} if file.name == _TEMPLATE_FILE else config.chat_templates
+    if file.name == _PROCESSOR_FILE:
+        sources = _templates(optional_keys(file))
+    found = {}
+    for name, own_file in (
+        ("default", folder / _TEMPLATE_FILE),
+        ("tool_use", folder / ADDITIONAL_TEMPLATES / "tool_use.jinja"),
+    ):
+        source, place = sources.get(name), file
+        if is_there(own_file):
+            source, place = read_text(own_file, MAX_TEMPLATE_BYTES), own_file
+        found[name] = None if source is None else _compiled(place, source, config)
+    default, for_tools = found["default"], found["tool_use"]
     return ChatTemplates(default or for_tools, for_tools or default)
 
 
-def _compiled(folder: Path, config: TokenizerConfig, name: str, file: Path) -> ChatTemplate | None:
-    if is_there(file):
-        source: str | None = read_text(file, MAX_TEMPLATE_BYTES)
-    else:
-        file, source = folder / "tokenizer_config.json", config.chat_templates.get(name)
-    if source is None:
-        return None
+def chat_template_file(folder: Path) -> Path:
+    """The file that has the default chat template, whether it is there or not. Raises
+    ModelLoadError."""
+    own, processor = folder / _TEMPLATE_FILE, folder / _PROCESSOR_FILE
+    if is_there(own):
+        return own
+    has_none = "chat_template" not in optional_keys(folder / _CONFIG_FILE)
+    return processor if has_none and is_there(processor) else folder / _CONFIG_FILE
+
+
+def _compiled(file: Path, source: str, config: TokenizerConfig) -> ChatTemplate:
     if len(source) > MAX_TEMPLATE_BYTES:
         raise ModelLoadError(f"{file}: the chat template has more than {MAX_TEMPLATE_BYTES} bytes")
     try:

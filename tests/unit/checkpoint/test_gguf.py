@@ -449,7 +449,9 @@ def test_a_hub_id_may_name_a_quantization(tmp_path):
     for name in ("tiny-Q4_K_M.gguf", "tiny-Q4_K_S.gguf", "tiny-IQ4_K_M.gguf"):
         write(tmp_path / "hub" / name)
 
-    def download(repo_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def download(
+        repo_id: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
         asked.append((repo_id, revision, allow_patterns))
         return str(tmp_path / "hub")
 

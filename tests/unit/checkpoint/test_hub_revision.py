@@ -15,7 +15,17 @@ from tests.unit.checkpoint.hub_server import COMMITS, hub
 
 REPOSITORY = "some-owner/some-model"
 FILES = {
-    commit: {"config.json": name.encode(), "chat_template.jinja": b"x", "evil.py": b"x"}
+    commit: {
+        "config.json": name.encode(),
+        "chat_template.jinja": b"x",
+        "additional_chat_templates/tool_use.jinja": b"x",
+        "tiktoken.model": b"x",
+        "model-00001-of-00002.safetensors": b"x",
+        "consolidated.safetensors": b"x",
+        "original/model.safetensors": b"x",
+        "metal/model.bin": b"x",
+        "evil.py": b"x",
+    }
     for name, commit in COMMITS.items()
 }
 FETCH = """
@@ -48,12 +58,14 @@ def fetch(url: str, cache: Path, revision: str, **more: str) -> tuple[str, str]:
 
 
 def test_a_revision_is_fetched_and_its_commit_logged(tmp_path: Path) -> None:
+    """Without the same weights in their authors' own form, as Mistral and gpt-oss have them."""
     with hub(REPOSITORY, FILES) as url:
         folder, log = fetch(url, tmp_path, "v1")
         assert f"{REPOSITORY} at revision v1 is commit {COMMITS['v1']}" in log
         assert Path(folder, "config.json").read_text() == "v1"
-        assert sorted(each.name for each in Path(folder).iterdir()) == [
-            "chat_template.jinja", "config.json",
+        assert sorted(each.name for each in Path(folder).rglob("*") if each.is_file()) == [
+            "chat_template.jinja", "config.json", "model-00001-of-00002.safetensors",
+            "tiktoken.model", "tool_use.jinja",
         ]  # fmt: skip
         main, log = fetch(url, tmp_path, "")
         assert f"at revision main is commit {COMMITS['main']}" in log

@@ -23,7 +23,9 @@ def test_a_local_folder_is_taken_as_it_is(tmp_path):
 def test_a_hub_id_is_fetched(tmp_path):
     asked = []
 
-    def download(repo_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def download(
+        repo_id: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
         asked.append((repo_id, revision, allow_patterns))
         return str(tmp_path)
 
@@ -41,7 +43,9 @@ def test_a_local_folder_has_no_revision(tmp_path):
 def test_a_router_fetches_no_weights(tmp_path):
     files = ["config.json", "tokenizer.json", "chat_template.jinja", "model-1-of-2.safetensors"]
 
-    def download(repo_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def download(
+        repo_id: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
         kept = [name for name in files if any(fnmatch(name, each) for each in allow_patterns)]
         assert kept == files[:-1]
         return str(tmp_path)

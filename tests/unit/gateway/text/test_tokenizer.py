@@ -177,6 +177,9 @@ NAMED = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": 
         ("d", {"additional_chat_templates/tool_use.jinja": "y"}, "d", "y"),
         (NAMED, {"additional_chat_templates/tool_use.jinja": "y"}, "d", "y"),
         ("d", {"additional_chat_templates/rag.jinja": "y"}, "d", "d"),
+        (None, {"chat_template.json": '{"chat_template": "p"}'}, "p", "p"),
+        ("d", {"chat_template.json": '{"chat_template": "p"}'}, "d", "d"),
+        (None, {"chat_template.json": "{", "chat_template.jinja": "x"}, "x", "x"),
     ],
 )
 def test_a_template_of_its_own_serves_tools(folder, load, config, files, default, for_tools):
@@ -186,6 +189,20 @@ def test_a_template_of_its_own_serves_tools(folder, load, config, files, default
     tokenizer = load(chat_template=config)
     assert tokenizer.chat_template.render([]) == default
     assert tokenizer.tool_template.render([]) == for_tools
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "chat_template.json is not valid JSON"),
+        ('{"chat_template": 1}', "chat_template.json: 'chat_template' must be a template"),
+        ('{"chat_template": "{%"}', "chat_template.json: the chat template cannot be compiled"),
+    ],
+)
+def test_a_bad_template_of_a_processor_is_named(folder, load, content, message):
+    (folder / "chat_template.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=message):
+        load(chat_template=None)
 
 
 @pytest.mark.parametrize(
