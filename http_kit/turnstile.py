@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +19,7 @@ from itertools import count
 
 from http_kit.caller import CURRENT_ORIGIN, Origin
 from http_kit.disconnect import ClientGone
-from protocol.errors import TooManyRequests
+from protocol.errors import TooManyRequests, retry_after
 from scheduling.shares import ShareAccounts
 
 MOST_WAIT_S = 60.0
@@ -132,7 +131,7 @@ class Turnstile:
         waiting_s = self._waiting_s.get(turn.share, 0.0)
         if not turn.share or not waiting_s or waiting_s + turn.predicted_s <= MOST_WAIT_S:
             return
-        retry_s = math.ceil(waiting_s * len(self._waiting) / self._places)
+        retry_s = retry_after(waiting_s * len(self._waiting) / self._places)
         raise TooManyRequests(
             f"texts of this caller wait that take about {waiting_s:.0f} s to convert; try again in "
             f"{retry_s} s",

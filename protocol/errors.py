@@ -30,7 +30,17 @@ BatonError
 
 from __future__ import annotations
 
+import math
 from typing import Literal
+
+MAX_RETRY_S = 59
+"""The longest Retry-After. Some clients ignore 60 s and more (Vercel's AI SDK) or more than 60 s
+(LiteLLM), and then come back within seconds."""
+
+
+def retry_after(wait_s: float) -> int:
+    """The Retry-After, in whole seconds, for a wait of about `wait_s`."""
+    return max(1, min(MAX_RETRY_S, math.ceil(wait_s)))
 
 
 class BatonError(Exception):

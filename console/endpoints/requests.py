@@ -99,7 +99,8 @@ def bad_query(name: str, wanted: str) -> HttpError:
 def _not_found(request_id: str) -> HttpError:
     return HttpError(
         status=404,
-        message=f"there is no trace of request {request_id}; only recent ones are kept",
+        message=f"there is no trace of request {request_id}; requests that were refused at "
+        "once have none, and only recent ones are kept",
         kind=RequestError.kind,
         param="request_id",
         code="request_not_found",

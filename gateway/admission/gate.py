@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,11 +21,10 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.admission.address_shares import AddressShares
 from gateway.admission.recent import WINDOW_S, RecentCount
 from http_kit.tenant import EVERYBODY, Tenant
-from protocol.errors import InvalidRequest, Overloaded, TooManyRequests
+from protocol.errors import InvalidRequest, Overloaded, TooManyRequests, retry_after
 
 log = logging.getLogger(__name__)
 
-MAX_RETRY_S = 60
 LOG_INTERVAL_S = 1.0
 
 
@@ -59,7 +57,7 @@ class _Flow:
         that became free within the window are shared among all requests refused in it; if none
         became free, one is assumed."""
         waiting, ended = self.refused.total(now) + 1, self.ended.total(now)
-        return max(1, min(MAX_RETRY_S, math.ceil(waiting * WINDOW_S / max(1, ended))))
+        return retry_after(waiting * WINDOW_S / max(1, ended))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ ASGI middleware around the whole application. Headers of the answer:
   because they need not be unique.
 - `x-baton-request-id` (for Anthropic's clients also `request-id`) is always Baton's own id, which
   logs and traces use.
-- `x-baton-receipt` is the path of a generation's receipt.
+- `x-baton-receipt` is the path of a generation's receipt, unless the request was refused before it
+  became one.
 - `x-baton-ignored` names the fields of the body that were ignored.
 - `traceparent`, if the client sent a valid one, names our span in the client's trace.
 
@@ -77,6 +78,7 @@ class RequestRecord(msgspec.Struct):
     - `held_bytes`: bytes taken from `budget` until the answer has ended, in the name of `share`.
     - `tenant`: the tenant of the request.
     - `ticket`: its place behind `gate`, if it has to pass one.
+    - `has_begun`: its choices have been handed to the generator.
     - `ignored`: fields of the body that the answer does not honour.
     - `root_path`: the prefix of paths in the answer.
     """
@@ -97,6 +99,7 @@ class RequestRecord(msgspec.Struct):
     tenant: Tenant = EVERYBODY
     gate: Gate | None = None
     ticket: Ticket | None = None
+    has_begun: bool = False
     ignored: Sequence[str] = ()
     root_path: bytes = b""
 
@@ -207,7 +210,8 @@ class RequestRecord(msgspec.Struct):
             (b"x-request-id", client_id if client_id is not None and is_shown else own),
             (b"x-baton-request-id", own),
         ]
-        if self.path in GENERATION:
+        is_refusal = self.status is not None and self.status >= 400 and not self.has_begun
+        if self.path in GENERATION and not is_refusal:
             receipt = b"%b/v1/requests/%b/receipt" % (self.root_path, own)
             names.append((b"x-baton-receipt", receipt))
         if is_anthropics(self.path):

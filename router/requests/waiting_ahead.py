@@ -10,10 +10,9 @@ prediction is too high by a factor of `MARGIN`. For targets, predictions decide:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 
-from protocol.errors import DeadlineUnreachable, TargetUnreachable
+from protocol.errors import DeadlineUnreachable, TargetUnreachable, retry_after
 from router.requests.machine.generation import Generation
 from router.routing.placement import Mode, Placement, Targets, WorkerLoad
 from router.routing.prediction import least_wait_ms
@@ -22,7 +21,6 @@ from router.routing.urgent_work import UrgentWork
 
 MARGIN = 2
 """The predicted wait must exceed the time left by this factor."""
-MAX_RETRY_S = 60
 
 
 def check_deadline(
@@ -48,7 +46,7 @@ def check_deadline(
     ahead = sum(_waiting_tokens(each, worker_id) for each in running if _precedes(each, generation))
     wait_ms = least_wait_ms(load.speed, min(ahead, load.queued_tokens))
     if wait_ms > MARGIN * left_ms:
-        retry_s = _retry_s(wait_ms - left_ms)
+        retry_s = retry_after((wait_ms - left_ms) / 1000)
         raise DeadlineUnreachable(
             f"the prompts that wait before this one take about {wait_ms / 1000:.1f} s, and its "
             f"deadline is in {max(0.0, left_ms) / 1000:.1f} s; try again in {retry_s} s",
@@ -76,7 +74,7 @@ def check_targets(
     found = shed(asker, placement, loads, _prompts(running))
     if found is None:
         return
-    retry_s, target_s = _retry_s(found.late_ms), found.target_ms / 1000
+    retry_s, target_s = retry_after(found.late_ms / 1000), found.target_ms / 1000
     if found.is_first_token:
         reason = f"its first token would come after about {found.predicted_ms / 1000:.1f} s"
         raise TargetUnreachable(
@@ -97,10 +95,6 @@ def _prompts(running: Iterable[Generation]) -> Iterator[WaitingPrompt]:
         if attempt is not None and not each.stream.token_ids:
             name, num_tokens = _computing(attempt.placement)
             yield WaitingPrompt(name, num_tokens, each.request.share, each.request.priority)
-
-
-def _retry_s(late_ms: float) -> int:
-    return max(1, min(MAX_RETRY_S, math.ceil(late_ms / 1000)))
 
 
 def _precedes(other: Generation, generation: Generation) -> bool:

@@ -139,6 +139,7 @@ def _runner(
     context: ApiContext, record: RequestRecord, plan: Plan, usage: UsageCount
 ) -> Callable[[TextSink], Coroutine[Any, Any, None]]:
     """Returns a function that runs the choices into a sink. Counts their prompt tokens now."""
+    record.has_begun = True
     is_new, metrics = not plan.identity.life, context.metrics
     if is_new:
         metrics.prompt_tokens.value += usage.num_prompt

@@ -145,7 +145,7 @@ async def test_too_much_work_of_one_caller_is_refused_and_of_no_other() -> None:
     assert jobs.tasks[3].done(), "one runs, two wait"
     with pytest.raises(TooManyRequests, match="take about 60 s") as caught:
         await jobs.tasks[3]
-    assert caught.value.retry_after_s == 60
+    assert caught.value.retry_after_s == 59, "some clients ignore a minute and more"
     begun = jobs.ask("flood", MOST_WAIT_S, Standing.BEGUN)
     answer = jobs.ask("flood", MOST_WAIT_S, Standing.ANSWERING)
     other = jobs.ask("other", 2 * MOST_WAIT_S)

@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.address_shares import ALONE_AFTER_S
-from gateway.admission.gate import MAX_RETRY_S, Gate
+from gateway.admission.gate import Gate
 from gateway.admission.recent import WINDOW_S, RecentCount
 from http_kit.tenant import EVERYBODY, KeyTerms, Tenant
-from protocol.errors import InvalidRequest, Overloaded, TooManyRequests
+from protocol.errors import MAX_RETRY_S, InvalidRequest, Overloaded, TooManyRequests
 
 A, B = Tenant(KeyTerms("a"), "a"), Tenant(KeyTerms("b"), "b")
 SMALL = Tenant(KeyTerms("small", inflight=2), "small")

@@ -13,6 +13,7 @@ from tokenizers import processors
 
 from gateway.api.sampling_params import choice_seed
 from gateway.text.tokenizer import Tokenizer
+from protocol.errors import Overloaded
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams, TokenLogprobs
 from router.requests.interface import GenerationRequest, TokenDelta
@@ -323,6 +324,22 @@ def test_the_timing_of_candidates_is_told_by_their_places_in_the_answer(api):
     answer = api.post("/v1/completions", body, **{"x-baton-timing": "1"}).json()
     shown = [(each["index"], each["ttft_ms"]) for each in answer["baton"]["choices"]]
     assert shown == [(0, 1.0), (1, 4.0), (None, 2.0), (None, 3.0)]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages"])
+def test_a_request_that_was_refused_names_no_receipt(api, path: str):
+    answer = api.post(path, {"model": MODEL, "temperature": "hot"})
+    assert answer.status_code == 400
+    assert answer.headers["x-baton-request-id"]
+    assert "x-baton-receipt" not in answer.headers
+
+
+def test_a_generation_that_failed_has_a_receipt(api):
+    api.generator.script = lambda request: [Overloaded("no worker is ready")]
+    answer = api.complete()
+    assert answer.status_code == 503
+    own = answer.headers["x-baton-request-id"]
+    assert answer.headers["x-baton-receipt"] == f"/v1/requests/{own}/receipt"
 
 
 def test_the_best_are_chosen_for_each_prompt(api):
