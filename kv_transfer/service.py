@@ -24,6 +24,7 @@ from kv_transfer.transfer_loop import (
     TransferLoop,
     WriteCommand,
     WriteFinished,
+    now_us,
 )
 from kv_transfer.transports.interface import PoolMemory, SharesByGroup, Transport
 from kv_transfer.transports.memory_file import SharedMemory
@@ -103,11 +104,14 @@ class TransferService:
         open_transport: Callable[[], Transport],
         wake: Callable[[], None],
         write_timeout_s: float = 10.0,
+        wall_us: Callable[[], int] = now_us,
     ) -> None:
-        """`wake` is called by the transfer thread; it must neither block nor raise."""
+        """`wake` is called by the transfer thread; it must neither block nor raise. `wall_us`: see
+        `TransferLoop`."""
         self._open_transport = open_transport
         self._wake = wake
         self._write_timeout_s = write_timeout_s
+        self._wall_us = wall_us
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._lock = threading.Lock()  # guards the next three attributes
         self._events: list[TransferEvent] = []
@@ -239,7 +243,7 @@ class TransferService:
             opened.set_exception(error)
             return
         events: list[TransferEvent] = []
-        loop = TransferLoop(transport, events.append, self._write_timeout_s)
+        loop = TransferLoop(transport, events.append, self._write_timeout_s, wall_us=self._wall_us)
         opened.set_result(transport)
         reason = "the transfer service was closed"
         try:

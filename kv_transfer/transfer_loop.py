@@ -121,6 +121,11 @@ class _Outstanding:
     is_abandoned: bool = False  # its peer was removed; a new peer may have the same name
 
 
+def now_us() -> int:
+    """Microseconds of the Unix epoch, by the system clock."""
+    return time.time_ns() // 1000
+
+
 class TransferLoop:
     """Commands in, events out, for one transport. One thread calls everything.
 
@@ -134,11 +139,14 @@ class TransferLoop:
         emit: Callable[[TransferEvent], None],
         write_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
+        wall_us: Callable[[], int] = now_us,
     ) -> None:
+        """`wall_us` returns microseconds of the Unix epoch, for the times of writes."""
         self.transport = transport
         self._emit = emit
         self._write_timeout_s = write_timeout_s
         self._clock = clock
+        self._wall_us = wall_us
         self.holds_until: Callable[[], float] = lambda: math.inf
         self._peers: set[str] = set()  # the peers that are ready
         self._connecting: set[str] = set()
@@ -196,7 +204,7 @@ class TransferLoop:
             self._post(command)
 
     def _post(self, command: WriteCommand) -> None:
-        posted_us = now_us()
+        posted_us = self._wall_us()
         try:
             handle = self.transport.post_write(
                 command.agent,
@@ -207,7 +215,7 @@ class TransferLoop:
                 min(command.post_before, self.holds_until()),
             )
         except TransferError as error:
-            self._emit(WriteFinished(command.key, str(error), posted_us, now_us()))
+            self._emit(WriteFinished(command.key, str(error), posted_us, self._wall_us()))
             if not isinstance(error, PoolMismatch):
                 self._drop(command.agent, str(error))
             return
@@ -250,7 +258,7 @@ class TransferLoop:
     def fail_outstanding(self, reason: str) -> None:
         """Report every outstanding write as failed; for the end of the loop."""
         for write in self._outstanding.values():
-            self._emit(WriteFinished(write.key, reason, write.posted_us, now_us()))
+            self._emit(WriteFinished(write.key, reason, write.posted_us, self._wall_us()))
         for command in (*self._held_back, *self._yielding):
             self._emit(WriteFinished(command.key, reason, 0, 0))
         self._outstanding.clear()
@@ -267,7 +275,7 @@ class TransferLoop:
 
     def _finish(self, done: WriteDone) -> None:
         write = self._outstanding.pop(done.handle)
-        self._emit(WriteFinished(write.key, done.error, write.posted_us, now_us()))
+        self._emit(WriteFinished(write.key, done.error, write.posted_us, self._wall_us()))
         if done.error is not None and not write.is_abandoned:
             self._drop(write.agent, done.error)
 
@@ -292,8 +300,3 @@ class TransferLoop:
 
 def _is_computed(command: WriteCommand) -> bool:
     return command.computed is None or command.computed.is_done()
-
-
-def now_us() -> int:
-    """Microseconds of the Unix epoch."""
-    return time.time_ns() // 1000

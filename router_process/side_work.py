@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Coroutine
@@ -11,11 +12,14 @@ from typing import Any
 from console.telemetry.caches.cache_report import CacheReport
 from console.telemetry.fleet_report import FleetReport
 from gateway.http.server import HttpServer
+from process.clock import clock_step_us
 from process.side_tasks import keep_running
 from protocol.flight import FlightKind
 from router.fleet.fleet import Fleet
 from router_process.parts import Parts
 from router_process.settings import RouterSettings
+
+log = logging.getLogger(__name__)
 
 SideWork = Coroutine[Any, Any, None]
 
@@ -25,6 +29,7 @@ LAG_S = 0.1
 half, because a CPU limit stops a process every 100 ms, and regular timers might always fall between
 the stops."""
 RECORDED_LAG_S = 0.05
+RECORDED_STEP_US = 1_000_000
 INDEX_S, BUSY_INDEX_S = 0.1, 0.01
 """The index of caches is updated this often: the first time is used without long lists to index,
 the second one with them."""
@@ -94,10 +99,26 @@ async def keep_indexing(fleet: Fleet) -> None:
 
 
 async def _sample(report: FleetReport, cache: CacheReport) -> None:
+    step_us = 0
     while True:
         await asyncio.sleep(SAMPLE_S)
         report.sample()
         cache.sample()
+        step_us = log_clock_step(step_us, clock_step_us())
+
+
+def log_clock_step(known_us: int, step_us: int) -> int:
+    """Log that the system clock was set since the last call; returns the step to pass to the next
+    one. Both are readings of `clock_step_us`."""
+    if abs(step_us - known_us) < RECORDED_STEP_US:
+        return known_us
+    side = "ahead of" if step_us > 0 else "behind"
+    log.warning(
+        "the system clock was set, or the machine slept: it is %.0f s %s this router's own clock, "
+        "by which the times in traces and in /fleet go on; add clock.step_us of /fleet to them",
+        abs(step_us) / 1e6, side,
+    )  # fmt: skip
+    return step_us
 
 
 async def watch_lag(parts: Parts) -> None:

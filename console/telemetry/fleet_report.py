@@ -40,6 +40,7 @@ from console.telemetry.targets import Targets
 from console.telemetry.worker_pairs import PairKey, PairPaths, PairTable
 from console.telemetry.workers import workers_json
 from http_kit.door import Door
+from process.clock import clock_step_us
 from process.number_text import ms
 from process.store.ignored_entries import IgnoredEntries
 from protocol.messages import Role
@@ -195,6 +196,7 @@ class FleetReport:
                 "tpot_target_ms": self._tpot_target_ms,
                 "goodput_target": self.targets.goodput_target,
             },
+            "clock": {"now_us": self._traces.wall_us(), "step_us": clock_step_us()},
             "history": _history_json(self._points()),
             "events": [
                 {

@@ -27,8 +27,11 @@ class SpanMaker:
         self._scope = InstrumentationScope("baton", version)
         self._resources: dict[tuple[str, str], Resource] = {}
 
-    def made(self, node: SpanNode, trace_id: str, parent_id: str, span_id: str) -> ReadableSpan:
-        """The span of a node. Ids are hexadecimal; `parent_id` is "" for a root."""
+    def made(
+        self, node: SpanNode, trace_id: str, parent_id: str, span_id: str, step_us: int = 0
+    ) -> ReadableSpan:
+        """The span of a node, `step_us` later than it says. Ids are hexadecimal; `parent_id` is ""
+        for a root."""
         is_http = node.role == ROUTER and node.name.startswith("POST ")
         return ReadableSpan(
             name=node.name,
@@ -38,8 +41,8 @@ class SpanMaker:
             attributes=node.attributes,
             kind=SpanKind.SERVER if is_http else SpanKind.INTERNAL,
             status=Status(StatusCode.ERROR, node.error) if node.error else Status(),
-            start_time=node.start_us * _NS_PER_US,
-            end_time=max(node.start_us, node.end_us) * _NS_PER_US,
+            start_time=(node.start_us + step_us) * _NS_PER_US,
+            end_time=(max(node.start_us, node.end_us) + step_us) * _NS_PER_US,
             instrumentation_scope=self._scope,
         )
 

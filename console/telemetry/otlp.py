@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry, Counter
 
 from console.telemetry.spans import SpanNode, generation_spans
+from process.clock import clock_step_us
 from process.trace_context import TraceContext, new_context
 from process.version import baton_version
 from protocol.addresses import parsed_address, shown_address
@@ -144,7 +145,11 @@ class OtlpExporter:
             self._emit(generation_spans(trace), context.trace_id, context.span_id, span_id)
 
     def _emit(self, node: SpanNode, trace_id: str, parent_id: str, span_id: str) -> None:
-        self._processor.on_end(self._spans.made(node, trace_id, parent_id, span_id))
+        """Export a node and those below it, by the system clock, as other services' spans are."""
+        self._export(node, (trace_id, parent_id, span_id), clock_step_us())
+
+    def _export(self, node: SpanNode, ids: tuple[str, str, str], step_us: int) -> None:
+        self._processor.on_end(self._spans.made(node, *ids, step_us))
         self._metrics.exported.inc()
         for child in node.children:
-            self._emit(child, trace_id, span_id, secrets.token_hex(8))
+            self._export(child, (ids[0], ids[2], secrets.token_hex(8)), step_us)

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from process.clock import clock_step_us
 from router.recording.known_blocks import KnownBlocks, recorded_tokens
 from router.requests.interface import TEST_PREFIX
 from router.requests.served_generation import ServedGeneration
@@ -166,7 +167,7 @@ class Recorder:
     ) -> RecordedRequest:
         request, trace = generation.request, generation.trace
         return RecordedRequest(
-            at_us=trace.received_us,
+            at_us=trace.received_us + clock_step_us(),
             took_us=max(0, (trace.last_token_us or trace.finished_us) - trace.received_us),
             prompt=len(request.token_ids),
             out=len(generation.stream.token_ids),

@@ -6,6 +6,7 @@ import itertools
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -45,6 +46,26 @@ def pages(browser: Browser, router: StagedRouter) -> Iterator[Watched]:
     made = Watched(browser, router.url)
     yield made
     made.assert_clean()
+
+
+def test_a_system_clock_that_is_set_leaves_ages_and_shows_its_time(browser: Browser) -> None:
+    """The clock of the router's reports stands two hours behind its system clock."""
+    behind_us = 7_200_000_000
+
+    def fleet() -> dict[str, Any]:
+        at_us = now_us() - behind_us
+        clock = {"now_us": at_us, "step_us": behind_us}
+        return incident.fleet(at_us) | {"clock": clock}
+
+    with staged(fleet=fleet) as router:
+        pages = Watched(browser, router.url)
+        with pages.page("fleet") as page:
+            lost = card(page, "prefill-3")
+            expect(lost).to_contain_text(re.compile("\\(19\u00a0min\\): its lease ended"))
+            shown = page.locator("header .dim.mid").inner_text().removesuffix(" UTC")
+            hours = {time.strftime("%H", time.gmtime(time.time() - ago_s)) for ago_s in (0, 60)}
+            assert shown[:2] in hours
+        pages.assert_clean()
 
 
 def card(page: Page, worker_id: str):

@@ -18,6 +18,7 @@ from kv_transfer.transports.distant_end import DistantHost, open_ends
 from kv_transfer.transports.interface import Transport
 from kv_transfer.transports.registry import chosen_transport, create_transport, open_end
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
+from process.clock import wall_us
 from process.sockets.host_names import is_loopback
 from process.wakeup import Wakeup
 from protocol.handoff_messages import PeerDescriptor
@@ -38,7 +39,7 @@ def start_transfers(
         bind_thread(device)
         return create_transport(transport, str(device), partial(open_ends, hosts))
 
-    transfers = TransferService(open_transport, wakeup.wake)
+    transfers = TransferService(open_transport, wakeup.wake, wall_us=wall_us)
     stack.callback(transfers.close)
     transfers.start()
     return transfers

@@ -53,7 +53,7 @@ export function Controls({ live, fleet }) {
 		${error && html`<div class="banner"><b>Not read.</b> ${error.message}</div>`}
 		<div class="grid ctl">
 			<div class="grid"><${Workers} ...${{ live, fleet, act, ask }} /><${Log} entries=${log} /></div>
-			<div class="grid"><${Settings} ...${{ settings, act, ask }} /><${TestPrompt} ...${{ fleet, ask, reload }} /></div>
+			<div class="grid"><${Settings} ...${{ settings, act, ask }} /><${TestPrompt} ...${{ fleet, live, ask, reload }} /></div>
 		</div>
 		${question && html`<${Dialog} ...${question} onClose=${onClose}>${question.body}<//>`}`;
 }
@@ -157,10 +157,10 @@ function Log({ entries }) {
 	<//>`;
 }
 
-function TestPrompt({ fleet, ask, reload }) {
+function TestPrompt({ fleet, live, ask, reload }) {
 	const [id, setId] = useState("");
 	const load = async (signal) => id && getJson(`requests/${id}/trace`, signal);
-	const isDone = (found) => isOver(found) || (found.finished_us && found.attempts.at(-1)?.decode?.finished_us);
+	const isDone = (found) => isOver(found, live.now()) || (found.finished_us && found.attempts.at(-1)?.decode?.finished_us);
 	const { value: trace } = useLoaded(load, [id], (found) => id && !(found && isDone(found)) && TRACE_POLL_MS);
 	const send = async ({ prompt, prefill, decode }) => {
 		const chosen = { prefill: prefill.value || null, decode: decode.value || null };

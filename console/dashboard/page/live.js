@@ -3,6 +3,8 @@
 // Summaries replace each other; the last one is kept and nothing else, so a page that stays open
 // does not grow. The key is kept for this tab and goes out as a header, never in an address.
 
+import { setClockStep } from "./numbers.js";
+
 const SILENT_AFTER_MS = 5000;
 const RETRIES_MS = [1000, 2000, 4000, 8000];
 const KEY = "baton-key";
@@ -77,7 +79,7 @@ export class Live {
 		setInterval(() => this.#watch(), 500);
 	}
 
-	/** The router's time: the browser's clock may be wrong. */
+	/** The time by the clock of the router's reports: the browser's clock may be wrong. */
 	now() {
 		return Date.now() + this.clockOffsetMs;
 	}
@@ -142,7 +144,6 @@ export class Live {
 	async #read(signal) {
 		const headers = this.#lastId && { "last-event-id": this.#lastId };
 		const response = await ask(`stream?view=${this.view}`, { signal, headers });
-		this.#setClock(response.headers.get("date"));
 		const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
 		let text = "";
 		for (;;) {
@@ -164,12 +165,14 @@ export class Live {
 		this.data = { ...this.data, [name]: merged(known, JSON.parse(data)) };
 		this.state = "live";
 		this.heardMs = Date.now();
+		if (this.data.fleet?.clock) this.#setClock(this.data.fleet.clock);
 	}
 
-	/** Correct for a browser's clock that is wrong by more than the header's resolution. */
-	#setClock(date) {
-		const offset = date ? Date.parse(date) + 500 - Date.now() : 0;
+	/** Correct for a browser's clock that differs by more than a summary's way takes. */
+	#setClock({ now_us, step_us }) {
+		const offset = now_us / 1000 - Date.now();
 		this.clockOffsetMs = Math.abs(offset) > 2000 ? offset : 0;
+		setClockStep(step_us);
 	}
 
 	#watch() {

@@ -62,8 +62,12 @@ export const share1 = orDash((v) => (v === 1 ? `100${NB}%` : `${(v * 100).toFixe
 /** Pressure: `1.42×`. */
 export const times = orDash((v) => `${v.toFixed(2)}×`);
 
-/** Time of day in UTC: 03:07:42. */
-export const clock = orDash((us) => new Date(us / 1000).toISOString().slice(11, 19));
+let clockStepUs = 0;
+/** How far the router's system clock is ahead of the clock of its reports. */
+export const setClockStep = (us) => (clockStepUs = us);
+
+/** Time of day in UTC, by the router's system clock: 03:07:42. */
+export const clock = orDash((us) => new Date((us + clockStepUs) / 1000).toISOString().slice(11, 19));
 
 /** How long ago: `7.4 s`, `51 s`, `19 min`, `6 h`. */
 export const age = orDash((milliseconds) => {

@@ -120,11 +120,11 @@ function Row({ row, isChosen, targets }) {
 }
 
 /** Whether the workers' last reports on a request are in. */
-export const isOver = ({ finished_us }) => finished_us && Date.now() - finished_us / 1000 > REPORTS_AFTER_MS;
+export const isOver = ({ finished_us }, nowMs) => finished_us && nowMs - finished_us / 1000 > REPORTS_AFTER_MS;
 
 function Detail({ id, live, fleet }) {
 	const load = (signal) => getJson(`requests/${encodeURIComponent(id)}/trace`, signal);
-	const { value: trace, error } = useLoaded(load, [id], (loaded) => loaded && !isOver(loaded) && TRACE_EVERY_MS);
+	const { value: trace, error } = useLoaded(load, [id], (loaded) => loaded && !isOver(loaded, live.now()) && TRACE_EVERY_MS);
 	const back = html`<a class="btn back" href="#/requests">← Requests</a>`;
 	if (!trace) {
 		return html`<section class="card req-detail">

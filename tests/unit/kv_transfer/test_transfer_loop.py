@@ -21,11 +21,15 @@ class Rig:
     """A loop on a fake transport, with a clock that stands still."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now, self.wall_us = 0.0, 0
         self.transport = FakeTransport()
         self._events: list[TransferEvent] = []
         self.loop = TransferLoop(
-            self.transport, self._events.append, write_timeout_s=5.0, clock=lambda: self.now
+            self.transport,
+            self._events.append,
+            write_timeout_s=5.0,
+            clock=lambda: self.now,
+            wall_us=lambda: self.wall_us,
         )
 
     def write(self, key: str, agent: str = "peer", *, blocks: tuple[int, ...] = (1,)) -> None:
@@ -59,6 +63,15 @@ def test_a_write_finishes_when_the_transport_says_so(rig: Rig) -> None:
     rig.loop.poll()
     assert rig.events() == [("a", None)]
     assert not rig.loop.has_writes_under_way
+
+
+def test_a_write_has_times_by_the_given_clock(rig: Rig) -> None:
+    rig.wall_us = 5
+    rig.write("a")
+    rig.wall_us = 7
+    rig.transport.finish(1)
+    rig.loop.poll()
+    assert rig._events == [WriteFinished("a", None, posted_us=5, done_us=7)]
 
 
 def test_a_notification_is_passed_on(rig: Rig) -> None:

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 from prometheus_client import Counter
 
-from process.clock import wall_us
+from process.clock import clock_step_us, wall_us
 from process.metrics import metrics_server
 from process.metrics.metrics_server import (
     MOST_CONNECTIONS,
@@ -42,6 +42,17 @@ def test_the_wall_clock_never_goes_backwards_and_is_about_right() -> None:
     readings = [wall_us() for _ in range(10_000)]
     assert readings == sorted(readings)
     assert abs(readings[-1] - time.time() * 1e6) < 60e6
+
+
+@pytest.mark.parametrize("step_s", [-7200.0, -1.5, -0.5, 0.0, 0.5, 7200.0])
+def test_a_system_clock_that_is_set_moves_no_reading_and_the_step_is_known(
+    monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    before, time_ns = wall_us(), time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: time_ns() + round(step_s * 1e9))
+    assert 0 <= wall_us() - before < 60e6
+    expected_us = step_s * 1e6 if abs(step_s) > 1 else 0
+    assert abs(clock_step_us() - expected_us) < 250_000
 
 
 def _ask(port: int, path: str) -> bytes:

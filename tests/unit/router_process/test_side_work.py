@@ -30,6 +30,15 @@ async def test_a_large_cache_is_indexed_without_a_sweep() -> None:
     await harness.close()
 
 
+def test_a_clock_that_is_set_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    known_us = 0
+    steps_us = (0, 7_200_000_000, 7_200_000_030, 0, -1_800_000_000, -1_800_000_900)
+    for step_us in steps_us:
+        known_us = side_work.log_clock_step(known_us, step_us)
+    said = [record.getMessage().split(": it is ")[1].split(" this")[0] for record in caplog.records]
+    assert said == ["7200 s ahead of", "0 s behind", "1800 s behind"]
+
+
 async def test_lags_are_not_measured_in_step_with_a_limit_of_cpu_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,7 @@ from tests.unit.router.router_harness import Consumer, Harness, request, stats_o
 
 PARTS = {
     "workers", "pools", "keys", "store", "routers", "hosts", "logs", "tiers", "pairs", "pressure",
-    "totals", "targets", "history", "events",
+    "totals", "targets", "clock", "history", "events",
 }  # fmt: skip
 
 

@@ -9,10 +9,12 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from console.telemetry import otlp
 from console.telemetry.otlp import OtlpExporter
 from console.telemetry.perfetto import perfetto_trace
 from console.telemetry.spans import SpanNode, generation_spans
@@ -125,6 +127,29 @@ def test_without_its_packages_the_setting_says_what_to_install(
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'baton-serve\[otlp\]'"):
         OtlpExporter("http://127.0.0.1:1/v1/traces", 1.0, CollectorRegistry(), "r")
+
+
+def test_exported_times_are_those_of_the_system_clock_even_if_it_was_set(
+    trace: RequestTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[Any] = []
+
+    class Kept:
+        def on_end(self, span: Any) -> None:
+            spans.append(span)
+
+    trace.context = new_context(is_sampled=True)
+    for step_us in (0, 7_200_000_000):
+        monkeypatch.setattr(otlp, "clock_step_us", lambda step_us=step_us: step_us)
+        exporter = OtlpExporter("http://127.0.0.1:1", 1.0, CollectorRegistry(), "r")
+        exporter._processor.shutdown()
+        exporter._processor = Kept()
+        exporter._emit(generation_spans(trace), "1" * 32, "", "2" * 16)
+    half = len(spans) // 2
+    moved = {(b.start_time - a.start_time, b.end_time - a.end_time)
+             for a, b in zip(spans[:half], spans[half:], strict=True)}  # fmt: skip
+    assert half > 5
+    assert moved == {(7_200 * 10**9, 7_200 * 10**9)}
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from protocol.errors import ConfigError
+from router.recording import recorder as recorder_module
 from router.recording import trace_file
 from router.recording.known_blocks import KnownBlocks
 from router.recording.recorder import Recorder
@@ -107,6 +108,16 @@ async def test_a_request_leaves_a_line_when_it_ends(harness, tmp_path: Path) -> 
     (turn,) = session.turns
     assert (turn.num_prompt, turn.num_output) == (100, 6)
     assert turn.blocks == BlockRuns(0, 64, ((0, 1),))
+
+
+def test_times_are_those_of_the_system_clock_even_if_it_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "clock_step_us", lambda: -7_200_000_000)
+    path = tmp_path / "trace"
+    record(path, ended(7_201_000_000, hashes(1, 2)))
+    (line,) = [json.loads(each) for each in path.read_text().splitlines()[1:]]
+    assert (line["at_us"], line["took_us"]) == (1_000_000, 1_000_000)
 
 
 def test_the_simulator_reads_blocks_and_sessions(tmp_path: Path) -> None:
