@@ -6,18 +6,18 @@ import hashlib
 from pathlib import Path
 
 from checkpoint.regular_file import is_there, read_small
-
-_FILES = (("config.json", 16 * 1024 * 1024), ("tokenizer.json", 256 * 1024 * 1024))
+from checkpoint.vocabularies.tokenizer_json import MAX_TOKENIZER_BYTES, tokenizer_file
 
 
 def texts_fingerprint(folder: Path) -> str:
     """A digest of the model's configuration and tokenizer, 32 hex digits; "" without a tokenizer.
     Raises ModelLoadError if a file cannot be read."""
-    if not is_there(folder / "tokenizer.json"):
+    file = tokenizer_file(folder)
+    if not is_there(file):
         return ""
     digest = hashlib.blake2b(digest_size=16)
-    for name, most_bytes in _FILES:
-        content = read_small(folder / name, most_bytes)
+    for path in (folder / "config.json", file):
+        content = read_small(path, MAX_TOKENIZER_BYTES)
         digest.update(len(content).to_bytes(8, "little"))
         digest.update(content)
     return digest.hexdigest()

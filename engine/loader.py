@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 import msgspec
 import torch
 
+from checkpoint.vocabularies.tokenizer_json import tokenizer_file
 from engine.backend import Backend, Sizes
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
@@ -294,7 +295,7 @@ class _Loaded:
         config, backend, model = self.config, self.backend, self.model
         pool = self.pool(allocate)
         vocab_size, end_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
-        file = config.folder / "tokenizer.json"
+        file = tokenizer_file(config.folder)
         grammars = Grammars(file, vocab_size, end_ids, config.grammars)
         pools = BlockPools.of(self.layout, pool.num_pages, [each.forget for each in pool.groups])
         scheduler = Scheduler(config.scheduler, pools, StepModel())

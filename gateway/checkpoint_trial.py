@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.trial import limit_this_process, run_steps
+from checkpoint.vocabularies.tokenizer_json import tokenizer_file
 from gateway.api.checkpoint_defaults import load_sampling_defaults
 from gateway.chat.markup import find_markup
 from gateway.grammars.grammar_checker import GrammarChecker
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         template_file = chat_template_file(folder)
     return run_steps(
         (template_file, lambda: try_template(folder)),
-        (folder / "tokenizer.json", lambda: try_tokenizer(folder)),
+        (tokenizer_file(folder), lambda: try_tokenizer(folder)),
     )
 
 

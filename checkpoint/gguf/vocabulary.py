@@ -6,13 +6,14 @@ and SentencePiece's BPE (`llama`), whose merges follow from its scores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from checkpoint.gguf.configuration import special_id
 from checkpoint.json_keys import JsonKeys
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
+NORMAL, _UNKNOWN, CONTROL, USER_DEFINED, _UNUSED = range(1, 6)
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _MAX_TOKEN_CHARS = 512
 """The longest SentencePiece token, because every way to cut a token in two is tried."""
@@ -26,7 +27,7 @@ _BEFORE = r"[^\r\n\p{L}\p{N}]?"
 
 
 @dataclass(frozen=True)
-class _Splitting:
+class Splitting:
     """How a text is split before pairs are merged: by each of `first`, then by `pattern`, which is
     None for GPT-2's own."""
 
@@ -38,22 +39,22 @@ class _Splitting:
     adds_bos: bool = False  # used if the metadata does not say
 
 
-_LLAMA3 = _Splitting(
+_LLAMA3 = Splitting(
     rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}", whole_words=True, adds_bos=True
 )
-_QWEN2 = _Splitting(rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}|{_REST}", composes=True)
-_QWEN35 = _Splitting(
+_QWEN2 = Splitting(rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}|{_REST}", composes=True)
+_QWEN35 = Splitting(
     rf"{_CONTRACTIONS}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     composes=True,
 )
-_TEKKEN = _Splitting(
+_TEKKEN = Splitting(
     rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     whole_words=True,
     adds_bos=True,
 )
-_DEEPSEEK_LLM = _Splitting(
+_DEEPSEEK_LLM = Splitting(
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
     first=(
         r"[\r\n]",
@@ -64,25 +65,25 @@ _DEEPSEEK_LLM = _Splitting(
     single_digits=True,
     adds_bos=True,
 )
-_DEEPSEEK_V3 = _Splitting(
+_DEEPSEEK_V3 = Splitting(
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     first=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
     adds_bos=True,
 )
-_GPT_4O = _Splitting(
+_GPT_4O = Splitting(
     rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _NO_HAN = r"&&[^\p{Han}]]"
 _KIMI_UPPER, _KIMI_LOWER = _UPPER[:-1] + _NO_HAN, _LOWER[:-1] + _NO_HAN
-_KIMI_K2 = _Splitting(
+_KIMI_K2 = Splitting(
     rf"\p{{Han}}+|{_BEFORE}{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTIONS}?"
     rf"|{_BEFORE}{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_REST}"
 )
 SPLITTINGS = {
-    "gpt-2": _Splitting(None),
-    "smollm": _Splitting(None, single_digits=True),
+    "gpt-2": Splitting(None),
+    "smollm": Splitting(None, single_digits=True),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -90,7 +91,7 @@ SPLITTINGS = {
     "pixtral": _LLAMA3,
     "qwen2": _QWEN2,
     "qwen35": _QWEN35,
-    "deepseek-r1-qwen": _Splitting(_QWEN2.pattern, adds_bos=True),
+    "deepseek-r1-qwen": Splitting(_QWEN2.pattern, adds_bos=True),
     "tekken": _TEKKEN,
     "gpt-4o": _GPT_4O,
     "deepseek-llm": _DEEPSEEK_LLM,
@@ -111,7 +112,9 @@ _BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen2moe": "qwen2", "qwen3": "qwen2"}
 
 
 @dataclass(frozen=True)
-class _Vocabulary:
+class Vocabulary:
+    """The tokens by id, and the type of each, as SentencePiece and GGUF number them."""
+
     tokens: list[str]
     types: list[int]
 
@@ -130,10 +133,10 @@ class _Vocabulary:
                 "lstrip": False,
                 "rstrip": False,
                 "normalized": False,
-                "special": kind != _USER_DEFINED,
+                "special": kind != USER_DEFINED,
             }
             for id_, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
+            if kind in (_UNKNOWN, CONTROL, USER_DEFINED) and token
         ]
 
 
@@ -144,27 +147,41 @@ def tokenizer_files(keys: JsonKeys) -> dict[str, dict[str, Any]]:
     vocabulary = _vocabulary(keys)
     special = _special_tokens(keys, vocabulary)
     if kind == "gpt2":
-        parts, adds_bos = _byte_level(keys, vocabulary), _splitting(keys).adds_bos
+        splitting = _splitting(keys)
+        parts = byte_level(splitting, vocabulary.ids(), _pairs(keys))
+        adds_bos = splitting.adds_bos
     elif kind == "llama":
         parts, adds_bos = _sentence_piece(keys, vocabulary, special.get("unk_token")), True
     else:
         raise keys.wrong("tokenizer.ggml.model", "gpt2 or llama, which are supported")
-    around = _template(keys, special, vocabulary, adds_bos)
-    if around is not None:
-        parts["post_processor"] = around
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": vocabulary.added(),
-        "post_processor": None,
-        **parts,
+    around = {
+        "bos_token": keys.flag("tokenizer.ggml.add_bos_token", adds_bos),
+        "eos_token": keys.flag("tokenizer.ggml.add_eos_token", False),
     }
+    names = [name for name, is_wanted in around.items() if is_wanted]
+    tokenizer = whole_tokenizer(vocabulary, parts, special, names)
     config: dict[str, Any] = dict(special)
     templates = _chat_templates(keys)
     if templates:
         config["chat_template"] = templates
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+
+
+def whole_tokenizer(
+    vocabulary: Vocabulary, parts: dict[str, Any], special: dict[str, str], around: Sequence[str]
+) -> dict[str, Any]:
+    """The content of a tokenizer.json, of these parts. `special` are texts of special tokens by
+    name; those named `around`, of bos_token and eos_token, are put around a text."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": vocabulary.added(),
+        "post_processor": _template(
+            {name: special[name] for name in around if name in special}, vocabulary
+        ),
+        **parts,
+    }
 
 
 def _chat_templates(keys: JsonKeys) -> list[dict[str, str]]:
@@ -179,19 +196,19 @@ def _chat_templates(keys: JsonKeys) -> list[dict[str, str]]:
     ]
 
 
-def _vocabulary(keys: JsonKeys) -> _Vocabulary:
+def _vocabulary(keys: JsonKeys) -> Vocabulary:
     tokens = keys.raw("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise keys.wrong("tokenizer.ggml.tokens", "an array of strings")
-    types = keys.raw("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
+    types = keys.raw("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens):
         raise keys.wrong("tokenizer.ggml.token_type", f"an array of {len(tokens)} numbers")
     if not _are_texts(tokens) or len(set(tokens)) < len(tokens):
         raise keys.wrong("tokenizer.ggml.tokens", "strings of which no two are equal")
-    return _Vocabulary(tokens, list(types))
+    return Vocabulary(tokens, list(types))
 
 
-def _special_tokens(keys: JsonKeys, vocabulary: _Vocabulary) -> dict[str, str]:
+def _special_tokens(keys: JsonKeys, vocabulary: Vocabulary) -> dict[str, str]:
     """The special tokens by their names in tokenizer_config.json. Such a token is in use, even if
     its type says otherwise. Raises ModelLoadError."""
     found = {}
@@ -205,12 +222,12 @@ def _special_tokens(keys: JsonKeys, vocabulary: _Vocabulary) -> dict[str, str]:
                 f"below the number of tokens ({len(vocabulary.tokens)})",
             )
         if vocabulary.types[id_] == _UNUSED:
-            vocabulary.types[id_] = _CONTROL
+            vocabulary.types[id_] = CONTROL
         found[name] = vocabulary.tokens[id_]
     return found
 
 
-def _splitting(keys: JsonKeys) -> _Splitting:
+def _splitting(keys: JsonKeys) -> Splitting:
     name = keys.text("tokenizer.ggml.pre", "default")
     if name == "default":
         name = _BY_ARCHITECTURE.get(keys.text("general.architecture"), name)
@@ -219,12 +236,18 @@ def _splitting(keys: JsonKeys) -> _Splitting:
     return SPLITTINGS[name]
 
 
-def _byte_level(keys: JsonKeys, vocabulary: _Vocabulary) -> dict[str, Any]:
-    splitting = _splitting(keys)
+def _pairs(keys: JsonKeys) -> list[tuple[str, ...]]:
     merges = keys.raw("tokenizer.ggml.merges")
     pairs = [tuple(each.split(" ", 2)) for each in merges] if _are_texts(merges) else []
     if len(pairs) < 1 or any(len(pair) != 2 for pair in pairs):
         raise keys.wrong("tokenizer.ggml.merges", "an array of pairs of tokens")
+    return pairs
+
+
+def byte_level(
+    splitting: Splitting, ids: dict[str, int], pairs: Sequence[tuple[str, ...]]
+) -> dict[str, Any]:
+    """The parts of a tokenizer.json of byte-level BPE, which merges `pairs` in their order."""
     before: list[dict[str, Any]] = []
     if splitting.single_digits:
         before.append({"type": "Digits", "individual_digits": True})
@@ -243,14 +266,14 @@ def _byte_level(keys: JsonKeys, vocabulary: _Vocabulary) -> dict[str, Any]:
         "normalizer": {"type": "NFC"} if splitting.composes else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": before},
         "decoder": {"type": "ByteLevel", **_BYTES, "use_regex": True},
-        "model": _bpe(vocabulary.ids(), pairs, unknown=None, ignore_merges=splitting.whole_words),
+        "model": _bpe(ids, list(pairs), unknown=None, ignore_merges=splitting.whole_words),
     }
 
 
 _BYTES = {"add_prefix_space": False, "trim_offsets": True}
 
 
-def _sentence_piece(keys: JsonKeys, vocabulary: _Vocabulary, unknown: str | None) -> dict[str, Any]:
+def _sentence_piece(keys: JsonKeys, vocabulary: Vocabulary, unknown: str | None) -> dict[str, Any]:
     scores = keys.raw("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(vocabulary.tokens):
         raise keys.wrong("tokenizer.ggml.scores", f"an array of {len(vocabulary.tokens)} numbers")
@@ -281,29 +304,30 @@ def _sentence_piece(keys: JsonKeys, vocabulary: _Vocabulary, unknown: str | None
     }
 
 
-def _merges(keys: JsonKeys, vocabulary: _Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
+def _merges(keys: JsonKeys, vocabulary: Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
     """All ways to make a token of two, the token with the highest score first: SentencePiece
-    merges the neighbours whose token has the highest score."""
+    merges the neighbours whose token has the highest score, the leftmost of several. Among ways
+    with the same score, a longer left part is further left: it was merged before."""
     ids = {
         token: id_
         for id_, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if kind in (_NORMAL, _USER_DEFINED)
+        if kind in (NORMAL, USER_DEFINED)
     }
-    found: list[tuple[float, int, int, tuple[str, str]]] = []
+    found: list[tuple[float, int, int, int, tuple[str, str]]] = []
     for token, id_ in ids.items():
         if len(token) > _MAX_TOKEN_CHARS:
             raise keys.wrong("tokenizer.ggml.tokens", f"tokens of at most {_MAX_TOKEN_CHARS} chars")
-        if vocabulary.types[id_] != _NORMAL:
+        if vocabulary.types[id_] != NORMAL:
             continue
         for cut in range(1, len(token)):
             pair = token[:cut], token[cut:]
             if pair[0] in ids and pair[1] in ids:
-                found.append((-scores[id_], ids[pair[0]], ids[pair[1]], pair))
+                found.append((-scores[id_], -cut, ids[pair[0]], ids[pair[1]], pair))
         if len(found) > MAX_MERGES:
             raise keys.wrong(
                 "tokenizer.ggml.tokens", f"tokens that are made in at most {MAX_MERGES} ways"
             )
-    found.sort(key=lambda each: each[:3])
+    found.sort(key=lambda each: each[:4])
     return [pair for *_, pair in found]
 
 
@@ -328,17 +352,8 @@ def _bpe(
     }
 
 
-def _template(
-    keys: JsonKeys, special: dict[str, str], vocabulary: _Vocabulary, adds_bos: bool
-) -> dict[str, Any] | None:
+def _template(used: dict[str, str], vocabulary: Vocabulary) -> dict[str, Any] | None:
     """The processor that puts special tokens around a text; None if there are none."""
-    wanted = {
-        "bos_token": keys.flag("tokenizer.ggml.add_bos_token", adds_bos),
-        "eos_token": keys.flag("tokenizer.ggml.add_eos_token", False),
-    }
-    used = {
-        name: special[name] for name, is_wanted in wanted.items() if is_wanted and name in special
-    }
     if not used:
         return None
 

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from checkpoint.vocabularies.tokenizer_json import path_or_content
 from engine.sampling.grammar_follower import GrammarFollower
 from engine.sampling.grammar_matcher import (
     DEFAULT_LIMITS,
@@ -139,6 +140,6 @@ def _load_vocabulary(tokenizer_file: Path, vocab_size: int, end_ids: Sequence[in
 
     Raises ValueError for a tokenizer that llguidance cannot read.
     """
-    ends = list(end_ids) or None
-    known = LLTokenizer(str(tokenizer_file), eos_token=ends, slices=[]).vocab_size
-    return LLTokenizer(str(tokenizer_file), n_vocab=max(known, vocab_size), eos_token=ends)
+    ends, source = list(end_ids) or None, path_or_content(tokenizer_file)
+    known = LLTokenizer(source, eos_token=ends, slices=[]).vocab_size
+    return LLTokenizer(source, n_vocab=max(known, vocab_size), eos_token=ends)

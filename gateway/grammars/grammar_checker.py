@@ -17,6 +17,7 @@ from typing import Any
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import consume_token_par
 
+from checkpoint.vocabularies.tokenizer_json import path_or_content, tokenizer_file
 from gateway.grammars.finite_schemas import nesting
 from gateway.grammars.grammar import MAX_PATTERNS_TOGETHER, brief, check_grammar_length
 from gateway.grammars.inner_schemas import inner_schemas
@@ -52,7 +53,7 @@ class GrammarChecker:
         self._vocabulary: LLTokenizer | None = None
         self._trouble = ""
         try:
-            self._vocabulary = LLTokenizer(str(folder / "tokenizer.json"), slices=[])
+            self._vocabulary = LLTokenizer(path_or_content(tokenizer_file(folder)), slices=[])
         except ValueError as error:
             self._trouble = brief(str(error))
         self._closing_ids: list[int] = []

@@ -13,6 +13,7 @@ from typing import Any
 
 from checkpoint.json_keys import JsonKeys, read_json_object
 from checkpoint.regular_file import is_there, read_text
+from checkpoint.vocabularies.tokenizer_json import special_tokens_of, tokenizer_file
 from gateway.text.chat_template import ChatTemplate
 from protocol.errors import ModelLoadError
 
@@ -54,7 +55,7 @@ def load_tokenizer_config(folder: Path) -> TokenizerConfig:
     """
     keys = optional_keys(folder / _CONFIG_FILE)
     add_bos = keys.flag("add_bos_token", False) if "add_bos_token" in keys else None
-    special = _special_tokens(keys)
+    special = special_tokens_of(tokenizer_file(folder)) | _special_tokens(keys)
     if "added_tokens_decoder" not in keys:
         special |= _special_tokens(optional_keys(folder / "special_tokens_map.json"))
     return TokenizerConfig(_added_tokens(keys), special, add_bos, _templates(keys))

@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
 
+from checkpoint.vocabularies.byte_alphabet import byte_alphabet
 from protocol.errors import ModelLoadError
 
 SUPPORTED_DECODERS = (
@@ -106,15 +107,6 @@ class TokenBytes:
                 f"not for {decoder}"
             )
         self.strips_leading_space = True
-
-
-def byte_alphabet() -> dict[str, int]:
-    """The printable stand-in of every byte, as GPT-2's byte-level BPE defines it."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in set(printable)]
-    stand_ins = {chr(byte): byte for byte in printable}
-    stand_ins.update({chr(256 + rank): byte for rank, byte in enumerate(hidden)})
-    return stand_ins
 
 
 _BYTE_OF = byte_alphabet()

@@ -1,8 +1,9 @@
 """The served checkpoint's tokenizer: encodes text and creates detokenizers.
 
-Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and the vocabulary size in
-`config.json`; no torch, no transformers. Rendering and encoding long texts take milliseconds and
-more, so the work runs in a few threads that this object owns (`close`), in fair turns of callers.
+Reads `tokenizer.json` or another vocabulary in its place, `tokenizer_config.json`,
+`chat_template.jinja` and the vocabulary size in `config.json`; no torch, no transformers. Rendering
+and encoding long texts take milliseconds and more, so the work runs in a few threads that this
+object owns (`close`), in fair turns of callers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeVar
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HfTokenizer
 
-from checkpoint.regular_file import read_small
+from checkpoint.vocabularies.tokenizer_json import tokenizer_file, tokenizer_json_of
 from gateway.text.checkpoint_texts import (
     TokenizerConfig,
     load_chat_templates,
@@ -46,7 +47,6 @@ once would pass the lock to each other, past the event loop."""
 DECODED_AT_ONCE = 1 << 14
 ENCODE_S_PER_CHAR, CHECK_S_PER_BYTE = 5e-7, 1e-8
 """Estimates of how long jobs take."""
-MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 CHARS_PER_TOKEN = 8
 """Almost no text has more characters per token than this. So the first `most` times this many
 characters show whether a text has more than `most` tokens."""
@@ -65,7 +65,7 @@ class Tokenizer:
     def __init__(self, path: Path, threads: int = 2) -> None:
         """Load the files in the folder `path`. Raises ModelLoadError, which names the file."""
         config = load_tokenizer_config(path)
-        self._tokenizer = _load(path / "tokenizer.json")
+        self._tokenizer = _load(tokenizer_file(path))
         _add_configured_tokens(self._tokenizer, config)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
@@ -331,9 +331,9 @@ _PANICS_REFUSED = _PanicsRefused()
 
 
 def _load(path: Path) -> HfTokenizer:
-    content = read_small(path, MAX_TOKENIZER_BYTES)
+    content = tokenizer_json_of(path)
     try:
-        tokenizer = HfTokenizer.from_buffer(content)
+        tokenizer = HfTokenizer.from_str(content)
     except Exception as error:
         raise ModelLoadError(f"{path} cannot be read as a tokenizer: {error}") from error
     tokenizer.no_truncation()

@@ -22,8 +22,8 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 
+from checkpoint.vocabularies.byte_alphabet import byte_alphabet
 from gateway.text.character_classes import SPACES, character_classes
-from gateway.text.token_bytes import byte_alphabet
 
 MAX_TEXT_CHARS = 8192
 MAX_WORD_CHARS = 128

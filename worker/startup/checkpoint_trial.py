@@ -12,6 +12,7 @@ from pathlib import Path
 
 from checkpoint.regular_file import is_there, open_regular
 from checkpoint.trial import limit_this_process, run_steps
+from checkpoint.vocabularies.tokenizer_json import tokenizer_file
 from engine.checkpoint.config import load_model_config
 from engine.sampling.grammar import Grammars
 
@@ -22,12 +23,12 @@ def main(argv: Sequence[str]) -> int:
     limit_this_process()
     return run_steps(
         (folder / "config.json", lambda: load_model_config(folder)),
-        (folder / "tokenizer.json", lambda: _read_vocabulary(folder)),
+        (tokenizer_file(folder), lambda: _read_vocabulary(folder)),
     )
 
 
 def _read_vocabulary(folder: Path) -> None:
-    file = folder / "tokenizer.json"
+    file = tokenizer_file(folder)
     if not is_there(file):
         return
     open_regular(file).close()
