@@ -6,7 +6,9 @@ fleet finds its checkpoint with this module; only routers and workers read it.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ IGNORED_PATTERNS = ("*/*.safetensors", "consolidated*.safetensors")
 """Weights that are not fetched: the same ones in their authors' own form, as gpt-oss and Mistral's
 checkpoints have them."""
 
+_OF_THE_CACHE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([A-Za-z0-9][\w.-]*))?")
 """A repository, and a quantization where it holds GGUF files."""
@@ -49,8 +52,8 @@ def resolve_model(
     The commit is logged. Raises ModelLoadError, one line, if neither works, and ConfigError for the
     revision of what is local.
     """
-    path = Path(model).expanduser()
-    if path.exists():
+    path = _path_of(model)
+    if _is_local(path):
         if revision is not None:
             raise ConfigError(
                 f"revision {revision!r} has no meaning for the local "
@@ -75,6 +78,27 @@ def resolve_model(
     if file is None:
         raise ModelLoadError(f"{name} holds no GGUF file whose name ends in {quantization}")
     return gguf_folder(file)
+
+
+def _path_of(model: str | Path) -> Path:
+    try:
+        return Path(model).expanduser()
+    except RuntimeError as error:  # an unknown user, or one without a home folder
+        raise ModelLoadError(f"{model}: there is no home folder of this name here") from error
+
+
+def _is_local(path: Path) -> bool:
+    """Whether there is such a file or folder. Raises ModelLoadError if this cannot be known, unless
+    the path may be a hub id."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if _HUB_ID.fullmatch(str(path)):
+            return False
+        raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
+    return True
 
 
 def _local(path: Path) -> Path:
@@ -131,6 +155,8 @@ def _fetched(
 def _what_to_check(error: Exception) -> str:
     """A question about the likeliest cause. The hub also refuses what does not exist, and hides
     what is private."""
+    if isinstance(error, OSError) and error.errno in _OF_THE_CACHE:
+        return "is there room in its cache, and may this user write there? HF_HOME names its folder"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403, 404):
         return "does it exist, and may the account of HF_TOKEN read it?"
@@ -147,7 +173,7 @@ def commit_of(folder: str | Path) -> str | None:
 def model_name(model: str) -> str:
     """The name under which a checkpoint is served by default: its folder's or file's, or the hub
     id."""
-    path = Path(model).expanduser()
-    if path.is_file():
+    path = _path_of(model)
+    if os.path.isfile(path):
         return model_stem(path)
-    return path.resolve().name if path.is_dir() else model
+    return path.resolve().name if os.path.isdir(path) else model

@@ -10,7 +10,6 @@ import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import msgspec
 from fastapi import APIRouter
@@ -105,8 +104,7 @@ def assemble(settings: RouterSettings, stack: AsyncExitStack) -> Parts:
         FlightKind.REFUSED, (name, 0), text=reason
     )
     if settings.record_trace is not None:
-        path = Path(settings.record_trace).expanduser()
-        file = TraceFile(path, settings.record_trace_bytes)
+        file = TraceFile(settings.record_trace, settings.record_trace_bytes)
         recording = Recorder(file, settings.cluster_secret, metrics.recorded.add)
         stack.callback(recording.close)
         dispatcher.on_end = recording.take

@@ -20,9 +20,14 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW |
 class TraceFile:
     """Owns the open file, which no other process may write to. Not thread-safe."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
-        """Opens or creates the file. Raises ConfigError."""
-        self._path = path
+    def __init__(self, path: str | Path, max_bytes: int) -> None:
+        """Opens or creates the file; a leading `~` is a home folder. Raises ConfigError."""
+        try:
+            self._path = path = Path(path).expanduser()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"record_trace {path}: there is no home folder of this name here"
+            ) from error
         self._limit = max_bytes // 2
         try:
             self._fd = _open(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from fnmatch import fnmatch
 
 import pytest
@@ -82,6 +84,37 @@ def test_what_can_be_neither_folder_nor_id(name, tmp_path, monkeypatch):
         name = str(tmp_path / "missing")
     with pytest.raises(ModelLoadError, match="no folder"):
         resolve_model(name, download=no_download)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_cache_that_cannot_be_written_to_is_named(code):
+    def download(repo_id: str, **options) -> str:
+        raise OSError(code, os.strerror(code), "/cache/hub")
+
+    with pytest.raises(ModelLoadError, match="HF_HOME") as raised:
+        resolve_model("some-owner/some-model", download=download)
+    assert "network" not in str(raised.value)
+    assert os.strerror(code) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("~nobody-of-this-name/x", "there is no home folder of this name here"),
+        ("a" * 300 + "/b/c", "File name too long"),
+        ("loop/model/x", "Too many levels of symbolic links"),
+    ],
+)
+def test_a_path_that_cannot_be_looked_at_is_one_line(name, reason, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ModelLoadError, match=reason):
+        resolve_model(name, download=no_download)
+
+
+def test_a_long_hub_id_is_still_one(tmp_path):
+    name = "owner/" + "n" * 300
+    assert resolve_model(name, download=lambda repo_id, **options: str(tmp_path)) == tmp_path
 
 
 def test_a_file_is_not_a_model(tmp_path):

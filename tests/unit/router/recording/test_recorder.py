@@ -202,7 +202,7 @@ def test_two_processes_do_not_write_to_one_file(tmp_path: Path) -> None:
     file.close()
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "nowhere"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "nowhere", "home"])
 def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "trace"
     if kind == "folder":
@@ -211,6 +211,8 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
         os.mkfifo(path)
     elif kind == "link":
         path.symlink_to(tmp_path / "elsewhere")
+    elif kind == "home":
+        path = Path("~nobody-of-this-name/trace")
     else:
         path = tmp_path / "no" / "trace"
     with pytest.raises(ConfigError, match="record_trace"):
