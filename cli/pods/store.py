@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     setup_logs("info", "text", "store")
     binary = find_binary()
     folder = Path(settings.data_dir or "/")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ConfigError(f"data_dir {folder} is not a folder")
     if settings.tls_port is None:
         become_server(settings, binary, folder)

@@ -8,10 +8,10 @@ listens on all addresses of its pod.
 from __future__ import annotations
 
 import logging
+import os
 import urllib.parse
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import zmq
@@ -34,7 +34,7 @@ def checked(settings: S) -> S:
     """The settings with the advertised address. Raises ConfigError for faults that would stop the
     worker after its model has loaded (ports, addresses, the store), or that it would silently do
     without (its kernels)."""
-    if settings.kernels_dir is not None and not Path(settings.kernels_dir).is_dir():
+    if settings.kernels_dir is not None and not os.path.isdir(settings.kernels_dir):
         raise ConfigError(f"kernels_dir {settings.kernels_dir}: there is no such folder")
     check_url(store_url(settings))
     check_ports(settings)
