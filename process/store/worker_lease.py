@@ -46,11 +46,11 @@ class WorkerLease:
     `refusal` is set to a line that names the process, and all attempts end.
 
     `lapses` counts how often our registration had disappeared. If the store lost its memory, we
-    register again. Otherwise our lease ended because this process stood still, and others may have
-    taken us for dead: `has_lapsed` is set, and we stay unregistered until the owner has dropped all
-    work for others and calls `register_again`. `is_asked_to_drain` is set when an operator asks us
-    to drain. `ignored` has the entries of the store that could not be decoded. Owns its connection
-    and thread.
+    register again. Otherwise our lease ended because this process stood still, or because the store
+    let it end early, and others may have taken us for dead: `has_lapsed` is set, and we stay
+    unregistered until the owner has dropped all work for others and calls `register_again`.
+    `is_asked_to_drain` is set when an operator asks us to drain. `ignored` has the entries of the
+    store that could not be decoded. Owns its connection and thread.
     """
 
     def __init__(
@@ -265,11 +265,16 @@ class WorkerLease:
         self.lapses += 1
         if former is None and not was_forgotten and self._view.is_settled(time.monotonic()):
             self.has_lapsed = True
-            log.error("the lease of %s ended while this process stood still", self._info.worker_id)
+            log.error("the lease of %s ended %s", self._info.worker_id, self._why_ended())
             return
         log.warning("the store forgot %s; registering it again", self._info.worker_id)
         with self._condition:
             self._claim = IdClaim(self._info, self._grace_s, is_to_restore=was_forgotten)
+
+    def _why_ended(self) -> str:
+        if time.monotonic() > self.holds_until():
+            return "while this process stood still"
+        return "early: the store's clock was set forward, or the store deleted our registration"
 
     def _pause_s(self) -> float:
         claim = self._claim

@@ -156,7 +156,7 @@ def test_the_phases_of_a_start_are_announced_once_it_is_over(valkey, cluster) ->
 
 
 def test_after_a_lapse_a_worker_comes_back_as_another_and_not_by_itself(
-    valkey, cluster, leases
+    valkey, cluster, leases, caplog
 ) -> None:
     lease = leases(registration("a"))
     assert lease.wait_registered(WAIT_S)
@@ -170,6 +170,7 @@ def test_after_a_lapse_a_worker_comes_back_as_another_and_not_by_itself(
     lease.register_again("life-2")
     until(lambda: read_fleet(valkey.url, cluster) == {"a": registration("a", "life-2")})
     assert (lease.lapses, lease.has_lapsed, lease.refusal) == (1, False, None)
+    assert "the lease of a ended early: the store's clock was set forward" in caplog.text
 
 
 def test_a_worker_that_comes_back_at_once_has_lapsed_once(valkey, cluster, leases) -> None:
