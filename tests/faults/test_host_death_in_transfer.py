@@ -35,7 +35,9 @@ from tests.paths import DEMO_MODEL
 CHUNK_TOKENS, PROMPT_TOKENS, NUM_TOKENS = 32, 400, 8
 NUM_BLOCKS = 128
 TRIES, REPEATS = 40, 4
-"""Prompts, and requests with each, of which one takes the way that a test needs."""
+"""Prompts, and requests with each, of which one is fetched."""
+LONG_LEASE = "--lease-s=60"
+"""Of decode-2, which is stopped for a while and must not count as lost."""
 SECOND = 2
 """The write before which a worker is held; the first one has landed."""
 FILLING = [3 + place * 11 % 900 for place in range(1800)]
@@ -148,16 +150,31 @@ class Requests:
         self._others: list[Future[list[int]]] = []
 
     def hold(self) -> None:
-        """Send requests until the source is held before its second write to decode-1. Load decides
-        where a prompt goes; for a fetch, the worker that has computed it gets another one first."""
-        is_fetch = self._source == "decode-2"
+        """Send requests until the source is held before its second write to decode-1."""
+        if self._source == "decode-2":
+            self._hold_fetch()
+        else:
+            self._hold_handoff()
+
+    def _hold_handoff(self) -> None:
+        """The request goes to decode-1 because decode-2 is silent until the source is held."""
+        self._fleet.signal("decode-2", signal.SIGSTOP)
+        self._wait_until_second_is("silent")
+        self._points.arm([self._source], "post", SECOND)
+        self._under_way = self._threads.submit(self._complete, next(self._numbers))
+        self._points.held("post")
+        assert self._writes_to("decode-1")
+        self._fleet.signal("decode-2", signal.SIGCONT)
+        self._wait_until_second_is("usable")
+
+    def _hold_fetch(self) -> None:
+        """Load decides where a prompt goes: the worker that has computed it gets another one
+        first."""
         for number in islice(self._numbers, TRIES):
-            if is_fetch:
-                self.answers.append(self._complete(number))
-            for _ in range(REPEATS if is_fetch else 1):
+            self.answers.append(self._complete(number))
+            for _ in range(REPEATS):
                 self._points.arm([self._source], "post", SECOND)
-                if is_fetch:
-                    self._keep_busy()
+                self._keep_busy()
                 self._under_way = self._threads.submit(self._complete, number)
                 wait_for("a write, or the answer", self._is_held_or_over)
                 if self._points.is_any_held("post"):
@@ -186,6 +203,15 @@ class Requests:
         self._others.append(self._threads.submit(complete, self._fleet, self._model, prompt, 1))
         names = ("decode-1", "decode-2")
         wait_for("a busy worker", lambda: any(reported(url, n, "num_running") for n in names))
+
+    def _wait_until_second_is(self, state: str) -> None:
+        """Wait until decode-2 has this condition."""
+
+        def is_so() -> bool:
+            shown = self._fleet.workers("router-1").get("decode-2")
+            return shown is not None and shown["condition"]["state"] == state
+
+        wait_for(f"decode-2 to be {state}", is_so)
 
     def _complete(self, number: int) -> tuple[int, list[int]]:
         return number, complete(self._fleet, self._model, prompt_of(number), NUM_TOKENS)
@@ -312,7 +338,10 @@ def config_of(flags: dict[str, tuple[str, ...]], other: str, **numbers: int) -> 
     return FleetConfig(
         str(DEMO_MODEL),
         worker_flags=(*ENGINE, *NETWORK, *here),
-        role_flags={f"{role}-1": each for role, each in flags.items()},
+        role_flags={
+            "decode-2": (LONG_LEASE,),
+            **{f"{role}-1": each for role, each in flags.items()},
+        },
         router_flags=("--placement=load", "--local-prefill-threshold-tokens=0"),
         store_host=ADDRESSES[0],
         other_nodes={f"node-{role}": node_in(other, role, each) for role, each in flags.items()},
