@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +13,7 @@ from pathlib import Path
 from protocol.errors import ConfigError
 from router.recording.recorder import FORMAT
 from simulator.traces import agents, azure, generated, mooncake, recorded
-from simulator.traces.lines import TraceLine, json_lines
+from simulator.traces.lines import json_lines, open_trace
 from simulator.traces.sessions import Session, Trace
 
 
@@ -34,7 +36,7 @@ def read_trace(name: str, options: TraceOptions) -> Trace:
     rng = random.Random(options.seed)
     try:
         found = list(_sessions(name, options, rng))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise ConfigError(f"--trace {name}: {getattr(error, 'strerror', None) or error}") from error
     if not found:
         raise ConfigError(f"--trace {name}: the file has no requests")
@@ -49,14 +51,15 @@ def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[
     path = Path(name).expanduser()
     if path.is_dir():
         raise ConfigError(f"--trace {name}: it is a folder")
-    with path.open("rb") as file:
-        head = file.readline(1 << 16)
-    if head.decode("utf-8", "replace").strip().lstrip("\ufeff").split(",") == azure.COLUMNS:
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"--trace {name}: not a regular file; write the trace to a file first")
+    head = _first_line(path)
+    if azure.is_header(head.decode("utf-8", "replace")):
         return azure.sessions(path)
     if not head:
         return iter(())
     lines = json_lines(path)
-    first = _first(lines)
+    first = next(lines, None) if head.removeprefix(BOM_UTF8).lstrip()[:1] == b"{" else None
     if first is not None and "requests" in first:
         return agents.sessions(chain([first], lines), options.span_s, rng)
     if first is not None and "hash_ids" in first:
@@ -70,9 +73,10 @@ def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[
     )
 
 
-def _first(lines: Iterator[TraceLine]) -> TraceLine | None:
-    """The first of the lines; None if it does not hold a JSON object."""
-    try:
-        return next(lines, None)
-    except ConfigError:
-        return None
+def _first_line(path: Path) -> bytes:
+    """The beginning of the first line that is not empty."""
+    with open_trace(path) as file:
+        while line := file.readline(1 << 16):
+            if line.strip():
+                return line
+    return b""

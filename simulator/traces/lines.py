@@ -1,19 +1,21 @@
-"""Fields of one line of a trace, as untrusted input: errors are one line that names file, line and
-field."""
+"""A trace's file, plain or gzipped, and the fields of its lines, as untrusted input: errors are one
+line that names file, line and field."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from protocol.errors import ConfigError
 
 MAX_TOKENS = 1 << 24
 MAX_ID = 1 << 40
 _MAX_LINE = 1 << 26
+_MAX_NUMBER = 1e15
+_GZIP = b"\x1f\x8b"
 
 
 class TraceLine:
@@ -24,11 +26,11 @@ class TraceLine:
         self._where = where
 
     def number(self, field: str, default: float | None = None, minimum: float = 0.0) -> float:
-        """A finite number of at least `minimum`."""
+        """A number of at least `minimum`."""
         value = self._values.get(field, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not isfinite(value) or value < minimum:
-            raise self.wrong(field, f"a number of at least {minimum:g}")
+        if not is_number or not minimum <= value <= _MAX_NUMBER:
+            raise self.wrong(field, f"a number from {minimum:g} to {_MAX_NUMBER:g}")
         return float(value)
 
     def integer(self, field: str, minimum: int = 1, maximum: int = MAX_TOKENS) -> int:
@@ -39,10 +41,10 @@ class TraceLine:
         return value
 
     def integers(self, field: str) -> list[int]:
-        """A list of ids."""
+        """A list of whole numbers of at most 64 bits, with or without sign."""
         value = self._values.get(field)
-        if not isinstance(value, list) or not all(map(_is_id, value)):
-            raise self.wrong(field, "a list of whole numbers")
+        if not isinstance(value, list) or not all(map(_is_word, value)):
+            raise self.wrong(field, "a list of whole numbers of at most 64 bits")
         return value
 
     def runs(self, field: str) -> tuple[tuple[int, int], ...]:
@@ -89,9 +91,16 @@ class TraceLine:
         return ConfigError(f"{self._where}: {field!r} must be {expected}, not {found}")
 
 
+def open_trace(path: Path) -> BinaryIO:
+    """The file's bytes, unpacked if it is gzipped. Raises OSError."""
+    with path.open("rb") as file:
+        is_packed = file.read(len(_GZIP)) == _GZIP
+    return cast(BinaryIO, gzip.open(path)) if is_packed else path.open("rb")
+
+
 def json_lines(path: Path) -> Iterator[TraceLine]:
     """The objects of a file with one on each line; empty lines are skipped."""
-    with path.open("rb") as file:
+    with open_trace(path) as file:
         number = 0
         while raw := file.readline(_MAX_LINE + 1):
             number += 1
@@ -114,3 +123,7 @@ def _object(raw: bytes, where: str) -> dict[str, Any]:
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_ID
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -1 << 63 <= value < 1 << 64

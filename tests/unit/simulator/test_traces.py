@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -64,6 +66,75 @@ def test_azure(tmp_path: Path) -> None:
     assert first.start_s == 0
     assert second.start_s == pytest.approx((50.995169 - 46.68059) / 2)
     assert second.turns[0].num_prompt == 396
+
+
+TIMES = ["2023-11-16 18:15:46.6805900", "2023-11-16 18:15:50.9951690"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"TIMESTAMP,ContextTokens,GeneratedTokens\n{TIMES[1]},396,109\n{TIMES[0]},374,44\n",
+        f"\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\r\n{TIMES[0]},374,44\r\n{TIMES[1]},396,109",
+        f"ContextTokens,GeneratedTokens,TIMESTAMP\n374,44,{TIMES[0]}\n396,109,{TIMES[1]}\n",
+        '\ufeff"TIMESTAMP","x","ContextTokens","GeneratedTokens"\n'
+        f'"{TIMES[0]}","a,b","374","44"\n"{TIMES[1]}","","396","109"\n',
+        "\nTIMESTAMP, ContextTokens, GeneratedTokens\n\n"
+        f"{TIMES[0]}+00:00, 374, 44\n{TIMES[1].replace(' 18:', 'T20:')}+02:00, 396, 109\n",
+    ],
+    ids=["unsorted", "BOM and CRLF", "other order", "quoted, one more", "blanks and zones"],
+)
+def test_azure_as_spreadsheets_write_it(tmp_path: Path, text: str) -> None:
+    sessions = trace_of(tmp_path, text).sessions
+    assert [each.start_s for each in sessions] == [0, pytest.approx(4.314579, abs=1e-6)]
+    assert [(t.num_prompt, t.num_output) for each in sessions for t in each.turns] == [
+        (374, 44),
+        (396, 109),
+    ]
+
+
+def test_gzipped_files_are_read(tmp_path: Path) -> None:
+    for text in (AZURE, lines(MOONCAKE)):
+        plain = trace_of(tmp_path, text)
+        (tmp_path / "trace").write_bytes(gzip.compress(text.encode()))
+        assert read_trace(str(tmp_path / "trace"), TraceOptions()) == plain
+
+
+def test_a_gzipped_file_that_was_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_bytes(gzip.compress(lines(MOONCAKE).encode())[:-12])
+    with pytest.raises(ConfigError, match="ended before the end"):
+        read_trace(str(tmp_path / "trace"), TraceOptions())
+
+
+def test_a_trace_begins_with_its_first_request_whatever_its_clock(tmp_path: Path) -> None:
+    epoch_ms = 1_700_000_000_000
+    late = [{**MOONCAKE, "timestamp": epoch_ms + ms} for ms in (0, 2000)]
+    early = [{**MOONCAKE, "timestamp": ms} for ms in (0, 2000)]
+    shifted, plain = (trace_of(tmp_path, lines(*each)) for each in (late, early))
+    assert shifted == plain
+
+
+def test_outputs_of_no_tokens_count_as_one(tmp_path: Path) -> None:
+    for text in (AZURE.replace(",44", ",0"), lines({**MOONCAKE, "output_length": 0})):
+        assert trace_of(tmp_path, text).sessions[0].turns[0].num_output == 1
+
+
+def test_hashes_of_64_bits_are_ids(tmp_path: Path) -> None:
+    shared = (1 << 63) + 5
+    rows = [{**MOONCAKE, "hash_ids": [shared, own]} for own in (shared + (1 << 32), -7)]
+    one, other = (
+        each.turns[0].blocks.digests(512)  # type: ignore[union-attr]
+        for each in trace_of(tmp_path, lines(*rows)).sessions
+    )
+    assert one[0] == other[0]
+    assert len({*one, *other}) == 3
+
+
+def test_pipes_and_devices_are_no_traces(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in (str(tmp_path / "pipe"), "/dev/null"):
+        with pytest.raises(ConfigError, match="write the trace to a file first"):
+            read_trace(name, TraceOptions())
 
 
 def test_agents_are_closed_loops_with_subagents(tmp_path: Path) -> None:
@@ -170,10 +241,18 @@ def test_a_limit_takes_the_first_ones(tmp_path: Path) -> None:
         (lines({**MOONCAKE, "output_length": 1e9}), "'output_length' must be a whole number"),
         (lines({**MOONCAKE, "timestamp": "x"}), "'timestamp' must be a number"),
         (lines({**MOONCAKE, "hash_ids": [1]}), "one id for every 512 tokens"),
-        (lines({**MOONCAKE, "hash_ids": [-1, 2]}), "a list of whole numbers"),
+        (lines({**MOONCAKE, "hash_ids": [1 << 64, 2]}), "a list of whole numbers"),
+        (lines({**MOONCAKE, "hash_ids": [5, 5]}), "'hash_ids' must be different ids"),
+        (lines({**MOONCAKE, "timestamp": 10**400}), "'timestamp' must be a number from 0 to 1e"),
+        (lines({**MOONCAKE, "timestamp": float("nan")}), "'timestamp' must be a number"),
+        ('{"hash_ids": \n', "line 1: not valid JSON"),
         ('{"hash_ids": [1]}\n', "'timestamp'"),
         (AZURE + "x,1,2\n", "line 3: TIMESTAMP must be a time"),
-        (AZURE + "2023-11-16 18:15:50,0,2\n", "line 3: ContextTokens must be a positive"),
+        (AZURE + "2023-11-16 18:15:50,0,2\n", "line 3: ContextTokens must be a whole number"),
+        (AZURE + f"2023-11-16 18:15:50,{'1' * 5000},2\n", "line 3: ContextTokens must be a whole"),
+        (AZURE + f"2023-11-16 18:15:50,{'1' * 200_000},2\n", "line 3: not valid CSV: field larger"),
+        (AZURE + "2023-11-16 18:15:50.5e9,1,2\n", "line 3: TIMESTAMP must be a time"),
+        (AZURE + "2023-13-16 18:15:50,1,2\n", "line 3: TIMESTAMP must be a time"),
         (AZURE + "2023-11-16 18:15:50,1\n", "line 3: there must be 3 columns, not 2"),
         (lines({"baton_trace": 2, "block_tokens": 64}), "'baton_trace' must be a whole number"),
         (lines(HEADER, {**RECORDED, "in": 0}), "line 2: 'in' must be a whole number from 1"),
