@@ -151,7 +151,7 @@ class KeyCheck:
             if has_caller and not self._admit(scope, door):
                 self._refused.labels(door.value).inc()
                 has_keys = door is Door.API or self._rules.has_operators(door)
-                refusal = _unauthorized(door, has_keys)
+                refusal = _unauthorized(door, any(_keys(scope)), has_keys)
                 await error_response(refusal, path, None)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -230,9 +230,11 @@ def _keys(scope: Scope) -> list[str]:
 _KINDS = {Door.API: "an API key", Door.CONTROL: "an admin key"}
 
 
-def _unauthorized(door: Door, has_keys: bool) -> HttpError:
+def _unauthorized(door: Door, sends_key: bool, has_keys: bool) -> HttpError:
     kind = _KINDS.get(door, "an operator's key")
     message = f"this needs {kind}, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+    if sends_key:
+        message = f"this needs {kind}, and the key that was sent is not one, or was revoked"
     if not has_keys:
         message += "; the router has none: set BATON_ADMIN_KEYS or --admin-key-file"
     return HttpError(

@@ -141,6 +141,18 @@ async def test_a_refusal_has_openais_shape_and_is_counted(headers) -> None:
     assert registry.get_sample_value("baton_http_unauthorized_total", {"door": "api"}) == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/messages", "/fleet"])
+async def test_a_refusal_says_whether_a_key_was_sent(path: str) -> None:
+    client, _ = guarded(api=ring(API), admin=ring(ADMIN))
+    async with client:
+        for headers in ({}, {"x-api-key": ""}, {"Authorization": "Basic a"}):
+            answer = await client.get(path, headers=headers)
+            assert "Authorization: Bearer KEY" in answer.json()["error"]["message"]
+        for headers in ({"x-api-key": VIEWER}, {"Authorization": f"Bearer {VIEWER}"}):
+            answer = await client.get(path, headers=headers)
+            assert "the key that was sent is not one" in answer.json()["error"]["message"]
+
+
 async def test_the_scheme_is_not_case_sensitive() -> None:
     client, _ = guarded(api=ring(API))
     async with client:
