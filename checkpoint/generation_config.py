@@ -38,7 +38,7 @@ def load_generation_config(folder: Path) -> GenerationConfig:
         eos_token_ids=keys.token_ids("eos_token_id"),
         do_sample=keys.flag("do_sample", False) if "do_sample" in keys else None,
         temperature=keys.number("temperature", None, above=_JUST_BELOW_ZERO, maximum=100.0),
-        top_k=keys.integer("top_k", None, minimum=0),
+        top_k=keys.integer("top_k", None, minimum=-1),
         top_p=keys.number("top_p", None, maximum=1.0),
         min_p=keys.number("min_p", None, above=_JUST_BELOW_ZERO, maximum=1.0),
         repetition_penalty=keys.number(

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 _MIXTRAL = re.compile(r"(model\.layers\.\d+)\.block_sparse_moe\.(gate|experts\.\d+\.w[123])(\..+)")
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-_STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(?:\.weight)?")
+_STACKED = re.compile(
+    r"(.+\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(?:(?:\.weight)?(_scale_inv)?)"
+)
 _STACKED_BIAS = re.compile(r"(.+\.experts)\.(\w+_proj)[._]bias")
 _STACKED_BLOCKS = re.compile(r"(.+\.experts)\.(\w+_proj_(?:blocks|scales))")
 _OF_TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\.)?(.+)")
@@ -30,8 +32,8 @@ def one_by_one(name: str, shape: Sequence[int]) -> tuple[list[str], tuple[int, .
     the shape of each. That is the tensor itself, by its usual name, or the tensors of its experts.
 
     A tensor of all experts is [experts, outputs, inputs]; the outputs of `gate_up_proj` are gate's,
-    then up's. In gpt-oss's biases, and in its blocks and their scales, each part belongs to one
-    expert.
+    then up's. Scales of fp8 are stored alike, of blocks, or two for gate and up of an expert. Each
+    part of gpt-oss's biases, blocks and scales belongs to one expert.
     """
     name = _of_text(name)
     parts = _parts_of_gpt_oss(name, shape)
@@ -44,7 +46,8 @@ def one_by_one(name: str, shape: Sequence[int]) -> tuple[list[str], tuple[int, .
     halves = _HALVES if stacked[2] == "gate_up_proj" else (stacked[2],)
     if outputs % len(halves):
         return [name], tuple(shape)
-    names = [f"{stacked[1]}.{e}.{half}.weight" for e in range(experts) for half in halves]
+    suffix = f".weight{stacked[3] or ''}"
+    names = [f"{stacked[1]}.{e}.{half}{suffix}" for e in range(experts) for half in halves]
     return names, (outputs // len(halves), inputs)
 
 

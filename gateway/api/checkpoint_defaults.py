@@ -37,7 +37,7 @@ def load_sampling_defaults(path: Path, eos_id: int | None) -> SamplingDefaults:
     return SamplingDefaults(
         temperature=_or(generation.temperature, 1.0),
         top_p=_or(generation.top_p, 1.0),
-        top_k=generation.top_k or 0,
+        top_k=max(0, generation.top_k or 0),  # -1, too, means all
         min_p=_or(generation.min_p, 0.0),
         repetition_penalty=_or(generation.repetition_penalty, 1.0),
         end_token_ids=tuple(sorted(set(ends))),

@@ -24,6 +24,8 @@ _COMPRESSED_FORMATS = (
     "pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mxfp8-quantized",
     "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mixed-precision", "dense",
 )  # fmt: skip
+_STATUSES = ("compressed", "frozen")
+"""Older writers leave the status before the last one in the file, whose weights are compressed."""
 
 
 @dataclass(frozen=True)
@@ -232,9 +234,8 @@ def _gptq_group(table: JsonKeys, bits: int, size: int) -> WeightGroup:
 
 def _compressed(table: JsonKeys) -> Quantization:
     _check_format(table)
-    status = table.text("quantization_status", "compressed")
-    if status != "compressed":
-        raise table.wrong("quantization_status", '"compressed"')
+    if table.text("quantization_status", "compressed") not in _STATUSES:
+        raise table.wrong("quantization_status", " or ".join(_STATUSES))
     sparsity = table.table("sparsity_config")
     if sparsity is not None and sparsity.text("format", "dense") != "dense":
         raise sparsity.wrong("format", '"dense"')

@@ -34,7 +34,7 @@ _SUFFIX = ".weight"
 _BY_WORDS: dict[str, _Reader] = {"awq": awq_matrix, "gptq": gptq_matrix}
 """The readers of `qweight`, by method."""
 _OF_ACTIVATIONS = re.compile(
-    r"\.((in|out)put_(global_)?(scale(_ub)?|zero_point)|activation_scale)$"
+    r"\.((in|out)put_(global_)?(scale(_ub)?|zero_point)|activation_scale)$|_proj_activation_scale$"
 )
 _OF_KV = re.compile(r"\.(q|k|v|kv|prob)_(scale|zero_point)$")
 _HALF = re.compile(r"(.+)\.(gate|up)_proj")

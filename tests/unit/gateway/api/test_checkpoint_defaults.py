@@ -27,6 +27,12 @@ def test_the_checkpoint_s_values_are_taken(tmp_path):
     assert (found.min_p, found.repetition_penalty) == (0.0, 1.1)
 
 
+@pytest.mark.parametrize("top_k", [-1, 0])
+def test_all_tokens_may_be_chosen_from(tmp_path, top_k):
+    write(tmp_path, {"top_k": top_k})
+    assert load_sampling_defaults(tmp_path, None).top_k == 0
+
+
 def test_ends_of_text_come_from_every_file(tmp_path):
     write(tmp_path, {"eos_token_id": [7, 3]}, {"eos_token_id": 5})
     assert load_sampling_defaults(tmp_path, eos_id=3).end_token_ids == (3, 5, 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -118,6 +119,43 @@ def test_parts_of_a_module_may_lie_in_several_files(published, paged_model, text
     (tiny.folder / "model.safetensors").unlink()
     index_file = tiny.folder / "model.safetensors.index.json"
     index_file.write_text(json.dumps({"weight_map": files}))
+    logits = paged_model(tiny.folder).step([(text(TOKENS), 0, range(TOKENS))])
+    torch.testing.assert_close(logits, tiny.expected_logits(text(TOKENS)), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fp8 in blocks", "fp8 per tensor"])
+def test_one_tensor_of_all_experts_may_have_scales(make_tiny, paged_model, text, name):
+    """As transformers 5 writes fp8: scales of blocks, or one of gate and one of up."""
+    options = {"num_hidden_layers": 2, "moe_intermediate_size": 32, "num_experts": 4}
+    tiny = make_tiny("Qwen3MoeForCausalLM", **options, hidden_size=96, num_experts_per_tok=2)
+    form = FORMATS[name]
+    publish(tiny.folder, form)
+    suffix = "weight_scale_inv" if "blocks" in name else "weight_scale"
+    expected = paged_model(tiny.folder).in_chunks(text(TOKENS), 8, range(TOKENS))
+
+    def stack(tensors):
+        for layer, parts in product(range(2), (("gate", "up"), ("down",))):
+            kind = "_".join(parts)
+            at = f"model.layers.{layer}.mlp.experts"
+            for each, stacked in (("weight", ""), (suffix, "_scale_inv")):
+                found = [
+                    torch.cat([tensors.pop(f"{at}.{e}.{p}_proj.{each}") for p in parts])
+                    for e in range(4)
+                ]
+                whole = torch.stack(found)
+                whole = whole if whole.dim() == 3 else whole.unsqueeze(-1)
+                tensors[f"{at}.{kind}_proj{stacked}"] = whole
+            tensors[f"{at}.{kind}_proj_activation_scale"] = torch.ones(4)
+
+    change_tensors(tiny.folder, stack)
+    logits = paged_model(tiny.folder).in_chunks(text(TOKENS), 8, range(TOKENS))
+    assert torch.equal(logits, expected)
+
+
+def test_a_status_of_older_writers_is_read(published, paged_model, text):
+    tiny = published("packed int4")
+    config = dict(FORMATS["packed int4"].config) | {"quantization_status": "frozen"}
+    change_config(tiny.folder, quantization_config=config)
     logits = paged_model(tiny.folder).step([(text(TOKENS), 0, range(TOKENS))])
     torch.testing.assert_close(logits, tiny.expected_logits(text(TOKENS)), atol=1e-4, rtol=1e-4)
 

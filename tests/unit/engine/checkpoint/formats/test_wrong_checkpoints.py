@@ -48,7 +48,7 @@ _INT4 = {"num_bits": 4, "type": "int", "group_size": 128}
         (compressed("pack-quantized", _INT4 | {"strategy": "token"}), ["'strategy'", "token"]),
         (compressed("pack-quantized", _INT4 | {"group_size": -2}), ["'group_size'", "-2"]),
         (compressed("pack-quantized", _INT4 | {"type": "fp"}), ["'type'", "int or float"]),
-        (compressed("pack-quantized", _INT4, quantization_status="frozen"), ["frozen"]),
+        (compressed("pack-quantized", _INT4, quantization_status="calibration"), ["calibration"]),
         (
             compressed("pack-quantized", _INT4, sparsity_config={"format": "sparse-24-bitmask"}),
             ["sparsity_config", "sparse-24-bitmask"],
