@@ -18,7 +18,7 @@ from gateway.api.choice_planner import check_model, check_text_length
 from gateway.api.context import ApiContext
 from gateway.api.function_tools import MAX_TOOLS, ToolFields, functions_of
 from gateway.api.generation_fields import CacheSalt
-from gateway.api.openai.chat_messages import ChatMessage, messages_of
+from gateway.api.openai.chat_messages import ChatMessage, continues_last, messages_of
 from gateway.api.openai.chat_request import NO_TEMPLATES
 from gateway.api.sampling_params import check_token_ids
 from gateway.api.strict_model import MAX_TOKEN_IDS, MAX_VALUES_WITH_IDS, bounded, first_error
@@ -53,11 +53,6 @@ class TokenizeRequest(RequestBody):
         """See the base class."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either 'prompt' or 'messages'", "prompt")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidRequest(
-                "'continue_final_message' and 'add_generation_prompt' exclude each other",
-                "continue_final_message",
-            )
 
 
 class DetokenizeRequest(RequestBody):
@@ -155,5 +150,7 @@ def conversation_of(fields: TokenizeRequest) -> Conversation:
         tools=functions_of(fields.tools),
         template_variables=fields.chat_template_kwargs or {},
         add_generation_prompt=fields.add_generation_prompt is not False,
-        continue_final_message=bool(fields.continue_final_message),
+        continue_final_message=continues_last(
+            fields.messages, fields.continue_final_message, fields.add_generation_prompt
+        ),
     )

@@ -82,7 +82,8 @@ class ChatMessage(StrictModel):
 
     `reasoning` is vLLM's name for `reasoning_content`. `parsed` is ignored: OpenAI's client adds
     its parsed form of an answer's content, and sends it back with the answer. A `refusal` is text
-    of the assistant.
+    of the assistant. `prefix` (Mistral, DeepSeek) and `partial` (Moonshot) ask the model to
+    continue the message.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -98,6 +99,13 @@ class ChatMessage(StrictModel):
     annotations: Annotated[Any, ignorable([])] = None
     function_call: CalledFunction | None = None
     cache_control: Hint = None
+    prefix: bool | None = None
+    partial: bool | None = None
+
+    @property
+    def open_by(self) -> str | None:
+        """The field that asks the model to continue this message."""
+        return "prefix" if self.prefix else "partial" if self.partial else None
 
     def as_message(self, place: int) -> Message:
         """Convert to a `Message`. It has the content as one text, with a line for each text part,
@@ -143,6 +151,25 @@ class ChatMessage(StrictModel):
         if self.refusal is not None:
             texts = [*filter(None, texts), self.refusal]
         return "\n".join(texts), tuple(texts) if len(texts) > 1 else ()
+
+
+def continues_last(
+    messages: Sequence[ChatMessage], asks: bool | None, begins_another: bool | None
+) -> bool:
+    """Whether the model continues the last message: a field of the body `asks` for it, or one of
+    the message. Raises InvalidRequest if another message has such a field, or if the body also asks
+    the model to begin another message."""
+    for place, each in enumerate(messages):
+        if each.open_by and (each is not messages[-1] or each.role != "assistant"):
+            param = f"messages[{place}].{each.open_by}"
+            raise InvalidRequest(
+                f"'{param}': the model can only continue the last message, the assistant's", param
+            )
+    last = messages[-1].open_by
+    param = "continue_final_message" if asks else f"messages[{len(messages) - 1}].{last}"
+    if (asks or last) and begins_another:
+        raise InvalidRequest(f"'{param}' and 'add_generation_prompt' exclude each other", param)
+    return bool(asks or last)
 
 
 def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:

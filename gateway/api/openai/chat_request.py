@@ -25,7 +25,7 @@ from gateway.api.generation_fields import (
     LogprobsCount,
     openai_lifetime_s,
 )
-from gateway.api.openai.chat_messages import ChatMessage, messages_of
+from gateway.api.openai.chat_messages import ChatMessage, continues_last, messages_of
 from gateway.api.strict_model import bounded, first_error
 from gateway.api.unknown_fields.ignorable_fields import ignorable
 from gateway.chat.conversation import Conversation, Tool, ToolChoice, ToolMode
@@ -127,7 +127,9 @@ class ChatRequest(GenerationFields):
             template_variables=self.chat_template_kwargs or {},
             documents=tuple(self.documents or ()),
             add_generation_prompt=self.add_generation_prompt is not False,
-            continue_final_message=bool(self.continue_final_message),
+            continue_final_message=continues_last(
+                self.messages, self.continue_final_message, self.add_generation_prompt
+            ),
         )
 
     @property
@@ -163,11 +165,6 @@ class ChatRequest(GenerationFields):
         super().check_together()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidRequest(
-                "'continue_final_message' and 'add_generation_prompt' exclude each other",
-                "continue_final_message",
-            )
         if self.tool_choice not in _ASKS_NOTHING and not self.tools:
             raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
         if self.functions and self.tools:

@@ -45,6 +45,40 @@ def test_a_conversation_that_goes_on_in_its_last_message(api):
     assert text == "<|start|>user\nSay it<|end|>\n<|start|>assistant\nIt is"
 
 
+@pytest.mark.parametrize("name", ["prefix", "partial"])
+def test_a_last_message_may_ask_by_itself_to_go_on(api, name: str):
+    messages = [*MESSAGES, {"role": "assistant", "content": "It is", name: True}]
+    asked = {"messages": messages}
+    tokens = api.post("/tokenize", asked).json()["tokens"]
+    text = api.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+    assert text == "<|start|>user\nSay it<|end|>\n<|start|>assistant\nIt is"
+    answer = api.post("/v1/chat/completions", {"model": MODEL, **asked})
+    assert answer.status_code == 200
+    assert "x-baton-ignored" not in answer.headers
+    assert api.generator.requests[-1].token_ids == tokens
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("messages", "fields", "param"),
+    [
+        ([{"role": "user", "content": "a", "prefix": True}], {}, "messages[0].prefix"),
+        (
+            [{"role": "assistant", "content": "a", "partial": True}, *MESSAGES], {},
+            "messages[0].partial",
+        ),
+        (
+            [*MESSAGES, {"role": "assistant", "content": "a", "prefix": True}],
+            {"add_generation_prompt": True}, "messages[1].prefix",
+        ),
+    ],
+)  # fmt: skip
+def test_only_the_last_answer_may_go_on(api, path: str, messages: list, fields: dict, param: str):
+    answer = api.post(path, {"model": MODEL, "messages": messages, **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert f"'{param}'" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
