@@ -22,6 +22,8 @@ from kv_transfer.tiers.tier_counts import TierCounts
 log = logging.getLogger(__name__)
 
 MAX_WRITING = 16
+RETRY_S = 60.0
+"""The time after which a tier on a full disk tries to grow again, by one unit."""
 USUAL_BYTES_PER_S = 1e9
 NoteRead = Callable[[bytes, float], None]
 """Called with the name of a unit that has arrived in host memory, and the seconds it took."""
@@ -42,6 +44,9 @@ class DiskTier:
         self._host = host
         self._thread = thread
         self._now = 0.0
+        self._retry_at = 0.0
+        self._tried: int | None = None
+        """The slot by which a tier on a full disk tries to grow."""
 
     def restore(self, now: float, wall_s: float) -> int:
         """Find the units again that an earlier process wrote. Returns their number."""
@@ -59,6 +64,9 @@ class DiskTier:
         self._now = now
         if len(self._writing) >= MAX_WRITING:
             return False
+        if self.index.num_retired and now >= self._retry_at:
+            self._retry_at = now + RETRY_S
+            (self._tried,) = self.index.bring_back(1)
         for name in self._host.index.coldest(count):
             if name not in self.index and name not in self._writing:
                 if len(self._writing) >= MAX_WRITING:
@@ -127,6 +135,8 @@ class DiskTier:
             if error is None and is_kept:
                 self.index.fill(slot, name, self._now)
                 self.counts.num_stored += 1
+                if slot == self._tried:
+                    self._grow_again()
                 return
             self.index.cancel(slot)
             if error is None:
@@ -175,9 +185,15 @@ class DiskTier:
 
         self._thread.submit(Job(lambda: self._file.erase(slot), over), is_urgent=False)
 
+    def _grow_again(self) -> None:
+        self._tried = None
+        self.index.bring_back(self.index.num_retired)
+        log.info("the disk has room again, so its tier grows on")
+
     def _note_failed_write(self, error: Exception) -> None:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             self.index.retire_free()
-            self.counts.fail("the disk is full, so its tier grows no more", error)
+            self._retry_at = self._now + RETRY_S
+            self.counts.fail("the disk is full, so its tier does not grow for now", error)
         else:
             self.counts.fail("blocks could not be written to disk", error)

@@ -23,6 +23,7 @@ class SlotIndex:
         self._free = list(range(num_slots - 1, -1, -1))
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._used_at: dict[bytes, float] = {}
+        self._retired: list[int] = []
         self._reserved: set[int] = set()
         self._pins: Counter[int] = Counter()
         self.news = TierNews()
@@ -104,7 +105,22 @@ class SlotIndex:
     def retire_free(self) -> None:
         """Stop using the free slots, because the file could not grow to hold them."""
         self._num_slots -= len(self._free)
+        self._retired += self._free
         self._free.clear()
+
+    @property
+    def num_retired(self) -> int:
+        """The number of slots that are not used at present."""
+        return len(self._retired)
+
+    def bring_back(self, count: int) -> list[int]:
+        """Use at most `count` retired slots again; `try_reserve` gives the last of them next.
+        Returns them."""
+        first = max(0, len(self._retired) - count)
+        back, self._retired = self._retired[first:], self._retired[:first]
+        self._free += back
+        self._num_slots += len(back)
+        return back
 
     def touch(self, names: Sequence[bytes], now: float) -> None:
         """Note that these entries, in chain order, are used now. The tail is given up before the
@@ -152,9 +168,10 @@ class SlotIndex:
         """Raise AssertionError unless every invariant holds; for tests."""
         held = set(self._slot_of.values())
         doomed = set(self._pins) - held
-        parts = (set(self._free), held, self._reserved, doomed)
+        parts = (set(self._free), held, self._reserved, doomed, set(self._retired))
         assert len(self._free) == len(set(self._free)), "a slot is free twice"
-        assert sum(map(len, parts)) == len(set().union(*parts)) == self._num_slots
+        assert sum(map(len, parts)) == len(set().union(*parts))
+        assert sum(map(len, parts)) == self._num_slots + self.num_retired
         assert self._used_at.keys() == self._slot_of.keys()
 
     def _evict(self, name: bytes) -> None:

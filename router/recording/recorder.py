@@ -128,7 +128,7 @@ class Recorder:
             self._write(ended)
         except OSError as error:
             if not self._has_failed:
-                log.warning("requests cannot be recorded: %s", error)
+                log.warning("record_trace: requests cannot be recorded: %s", error)
             self._has_failed = True
             self._forget()
             return "lost"

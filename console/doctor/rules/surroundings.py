@@ -131,7 +131,7 @@ def _tier_change(names: str, is_disk: bool) -> Change:
         return Change(
             setting="disk_tier_dir", scope=names,
             text="Free the disk, set disk_tier_bytes lower, or use another one if it is broken. "
-            "After a full disk the tier grows again once the worker has restarted.",
+            "On a full disk the tier tries to grow again every minute.",
         )  # fmt: skip
     return Change(
         setting="host_tier_bytes", scope=names,

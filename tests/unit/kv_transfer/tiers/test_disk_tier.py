@@ -4,6 +4,7 @@ or read costs a computation."""
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from kv_transfer.tiers.block_file import BlockFile
 from kv_transfer.tiers.disk_folder import claim_file
 from kv_transfer.tiers.disk_key import DiskScope
-from kv_transfer.tiers.disk_tier import DiskTier
+from kv_transfer.tiers.disk_tier import RETRY_S, DiskTier
 from kv_transfer.tiers.kv_tiers import KvTiers
 from kv_transfer.tiers.units import Units
 from tests.unit.held_thread import HeldThread
@@ -137,8 +138,39 @@ def test_a_full_disk_costs_one_warning_and_what_is_there_goes_on(
     assert tiers.disk.index.num_slots <= held
     last = tiers.disk.index.names()[-1:]
     assert tiers.raise_and_load(last) == last
-    tiers.push_down([each + b"more" for each in known])
+    tiers.disk.index.check()
+
+
+def test_a_tier_grows_on_once_a_full_disk_has_room_again(
+    tiers: Tiers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    known, pwrite, num_refused = names(40), os.pwrite, 0
+
+    def full(*_: object) -> int:
+        nonlocal num_refused
+        num_refused += 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    num_slots = tiers.disk.index.num_slots
+    tiers.push_down(known[:8])
+    held = len(tiers.disk.index)
+    monkeypatch.setattr("os.pwrite", full)
+    tiers.push_down(known[8:12])
     assert tiers.disk.index.num_slots <= held
+    tiers.now += RETRY_S
+    refused = num_refused
+    tiers.push_down(known[12:16])
+    assert num_refused == refused + 1, "one attempt, with one block"
+    assert tiers.disk.index.num_slots <= held
+    monkeypatch.setattr("os.pwrite", pwrite)
+    tiers.push_down(known[16:18])
+    assert tiers.disk.index.num_slots <= held, "not before the minute is over"
+    tiers.now += RETRY_S
+    tiers.push_down(known[18:])
+    assert tiers.disk.index.num_slots == num_slots == len(tiers.disk.index)
+    assert caplog.text.count("the disk has room again") == 1
+    assert caplog.text.count("disk is full") == 1
     tiers.disk.index.check()
 
 

@@ -115,6 +115,13 @@ class IndexHistory(RuleBasedStateMachine):
         self.index.retire_free()
         self.num_slots = len(self.used())
 
+    @rule(count=st.integers(1, SLOTS + 1))
+    def bring_back(self, count: int) -> None:
+        expected = min(count, self.index.num_retired)
+        back = self.index.bring_back(count)
+        assert len(back) == expected
+        self.num_slots += expected
+
     @rule(count=st.integers(0, SLOTS + 1))
     def ask_for_the_coldest(self, count: int) -> None:
         number = max(0, count - (self.num_slots - len(self.used())))
