@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from cli.child_settings import Secrets
 from cli.up_settings import UpSettings
@@ -23,7 +24,15 @@ sleep 600
 """
 
 
-def test_a_worker_that_builds_kernels(valkey: EmbeddedValkey, cluster: str, tmp_path: Path) -> None:
+NODE = ("--tensor-parallel=2", "--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1")
+"""Of a node whose head is not there: it builds before it joins, because a node that builds is
+silent."""
+
+
+@pytest.mark.parametrize("flags", [(), NODE], ids=["a worker", "a node"])
+def test_one_that_builds_kernels(
+    valkey: EmbeddedValkey, cluster: str, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     compiler = tmp_path / "c++"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
@@ -32,6 +41,7 @@ def test_a_worker_that_builds_kernels(valkey: EmbeddedValkey, cluster: str, tmp_
     children = ForkedChildren(settings, frozenset([*SETTINGS, "cluster"]), environ)
     secrets = Secrets(valkey.url, SECRET, supervisor_key="")
     worker = children.worker(Role.DECODE, "decode-1", secrets, tmp_path)
+    worker.add_flags(*flags)
     worker.start()
     wait_for("the build", lambda: "building kernels" in worker.log_tail())
     process = psutil.Process(worker.pid)

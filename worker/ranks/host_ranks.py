@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.shard import Shard
@@ -18,16 +20,22 @@ from worker.ranks.processes import HandSettings
 _WIDEST_BYTES = 4  # the most bytes of one number in a hidden state
 
 
+def kernels_of_ranks(prebuilt: Path | None) -> ctypes.CDLL:
+    """Our kernels, from the folder `prebuilt` if there is one; they may have to be built. Raises
+    ConfigError."""
+    try:
+        return load_library(prebuilt=prebuilt)
+    except KernelsUnavailable as error:
+        raise ConfigError(f"several ranks on a CPU need our own kernels: {error}") from error
+
+
 class HostRanks:
     """The memory, and the connections to ranks on other hosts."""
 
     def __init__(self, settings: HandSettings, limit_s: float) -> None:
         """A step waits `limit_s` for a rank. Raises ConfigError without our kernels, and
         ModelLoadError."""
-        try:
-            kernels = load_library(prebuilt=settings.config.kernels_dir)
-        except KernelsUnavailable as error:
-            raise ConfigError(f"several ranks on a CPU need our own kernels: {error}") from error
+        kernels = kernels_of_ranks(settings.config.kernels_dir)
         self.sizes = sizes = _sizes(settings)
         self._memory = SharedMemory(sizes.num_bytes)
         self._shared = RankMemory(kernels, memoryview(self._memory.view), sizes)

@@ -13,6 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import zmq
@@ -23,6 +24,8 @@ from kv_transfer.transports.interface import Transport
 from kv_transfer.transports.memory_file import SharedMemory, address_of
 from process.lifecycle import StopSignal
 from process.wakeup import Wakeup
+from protocol.error_line import one_line
+from protocol.errors import ConfigError
 from protocol.rank_messages import (
     EndBytes,
     HeadBeat,
@@ -85,6 +88,8 @@ class Node:
         self.turned_at = time.monotonic()
         self.is_draining = self.is_stalled = False
         self._memory: SharedMemory | None = None
+        self._allocation: Future[SharedMemory] | None = None
+        self._threads = ThreadPoolExecutor(1, "kv-memory")
         self._beat_at, self._nonce = 0.0, 0
         self._sent_at: dict[int, float] = {}  # of the last beats, by nonce
         self._open_transport: Callable[[], Transport] | None = None
@@ -124,7 +129,8 @@ class Node:
                     return message.reason
                 self._follow(message)
             self._link.check()
-            for reason in (*(self._serve(hand, ready) for hand in self._hands), self._report()):
+            served = [self._serve(hand, ready) for hand in self._hands]
+            for reason in (*served, self._give_memory(), self._report()):
                 if reason:
                     self._link.send(NodeEnds(reason=reason))
                     return reason
@@ -135,6 +141,7 @@ class Node:
         if self._ends is not None:
             self._ends.close()
         self._processes.close()
+        self._threads.shutdown()
         if self._memory is not None:
             self._memory.close()
         self._link.close(_LINGER_MS)
@@ -172,12 +179,13 @@ class Node:
         return f"rank {hand.number} takes no more steps" if is_full else ""
 
     def _answer(self, hand: _Hand) -> None:
-        """Give all hands their memory when the first one asks for it, and note which hands have
+        """Allocate memory for all hands when the first one asks for it, and note which hands have
         loaded."""
         message, _ = receive(hand.link)
-        if isinstance(message, Wanted) and self._memory is None:
-            self._memory = SharedMemory(message.num_bytes)
-            self._processes.give(self._memory)
+        if isinstance(message, Wanted) and self._allocation is None:
+            # in a thread, because much memory takes longer than the head waits for a beat
+            self._allocation = self._threads.submit(SharedMemory, message.num_bytes)
+            self._allocation.add_done_callback(lambda _: self._wakeup.wake())
         elif isinstance(message, OwnPool):
             hand.has_loaded = True
             hand.link.setblocking(False)
@@ -186,6 +194,18 @@ class Node:
             self._pools[hand.number] = message
             if self.is_registered:
                 self._serve_ends()
+
+    def _give_memory(self) -> str:
+        """Give the hands their memory once it is allocated. Returns why the worker cannot go on, or
+        ""."""
+        if self._memory is None and self._allocation is not None and self._allocation.done():
+            try:
+                self._memory = self._allocation.result()
+            except ConfigError as error:
+                return one_line(error)
+            with contextlib.suppress(RankLost):  # the link of a hand that has ended says so
+                self._processes.give(self._memory)
+        return ""
 
     def _serve_ends(self) -> None:
         """Carry out the orders to ends of KV transfers from now on."""

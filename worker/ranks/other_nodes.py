@@ -196,6 +196,10 @@ class OtherNodes:
                 self._lose(number, f"{node.name} has ended: {reason}")
 
     def _greet(self, identity: bytes, hello: NodeHello) -> None:
+        with self._changed:
+            self._admit_or_refuse(identity, hello)
+
+    def _admit_or_refuse(self, identity: bytes, hello: NodeHello) -> None:
         refusal = self._refusal(hello)
         if refusal:
             log.warning("refused node %d at %s: %s", hello.node, hello.address, refusal)
@@ -214,9 +218,8 @@ class OtherNodes:
             self._poller.register(end, zmq.POLLIN)
         log.info("%s has joined", node.name)
         self._post(identity, NodeAccepted())
-        with self._changed:
-            self._nodes[hello.node] = node
-            self._changed.notify_all()
+        self._nodes[hello.node] = node
+        self._changed.notify_all()
 
     def _refusal(self, hello: NodeHello) -> str:
         """Why a node cannot be part of the worker; "" if it can."""
@@ -290,15 +293,16 @@ class OtherNodes:
         """Forget the node if others are still awaited, because it may come back; otherwise end
         all."""
         node = self._nodes[number]
-        if not self._is_complete:
-            log.warning("%s", reason)
-            with self._changed:
+        with self._changed:
+            is_final = self._is_complete
+            if is_final:
+                self.reason = self.reason or reason
+            else:
                 del self._nodes[number]
-            self._drop_links(node)
-            node.close()
-            return
-        self.reason = self.reason or reason
         self._drop_links(node)
+        if not is_final:
+            log.warning("%s", reason)
+            node.close()
 
     def _drop_links(self, node: _Node) -> None:
         for rank in list(node.ends):

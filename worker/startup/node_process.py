@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.shard import Shard
 from engine.cpu_quota import threads_within_quota
+from engine.engine_config import EngineConfig
 from engine.parallel.sums import RankLost
 from process.cores import cores_in, usable_cores
 from process.lifecycle import StopSignal
@@ -17,7 +18,7 @@ from process.wakeup import Wakeup
 from protocol.messages import Role
 from worker.probes import WorkerProbes, serve_probes
 from worker.ranks.head import LOADING_S
-from worker.ranks.host_ranks import HostRanks
+from worker.ranks.host_ranks import HostRanks, kernels_of_ranks
 from worker.ranks.node import Node
 from worker.ranks.node_link import NodeLink
 from worker.ranks.processes import HandProcesses
@@ -44,9 +45,12 @@ def run_node(
     serve_probes(settings, probes, stack)
     opener = end_opener(settings)
     with stop.raised():
+        phases.enter("kernels")
+        config = engine_config(settings, folder)
+        kernels_of_ranks(config.kernels_dir)  # builds them, while the head does not count on us
         phases.enter("nodes")
-        link = _joined(settings, role, folder, stack)
-        node = _started(settings, role, folder, link, wakeup, stop)
+        link = _joined(settings, role, config, stack)
+        node = _started(settings, role, config, link, wakeup, stop)
         stack.callback(node.close)
         phases.enter("weights")
     probes.watch(node, node)
@@ -56,14 +60,16 @@ def run_node(
     log.info("stopped with the worker")
 
 
-def _joined(settings: WorkerSettings, role: Role, folder: Path, stack: ExitStack) -> NodeLink:
+def _joined(
+    settings: WorkerSettings, role: Role, config: EngineConfig, stack: ExitStack
+) -> NodeLink:
     """The link to the head that has accepted us."""
     assert settings.node_rank
     network = Network(settings.cluster_secret)
     stack.callback(network.close)
     name = f"{settings.master_addr}:{settings.master_port}"
     link = NodeLink(network, head_endpoint(settings), name, settings.peer_silence_s)
-    terms = terms_of(settings, engine_config(settings, folder), folder, role)
+    terms = terms_of(settings, config, config.folder, role)
     link.join(settings.node_rank, own_address(settings), terms, settings.join_s)
     log.info("joined the worker of the head at %s", name)
     return link
@@ -72,7 +78,7 @@ def _joined(settings: WorkerSettings, role: Role, folder: Path, stack: ExitStack
 def _started(
     settings: WorkerSettings,
     role: Role,
-    folder: Path,
+    config: EngineConfig,
     link: NodeLink,
     wakeup: Wakeup,
     stop: StopSignal,
@@ -80,13 +86,13 @@ def _started(
     """The node, whose hands begin to load."""
     numbers = ranks_of(settings, settings.node_rank or 0)
     first = Shard.numbered(numbers.start, settings.tensor_parallel, settings.pipeline_parallel)
-    load_model_config(folder).part_of(first)  # fails in one line, not once per rank
+    load_model_config(config.folder).part_of(first)  # fails in one line, not once per rank
     threads = (
         settings.torch_threads
         or len(cores_in(settings.cores))
         or threads_within_quota(len(usable_cores()))
     )
-    hands = hand_settings(settings, engine_config(settings, folder), threads, role)
+    hands = hand_settings(settings, config, threads, role)
     shared = HostRanks(hands, silence_s(settings))
     processes = HandProcesses(hands, shared, numbers, silence_s(settings), LOADING_S)
     return Node(link, processes, shared, settings.peer_silence_s, stop, wakeup)
