@@ -21,7 +21,7 @@ http {{
     uwsgi_temp_path {folder}; scgi_temp_path {folder};
     server {{
         listen 127.0.0.1:{port};
-        location / {{ proxy_pass {fleet}; proxy_buffering off; }}
+        location / {{ proxy_pass {fleet}; }}
     }}
 }}
 """
