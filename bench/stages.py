@@ -1,12 +1,13 @@
 """A prefill engine in pipeline stages on this host: how long stages wait for one another.
 
     python -m bench.stages [--model M1] [--stages 2] [--prompts 24] [--turns 3]
+                           [--trace FILE [--shrink 2]]
 
-Prompts of mixed lengths are computed as whole prompts, in chunks of equal tokens, and in chunks of
-equal predicted time, with a step in each stage. Shows tokens per second and the bubble share, which
-is the part of their time that stages do not compute while steps are under way. Then one prompt runs
-on an idle engine: its time to the first token beside the sum of its stages' computing. Exits with 1
-if that is more than 1.3 times as long.
+Prompts of mixed lengths, or those of a recorded trace, are computed as whole prompts, in chunks of
+equal tokens, and in chunks of equal predicted time, with a step in each stage. Shows tokens per
+second and the bubble share, which is the part of their time that stages do not compute while steps
+are under way. Then one prompt runs on an idle engine: its time to the first token beside the sum of
+its stages' computing. Exits with 1 if that is more than 1.3 times as long.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.replay.smaller_traces import shrunk
 from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from bench.tools.records import add_record_option, keep_table
 from engine.engine_config import EngineConfig
@@ -34,6 +37,7 @@ from protocol.layout import PAIRS
 from protocol.sampling import SamplingParams
 from scheduling.scheduler import SchedulerConfig
 from scheduling.sequence import Sequence
+from simulator.traces.files import TraceOptions, read_trace
 from worker.ranks.head import Hands
 from worker.ranks.processes import HandSettings
 
@@ -53,6 +57,9 @@ class Way:
     is_even: bool = False
 
 
+Lengths = Callable[[int, random.Random], list[int]]
+"""Draws the lengths of so many prompts, in tokens."""
+
 WAYS = (
     Way("whole prompts", LONGEST),
     Way("equal tokens", CHUNK),
@@ -67,22 +74,44 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--trace", help="take the prompts' lengths from it, as of `baton simulate`")
+    parser.add_argument("--shrink", type=int, default=1, help="divides the trace's lengths")
     add_record_option(parser)
     options = parser.parse_args(argv)
     folder = benchmark_checkpoint(options.model)
     add_tokenizer(folder)
     try:
+        draw = mixed_lengths if options.trace is None else recorded(options.trace, options.shrink)
         with staged_engine(folder, options.stages) as loaded:
-            run = StagedRun(loaded, options.stages)
+            run = StagedRun(loaded, options.stages, draw)
             table = measure(run, options.prompts, options.turns)
             ratio = statistics.median(run.alone() for _ in range(options.turns))
     except BatonError as error:
         print(f"bench.stages: {error}", file=sys.stderr)
         return 1
     Console().print(table)
-    keep_table(options.record, f"stages {options.model}", table)
+    load = "" if options.trace is None else f" {Path(options.trace).stem}"
+    keep_table(options.record, f"stages {options.model}{load}", table)
     print(f"one prompt of {LONGEST:,} tokens takes {ratio:.2f} times the sum of its stages")
     return int(ratio > MOST_TTFT)
+
+
+def mixed_lengths(num_prompts: int, rng: random.Random) -> list[int]:
+    """Lengths of prompts, short and long ones equally often."""
+    return [rng.choice(LENGTHS) for _ in range(num_prompts)]
+
+
+def recorded(trace: str, divisor: int) -> Lengths:
+    """Draws consecutive prompts of a trace, their lengths divided by `divisor` and cut to the
+    longest one. Raises ConfigError if it cannot be read."""
+    sessions = shrunk(read_trace(trace, TraceOptions()), divisor).sessions
+    found = [min(LONGEST, turn.num_prompt) for each in sessions for turn in each.turns]
+
+    def draw(num_prompts: int, rng: random.Random) -> list[int]:
+        first = rng.randrange(max(1, len(found) - num_prompts + 1))
+        return found[first : first + num_prompts]
+
+    return draw
 
 
 def measure(run: StagedRun, num_prompts: int, turns: int) -> Table:
@@ -105,17 +134,17 @@ def measure(run: StagedRun, num_prompts: int, turns: int) -> Table:
 class StagedRun:
     """Prompts on an engine in `num_stages` stages."""
 
-    def __init__(self, loaded: LoadedEngine, num_stages: int) -> None:
+    def __init__(self, loaded: LoadedEngine, num_stages: int, draw: Lengths) -> None:
+        self._draw = draw
         self._engine = loaded.engine
         self._vocab = loaded.config.vocab_size
         self._num_stages = num_stages
         self._count = 0
 
     def mix(self, way: Way, num_prompts: int, rng: random.Random) -> tuple[float, float]:
-        """Tokens per second of prompts of mixed lengths, all there from the start, and the bubble
-        share."""
+        """Tokens per second of prompts that are all there from the start, and the bubble share."""
         self._take(way, self._num_stages)
-        lengths = [rng.choice(LENGTHS) for _ in range(num_prompts)]
+        lengths = self._draw(num_prompts, rng)
         seconds, busy_s, under_way_s = self._compute(lengths, rng)
         return sum(lengths) / seconds, 1 - busy_s / (self._num_stages * under_way_s)
 
@@ -187,6 +216,7 @@ def staged_engine(folder: Path, num_stages: int) -> Iterator[LoadedEngine]:
         kv_order=PAIRS,
     )
     threads = max(1, len(usable_cores()) // num_stages)
+    torch.set_num_threads(threads)
     settings = HandSettings(config, 1, threads, "warning", "text", "bench", num_stages)
     hands = Hands(settings, lost, SILENCE_S)
 
