@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,6 +76,25 @@ class Devices:
         """The card in words."""
         return self._card.name
 
+    @property
+    def model_name(self) -> str:
+        """The model in words."""
+        return self._shape.name
+
+    def check_split(self, num_cards: int) -> None:
+        """Raises ConfigError if the model cannot be split over so many GPUs of a worker."""
+        try:
+            self._shape.check_split(num_cards)
+        except ConfigError as error:
+            raise ConfigError(f"--tp {num_cards}: {error}") from None
+
+    def can_split(self, num_cards: int) -> bool:
+        """Whether the model can be split over so many GPUs of a worker."""
+        with suppress(ConfigError):
+            self.check_split(num_cards)
+            return True
+        return False
+
     def fewest_fitting(self) -> int:
         """The fewest cards, a power of two, with room for the KV of some long prompts."""
         count, share = 1, 0.75
@@ -97,8 +117,10 @@ class Devices:
         return count
 
     def fleet(self, size: Size, policy: Callable[[], Policy]) -> FleetSpec:
-        """A fleet of this size. Raises ConfigError if the model does not fit."""
+        """A fleet of this size. Raises ConfigError if the model does not fit or cannot be split
+        over the GPUs of a worker."""
         settings = self._settings
+        self.check_split(self.num_cards)
         pools = ((Role.PREFILL, size.prefill), (Role.DECODE, size.decode))
         link = self._card.network_bytes_per_s * self.num_cards
         if settings.link_gbps is not None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 
+from process.number_text import count
 from process.settings import settings_or_exit
 from protocol.errors import ConfigError
 from simulator.commands.fleets import Devices, Size
@@ -26,6 +29,7 @@ from simulator.requests import Request
 
 _TRIED_WITH_ALL_CHUNKS = 2
 _USUAL_CHUNK = 2048
+_ROUNDING = 1e-6
 _NOT_OF_TRIALS = ("jobs", "resume", "json", "rounds", "chunks", "gpus", "tp")
 """Settings that do not affect trials, or affect them only by the choice of candidates."""
 
@@ -40,7 +44,9 @@ def main(argv: Sequence[str]) -> int:
         section="plan",
     )
     candidates = _fleets(settings)
-    title = f"{trace_of(settings).name}: {settings.gpus} x {Devices(settings).card_name}"
+    devices = Devices(settings)
+    cards = f"{settings.gpus} x {devices.card_name}"
+    title = f"{trace_of(settings).title}: {devices.model_name}, {cards}"
     path = None if settings.resume is None else Path(settings.resume).expanduser()
     ledger = Ledger(path, Trial)
     key_of = partial(_key, fingerprint(settings, _NOT_OF_TRIALS))
@@ -65,9 +71,12 @@ def _fleets(settings: PlanSettings) -> list[Candidate]:
     devices = Devices(settings)
     fewest = devices.fewest_fitting()
     tps = [settings.tp] if settings.tp else [fewest, 2 * fewest, 4 * fewest]
-    found = fleets(settings.gpus, [tp for tp in tps if tp <= settings.gpus], _usual_chunk(settings))
+    devices.check_split(tps[0])
+    able = [tp for tp in tps if tp <= settings.gpus and devices.can_split(tp)]
+    found = fleets(settings.gpus, able, _usual_chunk(settings))
     if not found:
-        raise ConfigError(f"--gpus {settings.gpus}: a worker needs {settings.tp or fewest}")
+        needed = f"{devices.model_name} needs {count(settings.tp or fewest, 'GPU')}"
+        raise ConfigError(f"--gpus {settings.gpus}: a worker of {needed}")
     return found
 
 
@@ -119,21 +128,22 @@ def _try(job: _Job) -> Trial:
     )
     trace = trace_of(settings).faster(job.speed)
     targets = Targets(settings.ttft_ms, settings.tpot_ms)
-    spare = (1 - settings.good_share) * trace.num_turns
+    misses: Counter[str] = Counter()
+    spare = trace.num_turns - ceil(settings.good_share * trace.num_turns - _ROUNDING)
 
     def goes_on(request: Request) -> bool:
-        nonlocal spare
-        if request.failure or not targets.are_met(request):
-            spare -= 1
-        return spare >= 0
+        missed = request.failure or targets.missed(request)
+        if missed:
+            misses[missed] += 1
+        return misses.total() <= spare
 
     spec = Devices(sized).fleet(Size(candidate.prefill, candidate.decode), POLICIES[BATON])
     outcome = Fleet(spec, settings.seed).run(trace, goes_on=goes_on)
     if not outcome.is_whole:
-        return Trial(passed=False)
+        return Trial(passed=False, misses=dict(misses))
     summary = summarize(candidate.name, outcome, targets)
     if summary.ttft_ms is None:
-        return Trial(passed=False)
+        return Trial(passed=False, misses=dict(misses))
     tpot = 0.0 if summary.tpot_ms is None else summary.tpot_ms.p99
     good = (summary.goodput_per_s, summary.goodput_share)
-    return Trial(True, *good, summary.ttft_ms.p99, tpot)
+    return Trial(True, *good, summary.ttft_ms.p99, tpot, dict(misses))

@@ -131,14 +131,15 @@ class SimulationSettings:
 class SimulateSettings(SimulationSettings):
     """Settings of `baton simulate`."""
 
-    prefill: int = setting(0, help="prefill workers", unit="workers", minimum=0)
-    decode: int = setting(0, help="decode workers", unit="workers", minimum=0)
+    prefill: int = setting(0, help="prefill workers", unit="workers", minimum=0, maximum=8192)
+    decode: int = setting(0, help="decode workers", unit="workers", minimum=0, maximum=8192)
     colocated: int = setting(
         0,
         help="workers that both compute prompts and decode; they are a separate fleet beside the "
         "prefill and decode workers",
         unit="workers",
         minimum=0,
+        maximum=8192,
     )
     policies: tuple[str, ...] = setting(
         ("baton",),
@@ -189,7 +190,7 @@ class TuneSettings(SimulationSettings):
     """Settings of `baton tune`."""
 
     prefill: int = setting_of(SimulateSettings, "prefill")
-    decode: int = setting(help="decode workers", unit="workers", minimum=1)
+    decode: int = setting(help="decode workers", unit="workers", minimum=1, maximum=8192)
     rounds: int = setting(
         5, help="how often the search goes on from the best settings", minimum=1, maximum=50
     )

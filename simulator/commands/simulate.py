@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         write_page(settings.html, "")  # fail now rather than after a long simulation
     results = simulate_all(settings, runs, num_jobs(settings.jobs), settings.usd_per_gpu_hour)
     targets = Targets(settings.ttft_ms, settings.tpot_ms)
-    title = f"{trace_of(settings).name}: {devices.title}"
+    title = f"{trace_of(settings).title}: {devices.title}"
     if settings.html is not None:
         command = shlex.join(["baton", "simulate", *argv])
         served = [(each.summary, each.requests) for each in results]
@@ -49,6 +49,9 @@ def main(argv: Sequence[str]) -> int:
         print_wide(comparison_table(title, summaries, targets))
     else:
         print_wide(report_table(title, summaries, targets))
+    if not any(each.num_served for each in summaries):
+        print("baton simulate: no request was served", file=sys.stderr)
+        return 1
     return 0
 
 

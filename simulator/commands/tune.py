@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     num_requests = trace_of(settings).num_turns
     if num_requests < settings.parts:
         raise ConfigError(f"--parts {settings.parts}: the trace has {num_requests} requests")
-    title = f"{trace_of(settings).name}: {_size(settings).name}, {Devices(settings).title}"
+    title = f"{trace_of(settings).title}: {_size(settings).name}, {Devices(settings).title}"
     knobs = _knobs(settings)
     start = {each.name: float(getattr(settings, each.name)) for each in knobs}
     path = None if settings.resume is None else Path(settings.resume).expanduser()

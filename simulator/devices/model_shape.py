@@ -14,6 +14,7 @@ from typing import Any
 
 from checkpoint.json_keys import JsonKeys, read_json_object
 from engine.checkpoint.config import completed_keys, parse_model_config
+from engine.checkpoint.model_config import ModelConfig
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import FP8, KvGroup, KvLayout, kept_grouping
 
@@ -30,6 +31,8 @@ class ModelShape:
     - `head_params`: the output matrix of the whole model; `embedding_params` are kept beside it.
     - `attended_values`: multiplications of one query with one key and its value.
     - `kv_values`: the values that a token leaves in the cache.
+    - `num_heads`: heads of queries; `config`: what Baton's workers make of the model, if they
+      serve it.
     - `groups`: layers that keep the same tokens, as `KvLayout.groups`; some may keep states. The
       layers that keep no state are `kv_layers`.
     """
@@ -51,6 +54,22 @@ class ModelShape:
     dense_layers: int = 0
     lone_params: int = 0
     groups: tuple[KvGroup, ...] = ()
+    num_heads: int = 1
+    config: ModelConfig | None = None
+
+    def check_split(self, num_ranks: int) -> None:
+        """Raises ConfigError if a worker's ranks cannot share the model, as `ModelConfig.sharded`,
+        or by its heads alone if Baton does not serve it."""
+        if self.config is not None:
+            self.config.sharded(num_ranks)
+            return
+        copied = num_ranks % self.num_kv_heads == 0
+        for name, heads in (
+            ("num_attention_heads", self.num_heads),
+            ("num_key_value_heads", num_ranks if copied else self.num_kv_heads),
+        ):
+            if heads % num_ranks:
+                raise ConfigError(f"{name} {heads} cannot be split over {num_ranks} ranks")
 
     @property
     def kv_layers(self) -> int:
@@ -131,7 +150,8 @@ def model_shape(name: str) -> ModelShape:
         path /= "config.json"
     if not path.is_file():
         raise ConfigError(
-            f"--model {name}: not a file, a folder with a config.json, or one of {', '.join(KNOWN)}"
+            f"--model {name}: give a config.json, a folder that has one, or one of "
+            f"{', '.join(KNOWN)}; of a model on a hub, save its config.json first"
         )
     return shape_of(JsonKeys(read_json_object(path), str(path)), path.resolve().parent.name)
 
@@ -139,8 +159,10 @@ def model_shape(name: str) -> ModelShape:
 def shape_of(keys: JsonKeys, name: str) -> ModelShape:
     """The shape that a config.json describes. Raises ModelLoadError."""
     groups: tuple[KvGroup, ...] = ()
+    config: ModelConfig | None = None
     with suppress(ModelLoadError):  # a model that Baton does not serve may fail here
-        groups = parse_model_config(keys).kv_grouping()
+        config = parse_model_config(keys)
+        groups = config.kv_grouping()
         keys = completed_keys(keys)
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
@@ -176,6 +198,8 @@ def shape_of(keys: JsonKeys, name: str) -> ModelShape:
         else 0,
         lone_params=lone,
         groups=groups,
+        num_heads=heads,
+        config=config,
     )
 
 

@@ -26,6 +26,11 @@ class Candidate:
         return self.prefill > 0
 
     @property
+    def num_gpus(self) -> int:
+        """The GPUs that the workers use."""
+        return (self.prefill + self.decode) * self.tp
+
+    @property
     def name(self) -> str:
         """The fleet in words."""
         pools = f"{self.prefill} prefill + {self.decode} decode"

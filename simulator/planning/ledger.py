@@ -13,11 +13,13 @@ import msgspec
 from protocol.errors import ConfigError
 
 ResultT = TypeVar("ResultT")
+_BEGIN = '{"key":'
 
 
 class Ledger(Generic[ResultT]):
     """The results of one kind by their key, which says everything that a result depends on; without
-    a path they are kept in memory alone. Raises ConfigError if the file cannot be read."""
+    a path they are kept in memory alone. Raises ConfigError if the file cannot be read or holds
+    something else."""
 
     def __init__(self, path: Path | None, kind: type[ResultT]) -> None:
         self._path = path
@@ -31,8 +33,11 @@ class Ledger(Generic[ResultT]):
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--resume {path}: {error}") from error
         self._is_cut_off = bool(text) and not text.endswith("\n")
-        for line in text.splitlines():
-            self._read(line)
+        lines = text.splitlines()
+        found = [self._read(line) for line in lines]
+        is_begun = self._is_cut_off and len(lines) == 1 and lines[0].startswith(_BEGIN)
+        if lines and not any(found) and not is_begun:
+            raise ConfigError(f"--resume {path}: the file holds something else; name another one")
 
     def __len__(self) -> int:
         return len(self._results)
@@ -56,10 +61,12 @@ class Ledger(Generic[ResultT]):
         except OSError as error:
             raise ConfigError(f"--resume {self._path}: {error.strerror}") from error
 
-    def _read(self, line: str) -> None:
+    def _read(self, line: str) -> bool:
+        """Take a line's result; returns whether it holds one."""
         try:
             values = msgspec.json.decode(line, type=dict)
             key = msgspec.convert(values.pop("key", None), str)
             self._results[key] = msgspec.convert(values, self._kind)
         except msgspec.DecodeError:
-            return
+            return False
+        return True

@@ -8,7 +8,7 @@ the caller makes the trials of a round, and may run them in parallel.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 
 from simulator.planning.candidates import Candidate
@@ -19,31 +19,38 @@ _LEAST_SPEED, _MOST_SPEED = 1 / 64, 64.0
 @dataclass(frozen=True)
 class Trial:
     """A candidate at a load: whether it passed, and its good requests per second and share if it
-    did."""
+    did. `misses` has the number of requests that were not good by what they missed, as far as the
+    trial went: a target's setting, or why they were refused."""
 
     passed: bool
     good_per_s: float = 0.0
     good_share: float = 0.0
     ttft_p99_ms: float = 0.0
     tpot_p99_ms: float = 0.0
+    misses: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class Standing:
     """The results of a candidate so far: the highest load that it passed, with the trial, and the
-    lowest load that it failed."""
+    lowest load that it failed, with what requests missed there."""
 
     candidate: Candidate
     speed: float = 0.0
     trial: Trial | None = None
     failed_at: float | None = None
+    misses: dict[str, int] = field(default_factory=dict)
 
     def note(self, speed: float, trial: Trial) -> None:
         """Take the outcome of a trial."""
         if trial.passed and speed > self.speed:
             self.speed, self.trial = speed, trial
         elif not trial.passed and (self.failed_at is None or speed < self.failed_at):
-            self.failed_at = speed
+            self.failed_at, self.misses = speed, trial.misses
+
+    def beats(self, other: Standing) -> bool:
+        """Whether this candidate carried a load that the other one did not."""
+        return other.failed_at is not None and other.failed_at <= self.speed
 
     @property
     def rank(self) -> tuple[float, float, Candidate]:

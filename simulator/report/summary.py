@@ -21,6 +21,12 @@ class Targets:
     ttft_ms: float
     tpot_ms: float
 
+    def missed(self, request: Request) -> str:
+        """The setting of the target that a served request missed; "" if it met both."""
+        if self.are_met(request):
+            return ""
+        return "--ttft-ms" if request.ttft_s * 1000 > self.ttft_ms else "--tpot-ms"
+
     def are_met(self, request: Request) -> bool:
         """Whether a served request met both."""
         in_time = request.ttft_s * 1000 <= self.ttft_ms

@@ -78,12 +78,21 @@ def comparison_table(title: str, summaries: Sequence[Summary], targets: Targets)
     return table
 
 
+_REFUSED = {
+    "Overloaded": "refused: overload",
+    "PromptTooLong": "too long for a worker's context or pool",
+    "TargetUnreachable": "refused: late",
+}
+
+
 def _part(spread: Spread | None, name: str) -> str:
     return "" if spread is None else ms(getattr(spread, name))
 
 
 def _served(summary: Summary) -> str:
-    refused = "".join(f", {count:,} {why}" for why, count in summary.refused.items())
+    refused = "".join(
+        f", {count:,} {_REFUSED.get(why, why)}" for why, count in summary.refused.items()
+    )
     return f"{integer(summary.num_served)} of {integer(summary.num_requests)}{refused}"
 
 

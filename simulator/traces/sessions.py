@@ -10,6 +10,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from process.number_text import count as counted
+from process.number_text import significant
+
 _ID_BITS = 44
 
 Runs = tuple[tuple[int, int], ...]
@@ -92,6 +95,13 @@ class Trace:
         """The same traffic, with the time between arrivals divided by `factor`."""
         sessions = [replace(each, start_s=each.start_s / factor) for each in self.sessions]
         return Trace(self.name, sessions)
+
+    @property
+    def title(self) -> str:
+        """Its name and size in words."""
+        last_s = max((each.start_s for each in self.sessions), default=0.0)
+        size = counted(self.num_turns, "request")
+        return f"{self.name} ({size}, arrivals within {significant(last_s)} s)"
 
     @property
     def num_turns(self) -> int:

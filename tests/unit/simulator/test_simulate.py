@@ -70,6 +70,13 @@ def test_the_page_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
     assert "baton simulate --model Llama-3-8B" in page
 
 
+def test_a_fleet_that_serves_no_request_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SPLIT, "--max-context", "2"]) == 1
+    printed = capsys.readouterr()
+    assert "too long for a worker's context or pool" in printed.out
+    assert printed.err == "baton simulate: no request was served\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -78,6 +85,8 @@ def test_the_page_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
         (["--decode", "1", "--gpu", "abacus"], "use one of H100"),
         (["--decode", "1", "--block-size", "48"], "must be a multiple"),
         (["--decode", "1", "--model", "Llama-3-70B", "--tp", "1"], "raise --tp"),
+        (["--decode", "1", "--tp", "3"], "--tp 3: num_attention_heads 32 cannot be split over 3"),
+        (["--decode", "1", "--model", "meta-llama/Llama-3.1-8B"], "save its config.json first"),
         (["--decode", "1", "--policies", "bato"], "use one of baton, random"),
         (["--decode", "1", "--html", "/nowhere/x.html"], "--html /nowhere/x.html: No such file"),
     ],
